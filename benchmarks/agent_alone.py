@@ -14,7 +14,7 @@ import rows
 from measure import Figures, Settings, turns
 from processes import Agent, Broker, Child
 
-from pe_agent.client import OPTIONS
+from pe_agent.transport.agent_client import OPTIONS
 
 PURPOSE = "agent alone (DoPut + publish, plan + DoGet) against a bare Flight server"
 IN = ("agent in", "file in", "memory in")

@@ -12,8 +12,8 @@ import rows
 from measure import Figures, Settings, turns
 from processes import Agent, Broker
 
-from pe_agent.agent_tls import AgentCertificate, AgentTrust
-from pe_agent.tls import AGENT_NAME
+from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
+from pe_agent.transport.broker_trust import AGENT_NAME
 
 PURPOSE = "agent alone over TLS against the same agent without"
 SIDES = ("plain", "tls")

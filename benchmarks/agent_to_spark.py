@@ -9,7 +9,7 @@ import rows
 from measure import Figures, Settings, turns
 from processes import Agent, App, Broker
 
-from streambroker_core.offset import SLICE_BYTES
+from streambroker_core.ledger.offset import SLICE_BYTES
 
 PURPOSE = "agent -> Spark: micro-batches from an export, against the same rows from memory"
 VARIANTS = ("agent", "memory", "memory in 2 slices")

@@ -13,7 +13,7 @@ from typing import Any
 
 from processes import ANSWER, Reader
 
-from pe_agent.client import AgentClient
+from pe_agent.transport.agent_client import AgentClient
 
 READY = "ready"
 

@@ -15,9 +15,9 @@ from measure import Figures, Settings, turns
 from pattern_runs import BATCH, END, Engine, Workload
 
 from streambroker_core.cep import Pattern, compile_pattern
-from streambroker_core.cep.history import Event
-from streambroker_core.cep.matcher import Matcher
-from streambroker_core.cep.truths import Truths
+from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.matcher import Matcher
+from streambroker_core.cep.pattern.match_buffer import Event
 
 PURPOSE = "a pattern rule over Arrow batches: events/s by selectivity, shape and number of keys"
 PEER_EVENTS = 50_000

@@ -14,9 +14,9 @@ from pattern_runs import END, Workload
 from processes import Agent, Broker, Family
 from pushed_app import DDL, PushedApp
 
-from streambroker_core.cep.document import write_rule
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.schema import parse_ddl, to_items
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.document import write_rule
+from streambroker_core.model.schema import parse_ddl, to_items
 
 PURPOSE = "a rule on an import, with relevance push-down, with all rows sent, and in Flink CEP"
 WORKLOADS = (Workload(shape="relaxed", share=0.001), Workload(shape="relaxed"))

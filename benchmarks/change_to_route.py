@@ -17,9 +17,9 @@ from links import ANSWER, PORT
 from measure import Figures, Settings, quantile, turns
 from processes import Agent, Broker, Child
 
-from pe_agent.broker_client import BrokerClient, pe_path
-from streambroker_core.schema import parse_ddl, to_items
-from streambroker_core.wire.registration import POLL_S
+from pe_agent.transport.broker_client import BrokerClient, pe_path
+from streambroker_core.model.schema import parse_ddl, to_items
+from streambroker_core.wire.broker.registration import POLL_S
 
 PURPOSE = "REST filter change -> routes of 50 agents, 100 changes/s, by hint and by the next poll"
 AGENTS = 50

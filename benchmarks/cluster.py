@@ -19,7 +19,7 @@ from kube_resources import Cluster, Place, api_server, child_of
 from links import PORT
 from measure import Figures, Settings, quantile, turns
 
-from streambroker_operator.kubernetes.feed import FEEDERS
+from streambroker_operator.kubernetes.watch.informer import FEEDERS
 
 PURPOSE = "a broker on a real API server: PATCH -> routes of 50 agents, and a burst of 1,000"
 AGENTS = 50

@@ -12,7 +12,7 @@ from kube_resources import Cluster, api_server, but_leases
 from measure import Figures, Settings
 
 from cluster import AGENTS, declare, jobs, settled, takers
-from streambroker_core.wire.registration import POLL_S
+from streambroker_core.wire.broker.registration import POLL_S
 
 PURPOSE = "two replicas: writes in ten minutes of rest, answers in ten minutes without API server"
 REST_S = 600.0

@@ -16,13 +16,13 @@ from kube_resources import api_server, but_leases, child_of, memory
 from measure import Figures, Settings, quantile, turns
 
 from streambroker_core.board import Board, Event
-from streambroker_operator.kubernetes.access import Access, from_kubeconfig
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.client import ApiClient
-from streambroker_operator.kubernetes.feed import FEEDERS
-from streambroker_operator.kubernetes.reflector import ReflectorFeeder
-from streambroker_operator.kubernetes.status_writer import StatusWriter
-from streambroker_operator.kubernetes.statuses import Statuses
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access, from_kubeconfig
+from streambroker_operator.kubernetes.client.watch_client import ApiClient
+from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.writer import StatusWriter
+from streambroker_operator.kubernetes.watch.informer import FEEDERS
+from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 
 PURPOSE = "a broker on a real API server: its start with 10,000 Exports and 10,000 Imports"
 EACH = 10_000

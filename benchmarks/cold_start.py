@@ -19,9 +19,9 @@ from processes import Broker
 
 from streambroker_core.matching import ScanMatcher
 from streambroker_core.model import Resource, kind_of
-from streambroker_core.wire.canonical import canonical
-from streambroker_core.wire.manifest import write_spec
-from streambroker_operator.store import Store
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_operator.storage.sqlite_store import Store
 
 PURPOSE = "start with 10,000 Exports and 10,000 Imports: SQLite -> served board"
 EACH = 10_000

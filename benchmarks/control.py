@@ -14,12 +14,12 @@ import pyarrow as pa
 from measure import Figures, Settings, turns
 from rows import batches
 
-from streambroker_core.control.aligned import AlignedRunner
-from streambroker_core.control.arriving import collect
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.emitting import Stage
-from streambroker_core.control.operator import Operator, Window
-from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.operators.operator import Operator, Window
+from streambroker_core.control.runtime.arrivals import collect
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.emitter import Stage
+from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
 PURPOSE = (

@@ -17,10 +17,19 @@ from measure import Figures, Settings, quantile
 from population import export, import_
 
 from streambroker_core.board import Board, Synced
-from streambroker_core.explain import Survey, explain_import, explain_pair, survey
-from streambroker_core.lint import lint, lint_import, offers_of, scene
+from streambroker_core.diagnose import (
+    Proposal,
+    Survey,
+    explain_import,
+    explain_pair,
+    forecast,
+    lint,
+    lint_import,
+    offers_of,
+    scene,
+    survey,
+)
 from streambroker_core.model import Import
-from streambroker_core.whatif import Proposal, forecast
 
 PURPOSE = "explaining one import, what-if and lint on a full board, against explaining every pair"
 EXPORTS = 10_000

@@ -20,8 +20,8 @@ from measure import Figures, Settings, turns
 from processes import ANSWER, Child
 
 from streambroker_core.model import Resource, kind_of
-from streambroker_core.wire.manifest import write_manifest
-from streambroker_operator.kubernetes.access import Access, Credentials, from_kubeconfig
+from streambroker_core.wire.manifests.ports import write_manifest
+from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials, from_kubeconfig
 
 PURPOSE = "10,000 Exports and 10,000 Imports of a real API server: reflector and kopf -> synced"
 EACH = 10_000

@@ -14,11 +14,11 @@ from pathlib import Path
 from measure import quantile
 
 from streambroker_core.board import Event, Synced
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.client import ApiClient
-from streambroker_operator.kubernetes.feed import ApiFeeder
-from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
-from streambroker_operator.kubernetes.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.watch_client import ApiClient
+from streambroker_operator.kubernetes.watch.informer import ApiFeeder
+from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 
 ANSWER = "@@ "
 """As in :mod:`processes`, which would bring in what a feeder does not need."""

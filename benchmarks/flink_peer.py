@@ -18,7 +18,7 @@ import pyarrow as pa
 from pattern_runs import KINDS, Workload
 from processes import Child
 
-from pe_agent.local import java_home
+from pe_agent.spark.local_session import java_home
 
 PROGRAM = "FlinkPatterns"
 JVM = ["-Xms2g", "-Xmx2g", "--add-opens=java.base/java.util=ALL-UNNAMED"]

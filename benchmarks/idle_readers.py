@@ -20,10 +20,10 @@ from processes import ANSWER, until
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
-from pe_agent.agent.importing.peers import WATCH_SECONDS
-from pe_agent.client import AgentClient
+from pe_agent.agent.imports.peer_agents import WATCH_SECONDS
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.source import StreambrokerStreamReader
+from pe_agent.transport.agent_client import AgentClient
 
 READY = "ready"
 SPARKS_PAUSE = 0.01

@@ -14,7 +14,7 @@ from pathlib import Path
 import peer_jars
 from processes import Child, until
 
-from pe_agent.local import ensure_java
+from pe_agent.spark.local_session import ensure_java
 
 JVM = [
     "-Xms1g",

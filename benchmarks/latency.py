@@ -14,8 +14,10 @@ from measure import Figures, Settings, quantile, turns
 from processes import App, Broker
 from sources import STEADY_DDL
 
-from pe_agent.agent.exporting.manifests import Manifest
-from pe_agent.log import Committer, Kind, StreamLog
+from pe_agent.agent.exports.stream.manifests import Manifest
+from pe_agent.log.commit import Committer
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
 
 PURPOSE = (
     "latency: row available -> published -> importer's sink, 1,000 and 10,000 rows/s; our part"
@@ -293,9 +295,9 @@ def compare(figures: Figures, there: set[str]) -> None:
         " sink's commit is called."
     )
     figures.note(
-        "tuned: the settings of pe_agent.local; untuned: Spark's own; kafka: those of tuned, Avro;"
-        " empty: those of tuned, with a Python sink that writes a number into a file and a Python"
-        " source that reads it and makes the rows anew."
+        "tuned: the settings of pe_agent.spark.local_session; untuned: Spark's own; kafka: those of"
+        " tuned, Avro; empty: those of tuned, with a Python sink that writes a number into a file"
+        " and a Python source that reads it and makes the rows again."
     )
     figures.note(
         "our part: from the publishing of an epoch, or from the call if that came later, to the"

@@ -14,11 +14,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from pe_agent.agent.agent import Hosts
 from pe_agent.agent.broker.link import BrokerLink
-from pe_agent.agent.hosts import Hosts
-from pe_agent.tokens import given
+from pe_agent.transport.tokens import given
 from streambroker_core.model import PeKey
-from streambroker_core.wire.view import View
+from streambroker_core.wire.broker.view import View
 
 ANSWER = "@@ "
 NOWHERE = "127.0.0.1:9"

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from measure import Figures, Settings, turns
 
-from pe_agent.log import Committer, Kind, StreamLog
+from pe_agent.log.commit import Committer
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
 
 PURPOSE = "appends to the log against a plain loop of pwritev, crc32 and fdatasync"
 SEGMENT_BYTES = 64 << 20

@@ -20,10 +20,10 @@ import pyarrow as pa
 from measure import Figures, Settings, turns
 from processes import Child
 
-from pe_agent.agent.exporting.exports import HostedExport
-from pe_agent.agent.store import Store
-from pe_agent.log import Committer
-from streambroker_core.ledger import Limits
+from pe_agent.agent.exports.export import HostedExport
+from pe_agent.agent.state.store import Store
+from pe_agent.log.commit import Committer
+from streambroker_core.ledger.ledger import Limits
 from streambroker_core.model import PeKey
 
 PURPOSE = "an agent's start over a log of 10 GB, with its indexes and without"

@@ -26,12 +26,12 @@ from streambroker_core.expression import parse
 from streambroker_core.expression.evaluate import Test
 from streambroker_core.matching import IndexMatcher, Outcome, is_near
 from streambroker_core.matching.decide import connect, in_reach
-from streambroker_core.matching.wants import Want
+from streambroker_core.matching.import_index import Want
 from streambroker_core.model import Import, Kind, PeKey, PortKey, Resource
-from streambroker_core.wire.manifest import read_spec
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_core.wire.manifests.ports import read_spec
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store
 
 PURPOSE = "new Export against many Imports, and the reverse: index against a scan"
 IMPORTS = (10_000, 100_000, 1_000_000)

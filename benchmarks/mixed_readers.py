@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.flight as flight
 from processes import ANSWER, Reader
 
-from pe_agent.client import OPTIONS, AgentClient
+from pe_agent.transport.agent_client import OPTIONS, AgentClient
 
 READY = "ready"
 ONE_EPOCH = 1

@@ -12,9 +12,9 @@ import pyarrow as pa
 from pe_agent.filters import compile_filter
 from streambroker_core.cep import Pattern
 from streambroker_core.cep.operator import PatternOperator
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.control.operator import Window
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.expression import Expression
 
 BATCH = 100_000

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.flight as flight
 import rows
 
-from pe_agent.agent.importing.peers import READER_LEASE
-from pe_agent.client import OPTIONS
+from pe_agent.agent.imports.peer_agents import READER_LEASE
+from pe_agent.transport.agent_client import OPTIONS
 
 
 class Importing:

@@ -19,9 +19,9 @@ from measure import Figures, Settings, quantile, turns
 from polls import HINT, LOCATION
 from processes import Broker, environment
 
-from pe_agent.broker_client import BrokerClient
+from pe_agent.transport.broker_client import BrokerClient
 from streambroker_core.model import Resource
-from streambroker_core.wire.registration import POLL_S
+from streambroker_core.wire.broker.registration import POLL_S
 
 PURPOSE = "10,000 agents polling every 30 s, all answered 304: share of a core that the broker uses"
 AGENTS = 10_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from streambroker_core.model import Export, Import, PortKey
-from streambroker_core.properties import Value
+from streambroker_core.model.properties import Value
 
 KINDS = 50
 REGIONS = 10

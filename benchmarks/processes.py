@@ -19,11 +19,11 @@ import pyarrow as pa
 import rows
 
 from pe_agent.agent.process import read_address
-from pe_agent.agent_tls import AgentCertificate, AgentTrust
-from pe_agent.client import AgentClient
-from pe_agent.launcher import AgentProcess
+from pe_agent.job.agent_process import AgentProcess
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from streambroker_core.model import PeKey
-from streambroker_core.schema import parse_ddl, to_items
+from streambroker_core.model.schema import parse_ddl, to_items
 
 SECONDS = 180.0
 ANSWER = "@@ "

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from measure import Figures, Settings
 
-from streambroker_core.control.operator import Window
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.side import Enrich, Shelf, SideInput, SideJoin, SideOperator, SideVersion
-from streambroker_core.side.shape import Shape, shape_of
+from streambroker_core.side.state.layout import Shape, shape_of
 
 PURPOSE = "enriching rows with a map, against a pyarrow hash join of each batch; waiting rows"
 ENTRIES = {"1k": 1_000, "1M": 1_000_000}

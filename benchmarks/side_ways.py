@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent import aligned
-from pe_agent.aligned import hosting
+from pe_agent.aligned.runtime import hosting
 from pe_agent.side import Table, TableStore, side_map
 
 KEY = "k"

@@ -26,7 +26,7 @@ from processes import ANSWER, STARTED
 from timed_source import NOTES, TimedSource
 
 import pe_agent
-from pe_agent.local import CONF, ensure_java
+from pe_agent.spark.local_session import CONF, ensure_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +43,7 @@ QUIET = {
 
 
 def session(plan: dict[str, Any]) -> SparkSession:
-    """Return a session, with the settings of ``pe_agent.local`` or with Spark's own."""
+    """Return a session with the settings of ``pe_agent.spark.local_session``, or Spark's own."""
     ensure_java()
     from pyspark.sql import SparkSession
 

@@ -21,11 +21,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pe_agent import aligned
-from pe_agent.aligned import Delivery, Stream, hosting
-from streambroker_core.control.keyed import KeyedState
-from streambroker_core.control.operator import Blobs, Changes, Operator
+from pe_agent.aligned import Delivery, Stream
+from pe_agent.aligned.runtime import hosting
+from streambroker_core.control.operators.keyed_state import KeyedState
+from streambroker_core.control.operators.operator import Blobs, Changes, Operator
+from streambroker_core.control.operators.typed_operator import TypedOperator, handles
 from streambroker_core.control.tuples import ControlTuple
-from streambroker_core.control.typed import TypedOperator, handles
 
 if TYPE_CHECKING:
     import pandas as pd

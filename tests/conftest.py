@@ -29,7 +29,7 @@ def spark() -> Iterator[SparkSession]:
     """One local Spark session for all tests that run queries in this process."""
     from pyspark import SparkContext
 
-    from pe_agent.local import SMALL, session
+    from pe_agent.spark.local_session import SMALL, session
     from support.cut_points import search_path
 
     # Spark's workers import operators and sources from here: the JVM has to know when it starts.

@@ -3,7 +3,7 @@
 import os
 
 import pe_agent
-from pe_agent.local import session
+from pe_agent.spark.local_session import session
 
 BROKER = os.environ.get("STREAMBROKER_URL", "http://127.0.0.1:8470")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flights.children import Failure
-from streambroker_core.offset import Offset, ranges
+from streambroker_core.ledger.offset import Offset, ranges
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from flights.checkpoints import Batch, committed, published
 from flights.children import Failure
 from flights.chunks import Chunk
 from flights.tables import TIME
-from streambroker_core.offset import Offset
+from streambroker_core.ledger.offset import Offset
 
 SHOWN = 5
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 import pe_agent
 from flights.orders import answer, obey, phase
-from pe_agent.local import SMALL, session
+from pe_agent.spark.local_session import SMALL, session
 
 PORT = "in"
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_operator.cli import commands, errors
-from streambroker_operator.cli.addresses import WORDS
-from streambroker_operator.cli.top import HEAD
+from streambroker_operator.cli import app as commands
+from streambroker_operator.cli.commands.top import HEAD
+from streambroker_operator.cli.io import errors
+from streambroker_operator.cli.io.targets import WORDS
 
 PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
 PROSE = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)

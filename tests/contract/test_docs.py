@@ -19,14 +19,15 @@ import pyarrow as pa
 import pytest
 
 import pe_agent
-from pe_agent import pe, ports
+from pe_agent import pe
 from pe_agent.datasource.options import KNOWN
 from pe_agent.filters import compile_filter
+from pe_agent.job import ports
 from streambroker_core.errors import ExpressionError
 from streambroker_core.expression import check_filter, parse
 from streambroker_core.matching import Reason
-from streambroker_core.schema import parse_ddl
-from streambroker_operator.cli import commands
+from streambroker_core.model.schema import parse_ddl
+from streambroker_operator.cli import app as commands
 from support import scans
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from streambroker_core.wire.manifest import OBJECTS, read_manifest, write_manifest
+from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest, write_manifest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/resources.md").read_text()

@@ -17,7 +17,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from pe_agent.local import ensure_java
+from pe_agent.spark.local_session import ensure_java
 from support.charts import CHART, RELEASE
 from support.node import Cluster, running_cluster
 from support.spark_pods import CLAIMS, NAMESPACE, Filter, Jobs, explained, prepared, row

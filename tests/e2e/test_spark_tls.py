@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.certificates import AGENT, Authority
 from support.waiting import until
 from support.world import World, check_rows

@@ -17,13 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.store import Store
-from pe_agent.agent_tls import AgentTrust
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentRefusedError
+from pe_agent.agent.state.store import Store
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.model import Buffer, OnCongestion, PeKey, Policy, PortKey, Start
-from streambroker_core.wire import capability
-from streambroker_core.wire.view import (
+from streambroker_core.wire.broker import capability
+from streambroker_core.wire.broker.view import (
     ExportPort,
     ExportRoute,
     ImportPort,

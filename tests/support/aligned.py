@@ -17,16 +17,18 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from streambroker_core.control.aligned import AlignedRunner, Applied, Outcome
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.emitting import (
-    EmittedControl,
-    EmittedRows,
-    Stage,
+from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator, Window
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.emitter import EmittedControl, EmittedRows, Stage
+from streambroker_core.control.runtime.packing import (
+    Packed,
+    by_bucket,
+    pack,
+    pack_control,
+    sequence,
 )
-from streambroker_core.control.operator import Blobs, Changes, Input, Operator, Window
-from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control, sequence
-from streambroker_core.control.rows import Placed
+from streambroker_core.control.runtime.runner import AlignedRunner, Applied, Outcome
 from streambroker_core.control.tuples import ControlTuple, Delivery, Limits
 
 QUERY = "q"

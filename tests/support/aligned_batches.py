@@ -17,12 +17,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import processor
-from pe_agent.aligned.forms import EMITTED, ROWS, read_ipc
-from pe_agent.aligned.packer import Packer, Repacker
-from pe_agent.aligned.processor import BucketProcessor, Hosted
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.operator import Operator
+from pe_agent.aligned.runtime import processor
+from pe_agent.aligned.runtime.frames import EMITTED, ROWS, read_ipc
+from pe_agent.aligned.runtime.packer import Packer, Repacker
+from pe_agent.aligned.runtime.processor import BucketProcessor, Hosted
+from streambroker_core.control.operators.operator import Operator
+from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.tuples import Limits
 
 

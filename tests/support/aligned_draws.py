@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from streambroker_core.control.packing import sequence
-from streambroker_core.control.rows import Placed
+from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import Delivery
 from support.aligned import SOURCE, Edge, Graph, Node, Row, Turn, at_time, note
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from new_factor import SetFactor
 from pyspark.sql import DataFrame
 
-from pe_agent.local import SMALL, session
-from streambroker_core.control.payloads import encode
+from pe_agent.spark.local_session import SMALL, session
 from streambroker_core.control.tuples import ControlTuple
+from streambroker_core.control.tuples.payloads import encode
 from support.aligned import Turn, turns
 from support.aligned_operators import Killing, Multiply
 from support.aligned_spark import renumbered, scripted

@@ -15,7 +15,7 @@ from unittest import mock
 
 import file_ends
 
-from pe_agent.local import SMALL, session
+from pe_agent.spark.local_session import SMALL, session
 from support.waiting import until
 
 RENAME = Path.rename

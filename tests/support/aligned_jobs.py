@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 import pe_agent
 from pe_agent import PE
 from pe_agent.aligned import OperatorStream, Stream
-from pe_agent.local import SMALL, session
+from pe_agent.spark.local_session import SMALL, session
 from support.aligned_driver import script
 from support.aligned_operators import KillingAt, Multiply
 from support.aligned_spark import scripted

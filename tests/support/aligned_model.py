@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from streambroker_core.control.buckets import buckets_of
-from streambroker_core.control.packing import sequence
+from streambroker_core.control.runtime.buckets import buckets_of
+from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from support.aligned import (
     QUERY,

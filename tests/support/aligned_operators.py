@@ -15,7 +15,7 @@ import new_factor
 import pyarrow as pa
 from new_factor import SetFactor
 
-from streambroker_core.control.operator import Blobs, Changes, Operator
+from streambroker_core.control.operators.operator import Blobs, Changes, Operator
 from streambroker_core.control.tuples import ControlTuple
 
 

@@ -23,10 +23,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned import Operator, OperatorStream, Stream, control_aware
-from pe_agent.aligned.forms import control_text
-from pe_agent.aligned.streams import Rows
-from streambroker_core.control.operator import Changes
-from streambroker_core.control.packing import sequence
+from pe_agent.aligned.runtime.frames import control_text
+from pe_agent.streams.stream import Rows
+from streambroker_core.control.operators.operator import Changes
+from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import Limits
 from support.aligned import SOURCE, Aware, Entry, Graph, Log, Node, Row, Scripted, Turn
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 
 Handler = Callable[["Call"], "Answer | Awaitable[Answer]"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import aiohttp
 
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
+from streambroker_operator.rest.guard.rate_limits import Limits
 from support.conformance import assert_conforms
 
 EXPORT = {

@@ -26,8 +26,8 @@ if not __package__:  # run as a script, beside the package of the same files
 from pe_agent.filters import compile_filter
 from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import check_filter, parse
-from streambroker_core.schema import Column, Schema
-from streambroker_core.topics import topic_matches, valid_pattern, valid_topic
+from streambroker_core.model.schema import Column, Schema
+from streambroker_core.model.topics import topic_matches, valid_pattern, valid_topic
 from support import pattern_cases
 
 ERROR = "error"

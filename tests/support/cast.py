@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Offset, ranges
+from streambroker_core.ledger.offset import Offset, ranges
 from support import cut_points, queries
 from support.agents import AgentProcess
 from support.certificates import AGENT as CERTIFIED

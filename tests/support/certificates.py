@@ -11,8 +11,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from pe_agent.agent_tls import AgentCertificate, AgentTrust
-from streambroker_operator.serving import Broker
+from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
+from streambroker_operator.broker import Broker
 
 AGENT = "DNS:streambroker-agent"
 """What the certificate of an agent is for."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from streambroker_core.offset import Offset, ranges
+from streambroker_core.ledger.offset import Offset, ranges
 from support.feeds import Row
 
 

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pe_agent.local import SMALL, session
+from pe_agent.spark.local_session import SMALL, session
 from support.aligned_driver import script
 from support.aligned_operators import Multiply
 from support.aligned_spark import collected, scripted

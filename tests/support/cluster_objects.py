@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streambroker_core.model import RULE, AnyKind
-from streambroker_core.wire.manifest import OBJECTS
+from streambroker_core.wire.manifests.ports import OBJECTS
 from support.cluster import GROUP, MERGE, Answer, ApiServer
 from support.object_store import object_of
 from support.waiting import until

@@ -14,7 +14,7 @@ from openapi_core.exceptions import OpenAPIError
 from openapi_core.templating.paths.exceptions import OperationNotFound, PathNotFound
 from werkzeug.datastructures import Headers, ImmutableMultiDict
 
-from streambroker_operator.rest.description import description
+from streambroker_operator.rest.http.openapi import description
 
 UNDESCRIBED = tuple((status, "application/problem+json") for status in (401, 404, 405))
 """What is answered where there is no such path, or no such method of it."""

@@ -30,11 +30,11 @@ VARIABLE = "STREAMBROKER_CUTS"
 MANIFEST, STAGE_END = 2, 3
 """Kinds of frames in the log."""
 
-EXPORTS = "pe_agent.agent.exporting.exports:HostedExport"
-READERS = "pe_agent.agent.importing.readers:OwnReaders"
-STREAMS = "pe_agent.agent.exporting.streams:HostedStream"
-IMPORTS = "pe_agent.agent.importing.imports:ImportHost"
-CONTROL_LOG = "pe_agent.agent.control_log:ControlLog"
+EXPORTS = "pe_agent.agent.exports.export:HostedExport"
+READERS = "pe_agent.agent.imports.readers:OwnReaders"
+STREAMS = "pe_agent.agent.exports.stream.export_stream:HostedStream"
+IMPORTS = "pe_agent.agent.imports.offset_planner:ImportHost"
+CONTROL_LOG = "pe_agent.agent.state.control_log:ControlLog"
 LOG = "pe_agent.log.log:StreamLog"
 SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
 SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
@@ -105,7 +105,7 @@ EXPORTING: dict[str, Step] = {
     "manifest written, before it is on the disk": _frame(MANIFEST, 2),
     "epoch on the disk, before the store": _after(f"{STREAMS}.publish", 2, FEED_AGENT),
     "epoch in the ledger, before the publisher's batch": _after(
-        "streambroker_core.ledger:Ledger.publish", 2, FEED_AGENT
+        "streambroker_core.ledger.ledger:Ledger.publish", 2, FEED_AGENT
     ),
     "published, before the stages are swept": Step(
         f"{EXPORTS}._sweep_stages", False, 1, FEED_AGENT, lambda args: _last_batch(args[0]) > 0
@@ -152,7 +152,7 @@ IMPORTING: dict[str, Step] = {
         f"{STAND_IN}:Importing.commit", 2, DRIVER
     ),
     "lease of the reader renewed": _after(
-        "pe_agent.agent.importing.readers:OwnReaders.renew", 1, AGENT
+        "pe_agent.agent.imports.readers:OwnReaders.renew", 1, AGENT
     ),
     "reader renewed at the exporter": _after(f"{EXPORTS}.renew", 2, FEED_AGENT),
 }

@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from streambroker_core.wire.errand import APPEND, EMIT, Done, Errand, decode_errands, encode_done
+from streambroker_core.wire.broker.agent_commands import (
+    APPEND,
+    EMIT,
+    Done,
+    Errand,
+    decode_errands,
+    encode_done,
+)
 from support.brokers import Rest
 
 LOG = "0123456789abcdef"

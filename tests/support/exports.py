@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.exports import HostedExport
-from pe_agent.agent.exporting.reading import Replanned
-from pe_agent.agent.store import Store
-from pe_agent.log import Committer
-from streambroker_core.ledger import Answer, Ask, Limits
+from pe_agent.agent.exports.export import HostedExport
+from pe_agent.agent.exports.reader_plans import Replanned
+from pe_agent.agent.state.store import Store
+from pe_agent.log.commit import Committer
+from streambroker_core.ledger.ledger import Answer, Ask, Limits
 
 IMPORT = "default/alerts/0/trades"
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streambroker_core.errors import FilterTypeError
 from streambroker_core.expression import Expression, check_filter, tree
-from streambroker_core.schema import Schema, parse_ddl
+from streambroker_core.model.schema import Schema, parse_ddl
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "j64": 64}

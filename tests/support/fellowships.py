@@ -21,7 +21,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.source import Slice, StreambrokerStreamReader
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.agents import SCHEMA, AgentProcess, Pair, Reading, pair
 from support.waiting import until
 
@@ -31,7 +31,7 @@ FAR = 60.0
 CUT_AFTER_SEAL = """
 import os, signal, sys
 from pe_agent.agent import process
-from pe_agent.agent.fellows.known import Fellows
+from pe_agent.agent.shards.shard_agents import Fellows
 seal = Fellows.seal
 def cut(self, bodies):
     seal(self, bodies)

@@ -15,23 +15,23 @@ from typing import Any, Literal, TypeVar
 
 from streambroker_core.board import Action, Board, Event, Synced, Unreadable
 from streambroker_core.model import RULE, AnyKind, Export, Import, PeKey, Rule, kind_of
-from streambroker_core.wire.manifest import OBJECTS
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.client import ApiClient, Timing
-from streambroker_operator.kubernetes.desk import Desk
-from streambroker_operator.kubernetes.events import EventWriter
-from streambroker_operator.kubernetes.feed import ApiFeeder, FeedHealth
-from streambroker_operator.kubernetes.following import Entry, read, sighting_of
-from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
-from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.reflector import ReflectorFeeder
-from streambroker_operator.kubernetes.registrations import Registrations
-from streambroker_operator.kubernetes.rule_statuses import RuleStatuses
-from streambroker_operator.kubernetes.statuses import Statuses
-from streambroker_operator.kubernetes.writes import KubernetesStore
-from streambroker_operator.runtime import Runtime
+from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
+from streambroker_operator.kubernetes.apply.registrations import Registrations
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.objects import Objects
+from streambroker_operator.kubernetes.client.watch_client import ApiClient, Timing
+from streambroker_operator.kubernetes.status.controller import Desk
+from streambroker_operator.kubernetes.status.events import EventWriter
+from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.rule_reconciler import RuleStatuses
+from streambroker_operator.kubernetes.watch.informer import ApiFeeder, FeedHealth
+from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.watch.observed_cache import Entry, read, sighting_of
+from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
+from streambroker_operator.runtime.runtime import Runtime
 from support.cluster import GROUP, ApiServer
 from support.kube_proxy import KubeProxy
 from support.waiting import until

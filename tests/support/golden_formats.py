@@ -21,41 +21,53 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.broker.routes import RouteTable
-from pe_agent.agent.control_log import ControlLog
-from pe_agent.agent.exporting import claims
-from pe_agent.agent.exporting.deliveries import Delivery as Delivered
-from pe_agent.agent.exporting.manifests import Away, Block, Control, Manifest, Stage
-from pe_agent.agent.fellows import grants
-from pe_agent.agent.importing import heads
-from pe_agent.agent.store import Store as AgentStore
-from pe_agent.aligned import notes
-from pe_agent.aligned.control_file import ControlFile
+from pe_agent.agent.exports import state_codec as claims
+from pe_agent.agent.exports.stream.delivery_counts import Delivery as Delivered
+from pe_agent.agent.exports.stream.manifests import Away, Block, Control, Manifest, Stage
+from pe_agent.agent.imports import available_now as heads
+from pe_agent.agent.shards import read_grant as grants
+from pe_agent.agent.state.control_log import ControlLog
+from pe_agent.agent.state.route_table import RouteTable
+from pe_agent.agent.state.store import Store as AgentStore
+from pe_agent.aligned.control_source import ControlFile
 from pe_agent.aligned.file_ends import EndOfFile
-from pe_agent.aligned.store import Own
-from pe_agent.aligned.ticks import TickPlan
-from pe_agent.cep import figuring
-from pe_agent.log import Address, Committer, Kind, StreamLog
-from pe_agent.side import pins, versions
-from streambroker_core import ledger
+from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime.state_store import Own
+from pe_agent.aligned.timeout_ticks import TickPlan
+from pe_agent.cep import metrics_reporter as figuring
+from pe_agent.log.commit import Committer
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import Address, StreamLog
+from pe_agent.side.tables import pins, versions
 from streambroker_core.board import AgentRegistered
 from streambroker_core.cep import Pattern
-from streambroker_core.cep.engine import Metrics
-from streambroker_core.cep.figures import RuleFigures, WindowFigures
+from streambroker_core.cep.engine.engine import Metrics
+from streambroker_core.cep.engine.metrics import RuleFigures, WindowFigures
 from streambroker_core.cep.operator import PatternOperator, PatternRules, RuleStopped
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import Context, RuleSet
-from streambroker_core.control import envelope, packing, payloads, placing
-from streambroker_core.control.buckets import Layout, bucket_of_key
-from streambroker_core.control.cutting import head_of
-from streambroker_core.control.emission import Emission
-from streambroker_core.control.keyed import KeyedState, time_key
-from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, Target, logged
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.control.operators.keyed_state import KeyedState, time_key
+from streambroker_core.control.runtime import packing
+from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
+from streambroker_core.control.tuples import (
+    ControlTuple,
+    Delivery,
+    SideTick,
+    Target,
+    envelope,
+    logged,
+    payloads,
+)
+from streambroker_core.control.tuples import epoch_control as placing
+from streambroker_core.control.tuples.request import Emission
+from streambroker_core.control.tuples.window_bounds import head_of
+from streambroker_core.diagnose.forecast import Problem as ForecastProblem
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.expression import parse
+from streambroker_core.ledger import ledger
+from streambroker_core.ledger.offset import Offset, PinnedRules, Position
+from streambroker_core.ledger.publisher import Published, Publisher
 from streambroker_core.model import PeKey, Rule
-from streambroker_core.offset import Offset, PinnedRules, Position
-from streambroker_core.publishing import Published, Publisher
 from streambroker_core.side import (
     Enrich,
     SideComplete,
@@ -65,28 +77,27 @@ from streambroker_core.side import (
     SideRefresh,
     SideVersion,
 )
-from streambroker_core.side.content import Tally
-from streambroker_core.side.waiting import _Figures
-from streambroker_core.whatif.forecast import Problem as ForecastProblem
-from streambroker_core.wire import (
+from streambroker_core.side.state.input_state import Tally
+from streambroker_core.side.state.waiting_rows import _Figures
+from streambroker_core.wire.broker import agent_commands as errand
+from streambroker_core.wire.broker import (
     capability,
-    ends,
-    errand,
     hints,
     key_exchange,
-    manifest,
     problem,
     registration,
-    rule_figures,
-    rules,
-    signature,
-    told,
-    told_sides,
     view,
 )
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.rest.limits import Limits as RestLimits
-from streambroker_operator.store import Store as BrokerStore
+from streambroker_core.wire.broker import ended_exports as ends
+from streambroker_core.wire.broker import request_signature as signature
+from streambroker_core.wire.manifests import ports as manifest
+from streambroker_core.wire.manifests import rules
+from streambroker_core.wire.reports import rule_metrics as rule_figures
+from streambroker_core.wire.reports import rule_status as told
+from streambroker_core.wire.reports import side_status as told_sides
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.rest.guard.rate_limits import Limits as RestLimits
+from streambroker_operator.storage.sqlite_store import Store as BrokerStore
 from support.pattern_cases import compiled
 from support.pattern_windows import Buckets
 from support.resources import board_of, export_of, import_of, pe

@@ -27,33 +27,36 @@ from unittest import mock
 import pyarrow as pa
 import yaml
 
-from pe_agent import emitted, ports
-from pe_agent.agent import metrics as agent_metrics
 from pe_agent.agent import process
-from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.service import AgentService
-from pe_agent.aligned import deferred, forms
+from pe_agent.agent.agent import Hosts
+from pe_agent.agent.reports import prometheus as agent_metrics
+from pe_agent.agent.server.flight_service import AgentService
+from pe_agent.aligned.runtime import frames as forms
+from pe_agent.aligned.runtime import lazy_operator as deferred
 from pe_agent.datasource import options
 from pe_agent.datasource.source import StreambrokerDataSource
+from pe_agent.job import ports
+from pe_agent.job import send_control as emitted
 from pe_agent.side.operator import FIGURES_SCHEMA
-from streambroker_core.cep import telling
+from streambroker_core.cep.engine import outputs as telling
 from streambroker_core.cep.operator import PatternOperator
-from streambroker_core.control import packing
+from streambroker_core.control.runtime import packing
 from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.model import PeKey
 from streambroker_core.side import SideOperator
 from streambroker_core.side.operator import ERROR_SCHEMA
-from streambroker_core.wire import errand
-from streambroker_core.wire.canonical import canonical
-from streambroker_operator.cli import commands
-from streambroker_operator.cli.errors import exit_code
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.kubernetes.metrics import Figures, Metrics
-from streambroker_operator.rest import control, create_app
-from streambroker_operator.rest.description import description
-from streambroker_operator.rest.responses import problem_answer
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store as BrokerStore
+from streambroker_core.wire.broker import agent_commands as errand
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.cli import app as commands
+from streambroker_operator.cli.io.errors import exit_code
+from streambroker_operator.kubernetes.observability.metrics import Figures, Metrics
+from streambroker_operator.rest import create_app
+from streambroker_operator.rest.agents import control
+from streambroker_operator.rest.http.openapi import description
+from streambroker_operator.rest.http.responses import problem_answer
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store as BrokerStore
 from support import charts, scans
 from support import golden_formats as formats
 

@@ -11,15 +11,15 @@ from typing import Any
 from aiohttp import web
 
 from streambroker_core.model import PeKey
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
-from streambroker_operator.kubernetes.gate import Gate
-from streambroker_operator.kubernetes.guard import ClusterGuard
-from streambroker_operator.kubernetes.identity import Identities, Reviews
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.kubernetes.auth.authorize import Gate
+from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
+from streambroker_operator.kubernetes.auth.token_review import Identities, Reviews
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from streambroker_operator.rest import create_app
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store
 from support.api_servers import Api, Call
 from support.jwts import claims_of, jwt
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.broker.routes import RouteTable
-from pe_agent.agent.importing.imports import ImportHost
-from pe_agent.agent.importing.peers import Peers
-from pe_agent.agent.news import News
-from pe_agent.agent.store import Store
-from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.ledger import Holder
+from pe_agent.agent.imports.offset_planner import ImportHost
+from pe_agent.agent.imports.peer_agents import Peers
+from pe_agent.agent.notifier import News
+from pe_agent.agent.state.route_table import RouteTable
+from pe_agent.agent.state.store import Store
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.ledger.ledger import Holder
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.view import ImportPort, ImportRoute, View, seal
+from streambroker_core.wire.broker.view import ImportPort, ImportRoute, View, seal
 
 A, B = "default/feed/0/a", "default/feed/0/b"
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
@@ -127,8 +127,8 @@ def bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
             return one.call(action, body)
 
-    for module in ("imports", "slices"):
-        monkeypatch.setattr(f"pe_agent.agent.importing.{module}.AgentClient", Client)
+    for module in ("offset_planner", "slice_planner"):
+        monkeypatch.setattr(f"pe_agent.agent.imports.{module}.AgentClient", Client)
     monkeypatch.setattr(Peers, "heads", lambda _, export: one.known.get(export))
     return one
 

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 import pe_agent
-from pe_agent.local import SMALL, session
+from pe_agent.spark.local_session import SMALL, session
 from support.feeds import DDL
 from support.waiting import until
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from streambroker_core.board import Board, Synced
 from streambroker_core.model import AnyKind, Kind
-from streambroker_core.wire.manifest import OBJECTS, read_manifest
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.statuses import Statuses
+from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.status.port_reconciler import Statuses
 from support.cluster import GROUP, ApiServer
 from support.waiting import until
 

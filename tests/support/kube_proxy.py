@@ -12,8 +12,8 @@ from typing import Literal
 import aiohttp
 from aiohttp import web
 
-from streambroker_core.wire.manifest import OBJECTS
-from streambroker_operator.kubernetes.access import Access, Credentials
+from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials
 
 What = Literal["list", "marks", "watch", "get", "crd", "other"]
 

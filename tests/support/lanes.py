@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pe_agent.broker_client import BrokerClient
+from pe_agent.transport.broker_client import BrokerClient
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Offset, ranges
+from streambroker_core.ledger.offset import Offset, ranges
 from support import queries
 from support.cast import Cast, Role
 from support.feeds import Row, row

@@ -11,9 +11,9 @@ import asyncio
 import signal
 import sys
 
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.lease import Lease, new_identity
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.replicas.lease import Lease, new_identity
 
 
 def tell(leads: bool) -> None:

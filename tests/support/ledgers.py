@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streambroker_core.ledger import Answer, Ask, Epoch, Ledger, Limits
+from streambroker_core.ledger.ledger import Answer, Ask, Epoch, Ledger, Limits
 
 IMPORT = "default/alerts/0/trades"
 QUERY = "query-1"

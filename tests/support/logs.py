@@ -4,7 +4,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from pe_agent.log import Address, Committer, Kind, StreamLog
+from pe_agent.log.commit import Committer
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import Address, StreamLog
 
 
 @contextlib.contextmanager

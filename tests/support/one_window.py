@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from streambroker_core.control.aligned import AlignedRunner, Outcome
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.emitting import EmittedControl, Stage
-from streambroker_core.control.operator import Blobs, Operator, Window
-from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control
-from streambroker_core.control.rows import Placed
+from streambroker_core.control.operators.operator import Blobs, Operator, Window
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.emitter import EmittedControl, Stage
+from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.runtime.runner import AlignedRunner, Outcome
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
 

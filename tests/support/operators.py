@@ -20,10 +20,10 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from streambroker_core.wire import ends
-from streambroker_core.wire.registration import decode_answer
-from streambroker_operator.kubernetes.access import from_kubeconfig
+from streambroker_core.wire.broker import ended_exports as ends
+from streambroker_core.wire.broker.registration import decode_answer
 from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
+from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from support.cluster import GROUP, ApiServer
 from support.free_ports import free_port
 from support.kube_calls import make_account, make_pod, manifest, token_of, true

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from pe_agent.filters import compile_filter
 from streambroker_core.cep import Pattern, PatternError, RunError, Skip, compile_pattern
-from streambroker_core.cep.history import Event, chain
-from streambroker_core.cep.matcher import Matcher
+from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.matcher import Matcher
 from streambroker_core.cep.operator import PatternOperator
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.cep.truths import Truths
+from streambroker_core.cep.pattern.match_buffer import Event, chain
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import Expression
 from support.pattern_windows import Bucket, Buckets, Emitted, Windows

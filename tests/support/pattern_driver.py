@@ -18,8 +18,8 @@ from typing import Any
 
 from pe_agent.aligned import Stream
 from pe_agent.cep import PatternStream, pattern_processors
-from pe_agent.cep.sending import RulesFile
-from pe_agent.local import SMALL, session
+from pe_agent.cep.rules_log import RulesFile
+from pe_agent.spark.local_session import SMALL, session
 from streambroker_core.cep.operator import PatternRules
 from support.pattern_spark import Given, Play, letters
 

@@ -11,17 +11,17 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, compile_pattern
-from streambroker_core.cep.automaton import Automaton
-from streambroker_core.cep.conditions import condition
-from streambroker_core.cep.engine import Engine
-from streambroker_core.cep.history import Event, Term
-from streambroker_core.cep.matcher import Limits, Match, Matcher, Timeout
-from streambroker_core.cep.pattern import NEGATED, Stage
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.cep.truths import Truths
-from streambroker_core.cep.view import Rows
-from streambroker_core.control.keyed import KeyedState
+from streambroker_core.cep.engine.engine import Engine
+from streambroker_core.cep.engine.row_view import Rows
+from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.matcher import Limits, Match, Matcher, Timeout
+from streambroker_core.cep.nfa.nfa import Automaton
+from streambroker_core.cep.pattern.conditions import condition
+from streambroker_core.cep.pattern.match_buffer import Event, Term
+from streambroker_core.cep.pattern.pattern import NEGATED, Stage
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.keyed_state import KeyedState
 from support.pattern_oracle import Oracle, Past
 
 LETTERS = "abcd"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from streambroker_core.cep.pattern import NEGATED, Element, Group, Pattern, Stage
+from streambroker_core.cep.pattern.pattern import NEGATED, Element, Group, Pattern, Stage
 
 Past: TypeAlias = "tuple[tuple[str, int], ...]"
 """What a partial match has taken: stages and the numbers of events."""

@@ -1,7 +1,7 @@
 """Windows of patterns: of one bucket without a runtime, or of several through `AlignedRunner`.
 
 Each window makes a new operator from the bytes kept. Without a runtime the order of the calls is
-that of `streambroker_core.control.operator`.
+that of `streambroker_core.control.operators.operator`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from streambroker_core.cep.operator import PatternOperator, PatternRules, copies
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.control.operator import Window
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from support.through_runner import Through, rows_of
 from support.through_runner import control_of as emitted_control

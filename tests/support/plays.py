@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from streambroker_core.offset import Offset
+from streambroker_core.ledger.offset import Offset
 from support import queries
 from support.cast import Cast, Play
 from support.cut_points import FEED_AGENT, IMPORTING, Cut

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from pe_agent.broker_client import BrokerAnswer, BrokerClient, pe_path
-from pe_agent.launcher import AgentProcess
+from pe_agent.job.agent_process import AgentProcess
 from pe_agent.pe import PE
+from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient, pe_path
 from streambroker_core.model import PeKey
 from support.jobs import Broker
 from support.waiting import until

@@ -7,8 +7,8 @@ from typing import Any
 
 from streambroker_core.board import Board, Synced
 from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, kind_of
-from streambroker_core.wire.manifest import read_spec
-from streambroker_core.wire.registration import Registration
+from streambroker_core.wire.broker.registration import Registration
+from streambroker_core.wire.manifests.ports import read_spec
 
 
 def port(text: str) -> PortKey:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streambroker_core.board.rulebook import rule_problem
+from streambroker_core.board.rule_index import rule_problem
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.model import RULE, Import, Resource, Rule
-from streambroker_core.wire.manifest import OBJECTS, read_manifest, size_problem
-from streambroker_core.wire.rules import read_rule_manifest
-from streambroker_operator.cli.plain_yaml import load_all
+from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest, size_problem
+from streambroker_core.wire.manifests.rules import read_rule_manifest
+from streambroker_operator.cli.io.yaml_format import load_all
 
 _FOLDER = Path(__file__).parents[2] / "crds" / "samples"
 _REFUSED = "streambroker.io/refused"

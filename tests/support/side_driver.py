@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from pe_agent.aligned.streams import Emitted
-from pe_agent.local import SMALL, session
+from pe_agent.spark.local_session import SMALL, session
+from pe_agent.streams.stream import Emitted
 from support.sides_spark import BODY, Fed, Seen, made_of, settings
 from support.waiting import until
 

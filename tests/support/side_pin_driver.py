@@ -20,8 +20,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from pe_agent.aligned import stream
-from pe_agent.local import SMALL, session
 from pe_agent.side import TableStore, side_map
+from pe_agent.spark.local_session import SMALL, session
 from support.side_table_driver import put_rates
 from support.waiting import until
 

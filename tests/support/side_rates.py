@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streambroker_core.wire.told_sides import ToldSide
+from streambroker_core.wire.reports.side_status import ToldSide
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 

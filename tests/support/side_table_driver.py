@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from pe_agent.aligned import stream
-from pe_agent.local import SMALL, session
 from pe_agent.side import TableStore, side_map
+from pe_agent.spark.local_session import SMALL, session
 from support.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.control.operator import Window
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import EVERYBODY, ControlTuple, Delivery
 from streambroker_core.side import (
     Enrich,
@@ -33,8 +33,8 @@ from streambroker_core.side import (
     sessions,
     sliding,
 )
-from streambroker_core.side.shape import shape_of
-from streambroker_core.side.views import ListView, MapView, MultimapView, SingletonView
+from streambroker_core.side.join.views import ListView, MapView, MultimapView, SingletonView
+from streambroker_core.side.state.layout import shape_of
 from streambroker_core.side.windows import EVER, GLOBAL, SECOND, Windows
 
 CASES = Path(__file__).parent.parent / "cases" / "side"

@@ -22,18 +22,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import OperatorStream, Stream, stream
-from pe_agent.aligned import notes as runtime_notes
-from pe_agent.aligned.forms import CONTROL, NOTES, ROWS, control_text, read_ipc
-from pe_agent.aligned.streams import Beside, Emitted
+from pe_agent.aligned.runtime import progress_messages as runtime_notes
+from pe_agent.aligned.runtime.frames import CONTROL, NOTES, ROWS, control_text, read_ipc
 from pe_agent.side import SideInputs, Table, Views
-from pe_agent.side.inputs import Given
-from pe_agent.side.versions import path_of
+from pe_agent.side.tables.versions import path_of
+from pe_agent.streams.side_input import Given
+from pe_agent.streams.stream import Beside, Emitted
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideVersion
 from streambroker_core.side.definition import SideJoin
-from streambroker_core.side.enriching import enriched_schema
 from streambroker_core.side.errors import SideRowError
-from streambroker_core.side.joining import Result
+from streambroker_core.side.join.enrich import enriched_schema
+from streambroker_core.side.join.joiner import Result
 from streambroker_core.side.windows import SECOND
 from support.sides import (
     BUCKET,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from streambroker_core.expression import tree
 from streambroker_core.expression.filter_types import ColumnType, column_type
-from streambroker_core.schema import Schema
+from streambroker_core.model.schema import Schema
 
 EXACT = 2**53
 INT_MAX = 2**31 - 1

@@ -9,15 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.exporting.blocks import BlockReader, Read
-from pe_agent.agent.exporting.exports import HostedExport
-from pe_agent.agent.exporting.reading import Replanned
-from pe_agent.agent.fellows import grants
-from pe_agent.agent.fellows.grants import Grant
-from pe_agent.agent.fellows.stages import StageHost
-from pe_agent.agent.store import Store
-from pe_agent.flight_errors import AgentUnreachableError
-from pe_agent.log import Committer
+from pe_agent.agent.exports.export import HostedExport
+from pe_agent.agent.exports.reader_plans import Replanned
+from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
+from pe_agent.agent.shards import read_grant as grants
+from pe_agent.agent.shards.read_grant import Grant
+from pe_agent.agent.shards.shard_store import StageHost
+from pe_agent.agent.state.store import Store
+from pe_agent.log.commit import Committer
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.exports import DDL, SCHEMA, Bench, rows
 
 HOME = "default/feed/0"

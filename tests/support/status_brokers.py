@@ -10,15 +10,15 @@ from typing import Any
 
 from streambroker_core.board import AgentRegistered, Board, Event
 from streambroker_core.model import Kind, PeKey
-from streambroker_core.wire.ends import ends_of
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.client import ApiClient
-from streambroker_operator.kubernetes.events import EventWriter, transitions
-from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
-from streambroker_operator.kubernetes.reflector import ReflectorFeeder
-from streambroker_operator.kubernetes.status_writer import StatusWriter
-from streambroker_operator.kubernetes.statuses import Statuses
+from streambroker_core.wire.broker.ended_exports import ends_of
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.watch_client import ApiClient
+from streambroker_operator.kubernetes.status.events import EventWriter, transitions
+from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.writer import StatusWriter
+from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from support.cluster import ApiServer
 from support.kube_calls import calls_of, fill, listed, open_to, true
 from support.resources import registration

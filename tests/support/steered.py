@@ -10,13 +10,13 @@ from typing import Any
 
 from streambroker_core.board import Board, Event, Synced
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource
-from streambroker_core.wire.manifest import PLURALS, read_manifest
-from streambroker_operator.backing import Stored
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.api import Answer, HttpApi
-from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.writes import KubernetesStore
-from streambroker_operator.terms import FREELY, Terms, Touched
+from streambroker_core.wire.manifests.ports import PLURALS, read_manifest
+from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
+from streambroker_operator.kubernetes.client.http_api import Answer, HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.objects import Objects
+from streambroker_operator.storage.backend import Stored
+from streambroker_operator.storage.write_options import FREELY, Terms, Touched
 from support.api_servers import Api, Call
 from support.cluster import APPLY, GROUP, ApiServer
 

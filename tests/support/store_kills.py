@@ -29,20 +29,23 @@ from types import FrameType
 from typing import Any
 
 from streambroker_core.board import Board
+from streambroker_core.diagnose import Forecast, Proposal, Removal
 from streambroker_core.matching import ScanMatcher
 from streambroker_core.model import PeKey, Resource
-from streambroker_core.whatif import Forecast, Proposal, Removal
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.idempotency import RequestName
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.responses import RequestName
+from streambroker_operator.storage.sqlite_store import Store
 from support.at_once import at_once
 from support.resources import export_of, import_of, pe, port, registration
 
 ANSWERED, TOLD = b"a", b"t"
 Dump = dict[str, list[tuple[Any, ...]]]
 Command = Callable[[Store, Runtime], object]
-MODULES = tuple(f"streambroker_operator/{name}.py" for name in ("store", "idempotency", "runtime"))
+MODULES = tuple(
+    f"streambroker_operator/{name}.py"
+    for name in ("storage/sqlite_store", "storage/responses", "runtime/runtime")
+)
 TABLES = {
     "meta": "name, value",
     "resources": "*",

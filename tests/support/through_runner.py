@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from streambroker_core.control.aligned import AlignedRunner, Outcome
-from streambroker_core.control.buckets import layout_of
-from streambroker_core.control.emitting import EmittedControl, EmittedRows, Stage
-from streambroker_core.control.operator import Operator, Window
-from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.operators.operator import Operator, Window
+from streambroker_core.control.runtime.buckets import layout_of
+from streambroker_core.control.runtime.emitter import EmittedControl, EmittedRows, Stage
+from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.runtime.runner import AlignedRunner, Outcome
 from streambroker_core.control.tuples import ControlTuple
 from support.aligned import Wild
 from support.one_window import apply

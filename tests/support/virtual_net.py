@@ -15,10 +15,10 @@ from typing import Literal
 from streambroker_core.board import Event, Hint
 from streambroker_core.errors import HintError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import hints
-from streambroker_core.wire import view as wire
-from streambroker_core.wire.registration import POLL_S, Registration, derive_key
-from streambroker_core.wire.view import View
+from streambroker_core.wire.broker import hints
+from streambroker_core.wire.broker import view as wire
+from streambroker_core.wire.broker.registration import POLL_S, Registration, derive_key
+from streambroker_core.wire.broker.view import View
 from support.virtual_feed import Replica
 from support.virtual_world import PES, Pair, Scan, World
 

@@ -21,7 +21,7 @@ from streambroker_core.board import (
 )
 from streambroker_core.matching import Match, ScanMatcher, match
 from streambroker_core.model import Export, Import, Kind, PeKey, Resource, kind_of
-from streambroker_core.wire.registration import Registration
+from streambroker_core.wire.broker.registration import Registration
 from support.resources import export_of, import_of, pe
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")

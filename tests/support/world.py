@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pe_agent.agent.process import read_address
-from pe_agent.agent_tls import AgentTrust
-from pe_agent.broker_client import BrokerClient
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.broker_client import BrokerClient
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.certificates import Authority
 from support.checkpoints import batches, committed, expected, files_by_batch, offset, received
 from support.feeds import Feed, Row

@@ -6,11 +6,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_agent.causes import Failure, cause
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+
     from pe_agent.pe import PE, start
+    from pe_agent.spark.query_failure import Failure, cause
 
 __all__ = ["PE", "Failure", "cause", "start"]
 
@@ -22,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return importlib.import_module("pe_agent.functions")
     if name in ("Failure", "cause"):
-        from pe_agent import causes
+        from pe_agent.spark import query_failure as causes
 
         return getattr(causes, name)
     if name in __all__:
@@ -30,3 +34,43 @@ def __getattr__(name: str) -> Any:
 
         return getattr(pe, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_MOVED = {
+    "pe_agent.aligned.control_file": "pe_agent.aligned.control_source",
+    "pe_agent.aligned.operators": "pe_agent.streams.operator_stream",
+    "pe_agent.aligned.streams": "pe_agent.streams.stream",
+    "pe_agent.broker_client": "pe_agent.transport.broker_client",
+    "pe_agent.causes": "pe_agent.spark.query_failure",
+    "pe_agent.cep.directory": "pe_agent.cep.discovery.directory",
+    "pe_agent.cep.http": "pe_agent.cep.discovery.http",
+    "pe_agent.cep.manager": "pe_agent.cep.discovery.manager",
+    "pe_agent.cep.processors": "pe_agent.cep.query_rules",
+    "pe_agent.cep.row_patterns": "pe_agent.streams.sql_patterns",
+    "pe_agent.cep.streams": "pe_agent.streams.pattern_stream",
+    "pe_agent.cep.table": "pe_agent.cep.discovery.table",
+    "pe_agent.client": "pe_agent.transport.agent_client",
+    "pe_agent.flight_errors": "pe_agent.transport.flight_errors",
+    "pe_agent.local": "pe_agent.spark.local_session",
+    "pe_agent.ports": "pe_agent.job.ports",
+    "pe_agent.side.inputs": "pe_agent.streams.side_input",
+    "pe_agent.side.joins": "pe_agent.streams.side_inputs",
+    "pe_agent.side.stateless": "pe_agent.streams.stateless_side_inputs",
+    "pe_agent.tokens": "pe_agent.transport.tokens",
+}
+
+
+class _OldNames:
+    """Finds modules by their old names; imports what this takes only when one is used."""
+
+    @staticmethod
+    def find_spec(name: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
+        """Return a spec that loads the module of the new name."""
+        if name not in _MOVED:
+            return None
+        from streambroker_core.moved import moved_spec
+
+        return moved_spec(name, _MOVED[name])
+
+
+sys.meta_path.append(_OldNames)

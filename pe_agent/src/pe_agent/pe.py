@@ -8,21 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent import agent_tls, emitted, functions, publishing, subscribing, tls, tokens
-from pe_agent import owner as owners
-from pe_agent.broker_client import BrokerClient
-from pe_agent.client import AgentClient
-from pe_agent.fellow_agents import FellowAgents, counted
-from pe_agent.known_ports import KnownPorts
-from pe_agent.launcher import AgentProcess, default_home
-from pe_agent.memory import LastKnown
-from pe_agent.ports import ExportPort, ImportPort
-from pe_agent.queries import Queries
-from pe_agent.tls import Trust, TrustError
-from pe_agent.tokens import Token
+from pe_agent import functions
+from pe_agent.job import owner_reference as owners
+from pe_agent.job import publish as publishing
+from pe_agent.job import send_control as emitted
+from pe_agent.job import subscribe as subscribing
+from pe_agent.job.agent_process import AgentProcess, default_home
+from pe_agent.job.port_names import KnownPorts
+from pe_agent.job.ports import ExportPort, ImportPort
+from pe_agent.job.query_monitor import Queries
+from pe_agent.job.shard_agents import FellowAgents, counted
+from pe_agent.job.view_cache import LastKnown
+from pe_agent.transport import agent_tls, tokens
+from pe_agent.transport import broker_trust as tls
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.broker_client import BrokerClient
+from pe_agent.transport.broker_trust import Trust, TrustError
+from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, Kind, PeKey, PortKey
-from streambroker_core.wire.manifest import read_spec, write_spec
+from streambroker_core.wire.manifests.ports import read_spec, write_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -280,7 +285,7 @@ class PE:
             BrokerUnavailableError: the PE was started without one.
         """
         if self._broker is None:
-            from pe_agent.broker_client import BrokerUnavailableError
+            from pe_agent.transport.broker_client import BrokerUnavailableError
 
             raise BrokerUnavailableError("the PE was started without a broker; give broker=.")
         return self._broker

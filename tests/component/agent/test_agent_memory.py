@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from pe_agent.tls import AGENT_NAME
+from pe_agent.transport.broker_trust import AGENT_NAME
 from support.agents import AgentProcess
 from support.certificates import AGENT, Authority
 

@@ -14,12 +14,12 @@ import pyarrow.flight as flight
 import pytest
 
 import pe_agent
-from pe_agent.agent_tls import AgentTrust
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentUnreachableError
-from pe_agent.launcher import AgentFailedError
-from pe_agent.launcher import AgentProcess as Launched
-from pe_agent.tls import TrustError
+from pe_agent.job.agent_process import AgentFailedError
+from pe_agent.job.agent_process import AgentProcess as Launched
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.broker_trust import TrustError
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
 from support.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
 from support.certificates import AGENT, Authority
@@ -301,9 +301,9 @@ def test_an_agent_that_ends_waits_for_nobody_who_stands_still(tmp_path: Path) ->
 def test_the_switch_for_agents_without_tls_is_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "yes")
     with pytest.raises(TrustError, match="it has to be `allow`, or nothing"):
-        pe_agent.agent_tls.trusted(None)
+        pe_agent.transport.agent_tls.trusted(None)
     monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "allow")
-    assert pe_agent.agent_tls.trusted(None).plain
+    assert pe_agent.transport.agent_tls.trusted(None).plain
 
 
 # ---- a job and its agent ---------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_job_starts_and_adopts_its_agent_over_tls(tmp_path: Path, authority: A
         "port": free_port(),
         "trust": AgentTrust(authority.ca),
     }
-    certificate = pe_agent.agent_tls.shown(authority.certificate, authority.key)
+    certificate = pe_agent.transport.agent_tls.shown(authority.certificate, authority.key)
     key = PeKey.parse("default/feed/0")
     first = Launched(key, tmp_path / "home", certificate=certificate, **how)
     try:
@@ -337,13 +337,15 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
     how: dict[str, Any] = {"broker": None, "linger": 60.0, "host": "127.0.0.1", "port": 0}
     key = PeKey.parse("default/feed/0")
     plain = Launched(key, tmp_path / "home", **how)
-    monkeypatch.setattr("pe_agent.launcher.ADOPT_SECONDS", 0.0)
+    monkeypatch.setattr("pe_agent.job.agent_process.ADOPT_SECONDS", 0.0)
     try:
         with pytest.raises(AgentFailedError, match=r"HomeInUse.*not adopted.*speaks no TLS"):
             Launched(
                 key,
                 tmp_path / "home",
-                certificate=pe_agent.agent_tls.shown(authority.certificate, authority.key),
+                certificate=pe_agent.transport.agent_tls.shown(
+                    authority.certificate, authority.key
+                ),
                 trust=AgentTrust(authority.ca),
                 **how,
             )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pe_agent.datasource.source import NothingGivenError
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.agents import AgentProcess, Pair, Publishing, error_code, pair, rows
 from support.sources import Run
 from support.waiting import until

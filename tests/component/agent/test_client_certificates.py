@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent_tls import AgentCertificate, AgentTrust
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentUnreachableError
-from pe_agent.launcher import AgentFailedError
-from pe_agent.launcher import AgentProcess as Launched
+from pe_agent.job.agent_process import AgentFailedError
+from pe_agent.job.agent_process import AgentProcess as Launched
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
 from support.agents import AgentProcess, Publishing, Reading, pair, rows
 from support.certificates import AGENT, Authority

@@ -11,7 +11,7 @@ import pytest
 from pe_agent.datasource import sink
 from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.source import StreambrokerDataSource
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.agents import AgentProcess, Pair, Publishing, pair, rows
 from support.frozen import freeze
 from support.queries import COLUMNS

@@ -12,11 +12,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pe_agent.datasource.columns import struct_of
 from pe_agent.datasource.options import Options
-from pe_agent.datasource.packed import PACKED_DDL, Packing
+from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.source import StreambrokerStreamReader
-from streambroker_core.control.envelope import encode
-from streambroker_core.control.packing import by_bucket, unpack
+from streambroker_core.control.runtime.packing import by_bucket, unpack
 from streambroker_core.control.tuples import Delivery, logged
+from streambroker_core.control.tuples.envelope import encode
 from support.agents import DDL, SCHEMA, Pair, Publishing, error_code, pair, rows
 from support.sources import Run as Plain
 from support.waiting import until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.broker_client import BrokerAnswer, BrokerClient, BrokerUnavailableError
+from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient, BrokerUnavailableError
 from support.agents import AgentProcess, Publishing, rows
 from support.brokers import EXPORT, BrokerProcess
 from support.cut_points import OUTSIDE, VARIABLE, Cut, search_path

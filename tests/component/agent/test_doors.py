@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from pe_agent.agent.fellows.grants import pass_for
-from pe_agent.agent.store import Store
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentRefusedError
-from streambroker_core.offset import VERSION
-from streambroker_core.wire import capability
+from pe_agent.agent.shards.read_grant import pass_for
+from pe_agent.agent.state.store import Store
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentRefusedError
+from streambroker_core.ledger.offset import VERSION
+from streambroker_core.wire.broker import capability
 from support.agents import (
     AgentProcess,
     Pair,

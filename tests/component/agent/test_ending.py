@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.service import AgentService
-from pe_agent.client import AgentClient
+from pe_agent.agent.agent import Hosts
+from pe_agent.agent.server.flight_service import AgentService
+from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.model import PeKey
-from streambroker_core.wire import capability
+from streambroker_core.wire.broker import capability
 from support.agents import error_code
 from support.waiting import until
 

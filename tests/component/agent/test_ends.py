@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.client import AgentClient
+from pe_agent.transport.agent_client import AgentClient
 from support.agents import AgentProcess, Pair, Publishing, Reading, error_code, pair, rows
 from support.brokers import Rest, running_broker
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.client import AgentClient
-from pe_agent.datasource.asking import FRESH_SECONDS
+from pe_agent.datasource.lease import FRESH_SECONDS
+from pe_agent.transport.agent_client import AgentClient
 from support.agents import Pair, Publishing, pair, rows
 from support.sources import Run
 from support.waiting import until

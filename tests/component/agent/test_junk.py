@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from pe_agent.client import AgentClient
-from pe_agent.tls import AGENT_NAME
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.broker_trust import AGENT_NAME
 from support.agents import AgentProcess
 from support.certificates import Authority
 from support.free_ports import free_port

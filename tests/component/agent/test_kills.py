@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent import client
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.transport import agent_client as client
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.agents import Pair, Publishing, Reading, error_code, pair, rows
 from support.frozen import frozen
 from support.waiting import until

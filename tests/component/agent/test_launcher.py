@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent import launcher
 from pe_agent.agent.process import read_address
-from pe_agent.fellow_agents import FellowAgents, FellowsInvalidError
-from pe_agent.flight_errors import AgentUnreachableError
-from pe_agent.launcher import AgentFailedError, AgentProcess
+from pe_agent.job import agent_process as launcher
+from pe_agent.job.agent_process import AgentFailedError, AgentProcess
+from pe_agent.job.shard_agents import FellowAgents, FellowsInvalidError
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
 from support.waiting import until
 

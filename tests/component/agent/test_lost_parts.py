@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from support.agents import SCHEMA, AgentProcess
 from support.fellowships import FAR, Job, Writing, job, wide
 from support.sources import Run

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from support.agents import SCHEMA, error_code
 from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, in_task, job, wide
 from support.free_ports import free_port

@@ -13,10 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pe_agent.aligned import ControlFile
 from pe_agent.datasource.columns import struct_of
 from pe_agent.datasource.options import Options
-from pe_agent.datasource.packed import PACKED_DDL, Packing
+from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.source import StreambrokerStreamReader
 from streambroker_core.cep.operator import PatternRules
-from streambroker_core.control.packing import NO_BUCKET, by_bucket, unpack
+from streambroker_core.control.runtime.packing import NO_BUCKET, by_bucket, unpack
 from support.agents import Pair, Publishing, pair
 from support.waiting import until
 

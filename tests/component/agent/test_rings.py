@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.flight_errors import AgentRefusedError
+from pe_agent.transport.flight_errors import AgentRefusedError
 from support.agents import (
     AgentProcess,
     Plumbing,

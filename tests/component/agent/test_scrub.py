@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.flight_errors import AgentRefusedError
+from pe_agent.transport.flight_errors import AgentRefusedError
 from support.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
 from support.waiting import until
 

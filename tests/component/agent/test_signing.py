@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pe_agent.agent.agent import Hosts
 from pe_agent.agent.broker.link import BrokerLink
-from pe_agent.agent.broker.signing import PAUSE_SECONDS, Signer
-from pe_agent.agent.hosts import Hosts
-from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError, pe_path
-from pe_agent.tokens import Token
+from pe_agent.agent.broker.request_signer import PAUSE_SECONDS, Signer
+from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError, pe_path
+from pe_agent.transport.tokens import Token
 from streambroker_core.model import PeKey
-from streambroker_core.wire import signature
-from streambroker_operator.serving import Broker
+from streambroker_core.wire.broker import request_signature as signature
+from streambroker_operator.broker import Broker
 from support.brokers import EXPORT
 from support.guarded import TOKEN, Guarded, guarded_broker
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.exporting.manifests import VERSION
-from pe_agent.agent.store import Store
-from pe_agent.flight_errors import AgentRefusedError
-from pe_agent.log import Committer, Kind, StreamLog
+from pe_agent.agent.exports.stream.manifests import VERSION
+from pe_agent.agent.state.store import Store
+from pe_agent.log.commit import Committer
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
+from pe_agent.transport.flight_errors import AgentRefusedError
 from support.agents import (
     AgentProcess,
     Plumbing,

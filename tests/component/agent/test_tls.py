@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 import pe_agent
-from pe_agent.broker_client import BrokerClient, BrokerUnavailableError, pe_path
-from pe_agent.tls import Trust, TrustError
+from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError, pe_path
+from pe_agent.transport.broker_trust import Trust, TrustError
 from support.brokers import EXPORT, running_broker
 from support.certificates import Authority, also_by_tls
 

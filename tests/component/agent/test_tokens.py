@@ -14,9 +14,9 @@ import yaml
 
 import pe_agent
 from pe_agent.agent.process import read_address
-from pe_agent.broker_client import BrokerClient, BrokerRefusedError, pe_path
-from pe_agent.launcher import AgentProcess
-from pe_agent.tokens import Token, TokenError, given
+from pe_agent.job.agent_process import AgentProcess
+from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError, pe_path
+from pe_agent.transport.tokens import Token, TokenError, given
 from streambroker_core.model import PeKey
 from support.brokers import BrokerProcess
 from support.waiting import until

@@ -18,11 +18,11 @@ import pytest
 import yaml
 from multidict import CIMultiDict
 
-from streambroker_core.wire.capability import verify
-from streambroker_core.wire.hints import decode
+from streambroker_core.wire.broker.capability import verify
+from streambroker_core.wire.broker.hints import decode
+from streambroker_operator.broker import Broker
 from streambroker_operator.errors import OpenError, TokensError
-from streambroker_operator.rest.description import description
-from streambroker_operator.serving import Broker
+from streambroker_operator.rest.http.openapi import description
 from support.brokers import EXPORT, IMPORT, Answer, BrokerProcess, Rest, received, udp_ear
 
 FEED = "/job/feed/pe/0"

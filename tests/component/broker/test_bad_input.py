@@ -13,10 +13,10 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streambroker_operator.hinting import HintSender
+from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.rest import create_app
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store
 from support.brokers import EXPORT, IMPORT, Answer, Rest, running_broker
 
 PE = "/job/feed/pe/0"

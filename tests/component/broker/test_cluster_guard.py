@@ -17,11 +17,11 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from streambroker_core.model import PeKey
-from streambroker_core.wire import signature
+from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.authentication import GUARD, Guard, still_known
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.rest.snapshots import MAX_SNAPSHOTS
+from streambroker_operator.rest.guard.authentication import GUARD, Guard, still_known
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.lists.snapshots import MAX_SNAPSHOTS
 from support.brokers import EXPORT, Rest
 from support.guarded import TOKEN, Guarded, guarded_broker
 from support.jwts import jwt

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from streambroker_operator import doors
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
+from streambroker_operator.rest.guard import connections as doors
+from streambroker_operator.rest.guard.rate_limits import Limits
 from support.brokers import EXPORT, BrokerProcess, Rest, running_broker
 from support.certificates import Authority
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from streambroker_operator.broker import Broker
 from streambroker_operator.errors import StoreError
-from streambroker_operator.serving import Broker
-from streambroker_operator.store import Store
+from streambroker_operator.storage.sqlite_store import Store
 from support.resources import export_of, import_of, pe, registration
 
 EXPORT, IMPORT = "Export default/feed/0/trades", "Import default/alerts/0/in"

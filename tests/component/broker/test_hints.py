@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.launcher import AgentProcess
+from pe_agent.job.agent_process import AgentProcess
 from streambroker_core.errors import HintError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.capability import DAY_S, verify
-from streambroker_core.wire.hints import PROOF, Hint, HintGate, decode, read_point
-from streambroker_operator.rest import hint_targets
-from streambroker_operator.serving import Broker
+from streambroker_core.wire.broker.capability import DAY_S, verify
+from streambroker_core.wire.broker.hints import PROOF, Hint, HintGate, decode, read_point
+from streambroker_operator.broker import Broker
+from streambroker_operator.rest.agents import hint_targets
 from support.brokers import EXPORT, IMPORT, Answer, Rest, received, running_broker, udp_ear
 from support.resources import export_of
 from support.waiting import until

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from streambroker_core.board import Synced
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
+from streambroker_operator.runtime.runtime import Runtime
 from support.brokers import EXPORT, Rest, running_broker
 from support.conformance import assert_conforms
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from streambroker_operator.store import Store
+from streambroker_operator.storage.sqlite_store import Store
 from support.brokers import EXPORT, IMPORT, Answer, BrokerProcess, Rest
 from support.resources import import_of, pe, registration
 

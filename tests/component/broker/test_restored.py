@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.agent import Hosts
 from pe_agent.agent.broker.link import BrokerLink
-from pe_agent.agent.hosts import Hosts
-from pe_agent.broker_client import BrokerAnswer, BrokerClient
+from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient
 from streambroker_core.model import PeKey
 from support.jobs import Broker
 

@@ -173,8 +173,8 @@ def start_after(statement: str, place: Path) -> tuple[int, str]:
     """Start a broker that has done something to itself, and wait for its end."""
     program = (
         "import os, resource, sys\n"
-        "import streambroker_operator.serving\n"
-        "from streambroker_operator.cli.commands import main\n"
+        "import streambroker_operator.broker\n"
+        "from streambroker_operator.cli.app import main\n"
         f"{statement}\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pe_agent.broker_client import BrokerClient, pe_path
-from pe_agent.launcher import AgentProcess
-from pe_agent.tls import Trust
-from pe_agent.tokens import Token
+from pe_agent.job.agent_process import AgentProcess
+from pe_agent.transport.broker_client import BrokerClient, pe_path
+from pe_agent.transport.broker_trust import Trust
+from pe_agent.transport.tokens import Token
 from streambroker_core.model import PeKey
+from streambroker_operator.broker import Broker
 from streambroker_operator.errors import OpenError
-from streambroker_operator.kubernetes import tls
-from streambroker_operator.self_signed import write_certificates
-from streambroker_operator.serving import Broker
+from streambroker_operator.kubernetes.client import certificate as tls
+from streambroker_operator.security.self_signed import write_certificates
 from support.brokers import EXPORT, TOKENS, BrokerProcess, Rest, running_broker
 from support.certificates import Authority
 from support.waiting import until
@@ -268,7 +268,7 @@ async def test_the_key_of_an_agent_is_in_nothing_that_a_reader_of_the_network_se
 async def test_a_key_is_not_sent_in_clear_to_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streambroker_operator.rest.pe.is_loopback", lambda _: False)
+    monkeypatch.setattr("streambroker_operator.rest.agents.pe.is_loopback", lambda _: False)
     async with running_broker(tmp_path / "b.db") as (_, rest):
         answer = await rest("PUT", "/job/feed/pe/0", AGENT)
         known = await rest("GET", "/job/feed/pe/0")

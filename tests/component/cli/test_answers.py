@@ -95,7 +95,7 @@ def test_an_empty_address_in_the_environment_is_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMBROKER_URL", "")
-    monkeypatch.setattr("streambroker_operator.cli.options.DEFAULT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("streambroker_operator.cli.io.options.DEFAULT_URL", "http://127.0.0.1:1")
 
     assert main(["get"]) == 4
     assert "http://127.0.0.1:1" in capsys.readouterr().err

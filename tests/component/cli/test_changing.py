@@ -9,8 +9,9 @@ import re
 import pytest
 import yaml
 
-from streambroker_operator.cli import forecast, main
-from streambroker_operator.rest import whatif
+from streambroker_operator.cli import main
+from streambroker_operator.cli.output import changes as forecast
+from streambroker_operator.rest.diagnose import whatif
 from support.brokers import Rest
 from support.commands import DOCUMENTS, Cli
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streambroker_operator.cli.describe import REMEDIES
+from streambroker_operator.cli.commands.describe import REMEDIES
 from support.brokers import running_broker
 from support.commands import DOCUMENTS, Cli
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.rest import reports
+from streambroker_operator.rest.agents import reports
 from support.agents import AgentProcess
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.commands import Cli

@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 import yaml
 
-from streambroker_operator.cli import client, describe
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
+from streambroker_operator.cli.commands import describe
+from streambroker_operator.cli.io import client
+from streambroker_operator.rest.guard.rate_limits import Limits
 from support.brokers import Rest, running_broker
 from support.commands import Cli, CliProcess
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.cli import top as top_command
-from streambroker_operator.rest import reports
+from streambroker_operator.cli.commands import top as top_command
+from streambroker_operator.rest.agents import reports
 from support.agents import AgentProcess, Publishing, Reading, rows
 from support.brokers import Rest, running_broker
 from support.commands import ROUTE, Cli, CliTerminal

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire.rule_figures import ToldFigures, ToldWaiting, write_figures
-from streambroker_operator.cli import top
+from streambroker_core.wire.reports.rule_metrics import ToldFigures, ToldWaiting, write_figures
+from streambroker_operator.cli.commands import top
 from support.brokers import EXPORT, IMPORT, running_broker
 from support.commands import Cli
 

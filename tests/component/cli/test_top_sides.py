@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire.told_sides import ToldSide, ToldStall, write_side
-from streambroker_operator.cli import top
-from streambroker_operator.rest import reports
+from streambroker_core.wire.reports.side_status import ToldSide, ToldStall, write_side
+from streambroker_operator.cli.commands import top
+from streambroker_operator.rest.agents import reports
 from support.brokers import EXPORT, IMPORT, running_broker
 from support.commands import Cli
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.commands import CliProcess
 

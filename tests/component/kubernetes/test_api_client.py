@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.client import ApiClient, ApiError, GoneError, Lines, Timing
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.watch_client import (
+    ApiClient,
+    ApiError,
+    GoneError,
+    Lines,
+    Timing,
+)
 
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PATH = "/apis/streambroker.io/v1alpha1/exports"

@@ -15,7 +15,7 @@ import helm_python
 import pytest
 import yaml
 
-from streambroker_core.wire.manifest import OBJECTS
+from streambroker_core.wire.manifests.ports import OBJECTS
 from support import charts
 from support.cluster import MERGE, ApiServer, running_api_server
 from support.free_ports import free_port

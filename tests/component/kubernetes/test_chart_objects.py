@@ -10,9 +10,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from pe_agent.agent import listener
-from pe_agent.agent_tls import AgentCertificate
-from pe_agent.tls import AGENT_NAME, TrustError
+from pe_agent.agent.server import listener
+from pe_agent.transport.agent_tls import AgentCertificate
+from pe_agent.transport.broker_trust import AGENT_NAME, TrustError
 from support import charts
 
 CLIENT = "streambroker-client"

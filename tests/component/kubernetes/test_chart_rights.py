@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire.manifest import OBJECTS
+from streambroker_core.wire.manifests.ports import OBJECTS
 from support import charts
 
 Rule = tuple[str, str, str, tuple[str, ...], frozenset[str]]

@@ -13,8 +13,8 @@ import pytest
 from streambroker_core.board import ExportApplied
 from streambroker_core.model import Export, PeKey
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.ownership import AGENT, API, own_fields
-from streambroker_operator.terms import Terms
+from streambroker_operator.kubernetes.client.managed_fields import AGENT, API, own_fields
+from streambroker_operator.storage.write_options import Terms
 from support.cluster import APPLY, ApiServer
 from support.resources import export_of, registration
 from support.steered import FEED, Others, Replica

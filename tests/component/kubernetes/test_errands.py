@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire.errand import Done, decode_errands, encode_done
+from streambroker_core.wire.broker.agent_commands import Done, decode_errands, encode_done
 from support.cluster import ApiServer
 from support.errands import LOG, Errander
 from support.kube_calls import grant, make_account, token_of

@@ -11,10 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pe_agent import tls
 from pe_agent.agent.process import settings
-from pe_agent.agent_tls import INSECURE_VARIABLE
-from streambroker_core.wire.manifest import API_VERSION, read_manifest
+from pe_agent.transport import broker_trust as tls
+from pe_agent.transport.agent_tls import INSECURE_VARIABLE
+from streambroker_core.wire.manifests.ports import API_VERSION, read_manifest
 from support import charts
 
 HOME = charts.ROOT / "examples/kubernetes"

@@ -16,9 +16,9 @@ import pytest
 
 from streambroker_core.board import ExportRemoved, FeedLost, PointMoved, Status, Synced
 from streambroker_core.model import RULE, PortKey
-from streambroker_core.wire.manifest import OBJECTS, read_manifest
-from streambroker_operator.kubernetes.access import from_kubeconfig
-from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder, Order
+from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
+from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
+from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder, Order
 from support.cluster import GROUP, ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import CALM, HASTY, FeederName, Followed
@@ -561,7 +561,7 @@ def test_kopf_ends_with_its_parent(objects: ClusterObjects) -> None:
     access = from_kubeconfig(objects.api.kubeconfig())
     order = Order(access=access, namespaces=("default",), page=5, server_s=20, call_s=4.0)
     process = subprocess.Popen(
-        [sys.executable, "-m", "streambroker_operator.kubernetes.kopf_child"],
+        [sys.executable, "-m", "streambroker_operator.kubernetes.watch.kopf_child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

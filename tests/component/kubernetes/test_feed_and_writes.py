@@ -12,11 +12,11 @@ import pytest
 
 from streambroker_core.board import Board, Event
 from streambroker_core.model import Import, PortKey
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.client import ApiClient
-from streambroker_operator.kubernetes.reflector import ReflectorFeeder
-from streambroker_operator.runtime import Runtime
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.watch_client import ApiClient
+from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
+from streambroker_operator.runtime.runtime import Runtime
 from support.cluster import ApiServer
 from support.steered import ALERTS, FEED, Others, Replica
 

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.model import AnyKind, Kind, PortKey
-from streambroker_core.wire.manifest import read_manifest
-from streambroker_operator import long_work, runtime
+from streambroker_core.wire.manifests.ports import read_manifest
+from streambroker_operator import cooperative as long_work
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.access import from_kubeconfig
-from streambroker_operator.terms import Terms
+from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
+from streambroker_operator.runtime import runtime
+from streambroker_operator.storage.write_options import Terms
 from support.cluster import ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import FeederName, Followed

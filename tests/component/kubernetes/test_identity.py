@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.identity import Reviews
-from streambroker_operator.kubernetes.permissions import Ask, Asks, Caller, judge
+from streambroker_operator.kubernetes.auth.rbac import Ask, Asks, Caller, judge
+from streambroker_operator.kubernetes.auth.token_review import Reviews
+from streambroker_operator.kubernetes.client.http_api import HttpApi
 from support.cluster import ApiServer
 from support.jwts import jwt
 from support.kube_calls import calls_of, grant, make_account, make_pod, token_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from streambroker_operator.kubernetes.access import from_kubeconfig
+from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from support.cluster import ApiServer
 from support.cluster_objects import ClusterObjects
 from support.kube_proxy import Fault, KubeProxy

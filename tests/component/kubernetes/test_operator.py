@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire import hints
+from streambroker_core.wire.broker import hints
 from streambroker_operator.kubernetes import broker as cluster_broker
-from streambroker_operator.kubernetes import leftovers
+from streambroker_operator.kubernetes.replicas import garbage as leftovers
 from support.cluster import ApiServer
 from support.kube_calls import make_account, manifest, token_of
 from support.operators import (

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streambroker_operator.kubernetes import presence
-from streambroker_operator.kubernetes.client import Timing
-from streambroker_operator.kubernetes.feed import CrdMissingError, KindFeed
+from streambroker_operator.kubernetes.client.watch_client import Timing
+from streambroker_operator.kubernetes.replicas import agent_liveness as presence
+from streambroker_operator.kubernetes.watch.informer import CrdMissingError, KindFeed
 from support import charts
 from support.cluster import ApiServer
 from support.free_ports import free_port

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 import pytest
 
-from streambroker_core.wire.manifest import OBJECTS
-from streambroker_operator.kubernetes.access import from_kubeconfig
+from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from support.cluster import ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import HASTY, FeederName, Followed

@@ -13,10 +13,10 @@ from aiohttp import web
 
 from streambroker_core.board import Board, ImportApplied
 from streambroker_core.model import PortKey
-from streambroker_core.wire.manifest import read_manifest
-from streambroker_operator.hinting import HintSender
+from streambroker_core.wire.manifests.ports import read_manifest
+from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.rest import create_app
-from streambroker_operator.runtime import Runtime
+from streambroker_operator.runtime.runtime import Runtime
 from support.brokers import Rest
 from support.cluster import ApiServer
 from support.commands import Cli

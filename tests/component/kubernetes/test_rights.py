@@ -12,18 +12,18 @@ import pytest
 from streambroker_core.board import Event, ExportApplied, ImportApplied
 from streambroker_core.board.events import RuleApplied
 from streambroker_core.model import AnyKind
-from streambroker_core.wire.manifest import OBJECTS
+from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.client import ApiClient, Timing
-from streambroker_operator.kubernetes.events import EventWriter, Note
-from streambroker_operator.kubernetes.identity import Reviews
-from streambroker_operator.kubernetes.lease import Lease
-from streambroker_operator.kubernetes.objects import Objects, Place
-from streambroker_operator.kubernetes.permissions import Ask, Caller
-from streambroker_operator.kubernetes.reflector import ReflectorFeeder
-from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
+from streambroker_operator.kubernetes.auth.rbac import Ask, Caller
+from streambroker_operator.kubernetes.auth.token_review import Reviews
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.objects import Objects, Place
+from streambroker_operator.kubernetes.client.watch_client import ApiClient, Timing
+from streambroker_operator.kubernetes.replicas.lease import Lease
+from streambroker_operator.kubernetes.status.events import EventWriter, Note
+from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
+from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from support import charts
 from support.cluster import ApiServer
 from support.jwts import jwt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.model import RULE, RuleKey
-from streambroker_operator.kubernetes.access import from_kubeconfig
+from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from support.cluster import APPLY, GROUP, MERGE, ApiServer
 from support.followed import CALM, FeederName, Followed
 from support.kube_calls import make_account, token_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pe_agent.agent.agent import Hosts
 from pe_agent.agent.broker.link import BrokerLink
-from pe_agent.agent.hosts import Hosts
-from pe_agent.tokens import Token
+from pe_agent.transport.tokens import Token
 from streambroker_core.model import PeKey
 from support.cluster import GROUP, ApiServer
 from support.operators import Agent, make_key, operator

@@ -9,9 +9,9 @@ import pytest
 
 from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
-from streambroker_core.wire.manifest import read_manifest
-from streambroker_operator.kubernetes.events import Note
-from streambroker_operator.kubernetes.status_writer import Name
+from streambroker_core.wire.manifests.ports import read_manifest
+from streambroker_operator.kubernetes.status.events import Note
+from streambroker_operator.kubernetes.status.writer import Name
 from support.cluster import GROUP, ApiServer
 from support.kube_calls import create, listed, manifest
 from support.status_brokers import broker_at

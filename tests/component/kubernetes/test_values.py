@@ -13,7 +13,7 @@ import pytest
 from streambroker_core.errors import PropertyError
 from streambroker_core.expression import parse
 from streambroker_core.model import Export
-from streambroker_core.wire.manifest import read_manifest
+from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.cli import main
 from support.brokers import Rest, running_broker
 from support.cluster import GROUP, ApiServer

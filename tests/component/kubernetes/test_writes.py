@@ -12,9 +12,9 @@ import pytest
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Application, Buffer, Export, StreamName
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.ownership import API
-from streambroker_operator.kubernetes.steering import overwritten, steered, steered_fields
-from streambroker_operator.terms import Terms
+from streambroker_operator.kubernetes.apply.overrides import overwritten, steered, steered_fields
+from streambroker_operator.kubernetes.client.managed_fields import API
+from streambroker_operator.storage.write_options import Terms
 from support.cluster import ApiServer
 from support.steered import ALERTS, FEED, Others, Replica
 

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent import broker_calls, functions
+from pe_agent import functions
 from pe_agent.functions import Known, Outcome
-from pe_agent.ports import Change
+from pe_agent.job import port_client as broker_calls
+from pe_agent.job.ports import Change
 from support.cutting import Cutter
 from support.free_ports import free_port
 from support.programs import SECONDS, World

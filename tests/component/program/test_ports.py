@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 
 from pe_agent import functions
-from pe_agent.broker_client import (
+from pe_agent.functions import Outcome
+from pe_agent.job.agent_process import AgentProcess
+from pe_agent.job.ports import ExportPort, ImportPort
+from pe_agent.transport.broker_client import (
     BrokerUnavailableError,
     ChangeRefusedError,
     UnknownPortError,
     WrongKindError,
     pe_path,
 )
-from pe_agent.functions import Outcome
-from pe_agent.launcher import AgentProcess
-from pe_agent.ports import ExportPort, ImportPort
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.agents import Publishing, Reading, rows
 from support.cutting import Cutter

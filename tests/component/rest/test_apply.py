@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streambroker_operator.idempotency import MAX_BODY
-from streambroker_operator.rest import apply as module
-from streambroker_operator.rest import whatif
-from streambroker_operator.rest.limits import Limits
+from streambroker_operator.rest.diagnose import whatif
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.ports import apply as module
+from streambroker_operator.storage.responses import MAX_BODY
 from support.brokers import (
     EXPORT,
     EXPORTS,

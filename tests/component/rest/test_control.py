@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from streambroker_core.model import PeKey
-from streambroker_core.wire import hints
-from streambroker_core.wire.errand import APPEND, EMIT, EMITTED, ENTRY
-from streambroker_operator import audit
-from streambroker_operator.rest.limits import Limits
+from streambroker_core.wire.broker import hints
+from streambroker_core.wire.broker.agent_commands import APPEND, EMIT, EMITTED, ENTRY
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.security import audit_log as audit
 from support.brokers import EXPORT, Rest, bearer, received, running_broker, udp_ear
 from support.errands import AGENT, LOG, Errander, errander
 

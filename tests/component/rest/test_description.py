@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from openapi_spec_validator import validate
 
-from streambroker_operator.hinting import HintSender
+from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.rest import create_app
-from streambroker_operator.rest.description import description
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_operator.rest.http.openapi import description
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store
 from support.brokers import EXPORT, Rest, running_broker
 from support.conformance import assert_conforms
 

@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streambroker_operator import changes
+from streambroker_operator.broker import Broker
 from streambroker_operator.rest import events
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.serving import Broker
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.runtime import change_log as changes
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.whatif import Forecast, forecast
-from streambroker_operator.rest import whatif
-from streambroker_operator.rest.limits import Limits
+from streambroker_core.diagnose import Forecast, forecast
+from streambroker_operator.rest.diagnose import whatif
+from streambroker_operator.rest.guard.rate_limits import Limits
 from support.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, bearer, running_broker
 
 X = "/job/feed/pe/0/export/trades"

@@ -24,9 +24,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from streambroker_operator.rest.description import description
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.http.openapi import description
 from support.brokers import EXPORT, IMPORT
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_operator.rest.limits import MAX_BUCKETS, Buckets, Limits, read_limit
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
+from streambroker_operator.rest.guard.rate_limits import MAX_BUCKETS, Buckets, Limits, read_limit
 from support.brokers import EXPORT, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"

@@ -16,8 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest import lists, snapshots
-from streambroker_operator.rest.snapshots import KEPT_S, MAX_SNAPSHOTS, Page, Selection, Snapshots
+from streambroker_operator.rest.lists import lists, snapshots
+from streambroker_operator.rest.lists.snapshots import (
+    KEPT_S,
+    MAX_SNAPSHOTS,
+    Page,
+    Selection,
+    Snapshots,
+)
 from support.brokers import EXPORT, IMPORT, Rest, bearer, running_broker
 
 EXPORTS = Selection(what="exports", namespace="default")

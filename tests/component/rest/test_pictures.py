@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.rest import pictures
-from streambroker_operator.rest.pictures import ROUTES, Pictures, drawn_routes
-from streambroker_operator.rest.responses import json_answer, long_answer
-from streambroker_operator.rest.turns import Turns
-from streambroker_operator.serving import Broker
+from streambroker_operator.broker import Broker
+from streambroker_operator.rest.guard.fair_queue import Turns
+from streambroker_operator.rest.http.responses import json_answer, long_answer
+from streambroker_operator.rest.lists import list_cache as pictures
+from streambroker_operator.rest.lists.list_cache import ROUTES, Pictures, drawn_routes
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import board_of, export_of, import_of
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.idempotency import KEPT_S, MAX_BODY, RequestName
-from streambroker_operator.rest import apply, whatif
-from streambroker_operator.rest.whatif import Proposed
-from streambroker_operator.store import Store
+from streambroker_operator.rest.diagnose import whatif
+from streambroker_operator.rest.diagnose.whatif import Proposed
+from streambroker_operator.rest.ports import apply
+from streambroker_operator.storage.responses import KEPT_S, MAX_BODY, RequestName
+from streambroker_operator.storage.sqlite_store import Store
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import export_of, port
 

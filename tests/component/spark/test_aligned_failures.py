@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 import pe_agent
 from pe_agent.aligned import Limits, Operator, OperatorStream, Stream
-from pe_agent.aligned.streams import Rows
+from pe_agent.streams.stream import Rows
 from support.aligned import Node, Turn, chain, sink, turns
 from support.aligned_model import simulate
 from support.aligned_operators import Failing, Multiply, NewerMultiply, Talkative

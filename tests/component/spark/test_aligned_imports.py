@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent import PE
 from pe_agent.aligned import AlignedError, OperatorStream, Stream, Target
-from streambroker_core.control.buckets import Layout, bucket_of_key
+from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
 from support.aligned_operators import Multiply, Talkative
 from support.session import SECONDS, Session
 from support.waiting import until

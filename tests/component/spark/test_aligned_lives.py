@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pe_agent.aligned.lives import follow
+from pe_agent.aligned.queries.query_listener import follow
 from support.feeds import DDL, Feed
 from support.waiting import until
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from streambroker_core.control.buckets import Layout, bucket_of_key
+from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
 from support.aligned import Turn
 from support.aligned_operators import NewerTotals, Totals
 from support.aligned_spark import collected, scripted

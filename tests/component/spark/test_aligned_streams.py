@@ -20,8 +20,8 @@ from pe_agent.aligned import (
     control_stream,
     stream,
 )
-from pe_agent.aligned.forms import control_text
-from pe_agent.aligned.hosting import CHANGES, prepare
+from pe_agent.aligned.runtime.frames import control_text
+from pe_agent.aligned.runtime.hosting import CHANGES, prepare
 from streambroker_core.control.tuples import Delivery, logged
 from support.aligned import Node, chain, names_of, sink, told, turns
 from support.aligned_operators import Multiply, Totals

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType
 
-from pe_agent.arrow_batches import BATCH_ROWS, BYTES, ROWS, counted_in_rows
-from pe_agent.log import Kind
+from pe_agent.log.frames import Kind
+from pe_agent.spark.batch_size import BATCH_ROWS, BYTES, ROWS, counted_in_rows
 from support.feeds import Feed
 from support.logs import opened
 from support.session import SECONDS, Session, exporter_status

@@ -9,9 +9,9 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
-from pe_agent.launcher import AgentFailedError
-from pe_agent.subscribing import ArgumentError
+from pe_agent.job.agent_process import AgentFailedError
+from pe_agent.job.subscribe import ArgumentError
+from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.feeds import Feed
 from support.jobs import Broker

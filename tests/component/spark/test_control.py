@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from pe_agent import PE
-from streambroker_core.control.packing import Packed, unpack
-from streambroker_core.schema import parse_ddl, to_items
+from streambroker_core.control.runtime.packing import Packed, unpack
+from streambroker_core.model.schema import parse_ddl, to_items
 from support.feeds import DDL as COLUMNS
 from support.feeds import Feed
 from support.session import SECONDS, Session
@@ -61,8 +61,8 @@ def with_end(frame: DataFrame) -> DataFrame:
     """Pack a frame, and end each window with a tuple that every task emits."""
 
     def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from streambroker_core.control.buckets import Layout
-        from streambroker_core.control.packing import pack, pack_control
+        from streambroker_core.control.runtime.buckets import Layout
+        from streambroker_core.control.runtime.packing import pack, pack_control
         from streambroker_core.control.tuples import Delivery, logged
 
         number, last = 0, None

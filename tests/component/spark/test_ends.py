@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.ports import QueryActiveError
+from pe_agent.job.ports import QueryActiveError
 from support.feeds import DDL, Feed
 from support.session import SECONDS, Session, exporter_status, only_reader
 from support.waiting import until

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pe_agent.agent.process import read_address
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.feeds import Feed
 from support.session import SECONDS, Session, exporter_status
 from support.waiting import until

@@ -29,9 +29,9 @@ from pe_agent.cep import (
     pattern_processors,
     sql,
 )
-from pe_agent.cep.discovery import Wanted
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.wire.rule_figures import ToldWaiting
+from pe_agent.cep.discovery.discoverer import Wanted
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.wire.reports.rule_metrics import ToldWaiting
 from support.aligned_spark import SHUFFLE
 from support.pattern_spark import DDL, Given, Play, letters
 from support.waiting import until

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pe_agent.aligned.ahead import condition, reduced
+from pe_agent.aligned.queries.jvm_prefilter import condition, reduced
 from pe_agent.filters import compile_filter
 from streambroker_core.expression import parse
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.exporting.waiting import SELF_WAIT_SECONDS, SelfWaitError
-from streambroker_core.chains import RING_SECONDS
-from streambroker_core.ledger import Ask
+from pe_agent.agent.exports.backpressure import SELF_WAIT_SECONDS, SelfWaitError
+from streambroker_core.ledger.ledger import Ask
+from streambroker_core.ledger.wait_chains import RING_SECONDS
 from support.exports import Bench, bench, rows
 
 OWN = "default/feed/0/back"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.own_log import NAME
-from pe_agent.agent_lines import FORWARDED, AgentLines, forwarding
+from pe_agent.agent.reports.log_file import NAME
+from pe_agent.job.agent_log import FORWARDED, AgentLines, forwarding
 
 
 def appended(home: Path, text: str) -> None:

@@ -15,10 +15,11 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from pe_agent.aligned import AlignedError, hosting, processor
-from pe_agent.aligned.deferred import Deferred
-from pe_agent.aligned.processor import Hosted
-from streambroker_core.control.operator import Operator
+from pe_agent.aligned import AlignedError
+from pe_agent.aligned.runtime import hosting, processor
+from pe_agent.aligned.runtime.lazy_operator import Deferred
+from pe_agent.aligned.runtime.processor import Hosted
+from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.tuples import Limits
 from support.aligned_batches import Stage
 

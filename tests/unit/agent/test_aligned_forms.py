@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import AlignedError, ControlFile, Limits, control_file
-from pe_agent.aligned.control_file import ControlFileReader
-from pe_agent.aligned.forms import (
+from pe_agent.aligned import AlignedError, ControlFile, Limits
+from pe_agent.aligned import control_source as control_file
+from pe_agent.aligned.control_source import ControlFileReader
+from pe_agent.aligned.runtime.frames import (
     EMITTED,
     END,
     ROWS,
@@ -24,17 +25,23 @@ from pe_agent.aligned.forms import (
     read_control,
     write_ipc,
 )
-from pe_agent.aligned.hosting import check_settings
-from pe_agent.aligned.notes import CLOCK, NOTE, Hold, Tick, decode, encode
-from pe_agent.aligned.notes import Note as Notice
-from pe_agent.aligned.packer import AT_END, REFUSED, Packer, Repacker
-from pe_agent.aligned.unpacker import BatchFunction, OnBatches, RowsOf, RowsOfPacked
-from pe_agent.datasource.packed import Packer as PackerOfImport
-from pe_agent.datasource.packed import Packing
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import NO_BUCKET, Packed, control_row, sequence, unpack
-from streambroker_core.control.rows import Placed, to_batch
+from pe_agent.aligned.runtime.hosting import check_settings
+from pe_agent.aligned.runtime.packer import AT_END, REFUSED, Packer, Repacker
+from pe_agent.aligned.runtime.progress_messages import CLOCK, NOTE, Hold, Tick, decode, encode
+from pe_agent.aligned.runtime.progress_messages import Note as Notice
+from pe_agent.aligned.runtime.unpacker import BatchFunction, OnBatches, RowsOf, RowsOfPacked
+from pe_agent.datasource.packer import Packer as PackerOfImport
+from pe_agent.datasource.packer import Packing
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.control_rows import Placed, to_batch
+from streambroker_core.control.runtime.packing import (
+    NO_BUCKET,
+    Packed,
+    control_row,
+    sequence,
+    unpack,
+)
 from streambroker_core.control.tuples import (
     ControlError,
     ControlLimitError,

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import notes
 from pe_agent.aligned.idleness import Pace, Reporter, without_idle
-from pe_agent.aligned.store import Own, read_own
-from streambroker_core.control.packing import PACKED, pack_watermark
+from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime.state_store import Own, read_own
+from streambroker_core.control.runtime.packing import PACKED, pack_watermark
 
 SECOND = 1_000_000
 PACES = {"main": Pace(delay=2 * SECOND), "side": Pace(delay=0, idle=10 * SECOND)}

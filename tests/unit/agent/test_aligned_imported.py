@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.aligned import AlignedError, Stream
-from pe_agent.aligned.imported import Import, Imported, one_carrier
-from pe_agent.aligned.streams import Rows
 from pe_agent.datasource.options import Options
-from streambroker_core.control.buckets import Layout
+from pe_agent.streams.import_stream import Import, Imported, one_carrier
+from pe_agent.streams.stream import Rows
+from streambroker_core.control.runtime.buckets import Layout
 
 COLUMNS = "`a key` bigint, v int, t timestamp"
 LAYOUT = Layout(port="left", buckets=5, key=(("a key", pa.int64()), ("v", pa.int32())), nulls=True)

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import processor
-from pe_agent.aligned.forms import END, control_text
-from pe_agent.aligned.processor import COUNTS
-from pe_agent.aligned.store import Own, read_own
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.keyed import KeyedState
-from streambroker_core.control.operator import Blobs, Changes, Operator, StateError
+from pe_agent.aligned.runtime import processor
+from pe_agent.aligned.runtime.frames import END, control_text
+from pe_agent.aligned.runtime.processor import COUNTS
+from pe_agent.aligned.runtime.state_store import Own, read_own
+from streambroker_core.control.operators.keyed_state import KeyedState
+from streambroker_core.control.operators.operator import Blobs, Changes, Operator, StateError
+from streambroker_core.control.operators.typed_operator import TypedOperator, handles
+from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, logged
-from streambroker_core.control.typed import TypedOperator, handles
 from support.aligned_batches import Batches, batches
 
 TIME = pa.timestamp("us", "UTC")

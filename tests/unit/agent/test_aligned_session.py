@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.aligned import hosting
+from pe_agent.aligned.runtime import hosting
 
 
 class Conf(dict[str, str]):

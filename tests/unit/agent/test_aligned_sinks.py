@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned.forms import EMITTED, END, ROWS, TUPLES, control_text, write_ipc
-from pe_agent.aligned.notes import Tick, encode
+from pe_agent.aligned.runtime.frames import EMITTED, END, ROWS, TUPLES, control_text, write_ipc
+from pe_agent.aligned.runtime.progress_messages import Tick, encode
 from pe_agent.aligned.sinks import OutputsWriter, emitted_rows, mixed_rows
-from pe_agent.datasource.unpacked import Found, Unpacker
-from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import pack_control, sequence
+from pe_agent.datasource.unpacker import Found, Unpacker
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.control.runtime.packing import pack_control, sequence
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
 from support.aligned import note
 

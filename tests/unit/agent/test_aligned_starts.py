@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pe_agent.aligned.starts import Starts, refused
+from pe_agent.aligned.queries.start_guard import Starts, refused
 
 
 def test_there_may_be_as_many_queries_as_frames_were_given_out() -> None:

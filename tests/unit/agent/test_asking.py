@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pe_agent.datasource import asking
-from pe_agent.datasource.asking import Ahead
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.datasource import lease as asking
+from pe_agent.datasource.lease import Ahead
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.waiting import until
 
 SECONDS = 10.0

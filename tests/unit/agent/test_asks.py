@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.asks import MAX_LEASE, BodyInvalidError, read_ask, read_ranges
-from streambroker_core.ledger import Ask
+from pe_agent.agent.server.plan_request import MAX_LEASE, BodyInvalidError, read_ask, read_ranges
+from streambroker_core.ledger.ledger import Ask
 
 BODY: dict[str, Any] = {
     "reader": "0" * 32,

@@ -8,7 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.blocks import BlockReader, BytesCache, NotPlannedError, Read
+from pe_agent.agent.exports.stream.block_reader import (
+    BlockReader,
+    BytesCache,
+    NotPlannedError,
+    Read,
+)
 from support.exports import Bench, bench, rows
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.agent import Hosts
 from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import (
     ACKNOWLEDGE_SECONDS,
@@ -17,13 +18,12 @@ from pe_agent.agent.broker.link import (
     BUSY_SECONDS,
     BrokerLink,
 )
-from pe_agent.agent.hosts import Hosts
-from pe_agent.broker_client import BrokerAnswer, BrokerUnavailableError
+from pe_agent.transport.broker_client import BrokerAnswer, BrokerUnavailableError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.hints import STALE_S
-from streambroker_core.wire.view import View, encode, seal
-from streambroker_core.wire.wanted import WantedRule, wanted_rules
-from streambroker_operator.kubernetes.status_queue import SETTLE_S
+from streambroker_core.wire.broker.hints import STALE_S
+from streambroker_core.wire.broker.view import View, encode, seal
+from streambroker_core.wire.broker.view_rules import WantedRule, wanted_rules
+from streambroker_operator.kubernetes.status.work_queue import SETTLE_S
 from support.waiting import until
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from pe_agent.agent.agent import Hosts
 from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import BrokerLink
-from pe_agent.agent.hosts import Hosts
-from pe_agent.broker_client import BrokerAnswer
+from pe_agent.transport.broker_client import BrokerAnswer
 from streambroker_core.errors import CapabilityError
-from streambroker_core.ledger import Ask
+from streambroker_core.ledger.ledger import Ask
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire import capability
-from streambroker_core.wire.capability import DAY_S
-from streambroker_core.wire.view import (
+from streambroker_core.wire.broker import capability
+from streambroker_core.wire.broker.capability import DAY_S
+from streambroker_core.wire.broker.view import (
     ExportPort,
     ExportRoute,
     ImportPort,

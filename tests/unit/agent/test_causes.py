@@ -9,9 +9,9 @@ import pytest
 from pyspark.errors.exceptions.base import PySparkException
 
 from pe_agent import cause
-from pe_agent.causes import Failure, cause_first, cause_in
-from streambroker_core.control.payloads import encode
+from pe_agent.spark.query_failure import Failure, cause_first, cause_in
 from streambroker_core.control.tuples import ControlError
+from streambroker_core.control.tuples.payloads import encode
 
 
 def of_ours() -> None:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pe_agent import client
-from pe_agent.agent_tls import AgentTrust
+from pe_agent.transport import agent_client as client
+from pe_agent.transport.agent_tls import AgentTrust
 
 
 class Made:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exporting.blocks import BlockReader, NotPlannedError, Read
-from pe_agent.agent.exporting.manifests import Manifest
+from pe_agent.agent.exports.stream.block_reader import BlockReader, NotPlannedError, Read
+from pe_agent.agent.exports.stream.manifests import Manifest
 from pe_agent.log.errors import LogCorrupt
-from streambroker_core.control.placing import Placed
-from streambroker_core.control.rows import from_batch
+from streambroker_core.control.runtime.control_rows import from_batch
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, logged
-from streambroker_core.publishing import LEASE, BatchDiffersError, PublisherInUseError
+from streambroker_core.control.tuples.epoch_control import Placed
+from streambroker_core.ledger.publisher import LEASE, BatchDiffersError, PublisherInUseError
 from support.exports import DDL, SCHEMA, Bench, bench, killed_in, rows
 
 CONTROL = frozenset[str]()

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-import pe_agent.agent.control_log as module
-from pe_agent.agent.control_log import (
+import pe_agent.agent.state.control_log as module
+from pe_agent.agent.state.control_log import (
     GRACE,
     ControlLog,
     ControlLogFullError,
     NotLoggedError,
     RequestDiffersError,
 )
-from pe_agent.agent.store import Store
+from pe_agent.agent.state.store import Store
 from streambroker_core.control.tuples import ControlLimitError
 from streambroker_core.errors import ManifestError
-from streambroker_core.ledger import DataLossError
+from streambroker_core.ledger.ledger import DataLossError
 
 ROUNDS = 8
 KEPT = 20
@@ -33,8 +33,8 @@ from pathlib import Path
 package = types.ModuleType("pe_agent")  # the log alone: Spark's part starts slowly
 package.__path__ = [sys.argv[2]]
 sys.modules["pe_agent"] = package
-from pe_agent.agent.control_log import ControlLog
-from pe_agent.agent.store import Store
+from pe_agent.agent.state.control_log import ControlLog
+from pe_agent.agent.state.store import Store
 
 log = ControlLog(Store(Path(sys.argv[1])), lambda: None)
 print("open", flush=True)
@@ -212,7 +212,7 @@ def test_nobody_has_applied_what_nobody_reads(made: Bench) -> None:
 
 def test_every_answered_tuple_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
     chance, promised = random.Random(3), dict[str, str]()
-    package = Path(module.__file__).parents[1]
+    package = Path(module.__file__).parents[2]
     path = tmp_path / "state.sqlite"
     for round_ in range(ROUNDS):
         command = [sys.executable, "-c", WRITER, *map(str, (path, package, round_))]

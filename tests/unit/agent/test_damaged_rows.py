@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.store import StoreError
-from streambroker_core.ledger import Ask
+from pe_agent.agent.agent import Hosts
+from pe_agent.agent.state.store import StoreError
+from streambroker_core.ledger.ledger import Ask
 from streambroker_core.model import PeKey
 from support.exports import DDL, rows
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent.emitted import emit_control, send_control
+from pe_agent.job.send_control import emit_control, send_control
 from pe_agent.pe import PE
 from streambroker_core.control.tuples import ControlError, Delivery, Target
 from streambroker_core.errors import ManifestError

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exporting import emitting
-from pe_agent.agent.exporting.blocks import BlockReader, Read
-from pe_agent.agent.exporting.emitting import (
+from pe_agent.agent.exports import control_sender as emitting
+from pe_agent.agent.exports.control_sender import (
     EmittingSide,
     ExportFullError,
     NotEmittedError,
     RequestDiffersError,
 )
-from pe_agent.agent.exporting.streams import HostedStream
-from pe_agent.agent.store import Store
-from pe_agent.log import LogError
-from streambroker_core.control.rows import from_batch
+from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
+from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.state.store import Store
+from pe_agent.log.errors import LogError
+from streambroker_core.control.runtime.control_rows import from_batch
 from streambroker_core.control.tuples import ControlLimitError
 from streambroker_core.errors import ManifestError
 from support.exports import Bench, bench, killed_in, rows
@@ -279,7 +279,7 @@ def test_what_cannot_be_emitted_is_refused_and_changes_nothing(made: Bench) -> N
 def test_tuples_that_wait_are_limited_like_those_of_an_epoch(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streambroker_core.control.placing.MAX_TUPLES", 2)
+    monkeypatch.setattr("streambroker_core.control.tuples.epoch_control.MAX_TUPLES", 2)
     emit(made, "a")
     emit(made, "b")
     with pytest.raises(ControlLimitError, match="3 new control tuples"):

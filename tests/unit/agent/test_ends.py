@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pe_agent.agent.importing.peers import Peers, _Watched
-from pe_agent.agent.news import News
-from pe_agent.client import AgentClient
+from pe_agent.agent.imports.peer_agents import Peers, _Watched
+from pe_agent.agent.notifier import News
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.source import NothingGivenError, StreambrokerStreamReader
+from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
 from support.imports import A, B, Bench, answer, away, bench, plan, refused
 from support.sources import SCHEMA

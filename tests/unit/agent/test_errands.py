@@ -6,9 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from pe_agent.agent.broker.errands import Errands
-from pe_agent.agent.exporting.emitting import ExportFullError
-from streambroker_core.wire.errand import (
+from pe_agent.agent.broker.commands import Errands
+from pe_agent.agent.exports.control_sender import ExportFullError
+from streambroker_core.wire.broker.agent_commands import (
     EMIT,
     EMITTED,
     FAILED,

@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.exports import NotAdmittedError, StageMissingError, steady_clock
-from pe_agent.agent.store import Store
-from pe_agent.agent.unnamed import Unnamed
+from pe_agent.agent.exports.export import NotAdmittedError, StageMissingError, steady_clock
+from pe_agent.agent.state.orphan_logs import Unnamed
+from pe_agent.agent.state.store import Store
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import DataLossError, NotRoutedError
-from streambroker_core.publishing import LEASE, BatchDiffersError
+from streambroker_core.ledger.ledger import DataLossError, NotRoutedError
+from streambroker_core.ledger.publisher import LEASE, BatchDiffersError
 from support.exports import DDL, Bench, bench, killed_in, rows
 
 
@@ -421,7 +421,7 @@ def test_a_block_that_became_unreadable_does_not_keep_its_reader_from_acknowledg
     def damaged(*_: object) -> int:
         raise LogCorrupt(Path("segment"), offset=7, why="checksum")
 
-    monkeypatch.setattr("pe_agent.agent.exporting.deliveries.passing_rows", damaged)
+    monkeypatch.setattr("pe_agent.agent.exports.stream.delivery_counts.passing_rows", damaged)
     made.plan({made.stream: 1}, filter_="n > 1")
 
     status = made.export.status()["readers"]["reader"]

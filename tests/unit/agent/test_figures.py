@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exporting.blocks import BlockReader, Read
-from streambroker_core.publishing import LEASE
+from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
+from streambroker_core.ledger.publisher import LEASE
 from support.exports import Bench, bench, rows
 
 

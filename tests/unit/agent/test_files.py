@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.files import file_state, replace_file
+from pe_agent.log.atomic_file import file_state, replace_file
 
 
 @pytest.mark.parametrize("private", [False, True])

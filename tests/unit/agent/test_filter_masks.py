@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pe_agent.filters import compile_filter, schema_of
 from streambroker_core.errors import FilterTypeError, SchemaError
 from streambroker_core.expression import Expression, check_filter, parse
-from streambroker_core.schema import parse_ddl
+from streambroker_core.model.schema import parse_ddl
 from support.expressions import ARROW, SCHEMA, batch_of, rows, typed_filters
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import Limits
-from streambroker_core.publishing import LEASE
+from streambroker_core.ledger.ledger import Limits
+from streambroker_core.ledger.publisher import LEASE
 from support.exports import Bench, bench, rows
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from pe_agent.client import AgentClient
-from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError, to_flight
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError, to_flight
 from streambroker_core.errors import StreambrokerError
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from pe_agent.functions import Known, Outcome
-from pe_agent.memory import LastKnown
-from pe_agent.ports import Change
-from pe_agent.triples import as_properties
+from pe_agent.functions.typed_properties import as_properties
+from pe_agent.job.ports import Change
+from pe_agent.job.view_cache import LastKnown
 from streambroker_core.errors import PropertyError
 
 

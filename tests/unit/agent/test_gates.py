@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.importing import gates
-from streambroker_core.ledger import Holder
+from pe_agent.agent.imports import backpressure as gates
+from streambroker_core.ledger.ledger import Holder
 from support.imports import A, Bench, answer, bench, plan
 from support.waiting import until
 
@@ -24,7 +24,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Return a bench on which a call that waits does so for longer than any test."""
     monkeypatch.setattr(gates, "TOGETHER", LONG)
     monkeypatch.setattr(gates, "BESIDE_OTHERS", 0.0)
-    monkeypatch.setattr("pe_agent.agent.importing.imports.PATIENCE", LONG)
+    monkeypatch.setattr("pe_agent.agent.imports.offset_planner.PATIENCE", LONG)
     made = bench(tmp_path, monkeypatch)
     made.connect(A, ports=("in", "too"))
     made.replies[A] = lambda _: answer()

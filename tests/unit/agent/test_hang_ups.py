@@ -59,7 +59,7 @@ def test_a_worker_that_the_jvm_hangs_up_on_prints_no_traceback(tmp_path: Path) -
     assert "Error" in printed(tmp_path, "")  # what PySpark prints by itself
     for imports in (
         "from pyspark_streambroker import DefaultSource",
-        "import pe_agent.aligned.processor",
+        "import pe_agent.aligned.runtime.processor",
     ):
         assert "Error" not in printed(tmp_path, imports)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.control_log import ControlLogTwiceError
+from pe_agent.agent.state.control_log import ControlLogTwiceError
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
-from streambroker_core.ledger import DataLossError
-from streambroker_core.offset import Offset, ranges
+from streambroker_core.ledger.ledger import DataLossError
+from streambroker_core.ledger.offset import Offset, ranges
 from support.imports import A, B, Bench, answer, bench, plan
 
 CONTROL: dict[str, Any] = {"control": ["wm"]}

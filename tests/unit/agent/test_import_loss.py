@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from support.imports import A, B, Bench, answer, away, bench, plan, refused
 

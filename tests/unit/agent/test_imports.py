@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.importing.heads import RoutesUnknownError
-from pe_agent.agent.importing.imports import UnknownPortError
-from pe_agent.agent.importing.peers import Peers
-from pe_agent.agent.importing.readers import ReaderInUseError
-from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.ledger import NotRoutedError, ReadersExceededError
-from streambroker_core.offset import Offset, ranges
-from streambroker_core.wire.view import ImportRoute, seal
+from pe_agent.agent.imports.available_now import RoutesUnknownError
+from pe_agent.agent.imports.offset_planner import UnknownPortError
+from pe_agent.agent.imports.peer_agents import Peers
+from pe_agent.agent.imports.readers import ReaderInUseError
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.ledger.ledger import NotRoutedError, ReadersExceededError
+from streambroker_core.ledger.offset import Offset, ranges
+from streambroker_core.wire.broker.view import ImportRoute, seal
 from support.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
 from support.waiting import until
 
@@ -468,7 +468,7 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
         return {"s": 7}, False
 
     monkeypatch.setattr(Peers, "ask_heads", ask)
-    monkeypatch.setattr("pe_agent.agent.importing.heads.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("pe_agent.agent.imports.available_now.AGAIN_SECONDS", 0.01)
     found: list[dict[str, Any]] = []
     asked = threading.Thread(target=lambda: found.append(made.host.heads("in", 10.0)))
     asked.start()
@@ -515,7 +515,7 @@ def test_who_refuses_below_the_limit_is_named_with_its_reason(made: Bench, how: 
 def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.importing.readers.READERS", 3)
+    monkeypatch.setattr("pe_agent.agent.imports.readers.READERS", 3)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(5):
@@ -530,7 +530,7 @@ def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
 def test_a_reader_beyond_the_limit_is_refused_while_all_others_live(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.importing.readers.READERS", 3)
+    monkeypatch.setattr("pe_agent.agent.imports.readers.READERS", 3)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(3):

@@ -13,17 +13,17 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent.agent.broker.reports import Reporter
-from pe_agent.agent.broker.routes import RouteTable
-from pe_agent.agent.job_rules import LIVE_SECONDS, QUERIES, JobRules
-from pe_agent.agent.news import News
-from pe_agent.agent.store import Store
+from pe_agent.agent.broker.reporter import Reporter
+from pe_agent.agent.notifier import News
+from pe_agent.agent.reports.rules import LIVE_SECONDS, QUERIES, JobRules
+from pe_agent.agent.state.route_table import RouteTable
+from pe_agent.agent.state.store import Store
 from pe_agent.cep import BrokerDiscoverer, Discovery, DiscoveryError, PatternProcessorManager
-from pe_agent.cep.progress import Progress
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.cep.rule_progress import Progress
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.view import View, seal
-from streambroker_core.wire.wanted import WantedRule, wanted_rules
+from streambroker_core.wire.broker.view import View, seal
+from streambroker_core.wire.broker.view_rules import WantedRule, wanted_rules
 
 PE = PeKey("default", "alerts", 0)
 
@@ -112,7 +112,7 @@ def told(agent: Agent) -> Mapping[str, Any]:
 def test_a_broker_that_its_agent_does_not_hear_of_is_told_and_the_rules_stay(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.cep.broker.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("pe_agent.cep.discovery.broker.WAIT_SECONDS", 0.05)
     agent.routes.apply(view_of(wanted("a")))
     job = Job()
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pe_agent.agent import metrics
-from pe_agent.agent.broker.reports import report_of
-from pe_agent.agent.job_sides import NEW_SECONDS, JobSides
-from pe_agent.agent_tls import PLAIN_VARIABLE
-from pe_agent.flight_errors import AgentUnreachableError
-from pe_agent.side import reporting
-from pe_agent.side.reporting import Sender, ToAgent
+from pe_agent.agent.broker.reporter import report_of
+from pe_agent.agent.reports import prometheus as metrics
+from pe_agent.agent.reports.side_inputs import NEW_SECONDS, JobSides
+from pe_agent.side import metrics_reporter as reporting
+from pe_agent.side.metrics_reporter import Sender, ToAgent
+from pe_agent.transport.agent_tls import PLAIN_VARIABLE
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.told_sides import ToldSide, ToldStall, write_side
+from streambroker_core.wire.reports.side_status import ToldSide, ToldStall, write_side
 from support.waiting import until
 
 RATES = ToldSide(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pe_agent.known_ports import KnownPorts, PortMissingError
-from pe_agent.ports import Change
+from pe_agent.job.port_names import KnownPorts, PortMissingError
+from pe_agent.job.ports import Change
 
 
 def test_a_port_that_is_not_there_is_refused_with_the_one_that_was_meant() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.asks import BodyInvalidError, read_ask, read_ranges, under
-from pe_agent.agent.importing.peers import plan_body
-from pe_agent.flight_errors import AgentRefusedError
+from pe_agent.agent.imports.peer_agents import plan_body
+from pe_agent.agent.server.plan_request import BodyInvalidError, read_ask, read_ranges, under
+from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger import OvertakenError
+from streambroker_core.ledger.ledger import OvertakenError
 from support import exports, imports
 from support.imports import A, away
 

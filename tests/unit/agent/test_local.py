@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.local import DROPPED, JavaMissingError, ensure_java, ensure_spark_home, java_home
+from pe_agent.spark.local_session import (
+    DROPPED,
+    JavaMissingError,
+    ensure_java,
+    ensure_spark_home,
+    java_home,
+)
 
 
 def make_java(home: Path, version: str) -> Path:

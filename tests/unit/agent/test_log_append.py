@@ -6,18 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.log import (
-    Address,
-    AddressGone,
-    Committer,
-    FrameTooLarge,
-    Kind,
-    LogClosed,
-    LogCorrupt,
-    StreamLog,
-)
-from pe_agent.log.commit import Flushable
+from pe_agent.log.commit import Committer, Flushable
+from pe_agent.log.errors import AddressGone, FrameTooLarge, LogClosed, LogCorrupt
 from pe_agent.log.frames import HEADER_BYTES as FRAME_HEADER
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import Address, StreamLog
 from pe_agent.log.segments import HEADER_BYTES
 from support.logs import body, contents, fill, flip, opened
 

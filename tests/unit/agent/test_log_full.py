@@ -10,14 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.log import Committer, Kind, LogFailed, LogFull, StreamLog
+from pe_agent.log.commit import Committer
+from pe_agent.log.errors import LogFailed, LogFull
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
 from support.logs import body, contents, fill, opened
 
 WAIT_S = 20.0
 LIMITED = """
 import json, resource, signal, sys
 from pathlib import Path
-from pe_agent.log import Committer, Kind, LogFull, StreamLog
+from pe_agent.log.commit import Committer
+from pe_agent.log.errors import LogFull
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 10_000_000))

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.log import Committer, Kind, LogCorrupt, Recovery, StreamLog, frames, index, segments
+from pe_agent.log import frames, index, segments
+from pe_agent.log.commit import Committer
+from pe_agent.log.errors import LogCorrupt
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
+from pe_agent.log.recovery import Recovery
 from pe_agent.log.segments import HEADER_BYTES
 from support.logs import body, contents, fill, flip, opened
 

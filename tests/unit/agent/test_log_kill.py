@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import pe_agent.log
-from pe_agent.log import Address, Kind
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import Address
 from pe_agent.log.segments import HEADER_BYTES
 from support.logs import opened
 
@@ -20,7 +21,10 @@ from pathlib import Path
 package = types.ModuleType("pe_agent")  # the log alone: Spark's part starts slowly
 package.__path__ = [sys.argv[4]]
 sys.modules["pe_agent"] = package
-from pe_agent.log import Committer, Kind, StreamLog, index
+from pe_agent.log import index
+from pe_agent.log.commit import Committer
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
 
 index.RUN_FRAMES = 50
 """

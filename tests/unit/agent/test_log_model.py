@@ -7,7 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from pe_agent.log import Address, AddressGone, Committer, Kind, StreamLog, index
+from pe_agent.log import index
+from pe_agent.log.commit import Committer
+from pe_agent.log.errors import AddressGone
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import Address, StreamLog
 from pe_agent.log.recovery import Verify
 
 SEGMENT_BYTES = 700

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.log import (
-    Committer,
-    Kind,
-    LogCorrupt,
-    LogVersionUnknown,
-    Recovery,
-    StreamLog,
-    frames,
-    index,
-    segments,
-)
+from pe_agent.log import frames, index, segments
 from pe_agent.log import recovery as recovering
+from pe_agent.log.commit import Committer
+from pe_agent.log.errors import LogCorrupt, LogVersionUnknown
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import StreamLog
+from pe_agent.log.recovery import Recovery
 from pe_agent.log.segments import HEADER_BYTES, TORN_SUFFIX
 from support.exports import killed_in
 from support.logs import body, contents, fill, flip, opened, snapshot

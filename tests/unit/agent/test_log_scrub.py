@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.log import Scrub, StreamLog, frames
+from pe_agent.log import frames
+from pe_agent.log.log import StreamLog
+from pe_agent.log.scrub import Scrub
 from pe_agent.log.segments import HEADER_BYTES
 from support.logs import body, fill, flip, opened
 from support.waiting import until

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.exporting.publishing import BLOCK_MEMORY, EPOCH_MEMORY
+from pe_agent.agent.exports.publisher import BLOCK_MEMORY, EPOCH_MEMORY
 from pe_agent.log import index
-from streambroker_core.claims import MEMORY_BYTES
+from streambroker_core.ledger.retention import MEMORY_BYTES
 from support.exports import IMPORT, Bench, bench, rows
 
 TEN_GIBIBYTES = 10 << 30

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pe_agent.agent.exporting.blocks import BlockReader, Read
-from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.metrics import ROUTES, MetricsServer, text
+from pe_agent.agent.agent import Hosts
+from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
+from pe_agent.agent.reports.prometheus import ROUTES, MetricsServer, text
 from streambroker_core.model import PeKey
 from support.exports import IMPORT, Bench, bench, rows
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.masks import misfit
-from pe_agent.agent.exporting.streams import HostedStream
-from pe_agent.log import Committer
+from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.row_filter import misfit
+from pe_agent.log.commit import Committer
 from support.exports import IMPORT, bench, rows
 
 DDL = "`line` bigint, `price` double"

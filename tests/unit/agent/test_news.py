@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
-from pe_agent.agent.news import News
+from pe_agent.agent.notifier import News
 from support.waiting import until
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.ledger import Answer, DataLossError
+from streambroker_core.ledger.ledger import Answer, DataLossError
 from support.exports import Bench, rows
 
 

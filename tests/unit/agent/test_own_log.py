@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.own_log import OwnLog
-from pe_agent.agent.sparse import SECONDS, Sparse
+from pe_agent.agent.reports.log_file import OwnLog
+from pe_agent.agent.reports.log_limiter import SECONDS, Sparse
 
 
 @pytest.fixture

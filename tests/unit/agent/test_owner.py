@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.owner import VARIABLE, OwnerError, given
+from pe_agent.job.owner_reference import VARIABLE, OwnerError, given
 
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "feed-program", "uid": "0-1"}
 

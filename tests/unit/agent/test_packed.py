@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from pe_agent.datasource.columns import struct_of
 from pe_agent.datasource.options import OptionError, Options
-from pe_agent.datasource.packed import (
+from pe_agent.datasource.packer import (
     PACKED_DDL,
     NotNumberedError,
     Packer,
@@ -26,10 +26,11 @@ from pe_agent.datasource.packed import (
 )
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.source import StreambrokerDataSource, StreambrokerStreamReader
-from pe_agent.datasource.unpacked import Unpacker, in_epoch
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import (
+from pe_agent.datasource.unpacker import Unpacker, in_epoch
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.control_rows import to_batch
+from streambroker_core.control.runtime.packing import (
     NO_BUCKET,
     PACKED,
     by_bucket,
@@ -39,9 +40,7 @@ from streambroker_core.control.packing import (
     sequence,
     unpack,
 )
-from streambroker_core.control.placing import Placed
-from streambroker_core.control.rows import to_batch
-from streambroker_core.control.spacing import in_front, slot_bits, spaced
+from streambroker_core.control.runtime.spacing import in_front, slot_bits, spaced
 from streambroker_core.control.tuples import (
     ControlLimitError,
     ControlTuple,
@@ -49,6 +48,7 @@ from streambroker_core.control.tuples import (
     IdentityError,
     logged,
 )
+from streambroker_core.control.tuples.epoch_control import Placed
 from streambroker_core.errors import SchemaError
 
 ROWS, BITS = 30, slot_bits(30)
@@ -231,7 +231,7 @@ def test_watermarks_are_no_rows_and_copies_that_differ_are_refused() -> None:
 def test_a_task_stops_at_more_tuples_than_an_epoch_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("streambroker_core.control.placing.MAX_TUPLES", 2)
+    monkeypatch.setattr("streambroker_core.control.tuples.epoch_control.MAX_TUPLES", 2)
     marks = [(0, mark(n)) for n in range(3)]
     assert len(unpacked(pack_control(marks, "out", 1))[1]) == 3, "its query passes them on"
     new = [(at, replace(one, emitter="q.op.0")) for at, one in marks]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exporting.manifests import part_told
-from pe_agent.agent.exporting.streams import HostedStream
-from pe_agent.agent.fellows.parts import AT_ONCE_SECONDS, Parts
-from pe_agent.log import AddressGone
+from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.manifests import part_told
+from pe_agent.agent.shards.verify import AT_ONCE_SECONDS, Parts
+from pe_agent.log.errors import AddressGone
 from support.exports import Bench, bench, rows
 
 

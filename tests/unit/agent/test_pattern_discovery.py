@@ -26,9 +26,9 @@ from pe_agent.cep import (
     sqlite_table,
 )
 from streambroker_core.cep import Pattern
-from streambroker_core.cep.figures import WindowFigures
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import Context, Outcome, RuleSet
+from streambroker_core.cep.engine.metrics import WindowFigures
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import Context, Outcome, RuleSet
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 
@@ -150,7 +150,7 @@ def test_a_rule_that_cannot_be_written_is_refused_alone(bad: PatternProcessor) -
 
 
 def test_the_log_has_a_line_for_each_rule_of_an_update(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "pe_agent.cep.processors")
+    caplog.set_level("INFO", "pe_agent.cep.query_rules")
     processors = Processors(lambda _: None, RuleSet(), Context())
     update = processors.manager.on_pattern_processors_updated
     update([document("a"), document("b")])

@@ -12,8 +12,8 @@ import pytest
 from pe_agent.aligned import AlignedError
 from pe_agent.cep import Pattern, PatternProcessor, dry_run
 from streambroker_core.cep import RunError
-from streambroker_core.cep.explain import DryRun
-from streambroker_core.cep.matcher import Limits
+from streambroker_core.cep.engine.trace import DryRun
+from streambroker_core.cep.nfa.matcher import Limits
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 TIME = pa.timestamp("ms", "UTC")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pe_agent.cep import DiscoveryError, HttpDiscoverer, PatternProcessorManager
-from pe_agent.tokens import Token
+from pe_agent.transport.tokens import Token
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 

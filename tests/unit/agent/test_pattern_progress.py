@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pe_agent.cep import Discovery, PatternProcessorManager, Progress, RuleReport
-from pe_agent.cep.discovery import Wanted
+from pe_agent.cep.discovery.discoverer import Wanted
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 

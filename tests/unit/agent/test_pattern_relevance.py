@@ -7,10 +7,10 @@ from typing import Any
 
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from pe_agent.cep.streams import _Made
+from pe_agent.streams.pattern_stream import _Made
 from streambroker_core.cep import Pattern
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import RuleSet
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import RuleSet
 
 
 def relevance(*more: StructField) -> Any:

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import pytest
 
 from pe_agent.aligned import AlignedError, ControlFile
-from pe_agent.aligned.ticks import TickFile, TickPlan
+from pe_agent.aligned.timeout_ticks import TickFile, TickPlan
 from pe_agent.cep import PatternProcessorManager, PeriodicPatternProcessorDiscoverer
-from pe_agent.cep.discovery import Wanted
-from pe_agent.cep.keys import copied_keys
-from pe_agent.cep.sending import RulesFile, sent_of
-from pe_agent.cep.watching import Listening, Told, Windows
-from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
+from pe_agent.cep.accumulators import Listening, Told, Windows
+from pe_agent.cep.discovery.discoverer import Wanted
+from pe_agent.cep.key_selectors import copied_keys
+from pe_agent.cep.rules_log import RulesFile, sent_of
+from streambroker_core.cep.engine.metrics import RuleFigures, Stopped, WindowFigures
 from streambroker_core.cep.operator import PatternRules
-from streambroker_core.cep.rules import RuleSet
+from streambroker_core.cep.rules.rule_set import RuleSet
 
 NAMES = ["user", "item", "n"]
 

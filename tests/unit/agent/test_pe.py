@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent.fellow_agents import MOST, FellowsInvalidError
+from pe_agent.job.query_monitor import Queries, Sources
+from pe_agent.job.shard_agents import MOST, FellowsInvalidError
 from pe_agent.pe import PE, start
-from pe_agent.queries import Queries, Sources
 from streambroker_core.model import PeKey
 
 

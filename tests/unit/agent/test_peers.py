@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.callers import PEER_BODY
-from pe_agent.agent.importing.peers import Peers, _Watched
-from pe_agent.agent.news import News
-from pe_agent.client import AgentClient
+from pe_agent.agent.imports.peer_agents import Peers, _Watched
+from pe_agent.agent.notifier import News
+from pe_agent.agent.server.caller_checks import PEER_BODY
+from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.view import ImportPort, ImportRoute, View
+from streambroker_core.wire.broker.view import ImportPort, ImportRoute, View
 
 EXPORT = "default/feed/0/trades"
 LOCATION = "grpc+tcp://127.0.0.1:1"

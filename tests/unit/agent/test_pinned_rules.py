@@ -10,15 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.blocks import BlockReader, Latest, Read
-from pe_agent.aligned import AlignedError, ControlFile, control_file
-from pe_agent.datasource.packed import NotTimedError, Packer, Packing
-from pe_agent.datasource.rules import PinnedFile
+from pe_agent.agent.exports.stream.block_reader import BlockReader, Latest, Read
+from pe_agent.aligned import AlignedError, ControlFile
+from pe_agent.aligned import control_source as control_file
+from pe_agent.datasource.packer import NotTimedError, Packer, Packing
+from pe_agent.datasource.pinned_rules import PinnedFile
 from streambroker_core.cep.operator import PatternRules
-from streambroker_core.cep.relevance import TOO_LONG
-from streambroker_core.offset import Offset, PinnedRules
-from streambroker_core.wire import capability
-from streambroker_core.wire.view import seal
+from streambroker_core.cep.rules.push_down import TOO_LONG
+from streambroker_core.ledger.offset import Offset, PinnedRules
+from streambroker_core.wire.broker import capability
+from streambroker_core.wire.broker.view import seal
 from support.exports import Bench as Exporter
 from support.exports import bench as exporter
 from support.imports import A, B, Bench, answer, bench, plan

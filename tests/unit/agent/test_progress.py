@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent import progress
-from pe_agent.agent.progress import Patience, Progress, read_progress, said
+from pe_agent.agent.state import recovery_progress as progress
+from pe_agent.agent.state.recovery_progress import Patience, Progress, read_progress, said
 
 
 class Clock:

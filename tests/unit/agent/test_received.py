@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from pe_agent.agent.importing.received import Received
-from streambroker_core.offset import Offset, Planned, Position
+from pe_agent.agent.imports.receive_counts import Received
+from streambroker_core.ledger.offset import Offset, Planned, Position
 
 FEED = "default/feed/0/trades"
 START = Offset(

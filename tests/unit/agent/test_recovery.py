@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exporting.exports import HostedExport, steady_clock
-from pe_agent.agent.hosts import HomeForeignError, Hosts
-from streambroker_core.ledger import Ask, Limits, NotRoutedError
+from pe_agent.agent.agent import HomeForeignError, Hosts
+from pe_agent.agent.exports.export import HostedExport, steady_clock
+from streambroker_core.ledger.ledger import Ask, Limits, NotRoutedError
+from streambroker_core.ledger.publisher import LEASE, FencedError
 from streambroker_core.model import Buffer, PeKey
-from streambroker_core.publishing import LEASE, FencedError
-from streambroker_core.wire.view import ExportPort, View, seal
+from streambroker_core.wire.broker.view import ExportPort, View, seal
 from support.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
 
 FEED = PeKey.parse("default/feed/0")

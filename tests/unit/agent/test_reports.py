@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.broker.reports import AGAIN_SECONDS, LIMIT, WHY, Reporter, report_of, shown
-from pe_agent.broker_client import BrokerRefusedError, BrokerUnavailableError
+from pe_agent.agent.broker.reporter import AGAIN_SECONDS, LIMIT, WHY, Reporter, report_of, shown
+from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
 from support.exports import Bench, bench, rows
 from support.waiting import until
 

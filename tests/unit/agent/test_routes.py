@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.broker.routes import RouteFileError, RouteTable, RuleGate
+from pe_agent.agent.state.route_table import RouteFileError, RouteTable, RuleGate
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.hints import STALE_S
-from streambroker_core.wire.view import (
+from streambroker_core.wire.broker.hints import STALE_S
+from streambroker_core.wire.broker.view import (
     ExportPort,
     ExportRoute,
     ImportPort,
@@ -20,7 +20,7 @@ from streambroker_core.wire.view import (
     encode,
     seal,
 )
-from streambroker_core.wire.wanted import WantedRule, WantedRules, wanted_rules
+from streambroker_core.wire.broker.view_rules import WantedRule, WantedRules, wanted_rules
 
 
 def view(uid: str = "e", point: tuple[int, int] = (1, 1)) -> View:

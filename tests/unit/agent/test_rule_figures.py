@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pe_agent.agent import metrics
-from pe_agent.agent.job_figures import LIVE_SECONDS, JobFigures
-from pe_agent.cep.figuring import AGAIN_SECONDS, SPACING_SECONDS, Figuring
-from pe_agent.cep.watching import Tally
-from pe_agent.flight_errors import AgentUnreachableError
-from streambroker_core.cep.figures import RuleFigures, WindowFigures
+from pe_agent.agent.reports import prometheus as metrics
+from pe_agent.agent.reports.rule_metrics import LIVE_SECONDS, JobFigures
+from pe_agent.cep.accumulators import Tally
+from pe_agent.cep.metrics_reporter import AGAIN_SECONDS, SPACING_SECONDS, Figuring
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_core.cep.engine.metrics import RuleFigures, WindowFigures
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.rule_figures import MOST_RULES, ToldWaiting
+from streambroker_core.wire.reports.rule_metrics import MOST_RULES, ToldWaiting
 
 NO_CONTROL: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
 EMPTY: dict[str, Any] = {"exports": {}, "controlLog": NO_CONTROL}

@@ -16,11 +16,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pe_agent.aligned.hosting import columns
+from pe_agent.aligned.runtime.hosting import columns
 from pe_agent.cep import MatchFunction
-from pe_agent.schemas import arrow_from, ddl_from, spark_of
+from pe_agent.datasource.schemas import arrow_from, ddl_from, spark_of
 from streambroker_core.errors import SchemaError
-from streambroker_core.schema import parse_ddl
+from streambroker_core.model.schema import parse_ddl
 
 DDL = "sku string, price double, at timestamp, tags array<string>"
 SPARK = StructType(

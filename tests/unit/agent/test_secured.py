@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.process import Agent, settings
-from pe_agent.agent_tls import (
+from pe_agent.job.agent_process import AgentProcess
+from pe_agent.transport.agent_tls import (
     AgentCertificate,
     AgentTrust,
     NotSecuredError,
@@ -16,8 +17,7 @@ from pe_agent.agent_tls import (
     insecure,
     is_loopback,
 )
-from pe_agent.launcher import AgentProcess
-from pe_agent.tls import TrustError
+from pe_agent.transport.broker_trust import TrustError
 from streambroker_core.model import PeKey
 
 LOCAL = ("127.0.0.1", "127.8.0.1", "localhost")

@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.side.inputs import side_map, side_singleton
-from pe_agent.side.joins import JoinRows, OwnKeys, SideInputs
 from pe_agent.side.operator import FIGURES, UNORDERED, HostedSide, MakeSide
-from pe_agent.side.shelves import Shelves
-from pe_agent.side.versions import REQUESTS
-from streambroker_core.control.operator import Window
-from streambroker_core.control.payloads import encode
+from pe_agent.side.tables.cache import Shelves
+from pe_agent.side.tables.versions import REQUESTS
+from pe_agent.streams.side_input import side_map, side_singleton
+from pe_agent.streams.side_inputs import JoinRows, OwnKeys, SideInputs
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, logged
+from streambroker_core.control.tuples.payloads import encode
 from streambroker_core.side import (
     Enrich,
     SideInput,
@@ -26,9 +26,9 @@ from streambroker_core.side import (
     fixed,
 )
 from streambroker_core.side.errors import SideDefinitionError
-from streambroker_core.side.shape import shape_of
-from streambroker_core.side.tables import content_of
-from streambroker_core.side.views import view_of
+from streambroker_core.side.join.static_table import content_of
+from streambroker_core.side.join.views import view_of
+from streambroker_core.side.state.layout import shape_of
 from support.side_rates import Told
 from support.sides import Runner, Sink, batch_of
 

@@ -14,13 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.side import PinError, Table, TableError, TableStore, pins
-from pe_agent.side import tables as tables_module
-from pe_agent.side.announcing import CONTROL_FILE, VersionsReader
-from pe_agent.side.meeting import Meeting
-from pe_agent.side.pins import LOCK, PINS, SEEN, Batch, pin_of, this_batch
-from pe_agent.side.shelves import shelves_of
-from pe_agent.side.versions import JOURNAL, Versions, path_of, read_version, sorted_path
+from pe_agent.side import PinError, Table, TableError, TableStore
+from pe_agent.side.map_partitions import Meeting
+from pe_agent.side.tables import pins
+from pe_agent.side.tables import store as tables_module
+from pe_agent.side.tables.announcements import CONTROL_FILE, VersionsReader
+from pe_agent.side.tables.cache import shelves_of
+from pe_agent.side.tables.pins import LOCK, PINS, SEEN, Batch, pin_of, this_batch
+from pe_agent.side.tables.versions import JOURNAL, Versions, path_of, read_version, sorted_path
 from streambroker_core.side import SideInput, SideJoin
 from streambroker_core.side.errors import SideError, SideVersionError
 from support.side_rates import RATES, Told, put
@@ -469,7 +470,7 @@ def meeting(table: Table, agent: Any = None) -> Meeting:
 
 def at(monkeypatch: pytest.MonkeyPatch, number: int, run: str = "r") -> None:
     """Be a task of a micro-batch."""
-    monkeypatch.setattr("pe_agent.side.meeting.this_batch", lambda: batch(number, run=run))
+    monkeypatch.setattr("pe_agent.side.map_partitions.this_batch", lambda: batch(number, run=run))
 
 
 ROWS = pa.record_batch({"id": ["a"], "currency": ["EUR"]}, schema=TRADES)

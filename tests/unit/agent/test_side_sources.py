@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pe_agent.side import Table, TableError, TableStore
-from pe_agent.side.versions import read_version
+from pe_agent.side.tables.versions import read_version
 from streambroker_core.errors import SchemaError
 from support.waiting import until
 

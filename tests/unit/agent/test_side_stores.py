@@ -15,11 +15,11 @@ import pytest
 
 from pe_agent.aligned import ControlFile
 from pe_agent.side import Table, TableError, TableStore
-from pe_agent.side import tables as tables_module
-from pe_agent.side import versions as versions_module
-from pe_agent.side.announcing import READERS, VersionsReader
-from pe_agent.side.shelves import Shelves
-from pe_agent.side.versions import Versions, path_of, read_version
+from pe_agent.side.tables import store as tables_module
+from pe_agent.side.tables import versions as versions_module
+from pe_agent.side.tables.announcements import READERS, VersionsReader
+from pe_agent.side.tables.cache import Shelves
+from pe_agent.side.tables.versions import Versions, path_of, read_version
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideVersionError
 from support.side_rates import RATES, put

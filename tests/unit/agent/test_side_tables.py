@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pe_agent.aligned import control_file
+from pe_agent.aligned import control_source as control_file
 from pe_agent.side import SideVersion, Table, TableError, TableStore
-from pe_agent.side.announcing import CONTROL_FILE, READERS, VersionsReader, last_versions
-from pe_agent.side.shelves import Shelves
-from pe_agent.side.versions import (
+from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, VersionsReader, last_versions
+from pe_agent.side.tables.cache import Shelves
+from pe_agent.side.tables.versions import (
     JOURNAL,
     SORTED,
     Place,
@@ -31,10 +31,10 @@ from pe_agent.side.versions import (
 )
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side import SideInput
-from streambroker_core.side.content import Content
 from streambroker_core.side.errors import SideDefinitionError, SideError
-from streambroker_core.side.leaves import Leaves
-from streambroker_core.side.tables import by_key, content_of
+from streambroker_core.side.join.static_table import by_key, content_of
+from streambroker_core.side.state.input_state import Content
+from streambroker_core.side.state.pages import Leaves
 from support.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.blocks import BlockReader, Read
-from pe_agent.log import Address
+from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
+from pe_agent.log.log import Address
 from support.counting import lines
 from support.exports import DDL, Bench, bench, rows
 
@@ -197,7 +197,7 @@ def test_epochs_of_few_rows_count_with_all_they_take(made: Bench) -> None:
 def test_a_batch_beyond_the_hard_limit_is_refused_with_sizes(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pe_agent.agent.exporting import publishing as publishing_side
+    from pe_agent.agent.exports import publisher as publishing_side
 
     monkeypatch.setattr(publishing_side, "BATCH_BYTES", 250_000)
     made.limit(max_bytes=10)

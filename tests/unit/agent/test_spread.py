@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exporting.publishing import StageMissingError
-from pe_agent.flight_errors import AgentUnreachableError
+from pe_agent.agent.exports.publisher import StageMissingError
+from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.exports import bench, rows
 from support.spread import HOME, ONE, TWO, Job
 

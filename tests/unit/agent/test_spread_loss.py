@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.fellows.stages import PartMissingError
-from pe_agent.flight_errors import AgentUnreachableError
-from streambroker_core.ledger import OvertakenError
+from pe_agent.agent.shards.shard_store import PartMissingError
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_core.ledger.ledger import OvertakenError
 from support.exports import bench, rows
 from support.spread import HOME, ONE, TWO, Job
 

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.blocks import BlockReader, NotPlannedError, Read
-from pe_agent.agent.exporting.publishing import StageMissingError, StageTooLargeError
-from pe_agent.agent.fellows import grants
-from pe_agent.agent.fellows.grants import Grant, GrantError
-from pe_agent.agent.fellows.stages import PartMissingError, StageHost
-from pe_agent.agent.store import Store
-from pe_agent.agent.unnamed import Unnamed
-from pe_agent.log import Committer
+from pe_agent.agent.exports.publisher import StageMissingError, StageTooLargeError
+from pe_agent.agent.exports.stream.block_reader import BlockReader, NotPlannedError, Read
+from pe_agent.agent.shards import read_grant as grants
+from pe_agent.agent.shards.read_grant import Grant, GrantError
+from pe_agent.agent.shards.shard_store import PartMissingError, StageHost
+from pe_agent.agent.state.orphan_logs import Unnamed
+from pe_agent.agent.state.store import Store
+from pe_agent.log.commit import Committer
 from support.exports import DDL, SCHEMA, killed_in, rows
 
 EXPORT = "default/feed/0/trades"

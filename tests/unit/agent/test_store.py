@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.store import Store, StoreError
+from pe_agent.agent.state.store import Store, StoreError
 
 
 def test_a_value_outlives_the_process(tmp_path: Path) -> None:

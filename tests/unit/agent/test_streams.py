@@ -9,9 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exporting.manifests import Block, Manifest, ManifestVersionError, Stage
-from pe_agent.agent.exporting.streams import HostedStream, RowsDifferError
-from pe_agent.log import Address, Committer, Kind
+from pe_agent.agent.exports.stream.export_stream import HostedStream, RowsDifferError
+from pe_agent.agent.exports.stream.manifests import Block, Manifest, ManifestVersionError, Stage
+from pe_agent.log.commit import Committer
+from pe_agent.log.frames import Kind
+from pe_agent.log.log import Address
 from support.exports import DDL, SCHEMA, rows
 
 SEGMENT = 4096

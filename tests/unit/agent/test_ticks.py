@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.aligned.ticks import TickFile, TickPlan, TickReader, seconds_for
+from pe_agent.aligned.timeout_ticks import TickFile, TickPlan, TickReader, seconds_for
 
 HOURLY = TickPlan(seconds=3600.0, due=0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.process import settings
-from pe_agent.tokens import Token, TokenError, given, write
+from pe_agent.transport.tokens import Token, TokenError, given, write
 
 SECRET = "s3cret-s3cret"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
-from pe_agent import workers
-from pe_agent.workers import settle
+from pe_agent.spark import worker as workers
+from pe_agent.spark.worker import settle
 
 
 @pytest.fixture(autouse=True)

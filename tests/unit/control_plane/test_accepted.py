@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from streambroker_core.board import AgentRegistered, Board, Status, Synced
 from streambroker_core.model import RULE, Kind, PeKey, Resource, kind_of
-from streambroker_core.wire.manifest import write_spec
-from streambroker_core.wire.rules import write_rule_spec
-from streambroker_core.wire.view import View, keep_held
-from streambroker_operator.kubernetes.following import Following, mark_of, sighting_of
+from streambroker_core.wire.broker.view import View, keep_held
+from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_core.wire.manifests.rules import write_rule_spec
+from streambroker_operator.kubernetes.watch.observed_cache import Following, mark_of, sighting_of
 from support.resources import registration
 
 Object = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streambroker_operator.audit import MOST_UNKNOWN, Unknown
+from streambroker_operator.security.audit_log import MOST_UNKNOWN, Unknown
 
 
 def test_an_address_gets_one_line_a_minute_that_counts_the_others() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_operator import auth
-from streambroker_operator.auth import TokenFile, is_loopback, read_tokens
 from streambroker_operator.errors import TokensError
+from streambroker_operator.security import token_file as auth
+from streambroker_operator.security.token_file import TokenFile, is_loopback, read_tokens
 
 SECRET = "s3cret-s3cret-s3cret"
 DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()
@@ -55,7 +55,7 @@ def test_every_token_is_compared_once_in_constant_time_known_or_not(
         compared.append((len(one), len(other)))
         return real(one, other)
 
-    monkeypatch.setattr("streambroker_operator.auth.hmac.compare_digest", counting)
+    monkeypatch.setattr("streambroker_operator.security.token_file.hmac.compare_digest", counting)
     found = [tokens.find(token) for token in ("token-of-sixteen-3", "token-of-sixteen-9", "")]
 
     assert [None if one is None else one.name for one in found] == ["n3", None, None]

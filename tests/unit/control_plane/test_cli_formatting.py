@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import StreambrokerError, pointed
-from streambroker_operator.cli import errors, options, terminal, top
-from streambroker_operator.cli import events as cli_events
-from streambroker_operator.cli.addresses import Target, names_of, read_targets
-from streambroker_operator.cli.events import Event, follow, read_events
-from streambroker_operator.cli.explain import read_pair
-from streambroker_operator.cli.forecast import painted
-from streambroker_operator.cli.tables import shown, table
+from streambroker_operator.cli.commands import top
+from streambroker_operator.cli.commands.diagnose import read_pair
+from streambroker_operator.cli.io import errors, options, terminal
+from streambroker_operator.cli.io import event_stream as cli_events
+from streambroker_operator.cli.io.event_stream import Event, follow, read_events
+from streambroker_operator.cli.io.targets import Target, names_of, read_targets
+from streambroker_operator.cli.output.changes import painted
+from streambroker_operator.cli.output.table import shown, table
 from streambroker_operator.errors import RequestError
 from support.commands import ROUTE
 

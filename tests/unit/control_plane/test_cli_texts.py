@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import ManifestError
-from streambroker_operator.cli.documents import read_value
-from streambroker_operator.cli.options import one_of
-from streambroker_operator.cli.plain_yaml import dump_all
-from streambroker_operator.cli.tables import shown, table
+from streambroker_operator.cli.io.manifest_files import read_value
+from streambroker_operator.cli.io.options import one_of
+from streambroker_operator.cli.io.yaml_format import dump_all
+from streambroker_operator.cli.output.table import shown, table
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ import resource
 
 import pytest
 
-from streambroker_operator.doors import HEADER_S, IDLE_S, LATE, Connection, Room, Tally, places
+from streambroker_operator.rest.guard.connections import (
+    HEADER_S,
+    IDLE_S,
+    LATE,
+    Connection,
+    Room,
+    Tally,
+    places,
+)
 
 
 def connections(room: Room, *addresses: str) -> list[Connection]:

@@ -6,11 +6,19 @@ import asyncio
 
 import pytest
 
-import streambroker_operator.errands as module
+import streambroker_operator.runtime.agent_commands as module
 from streambroker_core.model import PeKey
-from streambroker_core.wire.errand import APPEND, EMIT, EMITTED, MOST, Done, Errand, errand_of
-from streambroker_operator.errands import Errands
+from streambroker_core.wire.broker.agent_commands import (
+    APPEND,
+    EMIT,
+    EMITTED,
+    MOST,
+    Done,
+    Errand,
+    errand_of,
+)
 from streambroker_operator.errors import RequestError
+from streambroker_operator.runtime.agent_commands import Errands
 from support.resources import pe
 
 FEED, ALERTS = pe("default/feed/0"), pe("default/alerts/0")

@@ -20,8 +20,8 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import Kind
-from streambroker_core.wire.manifest import write_spec
-from streambroker_operator.kubernetes.following import (
+from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_operator.kubernetes.watch.observed_cache import (
     Following,
     _applied,
     mark_of,

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streambroker_operator import hinting
-from streambroker_operator.hinting import HintSender, Pace, Paces
+from streambroker_operator.agents import hint_sender as hinting
+from streambroker_operator.agents.hint_sender import HintSender, Pace, Paces
 from support.brokers import received, udp_ear
 from support.resources import pe
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_operator import idempotency
-from streambroker_operator.idempotency import Answered, Known, RequestName
+from streambroker_operator.storage import responses as idempotency
+from streambroker_operator.storage.responses import Answered, Known, RequestName
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from streambroker_operator.errors import ClusterError
-from streambroker_operator.kubernetes.access import (
+from streambroker_operator.kubernetes.client.kubeconfig import (
     Access,
     Credentials,
     find,

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from streambroker_core.model import PeKey, PortKey, Route
-from streambroker_operator.rest.reports import FULL, STALE_S, Reports, fellows_of, read_report
+from streambroker_operator.rest.agents.reports import (
+    FULL,
+    STALE_S,
+    Reports,
+    fellows_of,
+    read_report,
+)
 
 FEED = PeKey.parse("default/feed/0")
 

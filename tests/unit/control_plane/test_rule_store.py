@@ -11,9 +11,9 @@ import pytest
 
 from streambroker_core.board import Synced
 from streambroker_core.model import RULE, Rule, RuleKey
-from streambroker_core.wire.rules import read_rule_spec
+from streambroker_core.wire.manifests.rules import read_rule_spec
 from streambroker_operator.errors import RequestError
-from streambroker_operator.store import Store
+from streambroker_operator.storage.sqlite_store import Store
 from support.at_once import at_once
 
 

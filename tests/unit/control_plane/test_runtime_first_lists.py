@@ -10,10 +10,10 @@ import pytest
 
 from streambroker_core.board import Board, ImportApplied, Synced
 from streambroker_core.model import Resource
-from streambroker_operator import long_work
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_operator import cooperative as long_work
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store
 from support.resources import export_of, import_of, pe
 
 COUNT = 40

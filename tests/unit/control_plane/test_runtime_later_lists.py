@@ -19,11 +19,11 @@ from streambroker_core.board import (
     Synced,
 )
 from streambroker_core.model import Resource
-from streambroker_core.wire.view import seal
-from streambroker_operator import long_work
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_core.wire.broker.view import seal
+from streambroker_operator import cooperative as long_work
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store
 from support.resources import board_of, export_of, import_of, picture
 
 COUNT = 60

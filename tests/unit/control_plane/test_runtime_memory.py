@@ -11,10 +11,10 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 import pytest
 
 from streambroker_core.model import PeKey
-from streambroker_operator import changes
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.store import Store
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.runtime import change_log as changes
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.storage.sqlite_store import Store
 from support.at_once import at_once
 from support.resources import export_of, import_of, pe, port, registration
 

@@ -8,9 +8,9 @@ import pytest
 
 from streambroker_core.board import Board, RuleApplied, Synced
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey
-from streambroker_core.wire.rules import read_rule_spec
-from streambroker_core.wire.told import ToldRule
-from streambroker_operator.rules import SILENT_S, ToldByAgents
+from streambroker_core.wire.manifests.rules import read_rule_spec
+from streambroker_core.wire.reports.rule_status import ToldRule
+from streambroker_operator.runtime.rules import SILENT_S, ToldByAgents
 
 PE = PeKey("default", "alerts", 0)
 ONE = ToldRule(version=1, state="active", since=3, buckets=4, of=4)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.turns import MAX_WAITING, Turns
+from streambroker_operator.rest.guard.fair_queue import MAX_WAITING, Turns
 
 
 class Desk:

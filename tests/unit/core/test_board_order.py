@@ -20,7 +20,7 @@ from streambroker_core.board import (
     Synced,
 )
 from streambroker_core.model import Export, Kind, Resource, kind_of
-from streambroker_core.wire.view import seal
+from streambroker_core.wire.broker.view import seal
 from support.resources import board_of, export_of, import_of
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")

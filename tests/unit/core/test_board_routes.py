@@ -21,8 +21,8 @@ from streambroker_core.board import (
     views,
 )
 from streambroker_core.model import Export, Route
-from streambroker_core.wire import view
-from streambroker_core.wire.view import seal
+from streambroker_core.wire.broker import view
+from streambroker_core.wire.broker.view import seal
 from support.resources import board_of, export_of, import_of, pe, registration
 
 KINDS = ("trade", "quote")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streambroker_core.chains import FRESH_SECONDS, RING_SECONDS, Chains
-from streambroker_core.ledger import Holder
+from streambroker_core.ledger.ledger import Holder
+from streambroker_core.ledger.wait_chains import FRESH_SECONDS, RING_SECONDS, Chains
 
 E, F = "default/a/0/out", "default/b/0/out"
 

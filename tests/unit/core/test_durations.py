@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.cep import Pattern
-from streambroker_core.durations import in_microseconds
+from streambroker_core.model.durations import in_microseconds
 from streambroker_core.side import fixed
 
 SECOND = 1_000_000

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streambroker_core import epochs
-from streambroker_core.epochs import Epoch, Stream
-from streambroker_core.ledger import Ledger, Limits
+from streambroker_core.ledger import epochs
+from streambroker_core.ledger.epochs import Epoch, Stream
+from streambroker_core.ledger.ledger import Ledger, Limits
 from support.counting import lines
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.explain import (
+from streambroker_core.diagnose import (
     Pair,
     explain_export,
     explain_import,
@@ -18,7 +18,7 @@ from streambroker_core.explain import (
     tell_import,
     tell_pair,
 )
-from streambroker_core.explain.nearness import MAX_SEARCHES, Nearness
+from streambroker_core.diagnose.distance import MAX_SEARCHES, Nearness
 from streambroker_core.expression import parse
 from streambroker_core.matching import Match, match
 from streambroker_core.model import Export, Import

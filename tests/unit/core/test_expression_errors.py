@@ -10,7 +10,7 @@ from streambroker_core.errors import (
     SubscriptionError,
 )
 from streambroker_core.expression import Kind, check_filter, parse
-from streambroker_core.schema import parse_ddl
+from streambroker_core.model.schema import parse_ddl
 
 COLUMNS = parse_ddl(
     "price DOUBLE, qty INT, tiny TINYINT, name STRING, live BOOLEAN, xs ARRAY<INT>, "

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from streambroker_core.expression import parse
 from streambroker_core.expression.evaluate import code_of
 from streambroker_core.matching import IndexMatcher, Match, Refusal, ScanMatcher
-from streambroker_core.matching.conditions import (
+from streambroker_core.matching.property_conditions import (
     MAX_ALTERNATIVES,
     Alternatives,
     Between,
     OneOf,
     alternatives_of,
 )
-from streambroker_core.matching.ordered import Ordered
-from streambroker_core.properties import INT64_MAX, INT64_MIN
+from streambroker_core.matching.sorted_numbers import Ordered
+from streambroker_core.model.properties import INT64_MAX, INT64_MIN
 from support.resources import export_of, import_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import (
+from streambroker_core.ledger.ledger import (
     CUT,
     READERS,
     DataLossError,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from streambroker_core.control.cutting import ControlHead
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
-from streambroker_core.ledger import Answer, Epoch, Ledger
-from streambroker_core.offset import Planned
+from streambroker_core.control.tuples.window_bounds import ControlHead
+from streambroker_core.ledger.ledger import Answer, Epoch, Ledger
+from streambroker_core.ledger.offset import Planned
 from support.ledgers import QUERY, ask, ledger, put
 
 NONE = frozenset[str]()

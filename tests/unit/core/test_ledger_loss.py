@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import DataLossError, Gone, Ledger
+from streambroker_core.ledger.ledger import DataLossError, Gone, Ledger
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.ledger import Ask, DataLossError
+from streambroker_core.ledger.ledger import Ask, DataLossError
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put
 
 

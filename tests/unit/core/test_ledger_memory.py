@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import Ledger
+from streambroker_core.ledger.ledger import Ledger
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 TEN_GIBIBYTES = 10 << 30

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.ledger import DataLossError, Epoch, Ledger
-from streambroker_core.offset import Planned
+from streambroker_core.ledger.ledger import DataLossError, Epoch, Ledger
+from streambroker_core.ledger.offset import Planned
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 

@@ -16,8 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streambroker_core.ledger import Ask, DataLossError, Epoch, Ledger, Limits
-from streambroker_core.offset import Offset, advance, ranges
+from streambroker_core.ledger.ledger import Ask, DataLossError, Epoch, Ledger, Limits
+from streambroker_core.ledger.offset import Offset, advance, ranges
 
 EXPORT = "default/feed/0/trades"
 GRACE = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import DataLossError, Ledger, Limits
+from streambroker_core.ledger.ledger import DataLossError, Ledger, Limits
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 

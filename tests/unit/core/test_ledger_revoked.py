@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger import DataLossError, NotRoutedError, RevokedError
+from streambroker_core.ledger.ledger import DataLossError, NotRoutedError, RevokedError
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 JOB, NAMESPACE = "default/alerts", "default"

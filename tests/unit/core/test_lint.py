@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streambroker_core.diagnose import (
+    Finding,
+    Offers,
+    contradiction,
+    lint,
+    scene,
+    survey,
+    tell_findings,
+)
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.explain import survey
 from streambroker_core.expression import Expression, parse
-from streambroker_core.lint import Finding, Offers, contradiction, lint, scene, tell_findings
 from streambroker_core.model import Resource
 from support.resources import board_of, export_of, import_of
 

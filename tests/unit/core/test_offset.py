@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.offset import (
+from streambroker_core.ledger.offset import (
     Offset,
     OffsetError,
     Planned,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import PropertyError
-from streambroker_core.properties import INT64_MAX, INT64_MIN, normalise
+from streambroker_core.model.properties import INT64_MAX, INT64_MIN, normalise
 
 
 @pytest.mark.parametrize(

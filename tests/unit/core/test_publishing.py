@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.publishing import (
+from streambroker_core.ledger.publisher import (
     EARLIER,
     HISTORY,
     LEASE,

@@ -18,11 +18,9 @@ from streambroker_core.board import (
     ImportRemoved,
     StatusChanged,
 )
-from streambroker_core.board.rings import Edge, rings, round_of
-from streambroker_core.explain import survey
-from streambroker_core.lint import lint, scene
+from streambroker_core.board.wait_cycles import Edge, rings, round_of
+from streambroker_core.diagnose import Proposal, forecast, lint, scene, survey, tell_forecast
 from streambroker_core.model import Export, Import, PeKey, Resource
-from streambroker_core.whatif import Proposal, forecast, tell_forecast
 from support.resources import board_of, export_of, import_of, pe, port
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import SchemaError
-from streambroker_core.schema import (
+from streambroker_core.model.schema import (
     Column,
     Schema,
     covers,

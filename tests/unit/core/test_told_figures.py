@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streambroker_core.control.tuples import END_OF_TIME
-from streambroker_core.wire.rule_figures import ToldWaiting, sentence
+from streambroker_core.wire.reports.rule_metrics import ToldWaiting, sentence
 
 
 def waits(rows: int, first: int | None, watermark: int | None) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.fields import Fields
-from streambroker_core.wire.told_sides import (
+from streambroker_core.wire.encoding.fields import Fields
+from streambroker_core.wire.reports.side_status import (
     MAX_STALLS,
     ToldSide,
     ToldStall,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import TopicError
-from streambroker_core.topics import topic_matches, valid_pattern, valid_topic
+from streambroker_core.model.topics import topic_matches, valid_pattern, valid_topic
 
 levels = st.lists(st.text("ab", max_size=2), min_size=1, max_size=4)
 

@@ -16,10 +16,9 @@ from streambroker_core.board import (
     ImportApplied,
     ImportRemoved,
 )
-from streambroker_core.explain import survey
+from streambroker_core.diagnose import Mirror, Proposal, Removal, forecast, survey, tell_forecast
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
 from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of, name_of
-from streambroker_core.whatif import Mirror, Proposal, Removal, forecast, tell_forecast
 from support.resources import board_of, export_of, import_of, picture, port
 
 PRICE = [{"name": "price", "type": "double"}]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import CapabilityError
-from streambroker_core.wire.capability import (
+from streambroker_core.wire.broker.capability import (
     DAY_S,
     MAX_TOKEN,
     Capability,

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.ends import MAX_LENGTH, NOTHING_ENDED, Ends, decode, encode, ends_of
+from streambroker_core.wire.broker.ended_exports import (
+    MAX_LENGTH,
+    NOTHING_ENDED,
+    Ends,
+    decode,
+    encode,
+    ends_of,
+)
 
 PORTS = st.sets(st.from_regex(r"[A-Za-z_][-A-Za-z0-9_]{0,62}", fullmatch=True), max_size=60)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.errand import (
+from streambroker_core.wire.broker.agent_commands import (
     APPEND,
     EMIT,
     MOST,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import HintError
-from streambroker_core.wire.hints import (
+from streambroker_core.wire.broker.hints import (
     MAX_DATAGRAM,
     STALE_S,
     Hint,

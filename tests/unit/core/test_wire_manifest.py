@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from streambroker_core.errors import ManifestError, PropertyError
 from streambroker_core.model import Export, Import, PeKey, PortKey, Resource, name_of
-from streambroker_core.wire.manifest import (
+from streambroker_core.wire.encoding.quantity import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+from streambroker_core.wire.manifests.ports import (
     read_manifest,
     read_spec,
     size_problem,
     write_manifest,
     write_spec,
-)
-from streambroker_core.wire.quantity import (
-    format_duration,
-    format_size,
-    parse_duration,
-    parse_size,
 )
 from support.resources import export_of, import_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from streambroker_core.wire.registration import derive_key, is_own, proof_of, tag_of
+from streambroker_core.wire.broker.registration import derive_key, is_own, proof_of, tag_of
 from support.resources import pe, registration
 
 

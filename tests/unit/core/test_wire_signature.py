@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streambroker_core.errors import SignatureError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.signature import (
+from streambroker_core.wire.broker.request_signature import (
     MAX_HEADER,
     MAX_REMEMBERED,
     WINDOW_S,

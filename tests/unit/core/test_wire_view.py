@@ -11,7 +11,7 @@ import pytest
 from streambroker_core.board import AgentRegistered
 from streambroker_core.errors import FormatTooNewError, ManifestError
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.view import (
+from streambroker_core.wire.broker.view import (
     ImportPort,
     ImportRoute,
     View,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from streambroker_core.board import Board
+from streambroker_core.diagnose import Overlay, refusal
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.whatif import Overlay, refusal
-from streambroker_core.wire.manifest import read_spec
-from streambroker_operator.kubernetes.admission import review
+from streambroker_core.wire.manifests.ports import read_spec
+from streambroker_operator.kubernetes.webhook.review import review
 from support.resources import board_of, export_of, import_of
 
 Object = dict[str, Any]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.api import ApiUnreachableError, HttpApi
+from streambroker_operator.kubernetes.client.http_api import ApiUnreachableError, HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 
 @asynccontextmanager

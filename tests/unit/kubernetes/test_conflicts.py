@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.kubernetes.conflicts import Held, held, kept, owned_by_other, taken
-from streambroker_operator.kubernetes.ownership import API
-from streambroker_operator.kubernetes.status import MAX_MESSAGE
-from streambroker_operator.kubernetes.steering import (
+from streambroker_operator.kubernetes.apply.conflicts import Held, held, kept, owned_by_other, taken
+from streambroker_operator.kubernetes.apply.overrides import (
     Steering,
     overwritten,
     steered,
     steered_fields,
 )
+from streambroker_operator.kubernetes.client.managed_fields import API
+from streambroker_operator.kubernetes.status.conditions import MAX_MESSAGE
 
 AT = "2026-11-21T11:29:31Z"
 NOON = datetime(2026, 11, 21, 11, 29, 31, tzinfo=timezone.utc)

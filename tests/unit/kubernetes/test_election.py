@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streambroker_operator.kubernetes.election import Election, LeaseTiming, Record, Write
+from streambroker_operator.kubernetes.replicas.election import Election, LeaseTiming, Record, Write
 
 TIMING = LeaseTiming(duration_s=12)
 """As short-lived as a Lease may be."""

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from streambroker_core.board import Status
-from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
-from streambroker_operator.kubernetes.events import (
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.status.conditions import (
+    NOTHING_SHOWN,
+    Condition,
+    Shown,
+    facts_of,
+    read_shown,
+    written,
+)
+from streambroker_operator.kubernetes.status.events import (
     BURST,
     MAX_NOTE,
     OBJECT_BURST,
@@ -22,15 +30,7 @@ from streambroker_operator.kubernetes.events import (
     steering_overwritten,
     transitions,
 )
-from streambroker_operator.kubernetes.status import (
-    NOTHING_SHOWN,
-    Condition,
-    Shown,
-    facts_of,
-    read_shown,
-    written,
-)
-from streambroker_operator.kubernetes.status_writer import StatusWrite
+from streambroker_operator.kubernetes.status.writer import StatusWrite
 from support.api_servers import Call, FakeApi
 from support.resources import export_of, import_of, port
 from support.virtual_loop import run

@@ -14,9 +14,9 @@ import yaml
 from aiohttp import web
 
 from streambroker_operator.errors import ClusterError
-from streambroker_operator.kubernetes.access import Access, Credentials, from_kubeconfig
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.exec_login import ExecLogin, read_exec
+from streambroker_operator.kubernetes.client.exec_login import ExecLogin, read_exec
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials, from_kubeconfig
 
 V1 = "client.authentication.k8s.io/v1"
 PROGRAM = """\

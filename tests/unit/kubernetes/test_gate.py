@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from streambroker_core.model import PeKey
-from streambroker_core.wire import signature
+from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
-from streambroker_operator.kubernetes.gate import Admitted, Gate
-from streambroker_operator.kubernetes.identity import Identities, Reviews
+from streambroker_operator.kubernetes.auth.authorize import Admitted, Gate
+from streambroker_operator.kubernetes.auth.token_review import Identities, Reviews
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from support.api_servers import Call, FakeApi
 from support.jwts import claims_of, jwt
 from support.resources import pe

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire import signature
+from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
-from streambroker_operator.kubernetes.identity import (
+from streambroker_operator.kubernetes.auth.rbac import Ask, Caller
+from streambroker_operator.kubernetes.auth.token_review import (
     KEEP_FAILURE_S,
     KEEP_S,
     LEEWAY_S,
@@ -23,7 +23,7 @@ from streambroker_operator.kubernetes.identity import (
     expiry_of,
     read_review,
 )
-from streambroker_operator.kubernetes.permissions import Ask, Caller
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from support.api_servers import Call, FakeApi
 from support.jwts import jwt
 from support.resources import pe

@@ -8,9 +8,9 @@ import pytest
 
 from streambroker_core.board import Event
 from streambroker_core.model import RULE
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.client import ApiClient, ApiError
-from streambroker_operator.kubernetes.feed import KindFeed
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiError
+from streambroker_operator.kubernetes.watch.informer import KindFeed
 
 
 async def test_the_last_reason_is_the_one_that_is_told_and_followers_end_once() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from streambroker_operator.kubernetes.api import Answer
-from streambroker_operator.kubernetes.lease import Lease, new_identity
+from streambroker_operator.kubernetes.client.http_api import Answer
+from streambroker_operator.kubernetes.replicas.lease import Lease, new_identity
 from support.api_servers import FakeApi, LeaseServer
 from support.virtual_loop import run
 

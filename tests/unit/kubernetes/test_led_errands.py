@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streambroker_core.wire.errand import EMIT, MOST, Done, errand_of
-from streambroker_operator.errands import Errands
+from streambroker_core.wire.broker.agent_commands import EMIT, MOST, Done, errand_of
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.errands import PATH, LedErrands, handler
+from streambroker_operator.kubernetes.replicas.command_relay import PATH, LedErrands, handler
+from streambroker_operator.runtime.agent_commands import Errands
 from support.resources import pe
 
 SECRET, FEED = b"s" * 32, pe("default/feed/0")
@@ -98,7 +98,7 @@ async def silent(_: web.Request) -> web.Response:
 async def test_a_leader_that_cannot_answer_is_an_agent_that_is_away(
     answers: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streambroker_operator.kubernetes.errands.BESIDE_S", 0.0)
+    monkeypatch.setattr("streambroker_operator.kubernetes.replicas.command_relay.BESIDE_S", 0.0)
     leader = Leader()
     leader.handler = answers
     async with follower(leader, wait_s=0.2) as other:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streambroker_operator.kubernetes.leftovers import SILENT_S, Leftovers
+from streambroker_operator.kubernetes.replicas.garbage import SILENT_S, Leftovers
 from support.resources import pe
 
 A, B = pe("a"), pe("b")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streambroker_operator.kubernetes.api import Answer
-from streambroker_operator.kubernetes.events import EventWriter
-from streambroker_operator.kubernetes.health import STUCK_S, State, live, ready
-from streambroker_operator.kubernetes.lease import Lease
-from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
-from streambroker_operator.kubernetes.status_writer import StatusFigures
+from streambroker_operator.kubernetes.client.http_api import Answer
+from streambroker_operator.kubernetes.observability.health import STUCK_S, State, live, ready
+from streambroker_operator.kubernetes.observability.metrics import Figures, Metrics, writes_of
+from streambroker_operator.kubernetes.replicas.lease import Lease
+from streambroker_operator.kubernetes.status.events import EventWriter
+from streambroker_operator.kubernetes.status.writer import StatusFigures
 from support.api_servers import FakeApi
 
 FULL = Figures(

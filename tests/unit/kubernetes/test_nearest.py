@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from streambroker_core.board import ExportApplied, ImportApplied
-from streambroker_core.explain import survey
+from streambroker_core.diagnose import survey
 from streambroker_core.model import Export, Resource, kind_of
-from streambroker_operator.kubernetes import nearest
-from streambroker_operator.kubernetes.nearest import FIRST_PACE_S, Nearest, sentence
-from streambroker_operator.kubernetes.status_writer import Name
+from streambroker_operator.kubernetes.status import nearest_port as nearest
+from streambroker_operator.kubernetes.status.nearest_port import FIRST_PACE_S, Nearest, sentence
+from streambroker_operator.kubernetes.status.writer import Name
 from support.resources import board_of, export_of, import_of
 
 NEWS = export_of("feed/news", properties={"kind": "news"})
@@ -156,7 +156,7 @@ def rests(monkeypatch: Any, took: list[float], busy: list[bool]) -> list[float]:
     async def work() -> None:
         bench.now += took.pop(0)
 
-    monkeypatch.setattr("streambroker_operator.kubernetes.nearest.asyncio.sleep", sleep)
+    monkeypatch.setattr("streambroker_operator.kubernetes.status.nearest_port.asyncio.sleep", sleep)
     monkeypatch.setattr(bench.nearest, "work", work)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bench.nearest.run(lambda: True, lambda: busy.pop(0)))

@@ -12,12 +12,12 @@ import pytest
 
 from streambroker_core.board import Board, ImportApplied
 from streambroker_operator.errors import RequestError, StoreError
-from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
-from streambroker_operator.kubernetes.endpoints import status_of
-from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.ownership import AGENT, API
-from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
-from streambroker_operator.terms import Terms
+from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, read_secret
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.client.managed_fields import AGENT, API
+from streambroker_operator.kubernetes.client.objects import Objects
+from streambroker_operator.kubernetes.replicas.agent_endpoints import status_of
+from streambroker_operator.storage.write_options import Terms
 from support.api_servers import Api, Call
 from support.resources import board_of, import_of, pe, registration
 

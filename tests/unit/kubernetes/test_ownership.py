@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from streambroker_operator.kubernetes.change import (
+from streambroker_operator.kubernetes.apply.patch import (
     application,
     edit_of,
     edited,
@@ -16,7 +16,7 @@ from streambroker_operator.kubernetes.change import (
     own_part,
     statement,
 )
-from streambroker_operator.kubernetes.ownership import (
+from streambroker_operator.kubernetes.client.managed_fields import (
     API,
     extracted,
     held_at,

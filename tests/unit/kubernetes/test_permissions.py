@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.kubernetes.permissions import RULES, Ask, Caller, Verdict, judge, told
-from streambroker_operator.rest.authentication import OPEN
-from streambroker_operator.rest.description import description
+from streambroker_operator.kubernetes.auth.rbac import RULES, Ask, Caller, Verdict, judge, told
+from streambroker_operator.rest.guard.authentication import OPEN
+from streambroker_operator.rest.http.openapi import description
 from support.charts import table, words
 from support.resources import pe
 

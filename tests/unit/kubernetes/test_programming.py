@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from streambroker_core.board import AgentRegistered, ExportApplied, ImportApplied
 from streambroker_core.model import PeKey
-from streambroker_operator.kubernetes.presence import AWAY_S
-from streambroker_operator.kubernetes.programming import Programming
+from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S
+from streambroker_operator.kubernetes.status.programmed import Programming
 from support.resources import board_of, export_of, import_of, pe, registration
 
 FEED, ALERTS = pe("feed"), pe("alerts")

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.board import Board, Event, FeedLost, Synced
-from streambroker_operator.kubernetes.client import ApiClient, ApiError, Timing
-from streambroker_operator.kubernetes.feed import KindFeed
-from streambroker_operator.kubernetes.health import State, ready
-from streambroker_operator.kubernetes.refused import Refusal
+from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiError, Timing
+from streambroker_operator.kubernetes.observability.health import State, ready
+from streambroker_operator.kubernetes.watch.informer import KindFeed
+from streambroker_operator.kubernetes.watch.refused_namespaces import Refusal
 from support.object_store import Object, ObjectStore
 
 JOBS, REPORTS = "jobs", "reports"

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 
 from streambroker_operator.errors import StoreError
-from streambroker_operator.kubernetes.access import Access
 from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
+from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 
 async def nothing(request: web.Request) -> web.Response:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from streambroker_core.wire.registration import Registration
-from streambroker_operator.kubernetes.endpoints import Endpoints, read_agent, status_of
-from streambroker_operator.kubernetes.ownership import AGENT
+from streambroker_core.wire.broker.registration import Registration
+from streambroker_operator.kubernetes.client.managed_fields import AGENT
+from streambroker_operator.kubernetes.replicas.agent_endpoints import (
+    Endpoints,
+    read_agent,
+    status_of,
+)
 from support.resources import pe
 
 FEED = pe("feed")

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streambroker_core.wire.ends import NOTHING_ENDED, Ends, ends_of
-from streambroker_core.wire.told import ToldRule
+from streambroker_core.wire.broker.ended_exports import NOTHING_ENDED, Ends, ends_of
+from streambroker_core.wire.reports.rule_status import ToldRule
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes import relay
+from streambroker_operator.kubernetes.replicas import report_relay as relay
 from support.resources import pe
 
 SECRET, NOW = b"s" * 32, 1_000.0

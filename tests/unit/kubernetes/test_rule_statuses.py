@@ -16,11 +16,11 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import RULE, PeKey, Rule
-from streambroker_core.wire.rules import read_rule_spec, write_rule_spec
-from streambroker_core.wire.told import ToldRule
-from streambroker_operator.kubernetes.events import Note, transitions
-from streambroker_operator.kubernetes.rule_statuses import COUNTS_S, RuleStatuses
-from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
+from streambroker_core.wire.manifests.rules import read_rule_spec, write_rule_spec
+from streambroker_core.wire.reports.rule_status import ToldRule
+from streambroker_operator.kubernetes.status.events import Note, transitions
+from streambroker_operator.kubernetes.status.rule_reconciler import COUNTS_S, RuleStatuses
+from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 
 PE = PeKey("default", "alerts", 0)
 ACTIVE = ToldRule(version=1, state="active", since=12, buckets=4, of=4, matches=7)

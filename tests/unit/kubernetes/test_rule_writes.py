@@ -8,12 +8,12 @@ import pytest
 
 from streambroker_core.board import Board, Synced
 from streambroker_core.model import RULE
-from streambroker_core.wire.rules import read_rule_spec
+from streambroker_core.wire.manifests.rules import read_rule_spec
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.api import Answer
-from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.writes import KubernetesStore
-from streambroker_operator.rules import Rules
+from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
+from streambroker_operator.kubernetes.client.http_api import Answer
+from streambroker_operator.kubernetes.client.objects import Objects
+from streambroker_operator.runtime.rules import Rules
 from support.api_servers import FakeApi
 
 DEAR = replace(read_rule_spec({"job": "alerts", "id": "dear", "version": 1}), uid="u", name="dear")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from streambroker_core.board import Status
 from streambroker_core.model import Newer, Resource
-from streambroker_core.wire.manifest import write_spec
-from streambroker_core.wire.view import RefusedPair
-from streambroker_operator.kubernetes.status import (
+from streambroker_core.wire.broker.view import RefusedPair
+from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_operator.kubernetes.status.conditions import (
     MAX_MESSAGE,
     MAX_SUMMARY,
     NOTHING_SHOWN,

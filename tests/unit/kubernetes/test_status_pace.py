@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streambroker_operator.kubernetes.api import Answer
-from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.registrations import Registrations
-from streambroker_operator.kubernetes.status_pace import (
+from streambroker_operator.kubernetes.apply.registrations import Registrations
+from streambroker_operator.kubernetes.client.http_api import Answer
+from streambroker_operator.kubernetes.client.objects import Objects
+from streambroker_operator.kubernetes.client.rate_limiter import (
     FIRST_IN_FLIGHT,
     MOST_IN_FLIGHT,
     SLOW_S,
     StatusPace,
     Window,
 )
-from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
+from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
 from support.api_servers import Call, FakeApi
 from support.kube_calls import true
 from support.resources import board_of, import_of, pe, registration

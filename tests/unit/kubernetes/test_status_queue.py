@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streambroker_operator.kubernetes.status_queue import (
+from streambroker_operator.kubernetes.status.work_queue import (
     LIVE,
     LONGEST_DELAY_S,
     REST,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.kubernetes.api import Answer, ApiUnreachableError
-from streambroker_operator.kubernetes.status_pace import (
+from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
+from streambroker_operator.kubernetes.client.rate_limiter import (
     FIRST_IN_FLIGHT,
     MOST_IN_FLIGHT,
     SLOW_TIMES,
     StatusPace,
 )
-from streambroker_operator.kubernetes.status_writer import Name, StatusWrite, StatusWriter
+from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
 from support.api_servers import Call, FakeApi
 from support.kube_calls import true
 from support.virtual_loop import run

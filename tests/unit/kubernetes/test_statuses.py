@@ -20,9 +20,9 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import Export, Import
-from streambroker_core.wire.ends import NOTHING_ENDED, Ends
-from streambroker_operator.kubernetes.status_writer import Name, StatusWrite
-from streambroker_operator.kubernetes.statuses import Statuses
+from streambroker_core.wire.broker.ended_exports import NOTHING_ENDED, Ends
+from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 from support.resources import export_of, import_of, pe, registration
 
 FEED = replace(export_of(), name="feed-trades")

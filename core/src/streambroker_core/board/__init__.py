@@ -1,5 +1,6 @@
 """The board: which Export feeds which Import, as a pure state machine."""
 
+from streambroker_core.board.board import Board
 from streambroker_core.board.events import (
     Action,
     AgentRegistered,
@@ -24,9 +25,8 @@ from streambroker_core.board.events import (
     Synced,
     Unreadable,
 )
-from streambroker_core.board.rulebook import RuleBook
-from streambroker_core.board.shown import stream_of
-from streambroker_core.board.state import Board
+from streambroker_core.board.reader import stream_of
+from streambroker_core.board.rule_index import RuleBook
 
 __all__ = [
     "Action",

@@ -16,9 +16,9 @@ from streambroker_core.model import (
     Route,
     Rule,
 )
-from streambroker_core.wire.hints import Point
-from streambroker_core.wire.registration import Registration
-from streambroker_core.wire.view import RefusedPair
+from streambroker_core.wire.broker.hints import Point
+from streambroker_core.wire.broker.registration import Registration
+from streambroker_core.wire.broker.view import RefusedPair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import TypeVar
 
 from streambroker_core.board.events import Status, Unreadable
-from streambroker_core.board.half import Half, Met
-from streambroker_core.board.marks import Marks, issuer_of
+from streambroker_core.board.port_index import Half, Met
+from streambroker_core.board.route_digests import Marks, issuer_of
 from streambroker_core.matching import (
     Match,
     Outcome,
@@ -20,8 +20,8 @@ from streambroker_core.matching import (
     filter_problem,
 )
 from streambroker_core.model import Export, Import, PeKey, Route, Rule, kind_of, name_of
-from streambroker_core.wire.registration import Registration
-from streambroker_core.wire.view import (
+from streambroker_core.wire.broker.registration import Registration
+from streambroker_core.wire.broker.view import (
     MAX_REFUSED,
     ExportPort,
     ExportRoute,
@@ -31,7 +31,7 @@ from streambroker_core.wire.view import (
     View,
     version_of,
 )
-from streambroker_core.wire.wanted import WantedRules
+from streambroker_core.wire.broker.view_rules import WantedRules
 
 R = TypeVar("R", Export, Import)
 

@@ -5,9 +5,8 @@
 ('a', 'b')
 """
 
-from streambroker_core.cep.compiler import compile_pattern
-from streambroker_core.cep.pattern import Pattern, Skip
-from streambroker_core.cep.refusals import (
+from streambroker_core.cep.nfa.compiler import compile_pattern
+from streambroker_core.cep.pattern.errors import (
     ConditionError,
     PatternArgumentError,
     PatternError,
@@ -15,6 +14,7 @@ from streambroker_core.cep.refusals import (
     RuleError,
     RunError,
 )
+from streambroker_core.cep.pattern.pattern import Pattern, Skip
 
 __all__ = [
     "ConditionError",

@@ -20,17 +20,12 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.cep.collecting import without_cycles
-from streambroker_core.cep.document import Functions
-from streambroker_core.cep.engine import Active, Engine, Metrics, Result
-from streambroker_core.cep.figures import RuleFigures, Stopped, WindowFigures
-from streambroker_core.cep.keys import FIRST, PLACE, SELECTOR, copies
-from streambroker_core.cep.masks import MaskMaker, row_by_row
-from streambroker_core.cep.refusals import PatternArgumentError, RunError
-from streambroker_core.cep.relevance import covers
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.cep.selectors import Selector, name_of
-from streambroker_core.cep.telling import (
+from streambroker_core.cep.engine.condition_masks import MaskMaker, row_by_row
+from streambroker_core.cep.engine.engine import Active, Engine, Metrics, Result
+from streambroker_core.cep.engine.gc_pause import without_cycles
+from streambroker_core.cep.engine.key_columns import FIRST, PLACE, SELECTOR, copies
+from streambroker_core.cep.engine.metrics import RuleFigures, Stopped, WindowFigures
+from streambroker_core.cep.engine.outputs import (
     ERRORS,
     FAILURES,
     LATE,
@@ -41,10 +36,15 @@ from streambroker_core.cep.telling import (
     MatchFunction,
     Teller,
 )
-from streambroker_core.cep.view import Rows
-from streambroker_core.cep.waiting import Waiting, microseconds
-from streambroker_core.control.keyed import KeyedState
-from streambroker_core.control.operator import (
+from streambroker_core.cep.engine.row_view import Rows
+from streambroker_core.cep.engine.watermark_buffer import Waiting, microseconds
+from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
+from streambroker_core.cep.pattern.key_selectors import Selector, name_of
+from streambroker_core.cep.rules.document import Functions
+from streambroker_core.cep.rules.push_down import covers
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.keyed_state import KeyedState
+from streambroker_core.control.operators.operator import (
     Blobs,
     Changes,
     Input,

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from streambroker_core.properties import INT64_MAX, INT64_MIN
+from streambroker_core.model.properties import INT64_MAX, INT64_MIN
 
 Number: TypeAlias = "int | float"
 

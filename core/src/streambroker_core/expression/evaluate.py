@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
 from streambroker_core.expression.arithmetic import COMPARE, FLOAT, INTEGER, within
-from streambroker_core.topics import topic_matches
+from streambroker_core.model.topics import topic_matches
 
 Row: TypeAlias = Mapping[str, Any]
 Truth: TypeAlias = "bool | None"

@@ -12,8 +12,8 @@ from streambroker_core.expression.evaluate import Test, test_of
 from streambroker_core.expression.explain import Explanation, explain_tree
 from streambroker_core.expression.parser import parse_tree
 from streambroker_core.expression.printer import print_tree
-from streambroker_core.expression.refusal import Refusal
-from streambroker_core.properties import normalise
+from streambroker_core.expression.syntax_error import Refusal
+from streambroker_core.model.properties import normalise
 
 Kind: TypeAlias = Literal["subscription", "filter"]
 

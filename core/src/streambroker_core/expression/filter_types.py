@@ -13,9 +13,9 @@ from typing import Literal, TypeAlias
 from streambroker_core.errors import FilterTypeError, position_in
 from streambroker_core.expression import tree
 from streambroker_core.expression.expression import Expression
-from streambroker_core.expression.refusal import Refusal, did_you_mean
-from streambroker_core.properties import INT64_MAX, INT64_MIN
-from streambroker_core.schema import Schema
+from streambroker_core.expression.syntax_error import Refusal, did_you_mean
+from streambroker_core.model.properties import INT64_MAX, INT64_MIN
+from streambroker_core.model.schema import Schema
 
 TypeKind: TypeAlias = Literal["integer", "float", "string", "boolean", "list", "other"]
 

@@ -10,12 +10,12 @@ from lark import Lark
 from lark import Token as LarkToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from streambroker_core.expression.build import BUILDER
-from streambroker_core.expression.driver import Driver, UnexpectedTokenError
 from streambroker_core.expression.grammar import GRAMMAR
-from streambroker_core.expression.refusal import Refusal
+from streambroker_core.expression.lalr_driver import Driver, UnexpectedTokenError
+from streambroker_core.expression.syntax_error import Refusal
 from streambroker_core.expression.tokens import END, Token, tokens, unknown_function
 from streambroker_core.expression.tree import Predicate
+from streambroker_core.expression.tree_builder import BUILDER
 
 MAX_BYTES = 2048
 

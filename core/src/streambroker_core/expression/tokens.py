@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from streambroker_core.expression.refusal import Refusal, did_you_mean
 from streambroker_core.expression.strings import unquote
-from streambroker_core.properties import INT64_MAX
+from streambroker_core.expression.syntax_error import Refusal, did_you_mean
+from streambroker_core.model.properties import INT64_MAX
 
 MAX_NESTING = 64
 END = "$END"

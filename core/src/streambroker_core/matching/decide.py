@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
 from streambroker_core.model import Export, Import, PeKey, Policy, PortKey, Properties
-from streambroker_core.schema import Schema, covers
+from streambroker_core.model.schema import Schema, covers
 
 Reason: TypeAlias = Literal[
     "NamespaceNotAllowed",

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression.evaluate import Code, Literals, code_of
-from streambroker_core.matching.conditions import Alternatives, Facts, alternatives_of, facts_of
 from streambroker_core.matching.decide import (
     Outcome,
     connect,
@@ -18,9 +17,15 @@ from streambroker_core.matching.decide import (
     match,
     parsed,
 )
-from streambroker_core.matching.offers import Offers
+from streambroker_core.matching.export_index import Offers
+from streambroker_core.matching.import_index import Want, Wants
+from streambroker_core.matching.property_conditions import (
+    Alternatives,
+    Facts,
+    alternatives_of,
+    facts_of,
+)
 from streambroker_core.matching.scan import Figures
-from streambroker_core.matching.wants import Want, Wants
 from streambroker_core.model import Export, Import, Resource
 
 _PREPARED = 256

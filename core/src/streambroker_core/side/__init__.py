@@ -6,11 +6,11 @@ its views. ``content`` says how rows become content under the policies, ``leaves
 
 from __future__ import annotations
 
+from streambroker_core.side.control_messages import SideComplete, SideRefresh, SideVersion
 from streambroker_core.side.definition import NO_DEFAULT, Enrich, SideInput, SideJoin
+from streambroker_core.side.join.static_table import Shelf
+from streambroker_core.side.join.views import ListView, MapView, MultimapView, SingletonView, Views
 from streambroker_core.side.operator import SideOperator
-from streambroker_core.side.said import SideComplete, SideRefresh, SideVersion
-from streambroker_core.side.tables import Shelf
-from streambroker_core.side.views import ListView, MapView, MultimapView, SingletonView, Views
 from streambroker_core.side.windows import fixed, sessions, sliding
 
 __all__ = [

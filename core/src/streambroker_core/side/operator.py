@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.control.operator import Blobs, Changes, Input, Operator, StateError
+from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator, StateError
 from streambroker_core.control.tuples import ControlTuple, UndeliverableError
-from streambroker_core.side.content import SideState, Tables
+from streambroker_core.side.control_messages import SideComplete, SideVersion
 from streambroker_core.side.definition import MAIN, SideJoin
+from streambroker_core.side.describe import explain, stall_text
 from streambroker_core.side.errors import SideError, SideTooLargeError
-from streambroker_core.side.joining import Function, Joining, waive
-from streambroker_core.side.order import Due, Passed, Sequence
-from streambroker_core.side.reading import Refusal, as_json, fitting, micros
-from streambroker_core.side.said import SideComplete, SideVersion
-from streambroker_core.side.shape import SEQ, TIME, WAIVED, Shape, shape_of
-from streambroker_core.side.telling import explain, stall_text
-from streambroker_core.side.waiting import GROUP, Stall, Waiting
+from streambroker_core.side.join.joiner import Function, Joining, waive
+from streambroker_core.side.state.event_queue import Due, Passed, Sequence
+from streambroker_core.side.state.input_state import SideState, Tables
+from streambroker_core.side.state.layout import SEQ, TIME, WAIVED, Shape, shape_of
+from streambroker_core.side.state.read_rows import Refusal, as_json, fitting, micros
+from streambroker_core.side.state.waiting_rows import GROUP, Stall, Waiting
 from streambroker_core.side.windows import SECOND
 
 OUT, ERRORS, LATE = "out", "errors", "late"

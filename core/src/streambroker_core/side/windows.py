@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.durations import Duration, in_microseconds
+from streambroker_core.model.durations import Duration, in_microseconds
 from streambroker_core.side.errors import SideDefinitionError
 
 SECOND = 1_000_000

@@ -1,5 +1,5 @@
 """The command line: ``streambroker``."""
 
-from streambroker_operator.cli.commands import main
+from streambroker_operator.cli.app import main
 
 __all__ = ["main"]

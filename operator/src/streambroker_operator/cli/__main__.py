@@ -2,6 +2,6 @@
 
 import sys
 
-from streambroker_operator.cli.commands import main
+from streambroker_operator.cli.app import main
 
 sys.exit(main())

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_operator.cli import patterns
-from streambroker_operator.cli.addresses import SINGULAR, WORDS, address_of, names_of
-from streambroker_operator.cli.client import Caller
-from streambroker_operator.cli.errors import OK
-from streambroker_operator.cli.options import DEFAULT_URL, Parser, add_shared, caller_of
-from streambroker_operator.cli.terminal import say
+from streambroker_operator.cli.commands import patterns
+from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.errors import OK
+from streambroker_operator.cli.io.options import DEFAULT_URL, Parser, add_shared, caller_of
+from streambroker_operator.cli.io.targets import SINGULAR, WORDS, address_of, names_of
+from streambroker_operator.cli.io.terminal import say
 
 HIDDEN = "__complete"
 TIMEOUT_S = 0.5
@@ -100,7 +100,7 @@ def complete(words: Sequence[str]) -> int:
 
 def candidates(before: Sequence[str], current: str) -> Iterable[str]:
     """Return the words that may stand behind others; the caller filters by what is typed."""
-    from streambroker_operator.cli.commands import _parser
+    from streambroker_operator.cli.app import _parser
 
     parsers: dict[str, argparse.ArgumentParser] = _subparsers(_parser())
     plain = _positional(before)

@@ -16,47 +16,48 @@ from aiohttp import web
 
 from streambroker_core.board import Board, Event, ExportApplied, ImportApplied
 from streambroker_core.model import RULE, AnyKind, Kind, PeKey
-from streambroker_core.wire.told import ToldRules
-from streambroker_operator.doors import places
-from streambroker_operator.errands import Errands, hint_by
+from streambroker_core.wire.reports.rule_status import ToldRules
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.broker import listen
+from streambroker_operator.cooperative import in_turns
 from streambroker_operator.errors import AddressError, RequestError
-from streambroker_operator.hinting import HintSender
-from streambroker_operator.kubernetes import errands, relay
-from streambroker_operator.kubernetes.access import Access
-from streambroker_operator.kubernetes.admission import review
-from streambroker_operator.kubernetes.api import HttpApi
-from streambroker_operator.kubernetes.client import ApiClient, Timing
-from streambroker_operator.kubernetes.desk import Desk, ShownEndings
-from streambroker_operator.kubernetes.election import LeaseTiming
-from streambroker_operator.kubernetes.events import EventWriter
-from streambroker_operator.kubernetes.feed import ApiFeeder, FeederName
-from streambroker_operator.kubernetes.gate import Gate
-from streambroker_operator.kubernetes.guard import ClusterGuard
-from streambroker_operator.kubernetes.health import State
-from streambroker_operator.kubernetes.identity import Identities, Reviews
-from streambroker_operator.kubernetes.kopf_feeder import KopfFeeder
-from streambroker_operator.kubernetes.lease import Lease, new_identity
-from streambroker_operator.kubernetes.leftovers import Leftovers
-from streambroker_operator.kubernetes.metrics import Figures, Metrics, writes_of
-from streambroker_operator.kubernetes.nearest import Nearest
-from streambroker_operator.kubernetes.objects import Objects
-from streambroker_operator.kubernetes.probes import counting, create_probes, parting
-from streambroker_operator.kubernetes.programming import AgentState
-from streambroker_operator.kubernetes.reflector import ReflectorFeeder
-from streambroker_operator.kubernetes.rule_statuses import RuleStatuses
-from streambroker_operator.kubernetes.status_pace import StatusPace
-from streambroker_operator.kubernetes.status_sources import StatusSources
-from streambroker_operator.kubernetes.status_writer import Name, StatusWriter
-from streambroker_operator.kubernetes.statuses import Statuses
-from streambroker_operator.kubernetes.tls import Certificate
-from streambroker_operator.kubernetes.webhook import Webhook
-from streambroker_operator.kubernetes.writes import KubernetesStore, read_secret
-from streambroker_operator.long_work import in_turns
+from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, read_secret
+from streambroker_operator.kubernetes.auth.authorize import Gate
+from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
+from streambroker_operator.kubernetes.auth.token_review import Identities, Reviews
+from streambroker_operator.kubernetes.client.certificate import Certificate
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.client.objects import Objects
+from streambroker_operator.kubernetes.client.rate_limiter import StatusPace
+from streambroker_operator.kubernetes.client.watch_client import ApiClient, Timing
+from streambroker_operator.kubernetes.observability.health import State
+from streambroker_operator.kubernetes.observability.metrics import Figures, Metrics, writes_of
+from streambroker_operator.kubernetes.observability.probes import counting, create_probes, parting
+from streambroker_operator.kubernetes.replicas import command_relay as errands
+from streambroker_operator.kubernetes.replicas import report_relay as relay
+from streambroker_operator.kubernetes.replicas.election import LeaseTiming
+from streambroker_operator.kubernetes.replicas.garbage import Leftovers
+from streambroker_operator.kubernetes.replicas.lease import Lease, new_identity
+from streambroker_operator.kubernetes.status.controller import Desk, ShownEndings
+from streambroker_operator.kubernetes.status.events import EventWriter
+from streambroker_operator.kubernetes.status.nearest_port import Nearest
+from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.programmed import AgentState
+from streambroker_operator.kubernetes.status.rule_reconciler import RuleStatuses
+from streambroker_operator.kubernetes.status.sources import StatusSources
+from streambroker_operator.kubernetes.status.writer import Name, StatusWriter
+from streambroker_operator.kubernetes.watch.informer import ApiFeeder, FeederName
+from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
+from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
+from streambroker_operator.kubernetes.webhook.review import review
+from streambroker_operator.kubernetes.webhook.server import Webhook
 from streambroker_operator.rest import create_app
-from streambroker_operator.rest.limits import Limits
-from streambroker_operator.rest.reports import REPORTS, Reports
-from streambroker_operator.runtime import Runtime
-from streambroker_operator.serving import listen
+from streambroker_operator.rest.agents.reports import REPORTS, Reports
+from streambroker_operator.rest.guard.connections import places
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.runtime.agent_commands import Errands, hint_by
+from streambroker_operator.runtime.runtime import Runtime
 
 ANNOUNCE_S = 1.0
 """How often resources that came after their agents are told of them, in seconds."""

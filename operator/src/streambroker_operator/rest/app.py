@@ -8,29 +8,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_operator import audit
-from streambroker_operator.auth import TokenFile
-from streambroker_operator.errands import Asked, Errands, hint_by
 from streambroker_operator.errors import RequestError
-from streambroker_operator.paths import OPENAPI
-from streambroker_operator.rest import (
-    apply,
-    control,
-    description,
-    events,
-    explain,
-    exports,
-    health,
-    imports,
-    lint,
-    lists,
-    patterns,
-    pe,
-    reports,
-    resources,
-    whatif,
-)
-from streambroker_operator.rest.authentication import (
+from streambroker_operator.rest import events
+from streambroker_operator.rest.agents import control, pe, reports
+from streambroker_operator.rest.diagnose import explain, lint, whatif
+from streambroker_operator.rest.guard.authentication import (
     GUARD,
     LOCAL,
     PRINCIPAL,
@@ -41,9 +23,9 @@ from streambroker_operator.rest.authentication import (
     authorise,
     identify,
 )
-from streambroker_operator.rest.conditions import conditional
-from streambroker_operator.rest.idempotency import UNDER_WAY, replay
-from streambroker_operator.rest.limits import (
+from streambroker_operator.rest.guard.fair_queue import TURNS, Turns
+from streambroker_operator.rest.guard.idempotency import UNDER_WAY, replay
+from streambroker_operator.rest.guard.rate_limits import (
     GAUGES,
     Gauges,
     Limits,
@@ -51,13 +33,22 @@ from streambroker_operator.rest.limits import (
     limit_principals,
     limit_unknown,
 )
-from streambroker_operator.rest.lists import SNAPSHOTS, snapshots_of
-from streambroker_operator.rest.parameters import described
-from streambroker_operator.rest.pictures import PICTURES, Gallery
-from streambroker_operator.rest.requests import LONG, MAX_BODY, MAX_PROPOSAL, RUNTIME
-from streambroker_operator.rest.responses import problem_answer
-from streambroker_operator.rest.turns import TURNS, Turns
-from streambroker_operator.runtime import Runtime
+from streambroker_operator.rest.http import health
+from streambroker_operator.rest.http import openapi as description
+from streambroker_operator.rest.http.parameters import described
+from streambroker_operator.rest.http.paths import OPENAPI
+from streambroker_operator.rest.http.preconditions import conditional
+from streambroker_operator.rest.http.requests import LONG, MAX_BODY, MAX_PROPOSAL, RUNTIME
+from streambroker_operator.rest.http.responses import problem_answer
+from streambroker_operator.rest.lists import lists
+from streambroker_operator.rest.lists.list_cache import PICTURES, Gallery
+from streambroker_operator.rest.lists.lists import SNAPSHOTS, snapshots_of
+from streambroker_operator.rest.ports import apply, exports, imports, resources
+from streambroker_operator.rest.ports import rules as patterns
+from streambroker_operator.runtime.agent_commands import Asked, Errands, hint_by
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.security import audit_log as audit
+from streambroker_operator.security.token_file import TokenFile
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -13,13 +13,13 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from streambroker_core.wire.canonical import canonical
-from streambroker_operator.changes import Change, ChangeLog, Follower, selected
+from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.errors import RequestError
-from streambroker_operator.paths import API
-from streambroker_operator.rest.authentication import still_known
-from streambroker_operator.rest.limits import GAUGES, too_many
-from streambroker_operator.rest.requests import RUNTIME, chosen_namespace
+from streambroker_operator.rest.guard.authentication import still_known
+from streambroker_operator.rest.guard.rate_limits import GAUGES, too_many
+from streambroker_operator.rest.http.paths import API
+from streambroker_operator.rest.http.requests import RUNTIME, chosen_namespace
+from streambroker_operator.runtime.change_log import Change, ChangeLog, Follower, selected
 
 AT_ONCE = 256
 """How many events go into one piece."""

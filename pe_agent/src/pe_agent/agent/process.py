@@ -20,19 +20,21 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pe_agent import agent_tls, client, tls, tokens
-from pe_agent.agent import metrics
+from pe_agent.agent.agent import Hosts
 from pe_agent.agent.broker.link import BrokerLink
-from pe_agent.agent.hosts import Hosts
-from pe_agent.agent.listener import Listener, Shown
-from pe_agent.agent.metrics import MetricsServer
-from pe_agent.agent.own_log import OwnLog
-from pe_agent.agent.progress import Progress
-from pe_agent.agent.service import AgentService
-from pe_agent.agent_tls import AgentCertificate, AgentTrust
-from pe_agent.files import replace_file
-from pe_agent.tls import Trust, TrustError
-from pe_agent.tokens import Token
+from pe_agent.agent.reports import prometheus as metrics
+from pe_agent.agent.reports.log_file import OwnLog
+from pe_agent.agent.reports.prometheus import MetricsServer
+from pe_agent.agent.server.flight_service import AgentService
+from pe_agent.agent.server.listener import Listener, Shown
+from pe_agent.agent.state.recovery_progress import Progress
+from pe_agent.log.atomic_file import replace_file
+from pe_agent.transport import agent_client as client
+from pe_agent.transport import agent_tls, tokens
+from pe_agent.transport import broker_trust as tls
+from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
+from pe_agent.transport.broker_trust import Trust, TrustError
+from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
 

@@ -12,32 +12,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_agent.aligned.control_file import ControlFile, control_stream
+    from pe_agent.aligned.control_source import ControlFile, control_stream
     from pe_agent.aligned.errors import AlignedError
-    from pe_agent.aligned.operators import OperatorStream, control_aware
-    from pe_agent.aligned.streams import Stream, stream
-    from streambroker_core.control.operator import Blobs, Changes, Input, Operator
+    from pe_agent.streams.operator_stream import OperatorStream, control_aware
+    from pe_agent.streams.stream import Stream, stream
+    from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator
+    from streambroker_core.control.operators.typed_operator import TypedOperator, handles
     from streambroker_core.control.tuples import ControlTuple, Delivery, Limits, Target
-    from streambroker_core.control.typed import TypedOperator, handles
 
 _WHERE = {
     "AlignedError": "pe_agent.aligned.errors",
-    "Blobs": "streambroker_core.control.operator",
-    "Changes": "streambroker_core.control.operator",
-    "ControlFile": "pe_agent.aligned.control_file",
+    "Blobs": "streambroker_core.control.operators.operator",
+    "Changes": "streambroker_core.control.operators.operator",
+    "ControlFile": "pe_agent.aligned.control_source",
     "ControlTuple": "streambroker_core.control.tuples",
     "Delivery": "streambroker_core.control.tuples",
-    "Input": "streambroker_core.control.operator",
+    "Input": "streambroker_core.control.operators.operator",
     "Limits": "streambroker_core.control.tuples",
-    "Operator": "streambroker_core.control.operator",
-    "OperatorStream": "pe_agent.aligned.operators",
-    "Stream": "pe_agent.aligned.streams",
+    "Operator": "streambroker_core.control.operators.operator",
+    "OperatorStream": "pe_agent.streams.operator_stream",
+    "Stream": "pe_agent.streams.stream",
     "Target": "streambroker_core.control.tuples",
-    "TypedOperator": "streambroker_core.control.typed",
-    "control_aware": "pe_agent.aligned.operators",
-    "control_stream": "pe_agent.aligned.control_file",
-    "handles": "streambroker_core.control.typed",
-    "stream": "pe_agent.aligned.streams",
+    "TypedOperator": "streambroker_core.control.operators.typed_operator",
+    "control_aware": "pe_agent.streams.operator_stream",
+    "control_stream": "pe_agent.aligned.control_source",
+    "handles": "streambroker_core.control.operators.typed_operator",
+    "stream": "pe_agent.streams.stream",
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.control.operator import Operator, OperatorError
+from streambroker_core.control.operators.operator import Operator, OperatorError
 
 PATH_COLUMN = "_metadata.file_path"
 """Where Spark's file source has the path: select it under the name that ``FileEnds`` is given."""

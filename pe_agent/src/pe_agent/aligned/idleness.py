@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.aligned import notes
-from streambroker_core.control.packing import PACKED, Packed, packed_rows
+from pe_agent.aligned.runtime import progress_messages as notes
+from streambroker_core.control.runtime.packing import PACKED, Packed, packed_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

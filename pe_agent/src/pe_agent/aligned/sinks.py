@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.forms import (
+from pe_agent.aligned.runtime.frames import (
     CONTROL,
     EMITTED,
     END,
@@ -37,19 +37,19 @@ from pe_agent.aligned.forms import (
     placed_rows,
     read_control,
 )
-from pe_agent.aligned.packer import AT_END, beside_refused, tuples_of
+from pe_agent.aligned.runtime.packer import AT_END, beside_refused, tuples_of
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.unpacked import Unpacker
-from pe_agent.publishing import Sink
-from pe_agent.sessions import register
-from streambroker_core.control.packing import NO_BUCKET, RUNNING_BITS
+from pe_agent.datasource.unpacker import Unpacker
+from pe_agent.job.publish import Sink
+from pe_agent.spark.session import register
+from streambroker_core.control.runtime.packing import NO_BUCKET, RUNNING_BITS
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pe_agent.aligned.streams import Beside, Rows
+    from pe_agent.streams.stream import Beside, Rows
 
 FORMAT = "streambroker-outputs"
 BESIDE = -1

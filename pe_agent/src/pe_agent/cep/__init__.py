@@ -4,9 +4,9 @@ Where rules come from, and what they are handed on to, runs beside a driver, nev
 becomes of rules and of rows is decided in `streambroker_core.cep`.
 """
 
-from pe_agent.cep.broker import BrokerDiscoverer
-from pe_agent.cep.directory import DirectoryDiscoverer
-from pe_agent.cep.discovery import (
+from pe_agent.cep.discovery.broker import BrokerDiscoverer
+from pe_agent.cep.discovery.directory import DirectoryDiscoverer
+from pe_agent.cep.discovery.discoverer import (
     Discovery,
     DiscoveryError,
     PatternProcessorDiscoverer,
@@ -16,18 +16,18 @@ from pe_agent.cep.discovery import (
     ReportedDiscoverer,
     Wanted,
 )
-from pe_agent.cep.dry_runs import dry_run
+from pe_agent.cep.discovery.http import HttpDiscoverer
+from pe_agent.cep.discovery.manager import PatternProcessorManager
+from pe_agent.cep.discovery.table import TableDiscoverer, sqlite_table
+from pe_agent.cep.dry_run import dry_run
 from pe_agent.cep.functions import MatchFunction
-from pe_agent.cep.http import HttpDiscoverer
-from pe_agent.cep.manager import PatternProcessorManager
-from pe_agent.cep.processors import Processors
-from pe_agent.cep.progress import Progress, RuleReport
-from pe_agent.cep.row_patterns import sql
-from pe_agent.cep.standing import explain
-from pe_agent.cep.streams import PatternStream, pattern, pattern_processors
-from pe_agent.cep.table import TableDiscoverer, sqlite_table
-from streambroker_core.cep.pattern import Pattern, Skip
-from streambroker_core.cep.processor import PatternProcessor
+from pe_agent.cep.query_rules import Processors
+from pe_agent.cep.rule_progress import Progress, RuleReport
+from pe_agent.cep.run_state import explain
+from pe_agent.streams.pattern_stream import PatternStream, pattern, pattern_processors
+from pe_agent.streams.sql_patterns import sql
+from streambroker_core.cep.pattern.pattern import Pattern, Skip
+from streambroker_core.cep.pattern.rule import PatternProcessor
 
 __all__ = [
     "BrokerDiscoverer",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pe_agent.schemas import Columns, arrow_from
-from streambroker_core.cep import telling
+from pe_agent.datasource.schemas import Columns, arrow_from
+from streambroker_core.cep.engine import outputs as telling
 
 
 class MatchFunction(telling.MatchFunction):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import types as spark
 
 from streambroker_core.errors import SchemaError
-from streambroker_core.schema import parse_ddl
+from streambroker_core.model.schema import parse_ddl
 
 _SIMPLE: dict[str, type[spark.DataType]] = {
     "tinyint": spark.ByteType,

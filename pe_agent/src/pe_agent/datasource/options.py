@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pe_agent import agent_tls
-from pe_agent.agent_tls import AgentTrust
-from pe_agent.client import AgentClient
-from pe_agent.datasource.packed import Packing
-from streambroker_core.control.buckets import MAX_BUCKETS
-from streambroker_core.control.packing import RANK_BITS
+from pe_agent.datasource.packer import Packing
+from pe_agent.transport import agent_tls
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentTrust
+from streambroker_core.control.runtime.buckets import MAX_BUCKETS
+from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.schema import Column, to_ddl
+from streambroker_core.model.schema import Column, to_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -18,15 +18,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pe_agent.client import AgentClient
 from pe_agent.datasource.columns import struct_of
 from pe_agent.datasource.options import OptionError, Options, ddl_of
-from pe_agent.datasource.packed import PACKED_DDL, Packing
-from pe_agent.datasource.places import Place, Places
-from pe_agent.datasource.unpacked import Found, Unpacker, in_epoch
-from pe_agent.flight_errors import AgentUnreachableError
-from streambroker_core.control.envelope import encode
-from streambroker_core.control.placing import placed_once
+from pe_agent.datasource.packer import PACKED_DDL, Packing
+from pe_agent.datasource.stage_targets import Place, Places
+from pe_agent.datasource.unpacker import Found, Unpacker, in_epoch
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_core.control.tuples.envelope import encode
+from streambroker_core.control.tuples.epoch_control import placed_once
 from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")

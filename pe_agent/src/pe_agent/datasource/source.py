@@ -28,10 +28,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pe_agent.agent_tls import AgentTrust
-from pe_agent.client import AgentClient
-from pe_agent.datasource.asking import Ahead, Lease
 from pe_agent.datasource.columns import struct_of
+from pe_agent.datasource.lease import Ahead, Lease
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
     OptionError,
@@ -39,16 +37,18 @@ from pe_agent.datasource.options import (
     ddl_of,
     schema_of,
 )
-from pe_agent.datasource.packed import PACKED_DDL, Packer, places_of, with_marks
-from pe_agent.datasource.rules import rules_of
+from pe_agent.datasource.packer import PACKED_DDL, Packer, places_of, with_marks
+from pe_agent.datasource.pinned_rules import rules_of
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.tickets import epochs, holder, planned, query, source_column
-from pe_agent.flight_errors import AgentRefusedError, AgentUnreachableError
-from pe_agent.workers import settle
-from streambroker_core.control.placing import read_placed
-from streambroker_core.control.rows import to_batch
+from pe_agent.datasource.slice_info import epochs, holder, planned, query, source_column
+from pe_agent.spark.worker import settle
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.control.runtime.control_rows import to_batch
+from streambroker_core.control.tuples.epoch_control import read_placed
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.offset import Offset
+from streambroker_core.ledger.offset import Offset
 
 log = logging.getLogger("pe_agent")
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pe_agent.files import sync_directory
 from pe_agent.log import frames, index, segments
+from pe_agent.log.atomic_file import sync_directory
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone, LogClosed, LogCorrupt, LogFailed
 from pe_agent.log.frames import Header, Kind, Payload

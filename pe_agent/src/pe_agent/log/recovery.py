@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from pe_agent.files import sync_directory
 from pe_agent.log import frames, index, segments
+from pe_agent.log.atomic_file import sync_directory
 from pe_agent.log.errors import LogCorrupt
 from pe_agent.log.segments import Segment
 

@@ -30,8 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pe_agent.files import sync_directory
 from pe_agent.log import index
+from pe_agent.log.atomic_file import sync_directory
 from pe_agent.log.errors import LogCorrupt, LogFull, LogVersionUnknown
 from pe_agent.log.frames import VERSION, read_at
 

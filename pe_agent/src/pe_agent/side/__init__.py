@@ -10,11 +10,11 @@ Policies and windows are those of ``streambroker_core.side``.
 from __future__ import annotations
 
 from pe_agent.side.errors import PinError, TableError
-from pe_agent.side.inputs import Given, side_list, side_map, side_multimap, side_singleton
-from pe_agent.side.joins import SideInputs
 from pe_agent.side.operator import FIGURES_SCHEMA
-from pe_agent.side.stateless import StatelessInputs
-from pe_agent.side.tables import Table, TableState, TableStore
+from pe_agent.side.tables.store import Table, TableState, TableStore
+from pe_agent.streams.side_input import Given, side_list, side_map, side_multimap, side_singleton
+from pe_agent.streams.side_inputs import SideInputs
+from pe_agent.streams.stateless_side_inputs import StatelessInputs
 from streambroker_core.side import (
     NO_DEFAULT,
     ListView,

@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.side.reporting import ToAgent
-from pe_agent.side.shelves import Shelves
+from pe_agent.side.metrics_reporter import ToAgent
+from pe_agent.side.tables.cache import Shelves
 from streambroker_core.control.tuples import ControlTuple, SideTick
 from streambroker_core.side import SideOperator, SideRefresh
 from streambroker_core.side.definition import MAIN
-from streambroker_core.side.joining import Function
-from streambroker_core.side.shape import Shape
-from streambroker_core.side.telling import told_stall
-from streambroker_core.side.waiting import GROUP, Stall
-from streambroker_core.wire.told_sides import MAX_STALLS, ToldSide, ToldStall, sentence
+from streambroker_core.side.describe import told_stall
+from streambroker_core.side.join.joiner import Function
+from streambroker_core.side.state.layout import Shape
+from streambroker_core.side.state.waiting_rows import GROUP, Stall
+from streambroker_core.wire.reports.side_status import MAX_STALLS, ToldSide, ToldStall, sentence
 
 log = logging.getLogger("pe_agent")
 

@@ -21,9 +21,9 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.model import RULE, PeKey, Rule
-from streambroker_core.wire.registration import Registration
-from streambroker_core.wire.rules import read_rule_spec
-from streambroker_core.wire.view import decode, encode, seal
+from streambroker_core.wire.broker.registration import Registration
+from streambroker_core.wire.broker.view import decode, encode, seal
+from streambroker_core.wire.manifests.rules import read_rule_spec
 
 PE = PeKey("default", "alerts", 0)
 OTHER = PeKey("default", "other", 0)

@@ -13,15 +13,15 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, Skip
-from streambroker_core.cep.conditions import local_part
-from streambroker_core.cep.history import Event
-from streambroker_core.cep.masks import MaskMaker, row_by_row
-from streambroker_core.cep.matcher import Limits, Matcher
+from streambroker_core.cep.engine.condition_masks import MaskMaker, row_by_row
+from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.matcher import Limits, Matcher
 from streambroker_core.cep.operator import PatternOperator
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.relevance import joint_predicate
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.cep.truths import Truths
+from streambroker_core.cep.pattern.conditions import local_part
+from streambroker_core.cep.pattern.match_buffer import Event
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.push_down import joint_predicate
+from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import parse
 from support.pattern_cases import compiled

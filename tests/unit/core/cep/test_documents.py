@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, Skip
-from streambroker_core.cep.codec import Reader, Writer
-from streambroker_core.cep.document import read_pattern, read_rule, write_pattern, write_rule
-from streambroker_core.cep.matcher import Limits
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.schema import RULE_SCHEMA
-from streambroker_core.control.operator import StateError
+from streambroker_core.cep.nfa.matcher import Limits
+from streambroker_core.cep.nfa.value_codec import Reader, Writer
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.document import read_pattern, read_rule, write_pattern, write_rule
+from streambroker_core.cep.rules.document_schema import RULE_SCHEMA
+from streambroker_core.control.operators.operator import StateError
 from streambroker_core.errors import ManifestError
 from support.pattern_cases import pattern_of
 from support.pattern_examples import patterns

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from streambroker_core.cep import Pattern
-from streambroker_core.cep.figures import WindowFigures
+from streambroker_core.cep.engine.metrics import WindowFigures
 from streambroker_core.cep.operator import PatternOperator
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import Context, RuleSet
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import Context, RuleSet
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Buckets
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from streambroker_core.cep import Pattern, RunError, Skip, compile_pattern
-from streambroker_core.cep.history import Event
-from streambroker_core.cep.matcher import Match, Matcher, Timeout
-from streambroker_core.cep.truths import Truths
+from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.matcher import Match, Matcher, Timeout
+from streambroker_core.cep.pattern.match_buffer import Event
 
 END = 2**62
 Shape = Callable[[], Pattern]

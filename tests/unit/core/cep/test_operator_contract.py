@@ -10,18 +10,18 @@ import pyarrow as pa
 import pytest
 
 from streambroker_core.cep import Pattern, PatternArgumentError, RunError, Skip
-from streambroker_core.cep.collecting import without_cycles
-from streambroker_core.cep.compiled import shortest_timeout
-from streambroker_core.cep.figures import WindowFigures
-from streambroker_core.cep.keys import copies
-from streambroker_core.cep.matcher import Limits
+from streambroker_core.cep.engine.gc_pause import without_cycles
+from streambroker_core.cep.engine.key_columns import copies
+from streambroker_core.cep.engine.metrics import WindowFigures
+from streambroker_core.cep.engine.outputs import Found
+from streambroker_core.cep.nfa.compiled import shortest_timeout
+from streambroker_core.cep.nfa.matcher import Limits
 from streambroker_core.cep.operator import MatchFunction, PatternOperator, RuleStopped
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.rules import Context, RuleSet
-from streambroker_core.cep.telling import Found
-from streambroker_core.control.operator import OperatorError, StateError
-from streambroker_core.control.payloads import encode
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.control.operators.operator import OperatorError, StateError
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, SideTick, logged
+from streambroker_core.control.tuples.payloads import encode
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Buckets, control_of
 from support.through_runner import Through, rows_of

@@ -16,10 +16,10 @@ from streambroker_core.cep import (
     Skip,
     compile_pattern,
 )
-from streambroker_core.cep.durations import microseconds, text_of
-from streambroker_core.cep.history import Event, chain
-from streambroker_core.cep.matcher import Limits, Match, Matcher
-from streambroker_core.cep.truths import RunView, Truths
+from streambroker_core.cep.nfa.condition_bits import RunView, Truths
+from streambroker_core.cep.nfa.matcher import Limits, Match, Matcher
+from streambroker_core.cep.pattern.durations import microseconds, text_of
+from streambroker_core.cep.pattern.match_buffer import Event, chain
 
 
 def a() -> Pattern:

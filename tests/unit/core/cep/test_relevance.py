@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern
 from streambroker_core.cep.operator import PatternOperator
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.relevance import TOO_LONG, narrowed, relevance_of
-from streambroker_core.cep.rules import RuleSet
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.push_down import TOO_LONG, narrowed, relevance_of
+from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import parse
-from streambroker_core.schema import parse_ddl
+from streambroker_core.model.schema import parse_ddl
 from support.pattern_cases import compiled
 from support.pattern_examples import LETTERS, one_of, patterns
 from support.pattern_windows import Buckets, Emitted

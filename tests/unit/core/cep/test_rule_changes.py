@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, RunError, compile_pattern
-from streambroker_core.cep.keystore import place_of
+from streambroker_core.cep.engine.key_store import place_of
 from streambroker_core.cep.operator import PatternOperator, copies
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.refusals import PatternError
-from streambroker_core.cep.rules import Context, RuleSet
-from streambroker_core.control.operator import Window
+from streambroker_core.cep.pattern.errors import PatternError
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
-from streambroker_core.schema import parse_ddl
+from streambroker_core.model.schema import parse_ddl
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Emitted
 

@@ -12,14 +12,14 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, Skip
-from streambroker_core.cep.compiled import compiled
-from streambroker_core.cep.engine import Engine, Result
-from streambroker_core.cep.matcher import Limits, Match, Timeout
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.refusals import RunError
-from streambroker_core.cep.rules import RuleSet
-from streambroker_core.cep.view import Rows
-from streambroker_core.control.keyed import KeyedState
+from streambroker_core.cep.engine.engine import Engine, Result
+from streambroker_core.cep.engine.row_view import Rows
+from streambroker_core.cep.nfa.compiled import compiled
+from streambroker_core.cep.nfa.matcher import Limits, Match, Timeout
+from streambroker_core.cep.pattern.errors import RunError
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.keyed_state import KeyedState
 from support.pattern_examples import END, LETTERS, letters, one_of, pairs
 
 SCHEMA = pa.schema([("n", pa.string()), ("k", pa.int64()), ("seq", pa.int64()), ("t", pa.int64())])

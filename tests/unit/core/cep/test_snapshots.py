@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, Skip, compile_pattern
-from streambroker_core.cep.explain import dry_run, standings
-from streambroker_core.cep.history import Event, chain
-from streambroker_core.cep.matcher import Limits, Matcher
-from streambroker_core.cep.snapshot import read, write
-from streambroker_core.cep.truths import Truths
-from streambroker_core.control.operator import StateError
+from streambroker_core.cep.engine.trace import dry_run, standings
+from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.matcher import Limits, Matcher
+from streambroker_core.cep.nfa.snapshot import read, write
+from streambroker_core.cep.pattern.match_buffer import Event, chain
+from streambroker_core.control.operators.operator import StateError
 from support.pattern_examples import END, automaton_of, inputs, pairs, patterns
 
 RULE = ("r", 1)

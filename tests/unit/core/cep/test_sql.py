@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from streambroker_core.cep import Pattern, PatternError, Skip
-from streambroker_core.cep.history import Event
-from streambroker_core.cep.refusals import RowPatternError
+from streambroker_core.cep.pattern.errors import RowPatternError
+from streambroker_core.cep.pattern.match_buffer import Event
 from streambroker_core.cep.sql import DynamicRowPattern, Measure, RowPattern, read_row_pattern
 
 

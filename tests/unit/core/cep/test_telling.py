@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.cep.engine import Result
-from streambroker_core.cep.history import Event, Node
-from streambroker_core.cep.matcher import Match, events_of
-from streambroker_core.cep.processor import PatternProcessor
-from streambroker_core.cep.telling import Teller
+from streambroker_core.cep.engine.engine import Result
+from streambroker_core.cep.engine.outputs import Teller
+from streambroker_core.cep.nfa.matcher import Match, events_of
+from streambroker_core.cep.pattern.match_buffer import Event, Node
+from streambroker_core.cep.pattern.rule import PatternProcessor
 
 NAMES = ("a", 'b "quoted"', "c")
 VALUES = st.one_of(

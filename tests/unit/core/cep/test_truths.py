@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from streambroker_core.cep.conditions import Text, condition
-from streambroker_core.cep.history import Event
-from streambroker_core.cep.truths import _Fields, _term_and_number
+from streambroker_core.cep.nfa.condition_bits import _Fields, _term_and_number
+from streambroker_core.cep.pattern.conditions import Text, condition
+from streambroker_core.cep.pattern.match_buffer import Event
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, 500, 2**70, 1.5, 0.0, float("nan"), float("inf")),

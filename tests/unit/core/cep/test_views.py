@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from streambroker_core.cep.keys import key_columns
-from streambroker_core.cep.keystore import place_of
-from streambroker_core.cep.selectors import Selector
-from streambroker_core.cep.view import Rows, View, values
+from streambroker_core.cep.engine.key_columns import key_columns
+from streambroker_core.cep.engine.key_store import place_of
+from streambroker_core.cep.engine.row_view import Rows, View, values
+from streambroker_core.cep.pattern.key_selectors import Selector
 
 COUNT = 12
 BATCH = pa.RecordBatch.from_pydict(

@@ -9,15 +9,11 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.aligned import AlignedRunner, ControlCounts
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.emitting import EmittedRows
-from streambroker_core.control.operator import (
-    Input,
-    Operator,
-    OperatorError,
-)
-from streambroker_core.control.packing import by_bucket, pack
+from streambroker_core.control.operators.operator import Input, Operator, OperatorError
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.emitter import EmittedRows
+from streambroker_core.control.runtime.packing import by_bucket, pack
+from streambroker_core.control.runtime.runner import AlignedRunner, ControlCounts
 from streambroker_core.control.tuples import (
     ControlError,
     ControlLimitError,

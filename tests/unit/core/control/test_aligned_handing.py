@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.aligned import AlignedRunner, ControlCounts, Outcome
-from streambroker_core.control.buckets import Layout, bucket_of_key
-from streambroker_core.control.emitting import Stage
-from streambroker_core.control.operator import (
-    Operator,
-)
-from streambroker_core.control.packing import by_bucket, pack_control
+from streambroker_core.control.operators.operator import Operator
+from streambroker_core.control.operators.typed_operator import TypedOperator, handles
+from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
+from streambroker_core.control.runtime.emitter import Stage
+from streambroker_core.control.runtime.packing import by_bucket, pack_control
+from streambroker_core.control.runtime.runner import AlignedRunner, ControlCounts, Outcome
 from streambroker_core.control.tuples import (
     ControlError,
     ControlTuple,
@@ -23,7 +22,6 @@ from streambroker_core.control.tuples import (
     Target,
     UndeliverableError,
 )
-from streambroker_core.control.typed import TypedOperator, handles
 from support.one_window import (
     Seeing,
     control,

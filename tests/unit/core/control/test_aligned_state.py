@@ -8,8 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.operator import (
+from streambroker_core.control.operators.operator import (
     Blobs,
     Changes,
     Input,
@@ -17,7 +16,8 @@ from streambroker_core.control.operator import (
     OperatorError,
     StateError,
 )
-from streambroker_core.control.packing import by_bucket, pack
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.packing import by_bucket, pack
 from streambroker_core.control.tuples import (
     ControlError,
     ControlLimitError,

@@ -7,8 +7,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.control.cutting import ControlHead, epochs_of_window, head_of, merged
 from streambroker_core.control.tuples import ControlTuple, Delivery
+from streambroker_core.control.tuples.window_bounds import (
+    ControlHead,
+    epochs_of_window,
+    head_of,
+    merged,
+)
 
 NONE = frozenset[str]()
 MERGEABLE = frozenset({"watermark"})

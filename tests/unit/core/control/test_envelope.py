@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.control.envelope import decode, encode
-from streambroker_core.control.rows import from_batch, schema, to_batch
+from streambroker_core.control.runtime.control_rows import from_batch, schema, to_batch
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, Target
+from streambroker_core.control.tuples.envelope import decode, encode
 from streambroker_core.errors import FormatTooNewError, ManifestError
-from streambroker_core.wire.canonical import canonical
+from streambroker_core.wire.encoding.canonical import canonical
 
 WORDS = st.text(min_size=1, max_size=8)
 NUMBERS = st.integers(0, (1 << 63) - 1)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.gathering import Gathering
-from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.ordering import in_order
-from streambroker_core.control.packing import by_bucket, numbers, unpack
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.ordering import in_order
+from streambroker_core.control.runtime.packing import by_bucket, numbers, unpack
+from streambroker_core.control.runtime.row_packer import Gathering
 
 KEYED = Layout(port="in", buckets=3, key=(("k", pa.int64()),))
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control.aligned import Outcome
-from streambroker_core.control.cutting import epochs_of_window, head_of
-from streambroker_core.control.rows import Placed
+from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.runner import Outcome
 from streambroker_core.control.tuples import Delivery
+from streambroker_core.control.tuples.window_bounds import epochs_of_window, head_of
 from support.aligned import (
     Entry,
     Graph,

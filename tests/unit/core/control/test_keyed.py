@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.control.keyed import BLOCK_KEYS, KeyedState, time_key, time_of
-from streambroker_core.control.operator import Changes, StateError
+from streambroker_core.control.operators.keyed_state import (
+    BLOCK_KEYS,
+    KeyedState,
+    time_key,
+    time_of,
+)
+from streambroker_core.control.operators.operator import Changes, StateError
 
 
 class Store(Mapping[str, bytes]):
@@ -73,7 +78,7 @@ def test_it_is_a_sorted_map_whatever_is_done_and_wherever_windows_end(
     steps: list[tuple[str, bytes, bytes]], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streambroker_core.control.keyed.BLOCK_KEYS", block)
+        patch.setattr("streambroker_core.control.operators.keyed_state.BLOCK_KEYS", block)
         store, state, model = Store(), KeyedState("k"), dict[bytes, bytes]()
         for step, name, value in steps:
             if step == "put":

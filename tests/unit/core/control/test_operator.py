@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.control.operator import Operator, OperatorError, Window
+from streambroker_core.control.operators.operator import Operator, OperatorError, Window
 from streambroker_core.control.tuples import ControlTuple, Delivery, order_of
 
 WINDOW = Window(number=3, time=0, watermark=None, bucket=0, buckets=4)

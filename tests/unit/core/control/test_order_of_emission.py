@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.aligned import AlignedRunner
-from streambroker_core.control.emitting import EmittedControl, Stage
-from streambroker_core.control.operator import Operator, Window
-from streambroker_core.control.packing import by_bucket, pack_control
-from streambroker_core.control.rows import Placed
+from streambroker_core.control.operators.operator import Operator, Window
+from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.emitter import EmittedControl, Stage
+from streambroker_core.control.runtime.packing import by_bucket, pack_control
+from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from support.aligned import Edge, Graph, Node, Note, Plant, Wild, at_time, chain, note, turns
 

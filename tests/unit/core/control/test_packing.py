@@ -14,10 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control.buckets import Layout, bucket_of_key, buckets_of, layout_of
-from streambroker_core.control.operator import Input, OperatorError
-from streambroker_core.control.ordering import CHUNK, by_column, by_port, in_order, in_places
-from streambroker_core.control.packing import (
+from streambroker_core.control.operators.operator import Input, OperatorError
+from streambroker_core.control.runtime.buckets import Layout, bucket_of_key, buckets_of, layout_of
+from streambroker_core.control.runtime.control_rows import Placed, merge, to_batch
+from streambroker_core.control.runtime.ordering import (
+    CHUNK,
+    by_column,
+    by_port,
+    in_order,
+    in_places,
+)
+from streambroker_core.control.runtime.packing import (
     NO_BUCKET,
     PACKED,
     Packed,
@@ -30,7 +37,6 @@ from streambroker_core.control.packing import (
     sequence,
     unpack,
 )
-from streambroker_core.control.rows import Placed, merge, to_batch
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
 from streambroker_core.errors import FormatTooNewError
 
@@ -401,7 +407,7 @@ def test_columns_that_are_too_long_for_one_batch_are_walked_batch_by_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "streambroker_core.control.ordering._without_sequence",
+        "streambroker_core.control.runtime.ordering._without_sequence",
         lambda table: table.drop_columns(["_seq"]).to_batches(),
     )
     table = table_of([0, 1, 2], [3], [4, 5])

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.control.payloads import Payloads, encode, mergeable, type_name
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
+from streambroker_core.control.tuples.payloads import Payloads, encode, mergeable, type_name
 
 
 @dataclass(frozen=True)

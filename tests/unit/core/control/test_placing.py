@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control import placing
-from streambroker_core.control.emission import Emission, read_emission
-from streambroker_core.control.placing import Placed, decode, encode, placed_once, read_placed
 from streambroker_core.control.tuples import (
     MAX_PAYLOAD,
     MAX_TUPLES,
@@ -23,6 +20,15 @@ from streambroker_core.control.tuples import (
     Target,
     logged,
 )
+from streambroker_core.control.tuples import epoch_control as placing
+from streambroker_core.control.tuples.epoch_control import (
+    Placed,
+    decode,
+    encode,
+    placed_once,
+    read_placed,
+)
+from streambroker_core.control.tuples.request import Emission, read_emission
 from streambroker_core.errors import FormatTooNewError, ManifestError
 
 EMITTED = st.builds(

@@ -13,10 +13,16 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.aligned import AlignedRunner
-from streambroker_core.control.emitting import EmittedControl, EmittedRows, Stage
-from streambroker_core.control.operator import Blobs, Changes, Operator, OperatorError, Window
-from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.operators.operator import (
+    Blobs,
+    Changes,
+    Operator,
+    OperatorError,
+    Window,
+)
+from streambroker_core.control.runtime.emitter import EmittedControl, EmittedRows, Stage
+from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import (
     ControlError,
     ControlLimitError,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control.operator import OperatorError
-from streambroker_core.control.packing import numbers, sequence
-from streambroker_core.control.spacing import in_front, made_of, slot_bits, spaced
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.control.runtime.packing import numbers, sequence
+from streambroker_core.control.runtime.spacing import in_front, made_of, slot_bits, spaced
 
 BASE = sequence(rank=2, part=7)
 

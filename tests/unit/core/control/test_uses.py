@@ -22,16 +22,16 @@ from new_factor import Multiply, SetFactor
 from price_change import SECOND, Cash, SetPrice
 from recording import Record, Recorder
 
-from streambroker_core.control.aligned import AlignedRunner, Outcome
-from streambroker_core.control.buckets import Layout
-from streambroker_core.control.cutting import epochs_of_window, head_of, merged
-from streambroker_core.control.emitting import EmittedRows, Stage
-from streambroker_core.control.operator import Blobs, Changes, Operator, Window
-from streambroker_core.control.packing import Packed, by_bucket, pack, pack_control
-from streambroker_core.control.payloads import encode, mergeable
-from streambroker_core.control.rows import Placed
+from streambroker_core.control.operators.operator import Blobs, Changes, Operator, Window
+from streambroker_core.control.operators.typed_operator import TypedOperator, handles
+from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.emitter import EmittedRows, Stage
+from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
+from streambroker_core.control.runtime.runner import AlignedRunner, Outcome
 from streambroker_core.control.tuples import ControlTuple, Delivery
-from streambroker_core.control.typed import TypedOperator, handles
+from streambroker_core.control.tuples.payloads import encode, mergeable
+from streambroker_core.control.tuples.window_bounds import epochs_of_window, head_of, merged
 
 BUCKETS = 4
 

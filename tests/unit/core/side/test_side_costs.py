@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.operator import Window
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.side import (
     Enrich,
     SideInput,
@@ -16,7 +16,7 @@ from streambroker_core.side import (
     Views,
     fixed,
 )
-from streambroker_core.side.joining import Joining
+from streambroker_core.side.join.joiner import Joining
 from streambroker_core.side.windows import last_of as last_window_of
 from support.sides import Runner, Sink, batch_of
 

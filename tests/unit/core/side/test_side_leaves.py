@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control.operator import StateError
-from streambroker_core.side import leaves as leaves_module
-from streambroker_core.side.codec import pack, unpack
-from streambroker_core.side.leaves import Leaves
-from streambroker_core.side.levels import Level, level_of_rows, lists_of_rows
-from streambroker_core.side.rows import Rows
+from streambroker_core.control.operators.operator import StateError
+from streambroker_core.side.state import pages as leaves_module
+from streambroker_core.side.state.column_codec import pack, unpack
+from streambroker_core.side.state.pages import Leaves
+from streambroker_core.side.state.row_log import Rows
+from streambroker_core.side.state.sorted_runs import Level, level_of_rows, lists_of_rows
 
 ONE = pa.struct([("v", pa.int64())])
 SEVERAL = pa.list_(ONE)

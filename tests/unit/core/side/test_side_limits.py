@@ -9,7 +9,7 @@ import pytest
 
 from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator
 from streambroker_core.side.errors import SideTooLargeError
-from streambroker_core.side.tables import content_of
+from streambroker_core.side.join.static_table import content_of
 from support.sides import Runner
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streambroker_core.control.operator import StateError
+from streambroker_core.control.operators.operator import StateError
 from streambroker_core.control.tuples import Target, UndeliverableError
 from streambroker_core.side import (
     Enrich,
@@ -29,9 +29,9 @@ from streambroker_core.side.errors import (
     SideError,
     SideSchemaError,
 )
-from streambroker_core.side.levels import Level, level_of_rows
-from streambroker_core.side.reading import fitting
-from streambroker_core.side.tables import Shelf, content_of
+from streambroker_core.side.join.static_table import Shelf, content_of
+from streambroker_core.side.state.read_rows import fitting
+from streambroker_core.side.state.sorted_runs import Level, level_of_rows
 from streambroker_core.side.windows import assign, first_start, sessions, side_start, sliding
 from support.sides import Runner, Sink, batch_of, control_of
 
@@ -413,7 +413,7 @@ def test_equal_windows_are_mapped_to_themselves(windows: Any) -> None:
 
 
 def _window() -> Any:
-    from streambroker_core.control.operator import Window
+    from streambroker_core.control.operators.operator import Window
 
     return Window(number=1, time=0, watermark=None, bucket=0, buckets=1)
 

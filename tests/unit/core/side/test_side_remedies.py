@@ -9,7 +9,7 @@ import pytest
 
 from streambroker_core.side import Enrich, SideInput, SideJoin, fixed, sessions
 from streambroker_core.side.errors import SideDefinitionError
-from streambroker_core.side.shape import shape_of
+from streambroker_core.side.state.layout import shape_of
 
 TIME = pa.timestamp("us", "UTC")
 SIDE = {

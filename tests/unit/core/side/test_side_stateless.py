@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.control.operator import Window
+from streambroker_core.control.operators.operator import Window
 from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator, SideVersion, fixed
-from streambroker_core.side.content import Content
+from streambroker_core.side.describe import explain
 from streambroker_core.side.errors import SideDefinitionError, SideError
-from streambroker_core.side.shape import shape_of
-from streambroker_core.side.stateless import meet, views_of
-from streambroker_core.side.tables import content_of
-from streambroker_core.side.telling import explain
+from streambroker_core.side.join.stateless import meet, views_of
+from streambroker_core.side.join.static_table import content_of
+from streambroker_core.side.state.input_state import Content
+from streambroker_core.side.state.layout import shape_of
 from support.sides import Sink, batch_of
 
 TRADES = pa.schema([("id", pa.string()), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])

@@ -16,8 +16,8 @@ from streambroker_core.side.errors import (
     SideSchemaError,
     SideTooLargeError,
 )
-from streambroker_core.side.tables import content_of
-from streambroker_core.side.views import Views, view_of
+from streambroker_core.side.join.static_table import content_of
+from streambroker_core.side.join.views import Views, view_of
 from support.sides import Runner
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64()), ("bank", pa.string())])

@@ -4,6 +4,11 @@ A text becomes the same rule that Python or a document would make. What is outsi
 refused by its name.
 """
 
-from streambroker_core.cep.sql.read import DynamicRowPattern, Measure, RowPattern, read_row_pattern
+from streambroker_core.cep.sql.parser import (
+    DynamicRowPattern,
+    Measure,
+    RowPattern,
+    read_row_pattern,
+)
 
 __all__ = ["DynamicRowPattern", "Measure", "RowPattern", "read_row_pattern"]

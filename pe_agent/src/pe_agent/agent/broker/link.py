@@ -17,24 +17,26 @@ from dataclasses import replace
 from time import time as wall_clock
 from typing import Any
 
-from pe_agent.agent.broker.errands import Errands
-from pe_agent.agent.broker.reports import Reporter
-from pe_agent.agent.broker.routes import RuleGate
-from pe_agent.agent.broker.signing import Signer
-from pe_agent.agent.hosts import Hosts
-from pe_agent.broker_client import (
+from pe_agent.agent.agent import Hosts
+from pe_agent.agent.broker.commands import Errands
+from pe_agent.agent.broker.reporter import Reporter
+from pe_agent.agent.broker.request_signer import Signer
+from pe_agent.agent.state.route_table import RuleGate
+from pe_agent.transport.broker_client import (
     BrokerClient,
     BrokerRefusedError,
     BrokerUnavailableError,
     pe_path,
 )
-from pe_agent.tls import Trust
-from pe_agent.tokens import Token
+from pe_agent.transport.broker_trust import Trust
+from pe_agent.transport.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.model import PeKey
-from streambroker_core.wire import capability, ends, errand, hints, key_exchange, registration
-from streambroker_core.wire.manifest import API_VERSION
-from streambroker_core.wire.view import View, decode
+from streambroker_core.wire.broker import agent_commands as errand
+from streambroker_core.wire.broker import capability, hints, key_exchange, registration
+from streambroker_core.wire.broker import ended_exports as ends
+from streambroker_core.wire.broker.view import View, decode
+from streambroker_core.wire.manifests.ports import API_VERSION
 
 log = logging.getLogger("pe_agent")
 

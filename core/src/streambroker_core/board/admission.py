@@ -1,0 +1,87 @@
+"""The rules of changes: what is refused, and why a route ends.
+
+Whoever changes a board asks an `Overlay` without changes, and whoever only foretells
+one with those made so far; so both say the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from streambroker_core.board.overlay import Overlay
+from streambroker_core.errors import StreambrokerError, TakenError
+from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
+from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of
+from streambroker_core.wire.manifests.ports import size_problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A route that a change ends, and the word for why."""
+
+    route: Route
+    reason: str
+
+
+def refusal(overlay: Overlay, resource: Resource) -> StreambrokerError | None:
+    """Return why a resource cannot be put; None if it can.
+
+    Args:
+        overlay: the board that it is put on.
+        resource: with a uid, its port and its name are not asked for.
+    """
+    problem = None if resource.uid else _taken(overlay, resource)
+    problem = problem or size_problem(resource)
+    if problem is None and isinstance(resource, Import):
+        problem = expression_problem(resource.subscription, "subscription")
+        if problem is None and resource.filter is not None:
+            problem = import_filter_problem(resource, _candidates(overlay, resource))
+    return problem
+
+
+def _taken(overlay: Overlay, resource: Resource) -> StreambrokerError | None:
+    """Return the refusal of a name or a port that is another resource's."""
+    kind, key, name = kind_of(resource), resource.key, resource.name
+    named = overlay.named(resource)
+    if named is not None and named.name == name and named.key != key:
+        return TakenError(
+            "NameTaken",
+            f"The name {name!r} is that of the {kind} {named.key}. Give {key} another one, or"
+            " delete that one first.",
+        )
+    holder = overlay.holder(kind, key)
+    if holder is not None and name and holder.name not in ("", name):
+        return TakenError(
+            "PortTaken",
+            f"{kind} {key} is taken by {holder.name!r}, which is older. Delete that one first,"
+            f" give {name!r} another port, or apply it under the same name.",
+        )
+    return None
+
+
+def _candidates(overlay: Overlay, import_: Import) -> list[Export]:
+    """Return the Exports taking part that an Import could match without its filter, and more."""
+    known = overlay.board.outcomes_for(replace(import_, filter=None))
+    found = (overlay.get("Export", uid) for uid in known.keys() | overlay.concerned("Export"))
+    exports = [x for x in found if isinstance(x, Export) and overlay.rival(x) is None]
+    return sorted(exports, key=lambda export: (export.key, export.uid))
+
+
+def why_cut(overlay: Overlay, route: Route) -> str:
+    """Return the word for the end of a route that is not there any more."""
+    sides: tuple[tuple[Kind, str], ...] = (
+        ("Export", route.export_uid),
+        ("Import", route.import_uid),
+    )
+    found = [overlay.get(kind, uid) for kind, uid in sides]
+    for (kind, _), resource in zip(sides, found, strict=True):
+        if resource is None:
+            return f"{kind}Removed"
+        rival = overlay.rival(resource)
+        if rival is not None:
+            return rival[0]
+    export, import_ = found
+    if not isinstance(export, Export) or not isinstance(import_, Import):
+        raise TypeError("the board keeps kinds apart")
+    outcome = match(export, import_)
+    return "Replaced" if isinstance(outcome, Match) else outcome.reason

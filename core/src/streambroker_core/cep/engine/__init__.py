@@ -1,0 +1,1 @@
+"""Run the rules of one bucket: rows in, matches out."""

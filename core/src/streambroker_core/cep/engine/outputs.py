@@ -1,0 +1,335 @@
+"""What is told of matches and time-outs: rows of one form, or rows that a function makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from streambroker_core.cep.engine.engine import BY_TIME, Result
+from streambroker_core.cep.nfa.matcher import Match, Timeout, events_of
+from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
+from streambroker_core.cep.pattern.match_buffer import Event, Node, Row, fill
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.control.tuples import END_OF_TIME
+
+MATCHES, TIMEOUTS, LATE, ERRORS = "matches", "timeouts", "late", "errors"
+OUTPUTS = (MATCHES, TIMEOUTS, LATE, ERRORS)
+
+RESULTS = pa.schema(
+    [
+        ("rule", pa.string()),
+        ("version", pa.int64()),
+        ("key", pa.string()),
+        ("time", pa.timestamp("us")),
+        ("noticed", pa.timestamp("us")),
+        ("events", pa.string()),
+    ]
+)
+"""Columns of matches and time-outs: ``key`` and ``events`` are JSON, the latter stage → rows.
+``noticed`` is when it was known; of a time-out it is its time."""
+FAILURES = pa.schema(
+    [
+        ("rule", pa.string()),
+        ("version", pa.int64()),
+        ("where", pa.string()),
+        ("problem", pa.string()),
+    ]
+)
+"""Columns of errors."""
+_LEAD = RESULTS.names[:2]
+
+_json = json.JSONEncoder(default=str, separators=(",", ":")).encode
+_quoted = lru_cache(maxsize=4_096)(_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A match or a timed-out partial match, as a function gets it.
+
+    Attributes:
+        rule: id of the rule.
+        version: its version.
+        key: the values of its key.
+        events: stage → rows taken, in the order of the pattern; stages that took none are absent.
+        time: in microseconds: of the last event or, of a negated end or a time-out, its end.
+        noticed: the time at which that was known.
+        waited: what a time-out waited for; None of a match.
+    """
+
+    rule: str
+    version: int
+    key: tuple[Any, ...]
+    events: Mapping[str, list[Row]]
+    time: int
+    noticed: int
+    waited: str | None = None
+
+
+Made: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchFunction:
+    """Makes rows of what the rules find that name it. They go to an output of its name.
+
+    Attributes:
+        schema: columns of the rows; ``rule`` and ``version`` are put before them.
+        matched: called with each match; returns a row, rows, or None.
+        timed_out: called with each timed-out partial match; None lets them go to ``timeouts``.
+    """
+
+    schema: pa.Schema
+    matched: Callable[[Found], Made]
+    timed_out: Callable[[Found], Made] | None = None
+
+    def __post_init__(self) -> None:
+        taken = [name for name in _LEAD if name in self.schema.names]
+        if taken:
+            raise PatternArgumentError(
+                f"a function's rows have a column {taken[0]} of their own",
+                remedy=f"rename it: {' and '.join(_LEAD)} are put before the columns",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What came of results.
+
+    Attributes:
+        batches: rows by output, in order.
+        failures: rules whose function failed, and why.
+    """
+
+    batches: list[tuple[str, pa.RecordBatch]]
+    failures: list[tuple[PatternProcessor, RunError]]
+
+
+class Teller:
+    """Makes rows of results.
+
+    Args:
+        functions: by the names that rules use.
+        timeouts: there is an output for time-outs that no function asks for.
+
+    Raises:
+        PatternArgumentError: a function has the name of another output.
+    """
+
+    def __init__(self, functions: Mapping[str, MatchFunction], *, timeouts: bool = True) -> None:
+        for name in functions:
+            if name in OUTPUTS or not name.strip():
+                raise PatternArgumentError(
+                    f"a function for matches is called {name!r}",
+                    remedy=f"its rows need an output of their own, other than {', '.join(OUTPUTS)}",
+                )
+        self._functions, self._timeouts = dict(functions), timeouts
+        own = (output for output in OUTPUTS if timeouts or output != TIMEOUTS)
+        self.outputs = (*own, *sorted(functions))
+
+    def timed(self, rule: PatternProcessor) -> bool:
+        """Tell whether the timed-out partial matches of a rule are wanted."""
+        function = self._functions.get(rule.function or "")
+        return self._timeouts or (function is not None and function.timed_out is not None)
+
+    def tell(self, results: list[Result], rule_of: Callable[[str, int], PatternProcessor]) -> Told:
+        """Return rows of matches and time-outs, in their order.
+
+        A rule whose function fails is told no further.
+
+        Args:
+            results: what rules have led to; errors are left out.
+            rule_of: returns the rule with an id and a version.
+        """
+        _read(results)
+        plain: dict[str, list[Result]] = {}
+        made: dict[str, list[dict[str, Any]]] = {}
+        failed: dict[tuple[str, int], tuple[PatternProcessor, RunError]] = {}
+        for result in results:
+            if result[:2] in failed or isinstance(result.outcome, RunError):
+                continue
+            rule = rule_of(result.rule, result.version) if self._functions else None
+            call = self._call(rule, result)
+            if call is None or rule is None:
+                output = MATCHES if isinstance(result.outcome, Match) else TIMEOUTS
+                plain.setdefault(output, []).append(result)
+                continue
+            name = rule.function or ""
+            try:
+                rows = _rows(self._functions[name], call(_found(result)), result)
+                made.setdefault(name, []).extend(rows)
+            except Exception as error:
+                failed[result[:2]] = rule, _error(name, error)
+        batches = [(output, _batch(plain[output])) for output in OUTPUTS if output in plain]
+        for name, rows in sorted(made.items()):
+            if rows:
+                batches.append((name, pa.RecordBatch.from_pylist(rows, self._schema(name))))
+        return Told(batches=batches, failures=list(failed.values()))
+
+    def _schema(self, name: str) -> pa.Schema:
+        return with_rule(self._functions[name].schema)
+
+    def _call(
+        self, rule: PatternProcessor | None, result: Result
+    ) -> Callable[[Found], Made] | None:
+        function = None if rule is None else self._functions.get(rule.function or "")
+        if function is None:
+            return None
+        return function.matched if isinstance(result.outcome, Match) else function.timed_out
+
+
+def with_rule(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of an output of a function: the rule's id and version come first."""
+    return pa.schema([RESULTS.field(0), RESULTS.field(1), *schema])
+
+
+def _read(results: list[Result]) -> None:
+    """Read the rows of what time has ended; those of the others are read with their batch."""
+    events = []
+    for result in results:
+        if result.trigger == BY_TIME and not isinstance(result.outcome, RunError):
+            node: Node | None = result.outcome.node
+            while node is not None:
+                events.append(node.event)
+                node = node.before
+    fill(events)
+
+
+def _found(result: Result) -> Found:
+    outcome = result.outcome
+    assert isinstance(outcome, Match | Timeout)  # noqa: S101 - errors are told otherwise
+    time, noticed = _times(outcome)
+    return Found(
+        rule=result.rule,
+        version=result.version,
+        key=result.key,
+        events={stage: [each.row for each in taken] for stage, taken in outcome.events.items()},
+        time=time,
+        noticed=noticed,
+        waited=outcome.waited if isinstance(outcome, Timeout) else None,
+    )
+
+
+def _times(outcome: Match | Timeout) -> tuple[int, int]:
+    noticed = outcome.noticed if isinstance(outcome, Match) else outcome.time
+    return outcome.time, outcome.time if noticed == END_OF_TIME else noticed
+
+
+def _rows(function: MatchFunction, made: Made, result: Result) -> list[dict[str, Any]]:
+    """Return the rows that a function made.
+
+    Raises:
+        ValueError: they do not have its columns.
+        TypeError: they are no rows.
+        ArrowException: a value does not have the type of its column.
+    """
+    if made is None:
+        return []
+    given = [made] if isinstance(made, Mapping) else list(made)
+    names, rows = function.schema.names, list[dict[str, Any]]()
+    for row in given:
+        more = [name for name in row if name not in names]
+        if more:
+            raise ValueError(f"a row has `{more[0]}`, and its columns are {', '.join(names)}")
+        rows.append(dict(row))
+    pa.RecordBatch.from_pylist(rows, function.schema)
+    lead = dict(zip(_LEAD, result[:2], strict=True))
+    return [lead | row for row in rows]
+
+
+def _error(name: str, error: Exception) -> RunError:
+    return RunError(f"function `{name}`", f"it raised {type(error).__name__}: {error}")
+
+
+def _batch(results: list[Result]) -> pa.RecordBatch:
+    times = [_times(result.outcome) for result in results]  # type: ignore[arg-type]
+    keys: dict[tuple[str, tuple[Any, ...]], str] = {}
+    texts = []
+    for result in results:
+        mark = result.rule, result.key  # keys of one rule have one type: 1 and true do not meet
+        text = keys.get(mark)
+        if text is None:
+            text = keys[mark] = _json(list(result.key))
+        texts.append(text)
+    columns = [
+        [result.rule for result in results],
+        [result.version for result in results],
+        texts,
+        [time for time, _ in times],
+        [noticed for _, noticed in times],
+        _texts(results),
+    ]
+    arrays = [pa.array(each, one.type) for each, one in zip(columns, RESULTS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=RESULTS)
+
+
+def _texts(results: list[Result]) -> list[str]:
+    """Return what results have taken as JSON; each event, and each shared past, is written once."""
+    lasts = [(each.outcome.node, each.outcome.names) for each in results]  # type: ignore[union-attr]
+    new: dict[int, Event] = {}
+    for node, _ in lasts:
+        each: Node | None = node
+        while each is not None and each.text is None:
+            if each.event.text is None:
+                new[id(each.event)] = each.event
+            each = each.before
+    _write(list(new.values()))
+    return [_events_json(node, names) for node, names in lasts]
+
+
+def _write(events: list[Event]) -> None:
+    """Write the rows of events as JSON.
+
+    All in one go, which costs half: `},{` and the name that all rows begin with stand between two
+    rows, and there alone if that is so often as it has to be.
+    """
+    rows = [event.row for event in events]
+    first = {next(iter(row), None) for row in rows}
+    if len(first) == 1 and None not in first:
+        head = f"{{{_quoted(first.pop())}:"
+        parts = _json(rows)[1 + len(head) : -2].split("}," + head)
+        if len(parts) == len(events):
+            for event, part in zip(events, parts, strict=True):
+                event.text = f"{head}{part}}}"
+            return
+    for event in events:
+        event.text = _json(event.row)
+
+
+def _events_json(node: Node, names: tuple[str, ...]) -> str:
+    """Return what was taken up to a node as JSON: stage → rows, in order."""
+    before = node.before
+    if before is not None and before.text is None:
+        before.text = _lead(before, names)
+    lead = _lead(node, names)
+    if lead:
+        return f"{lead}]}}"
+    stages = events_of(node, names).items()
+    texts = ((stage, ",".join(each.text or "" for each in taken)) for stage, taken in stages)
+    return f"{{{','.join(f'{_quoted(stage)}:[{text}]' for stage, text in texts)}}}"
+
+
+def _lead(node: Node, names: tuple[str, ...]) -> str:
+    """Return the JSON up to a node, without its end; empty if a stage comes back, as in a group."""
+    new: list[Node] = []
+    known: Node | None = node
+    while known is not None and known.text is None:
+        new.append(known)
+        known = known.before
+    lead, stage = "{", -1
+    if known is not None:
+        lead, stage = known.text or "", known.stage
+    for each in reversed(new):
+        if each.stage < stage or not lead:
+            return ""
+        if each.stage == stage:
+            lead = f"{lead},{each.event.text}"
+        else:
+            between = "" if stage < 0 else "],"
+            lead = f"{lead}{between}{_quoted(names[each.stage])}:[{each.event.text}"
+        stage = each.stage
+    return lead

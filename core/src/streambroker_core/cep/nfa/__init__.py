@@ -1,0 +1,1 @@
+"""The automaton of a pattern and its matchers."""

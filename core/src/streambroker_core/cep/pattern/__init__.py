@@ -1,0 +1,1 @@
+"""The pattern language: stages, conditions, durations and their errors."""

@@ -1,0 +1,74 @@
+"""The types of conditions: whether they can be asked of these columns, and of what runs took."""
+
+from __future__ import annotations
+
+from streambroker_core.cep.pattern.conditions import All, Condition, Some, Text, name_of
+from streambroker_core.cep.pattern.errors import ConditionError
+from streambroker_core.cep.pattern.match_buffer import Term
+from streambroker_core.errors import position_in
+from streambroker_core.expression import check_filter
+from streambroker_core.expression.filter_types import column_type
+from streambroker_core.model.schema import Column, Schema
+
+_COUNTS = ("count", "timestamp", "processing_time")
+
+
+def check_condition(given: Condition | None, schema: Schema) -> None:
+    """Refuse a condition of which a part cannot be asked of these columns, as filters are refused.
+
+    Python functions are not looked at.
+
+    Raises:
+        ExpressionError: a column is unknown, or of another type than it is compared with.
+    """
+    if isinstance(given, All | Some):
+        for item in given.items:
+            check_condition(item, schema)
+    elif isinstance(given, Text):
+        types = {column.name: column.type for column in schema}
+        terms = tuple(Column(name, _type_of(given, term, types)) for name, term in given.terms)
+        check_filter(given.expression, (*schema, *terms))
+
+
+def _type_of(given: Text, term: Term, types: dict[str, str]) -> str:
+    """Return the type of a term's answers."""
+    if term.function in _COUNTS or term.field is None:
+        return "bigint"
+    column, *path = term.field.split(".")
+    if column not in types:
+        raise _refusal(given, term, f"unknown column `{column}`", "a column of the stream")
+    found = types[column]
+    for name in path:
+        fields = _fields_of(found)
+        if name not in fields:
+            known = ", ".join(fields) or "none"
+            raise _refusal(given, term, f"`{term.field}`", f"a field of a struct; it has {known}")
+        found = fields[name]
+    kind = column_type(found).kind
+    if term.function not in ("sum", "avg"):
+        return found
+    if kind not in ("integer", "float"):
+        raise _refusal(given, term, f"`{name_of(term)}` of type {found}", "a column of numbers")
+    return "double" if kind == "float" or term.function == "avg" else "bigint"
+
+
+def _fields_of(struct: str) -> dict[str, str]:
+    """Return the fields of a type that Spark writes as ``struct<x:int,y:struct<z:string>>``."""
+    if not struct.startswith("struct<"):
+        return {}
+    parts, depth = [""], 0
+    for letter in struct[len("struct<") : -1]:
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return {name: kind for name, _, kind in (part.partition(":") for part in parts)}
+
+
+def _refusal(given: Text, term: Term, found: str, expected: str) -> ConditionError:
+    source = given.expression.source
+    at = max(0, source.find(name_of(term)))
+    return ConditionError(
+        position=position_in(source, at), found=found, expected=expected, hint=None
+    )

@@ -1,0 +1,62 @@
+"""What the keys of rules are made of: columns, or expressions over them.
+
+A rule without a key of its own has the key of the stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from streambroker_core.cep.pattern.match_buffer import Row
+from streambroker_core.errors import FilterError
+from streambroker_core.expression import parse, tree
+from streambroker_core.expression.evaluate import fetch_of, test_of
+
+Selector: TypeAlias = "tuple[str, ...]"
+"""What a key is made of: names of columns, or expressions."""
+
+_OPERANDS = (tree.Name, tree.Subscript, tree.Negate, tree.Invert, tree.Arithmetic)
+
+
+@lru_cache(maxsize=1_024)
+def key_expression(text: str) -> tuple[Callable[[Mapping[str, Any]], Any], frozenset[str]]:
+    """Return the function that computes a part of a key of a row, and the columns that it asks for.
+
+    Raises:
+        FilterError: the text is no expression, or asks for no column.
+    """
+    node: Any
+    try:
+        node = parse(text, "filter").tree
+    except FilterError as error:
+        try:
+            node = parse(f"({text}) == 0", "filter").tree
+        except FilterError:
+            raise error from None
+        node = node.left if isinstance(node, tree.Comparison) else node
+    names = frozenset() if node is None else tree.names(node)
+    if not names:
+        raise FilterError(
+            position={"line": 1, "column": 1, "offset": 0},
+            found=f"`{text}`",
+            expected="a column, or an expression over columns",
+            hint=None,
+        )
+    return (fetch_of if isinstance(node, _OPERANDS) else test_of)(node), names
+
+
+def key_of(selector: Selector, row: Row) -> list[Any]:
+    """Return the key of a row; a part that cannot be computed is None.
+
+    Raises:
+        FilterError: a part is neither a field nor an expression.
+    """
+    return [row[part] if part in row else key_expression(part)[0](row) for part in selector]
+
+
+def name_of(selector: Selector) -> str:
+    """Return a selector as one text."""
+    return json.dumps(list(selector), separators=(",", ":"))

@@ -1,0 +1,257 @@
+"""What a run has taken: a chain of nodes that runs with a common past share.
+
+A run that branches hands its chain to all its branches, so an event is kept once however many
+runs hold it, and goes with the last of them. What conditions ask of the past, sums for instance,
+is kept in the nodes, so asking again costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from streambroker_core.model.properties import INT64_MAX, INT64_MIN
+
+Row: TypeAlias = "Mapping[str, Any]"
+Fold: TypeAlias = "Callable[[Any, Any], Any]"
+_NOTHING = object()
+"""No event of the stage was taken yet."""
+
+
+class Source(Protocol):
+    """Where the fields of events come from that were not asked for yet."""
+
+    def fields(self, places: list[int]) -> list[dict[str, Any]]:
+        """Return all fields of rows."""
+
+    def value(self, name: str, place: int) -> Any:
+        """Return a field of a row; None if there is none."""
+
+
+class Event:
+    """One event of a key. Its fields are read when they are first asked for.
+
+    Attributes:
+        seq: its place in the order of the key's events.
+        time: event time, or the pinned clock in processing time, in microseconds.
+        clock: the processing time in microseconds.
+        text: its fields as JSON, once they were told.
+    """
+
+    __slots__ = ("_place", "_row", "_source", "clock", "seq", "text", "time")
+
+    def __init__(
+        self,
+        seq: int,
+        time: int,
+        row: Row | None,
+        clock: int = 0,
+        source: Source | None = None,
+        place: int = 0,
+    ) -> None:
+        """Make one.
+
+        Args:
+            seq: its place in the order.
+            time: its time in microseconds.
+            row: its fields; None if ``source`` has them.
+            clock: the processing time in microseconds.
+            source: gives fields, instead of ``row``.
+            place: the row in the source.
+        """
+        self.seq = seq
+        self.time = time
+        self.clock = clock
+        self.text: str | None = None
+        self._row, self._source, self._place = row, source, place
+
+    @property
+    def row(self) -> Row:
+        """All its fields."""
+        if self._row is None:
+            fill([self])
+        return self._row  # type: ignore[return-value]
+
+    def get(self, name: str) -> Any:
+        """Return a field; None if there is none."""
+        if self._row is not None:
+            return self._row.get(name)
+        return self._source.value(name, self._place)  # type: ignore[union-attr]
+
+    def __repr__(self) -> str:
+        return f"Event({self.seq}, {self.time}, {dict(self.row)})"
+
+
+def fill(events: Iterable[Event]) -> None:
+    """Read the fields of events that were not read yet, those of one source at once."""
+    lacking: dict[int, list[Event]] = {}
+    for event in events:
+        if event._row is None:
+            lacking.setdefault(id(event._source), []).append(event)
+    for given in lacking.values():
+        source = given[0]._source
+        rows = source.fields([event._place for event in given])  # type: ignore[union-attr]
+        for event, row in zip(given, rows, strict=True):
+            event._row, event._source = row, None
+
+
+class Node:
+    """An event that a run took, for which stage, and what it took before.
+
+    Attributes:
+        memo: answers to terms so far, by their texts; None if there are none.
+        text: what was taken up to it as JSON without its end, once it was told what came of it.
+    """
+
+    __slots__ = ("before", "event", "memo", "stage", "text")
+
+    def __init__(self, event: Event, stage: int, before: Node | None) -> None:
+        self.event = event
+        self.stage = stage
+        self.before = before
+        self.memo: dict[str, Any] | None = None
+        self.text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A question about the past of a run.
+
+    Attributes:
+        function: count, sum, avg, min, max, first, last, previous, timestamp, processing_time; part
+            for a field of a struct of the tested event.
+        stage: the stage asked about; None for previous, part and the times.
+        field: the field asked for, of a struct its path with dots; None for count and the times.
+    """
+
+    function: str
+    stage: str | None = None
+    field: str | None = None
+
+
+Ask: TypeAlias = "Callable[[Node | None, Event], Any]"
+"""Answers a term: of the last node of a run, None before it has begun, and the tested event."""
+
+
+def chain(node: Node | None) -> list[Node]:
+    """Return the nodes from the first event taken to the last."""
+    nodes: list[Node] = []
+    while node is not None:
+        nodes.append(node)
+        node = node.before
+    nodes.reverse()
+    return nodes
+
+
+def _inside(value: Any, path: list[str]) -> Any:
+    """Return a field of a struct within structs; None if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def asker(term: Term, stages: frozenset[int]) -> Ask:
+    """Return the function that answers a term; its None is unknown.
+
+    Args:
+        term: the question.
+        stages: the numbers of the term's stage.
+    """
+    if term.function == "timestamp":
+        return lambda node, event: event.time
+    if term.function == "processing_time":
+        return lambda node, event: event.clock
+    column, *path = (term.field or "").split(".")
+    if term.function == "part":
+        return lambda node, event: _inside(event.get(column), path)
+    if term.function == "previous":
+        return lambda node, event: None if node is None else _inside(node.event.get(column), path)
+    if term.function == "avg":
+        return _average(term, stages)
+    fold = _folder(term, stages)
+
+    def ask(node: Node | None, event: Event) -> Any:
+        del event
+        answer = fold(node)
+        return None if answer is _NOTHING else answer
+
+    return ask
+
+
+def _average(term: Term, stages: frozenset[int]) -> Ask:
+    sum_of = _folder(Term("sum", term.stage, term.field), stages)
+    count_of = _folder(Term("values", term.stage, term.field), stages)
+
+    def ask(node: Node | None, event: Event) -> Any:
+        del event
+        total, count = sum_of(node), count_of(node)
+        return total / count if count and total is not None else None
+
+    return ask
+
+
+def _folder(term: Term, stages: frozenset[int]) -> Callable[[Node | None], Any]:
+    """Return what folds over the events of a stage, from the last node on that knows the answer."""
+    name, field = f"{term.function} {term.stage}.{term.field}", term.field
+    column, *path = (field or "").split(".")
+    step, nothing = _FOLDS[term.function]
+
+    def fold(node: Node | None) -> Any:
+        waiting: list[Node] = []
+        value = nothing
+        while node is not None:
+            memo = node.memo
+            if memo is not None and name in memo:
+                value = memo[name]
+                break
+            waiting.append(node)
+            node = node.before
+        for each in reversed(waiting):
+            if each.stage in stages:
+                found = None if field is None else _inside(each.event.get(column), path)
+                value = step(value, found)
+            if each.memo is None:
+                each.memo = {}
+            each.memo[name] = value
+        return value
+
+    return fold
+
+
+def _add(total: Any, value: Any) -> Any:
+    if value is None or total is None:
+        return total
+    if type(value) not in (int, float):
+        return None
+    added = total + value
+    return None if type(added) is int and not INT64_MIN <= added <= INT64_MAX else added
+
+
+def _least(least: Any, value: Any) -> Any:
+    if value is None or not _comparable(least, value):
+        return least
+    return value if least is None or value < least else least
+
+
+def _greatest(greatest: Any, value: Any) -> Any:
+    if value is None or not _comparable(greatest, value):
+        return greatest
+    return value if greatest is None or value > greatest else greatest
+
+
+def _comparable(one: Any, other: Any) -> bool:
+    if type(other) not in (int, float, str):
+        return False
+    return one is None or isinstance(one, str) == isinstance(other, str)
+
+
+_FOLDS: dict[str, tuple[Fold, Any]] = {
+    "count": (lambda count, value: count + 1, 0),
+    "values": (lambda count, value: count + (value is not None), 0),
+    "sum": (_add, 0),
+    "min": (_least, None),
+    "max": (_greatest, None),
+    "last": (lambda last, value: value, None),
+    "first": (lambda first, value: value if first is _NOTHING else first, _NOTHING),
+}

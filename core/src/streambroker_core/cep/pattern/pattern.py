@@ -1,0 +1,430 @@
+"""Patterns: what a match is, as a chain of stages that is written from left to right.
+
+>>> shape = Pattern.begin("a").where("price > 10").followed_by("b").one_or_more().within("10s")
+>>> [stage.name for stage in shape.stages()]
+['a', 'b']
+
+A pattern is never changed: each call returns a new one. What can be known to be wrong is refused at
+the call that makes it so, the rest when the pattern is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from streambroker_core.cep.pattern.conditions import Condition, Function, both, condition, either
+from streambroker_core.cep.pattern.durations import Duration, microseconds, text_of
+from streambroker_core.cep.pattern.errors import (
+    PatternArgumentError,
+    PatternError,
+    PatternUnsupportedError,
+)
+from streambroker_core.expression import Expression, tree
+
+Contiguity: TypeAlias = Literal[
+    "begin", "next", "followed_by", "followed_by_any", "not_next", "not_followed_by"
+]
+Inner: TypeAlias = Literal["relaxed", "strict", "combinations"]
+SkipStrategy: TypeAlias = Literal[
+    "no_skip", "skip_to_next", "skip_past_last", "skip_to_first", "skip_to_last"
+]
+NEGATED = ("not_next", "not_followed_by")
+SKIPS: tuple[SkipStrategy, ...] = (
+    "no_skip", "skip_to_next", "skip_past_last", "skip_to_first", "skip_to_last",
+)  # fmt: skip
+_MOST = 1_000
+"""Copies of a stage: each is a state of the automaton."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantifier:
+    """How often a stage is taken.
+
+    Attributes:
+        kind: ``one``; ``times`` from ``low`` to ``high``; ``at_least`` ``low``.
+        low: the least number of events of a stage that is not left out.
+        high: the greatest; None for no limit.
+        inner: contiguity between the events of the stage.
+        inner_given: it was chosen, and cannot be chosen again.
+        optional: the stage may be left out.
+        greedy: what follows takes no event that the stage could take.
+        gap: longest time to each event of the stage from the event before it, exclusive, in
+            microseconds; 0 for no limit. It limits the first event of the stage, too, measured from
+            the event of the stage before, unless the stage is optional.
+        gap_between: the same, but the first event of the stage is not limited.
+    """
+
+    kind: Literal["one", "times", "at_least"] = "one"
+    low: int = 1
+    high: int | None = 1
+    inner: Inner = "relaxed"
+    inner_given: bool = field(default=False, compare=False)
+    optional: bool = False
+    greedy: bool = False
+    gap: int = 0
+    gap_between: int = 0
+
+    @property
+    def first_gap(self) -> int:
+        """The longest time from the event of the stage before to the first one; 0 for no limit."""
+        return 0 if self.optional else self.gap
+
+    @property
+    def inner_gap(self) -> int:
+        """The longest time from one event of the stage to the next; 0 for no limit."""
+        return self.gap or self.gap_between
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One stage of a pattern.
+
+    Attributes:
+        name: unique in the whole pattern.
+        contiguity: how it joins what is before it.
+        condition: which events it takes; None for every event.
+        quantifier: how often.
+        until: ends a loop; None for never.
+        within: longest time of a whole match, exclusive, in microseconds; None if it says nothing.
+        within_previous: longest time since the event before, exclusive; None for no limit.
+    """
+
+    name: str
+    contiguity: Contiguity
+    condition: Condition | None = None
+    quantifier: Quantifier = field(default_factory=Quantifier)
+    until: Condition | None = None
+    within: int | None = None
+    within_previous: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A pattern in the place of a stage; fields as those of `Stage`.
+
+    Attributes:
+        elements: the first of them joins as ``begin``, which stands for the group's contiguity.
+    """
+
+    elements: tuple[Element, ...]
+    contiguity: Contiguity
+    quantifier: Quantifier = field(default_factory=Quantifier)
+    until: Condition | None = None
+    within: int | None = None
+    within_previous: int | None = None
+
+
+Element: TypeAlias = "Stage | Group"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """What is given up when a match has been found.
+
+    Attributes:
+        strategy: ``no_skip``: nothing; ``skip_to_next``: what starts with the same event;
+            ``skip_past_last``: what starts up to the match's last event; ``skip_to_first`` and
+            ``skip_to_last``: what starts before the first or last event of ``stage``.
+        stage: the stage of the last two.
+        throw_on_miss: fail the rule if the stage took no event, or if its event is the first of
+            the match; otherwise that match skips nothing.
+    """
+
+    strategy: SkipStrategy = "no_skip"
+    stage: str | None = None
+    throw_on_miss: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strategy not in SKIPS:
+            raise PatternArgumentError(
+                f"`{self.strategy}` is no skip strategy", remedy=f"use one of {', '.join(SKIPS)}"
+            )
+        if self.strategy.startswith(("skip_to_first", "skip_to_last")) != (self.stage is not None):
+            raise PatternArgumentError(
+                f"{self.strategy} {'takes no' if self.stage else 'needs a'} stage",
+                remedy="name the stage with skip_to_first and skip_to_last, and only there",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A chain of stages; begins with `Pattern.begin`.
+
+    Attributes:
+        elements: stages and groups, in order.
+        skip: what is given up after a match.
+    """
+
+    elements: tuple[Element, ...]
+    skip: Skip = field(default_factory=Skip)
+
+    @staticmethod
+    def begin(first: str | Pattern, *, skip: Skip | None = None) -> Pattern:
+        """Begin a pattern with a stage, or with a pattern as a group."""
+        return Pattern((), skip or Skip())._with(first, "begin")
+
+    def next(self, stage: str | Pattern) -> Pattern:
+        """Add a stage that takes the very next event."""
+        return self._with(stage, "next")
+
+    def followed_by(self, stage: str | Pattern) -> Pattern:
+        """Add a stage that takes the next event that matches."""
+        return self._with(stage, "followed_by")
+
+    def followed_by_any(self, stage: str | Pattern) -> Pattern:
+        """Add a stage that takes any later event that matches, each in a match of its own."""
+        return self._with(stage, "followed_by_any")
+
+    def not_next(self, stage: str) -> Pattern:
+        """Add that the very next event does not match."""
+        return self._with(stage, "not_next")
+
+    def not_followed_by(self, stage: str) -> Pattern:
+        """Add that no event matches until the next stage, or, at the end, until time is over."""
+        return self._with(stage, "not_followed_by")
+
+    def where(self, given: str | Condition | Function) -> Pattern:
+        """Let the last stage take only events that also fulfil this.
+
+        Raises:
+            ConditionError: the text is no condition.
+        """
+        stage = self._stage("where")
+        joined = both(stage.condition, condition(given, stage.name))
+        return self._replaced(replace(stage, condition=joined))
+
+    def or_(self, given: str | Condition | Function) -> Pattern:
+        """Let the last stage take events that fulfil this as well, instead of all so far."""
+        stage = self._stage("or_")
+        if stage.condition is None:
+            return self._replaced(replace(stage, condition=condition(given, stage.name)))
+        joined = either(stage.condition, condition(given, stage.name))
+        return self._replaced(replace(stage, condition=joined))
+
+    def subtype(self, name: str, *, column: str = "type") -> Pattern:
+        """Let the last stage take only events whose type, as a column says, is this."""
+        stage = self._stage("subtype")
+        typed = tree.Comparison("==", tree.Name(column), tree.Text(name))
+        from streambroker_core.cep.pattern.conditions import Text
+
+        joined = both(stage.condition, Text(Expression(kind="filter", tree=typed)))
+        return self._replaced(replace(stage, condition=joined))
+
+    def until(self, given: str | Condition | Function) -> Pattern:
+        """End the last stage's loop at an event that fulfils this."""
+        last = self.elements[-1]
+        if last.until is not None:
+            raise self._wrong("until is given twice", "join the two with `||`")
+        if last.quantifier.kind != "at_least":
+            raise self._wrong(
+                "until is for loops", "write one_or_more() or times_or_more(n) before it"
+            )
+        return self._replaced(replace(last, until=condition(given, name_of(last))))
+
+    def one_or_more(self, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
+        """Let the last stage be taken once or more often; gaps as for `times`."""
+        return self._counted("at_least", 1, None, gap, gap_between)
+
+    def times_or_more(self, low: int, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
+        """Let the last stage be taken this often or more; gaps as for `times`."""
+        return self._counted("at_least", low, None, gap, gap_between)
+
+    def times(
+        self,
+        low: int,
+        high: int | None = None,
+        *,
+        gap: Duration = 0,
+        gap_between: Duration = 0,
+    ) -> Pattern:
+        """Let the last stage be taken so often; from 0 on means optional.
+
+        Args:
+            low: how often at least; exactly, without ``high``.
+            high: how often at most.
+            gap: longest time to each event of the stage from the event before, exclusive. The first
+                event of the stage is measured from the event of the stage before; that of a stage
+                that may be left out is not limited.
+            gap_between: longest time from one event of the stage to the next, exclusive.
+        """
+        if high is not None and low == 0 and high > 0:
+            counted = self._counted("times", 1, high, gap, gap_between)
+            return counted if counted._quantifier().optional else counted.optional()
+        return self._counted("times", low, low if high is None else high, gap, gap_between)
+
+    def optional(self) -> Pattern:
+        """Let the last stage be left out."""
+        self._positive("optional")
+        if self._quantifier().optional:
+            raise self._wrong("optional is given twice", "once is enough")
+        if len(self.elements) > 1 and self.elements[-2].quantifier.greedy:
+            raise self._wrong("an optional stage stands after a greedy one", "give up one of them")
+        return self._quantified(replace(self._quantifier(), optional=True))
+
+    def consecutive(self) -> Pattern:
+        """Let nothing stand between the events of the last stage."""
+        return self._inner("consecutive", "strict")
+
+    def allow_combinations(self) -> Pattern:
+        """Let matching events between those of the last stage be left out."""
+        return self._inner("allow_combinations", "combinations")
+
+    def greedy(self) -> Pattern:
+        """Let the last stage keep every event that it could take."""
+        quantifier = self._quantifier()
+        self._positive("greedy")
+        if isinstance(self.elements[-1], Group):
+            raise self._wrong("greedy is not for groups", "make a stage in the group greedy")
+        if quantifier.kind == "one":
+            raise self._wrong("greedy is for stages that are taken several times", _COUNT_FIRST)
+        if quantifier.inner == "combinations":
+            raise self._wrong("greedy and allow_combinations exclude each other", "give up one")
+        return self._quantified(replace(quantifier, greedy=True))
+
+    def within(
+        self,
+        time: Duration,
+        of: Literal["first_and_last", "previous_and_current"] = "first_and_last",
+    ) -> Pattern:
+        """Limit the time of a match, exclusive.
+
+        Args:
+            time: 0 for no limit. The least of all that are given for the whole counts.
+            of: from the first event of the match to its last, wherever it is written; or from the
+                event before to that of the last stage, which is ignored on a stage that is taken
+                several times: give those a ``gap``.
+        """
+        last = self.elements[-1]
+        limit = microseconds(time, stage=name_of(last))
+        if of not in ("first_and_last", "previous_and_current"):
+            raise PatternArgumentError(
+                f"{of!r} is no kind of window", remedy="first_and_last or previous_and_current"
+            )
+        whole = of == "first_and_last"
+        known = last.within if whole else last.within_previous
+        if known is not None and known != limit:
+            raise self._wrong(
+                f"within is given twice, as {text_of(known)} and as {text_of(limit)}", "keep one"
+            )
+        if whole:
+            return self._replaced(replace(last, within=limit))
+        return self._replaced(replace(last, within_previous=limit or None))
+
+    def skipping(self, skip: Skip) -> Pattern:
+        """Return the pattern with another skip strategy."""
+        return replace(self, skip=skip)
+
+    def stages(self) -> Iterator[Stage]:
+        """Yield all stages in the order of the pattern, those of groups too."""
+        return _stages(self.elements)
+
+    # Each of these makes the next pattern, or says why there is none.
+
+    def _with(self, added: str | Pattern, contiguity: Contiguity) -> Pattern:
+        if self.elements and contiguity in NEGATED and self._quantifier().optional:
+            raise PatternUnsupportedError(
+                f"{contiguity} stands after an optional stage",
+                stage=added if isinstance(added, str) else None,
+                remedy="write two patterns, with and without the stage",
+            )
+        element: Element
+        if isinstance(added, Pattern):
+            if contiguity in NEGATED:
+                raise PatternUnsupportedError(f"{contiguity} takes a stage, not a group")
+            element = Group(elements=added.elements, contiguity=contiguity)
+            new = {stage.name for stage in added.stages()}
+        else:
+            element, new = Stage(name=_checked(added), contiguity=contiguity), {added}
+        twice = new & {stage.name for stage in self.stages()}
+        if twice:
+            raise PatternError(
+                "the name is given twice", stage=min(twice), remedy="stages have names of their own"
+            )
+        return replace(self, elements=(*self.elements, element))
+
+    def _quantifier(self) -> Quantifier:
+        return self.elements[-1].quantifier
+
+    def _stage(self, call: str) -> Stage:
+        last = self.elements[-1]
+        if isinstance(last, Group):
+            raise PatternError(
+                f"{call} is not for groups", remedy="write the condition on a stage in the group"
+            )
+        return last
+
+    def _counted(
+        self,
+        kind: Literal["times", "at_least"],
+        low: int,
+        high: int | None,
+        gap: Duration,
+        gap_between: Duration,
+    ) -> Pattern:
+        self._positive("a quantifier")
+        before, last = self._quantifier(), self.elements[-1]
+        if before.kind != "one":
+            raise self._wrong("a quantifier is given twice", "one says how often")
+        wrong = type(low) is not int or (high is not None and type(high) is not int)
+        if wrong or low < 1 or (high is not None and high < low) or (high or low) > _MOST:
+            raise PatternArgumentError(
+                f"{low} to {'any number' if high is None else high} times is no number of times",
+                stage=name_of(last),
+                remedy=f"give whole numbers from 1 to {_MOST}, the lower one first",
+            )
+        limit, between = (microseconds(one, stage=name_of(last)) for one in (gap, gap_between))
+        if limit and between:
+            raise self._wrong("gap and gap_between exclude each other", "give up one of them")
+        counted = replace(before, kind=kind, low=low, high=high, gap=limit, gap_between=between)
+        return self._quantified(counted)
+
+    def _inner(self, call: str, inner: Inner) -> Pattern:
+        quantifier = self._quantifier()
+        if quantifier.kind == "one":
+            raise self._wrong(f"{call} is for stages that are taken several times", _COUNT_FIRST)
+        if quantifier.inner_given:
+            raise self._wrong("the inner contiguity is given twice", "choose one")
+        if quantifier.greedy and inner == "combinations":
+            raise self._wrong("greedy and allow_combinations exclude each other", "give up one")
+        return self._quantified(replace(quantifier, inner=inner, inner_given=True))
+
+    def _positive(self, call: str) -> None:
+        if self.elements[-1].contiguity in NEGATED:
+            raise self._wrong(f"{call} is not for negated stages", "leave it out")
+
+    def _quantified(self, quantifier: Quantifier) -> Pattern:
+        return self._replaced(replace(self.elements[-1], quantifier=quantifier))
+
+    def _replaced(self, element: Element) -> Pattern:
+        return replace(self, elements=(*self.elements[:-1], element))
+
+    def _wrong(self, problem: str, remedy: str) -> PatternError:
+        return PatternError(problem, stage=name_of(self.elements[-1]), remedy=remedy)
+
+
+_COUNT_FIRST = "write one_or_more(), times(n) or times_or_more(n) before it"
+
+
+def name_of(element: Element) -> str:
+    """Return the name of a stage, or those in a group, in parentheses."""
+    if isinstance(element, Stage):
+        return element.name
+    return f"({' '.join(name_of(each) for each in element.elements)})"
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str) or not name.strip() or ":" in name:
+        raise PatternError(
+            f"{name!r} cannot be a stage's name", remedy="a name is not blank and has no `:`"
+        )
+    return name
+
+
+def _stages(elements: tuple[Element, ...]) -> Iterator[Stage]:
+    for element in elements:
+        if isinstance(element, Group):
+            yield from _stages(element.elements)
+        else:
+            yield element

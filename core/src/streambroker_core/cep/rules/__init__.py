@@ -1,0 +1,1 @@
+"""Rule documents and the set of rules that is active."""

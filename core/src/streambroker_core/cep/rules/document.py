@@ -1,0 +1,330 @@
+"""Rules and patterns as documents: plain mappings, as YAML and JSON give them.
+
+What the Python form can say a document can say, and the other way round: reading what was written
+gives an equal rule. The form's schema is in `schema`; here is what a schema cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from streambroker_core.cep.nfa.matcher import Limits
+from streambroker_core.cep.pattern.conditions import (
+    All,
+    Call,
+    Condition,
+    Function,
+    Some,
+    Text,
+    condition,
+)
+from streambroker_core.cep.pattern.durations import instant, text_of, text_of_instant
+from streambroker_core.cep.pattern.errors import ConditionError, PatternArgumentError
+from streambroker_core.cep.pattern.pattern import (
+    NEGATED,
+    Element,
+    Group,
+    Pattern,
+    Quantifier,
+    Skip,
+    Stage,
+)
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.document_schema import (
+    PATTERN_FIELDS,
+    RULE_FIELDS,
+    STAGE_FIELDS,
+    TIMES_FIELDS,
+)
+from streambroker_core.errors import ManifestError
+
+Functions: TypeAlias = "Mapping[str, Function]"
+"""Python functions that conditions may name, as registered in the job."""
+
+_JOINS: dict[str, Callable[[Pattern, Any], Pattern]] = {
+    "next": Pattern.next,
+    "followed_by": Pattern.followed_by,
+    "followed_by_any": Pattern.followed_by_any,
+    "not_next": Pattern.not_next,
+    "not_followed_by": Pattern.not_followed_by,
+}
+
+
+def read_rule(document: Any, functions: Functions | None = None) -> PatternProcessor:
+    """Return the rule of a document.
+
+    Raises:
+        ManifestError: a field is missing, unknown or of a wrong type; names its path.
+        PatternError: the pattern contradicts itself.
+        ConditionError: a condition cannot be read.
+    """
+    given = _fields(document, "", RULE_FIELDS, ("id", "version", "pattern"))
+    key = given.get("key", ())
+    names = [key] if isinstance(key, str) else _list(key, "key")
+    return PatternProcessor(
+        id=_of(given["id"], str, "id"),
+        version=_of(given["version"], int, "version"),
+        pattern=read_pattern(given["pattern"], functions, "pattern"),
+        key=tuple(_of(each, str, f"key[{place}]") for place, each in enumerate(names)),
+        scheduled=_time(given.get("scheduled")),
+        function=_of(given["function"], str, "function") if given.get("function") else None,
+        on_error=given.get("onError", "fail"),
+        keep_matches=_of(given.get("keepMatches", False), bool, "keepMatches"),
+        limits=_limits(given.get("limits", {})),
+        labels=dict(_of(given.get("labels", {}), dict, "labels")),
+    )
+
+
+def _limits(document: Any) -> Limits:
+    given = _fields(document, "limits", ("runs", "policy"))
+    limits = Limits(policy=given.get("policy", Limits().policy))
+    if "runs" not in given:
+        return limits
+    runs = given["runs"]
+    return replace(limits, runs=None if runs is None else _of(runs, int, "limits.runs"))
+
+
+def write_rule(rule: PatternProcessor) -> dict[str, Any]:
+    """Return the document of a rule; reading it gives an equal one."""
+    out: dict[str, Any] = {"id": rule.id, "version": rule.version}
+    if rule.key:
+        out["key"] = list(rule.key)
+    if rule.starts is not None:
+        out["scheduled"] = text_of_instant(rule.starts)
+    if rule.function is not None:
+        out["function"] = rule.function
+    if rule.on_error != "fail":
+        out["onError"] = rule.on_error
+    if rule.keep_matches:
+        out["keepMatches"] = True
+    if rule.limits != Limits():
+        out["limits"] = {"runs": rule.limits.runs, "policy": rule.limits.policy}
+    if rule.labels:
+        out["labels"] = dict(rule.labels)
+    return {**out, "pattern": write_pattern(rule.pattern)}
+
+
+def read_pattern(
+    document: Any, functions: Functions | None = None, path: str = "pattern"
+) -> Pattern:
+    """Return the pattern of a document; raises as `read_rule`."""
+    given = _fields(document, path, PATTERN_FIELDS, ("stages",))
+    skip = _fields(given.get("skip", {}), f"{path}.skip", ("strategy", "stage", "throwOnMiss"))
+    chosen = Skip(
+        strategy=skip.get("strategy", "no_skip"),
+        stage=skip.get("stage"),
+        throw_on_miss=_of(skip.get("throwOnMiss", False), bool, f"{path}.skip.throwOnMiss"),
+    )
+    pattern = _read_stages(
+        given["stages"], f"{path}.stages", {} if functions is None else functions, chosen
+    )
+    if given.get("within") is not None:
+        return pattern.within(given["within"])
+    return pattern
+
+
+def _read_stages(
+    document: Any, path: str, functions: Functions, skip: Skip | None = None
+) -> Pattern:
+    pattern: Pattern | None = None
+    for place, each in enumerate(_list(document, path)):
+        here = f"{path}[{place}]"
+        given = _fields(each, here, STAGE_FIELDS)
+        if ("name" in given) == ("group" in given):
+            raise ManifestError(path=here, reason="needs either `name` or `group`")
+        inner: str | Pattern = (
+            _of(given["name"], str, f"{here}.name")
+            if "name" in given
+            else _read_stages(given["group"], f"{here}.group", functions)
+        )
+        join = given.get("join", "begin" if pattern is None else None)
+        if pattern is None:
+            if join != "begin":
+                raise ManifestError(path=f"{here}.join", reason="is for stages behind the first")
+            pattern = Pattern.begin(inner, skip=skip)
+        else:
+            pattern = _joined(pattern, join, inner, here)
+        pattern = _read_stage(pattern, given, here, functions)
+    if pattern is None:
+        raise ManifestError(path=path, reason="needs at least one stage")
+    return pattern
+
+
+def _joined(pattern: Pattern, join: Any, inner: str | Pattern, here: str) -> Pattern:
+    if join not in _JOINS:
+        raise ManifestError(path=f"{here}.join", reason=f"has to be one of {', '.join(_JOINS)}")
+    return _JOINS[join](pattern, inner)
+
+
+def _read_stage(
+    pattern: Pattern, given: Mapping[str, Any], here: str, functions: Functions
+) -> Pattern:
+    if given.get("where") is not None:
+        pattern = pattern.where(_condition(given["where"], f"{here}.where", functions))
+    if given.get("times") is not None:
+        pattern = _read_times(pattern, given["times"], f"{here}.times")
+    if _of(given.get("optional", False), bool, f"{here}.optional"):
+        pattern = pattern.optional()
+    if _of(given.get("greedy", False), bool, f"{here}.greedy"):
+        pattern = pattern.greedy()
+    if given.get("until") is not None:
+        pattern = pattern.until(_condition(given["until"], f"{here}.until", functions))
+    if given.get("within") is not None:
+        pattern = pattern.within(given["within"])
+    if given.get("withinPrevious") is not None:
+        pattern = pattern.within(given["withinPrevious"], "previous_and_current")
+    return pattern
+
+
+def _read_times(pattern: Pattern, document: Any, path: str) -> Pattern:
+    if type(document) is int:
+        return pattern.times(document)
+    given = _fields(document, path, TIMES_FIELDS, ("from",))
+    low, gap, between = given["from"], given.get("gap", 0), given.get("gapBetween", 0)
+    if given.get("to") is None:
+        pattern = pattern.times_or_more(low, gap=gap, gap_between=between)
+    else:
+        pattern = pattern.times(low, given["to"], gap=gap, gap_between=between)
+    inner = given.get("inner", "relaxed")
+    if inner not in ("relaxed", "strict", "combinations"):
+        raise ManifestError(
+            path=f"{path}.inner", reason="has to be one of relaxed, strict, combinations"
+        )
+    if inner == "strict":
+        return pattern.consecutive()
+    return pattern.allow_combinations() if inner == "combinations" else pattern
+
+
+def _condition(document: Any, path: str, functions: Functions) -> Condition:
+    if isinstance(document, str):
+        try:
+            return condition(document)
+        except ConditionError as error:
+            raise error.at(path) from None
+    given = _fields(document, path, ("function", "all", "any"))
+    if len(given) != 1:
+        raise ManifestError(path=path, reason="needs one of `function`, `all` and `any`")
+    ((kind, value),) = given.items()
+    if kind == "function":
+        if value not in functions:
+            known = ", ".join(sorted(functions)) or "none"
+            raise ManifestError(
+                path=f"{path}.function",
+                reason=f"is `{value}`, which the job has not registered; it has {known}",
+            )
+        return Call(value, functions[value])
+    items = tuple(
+        _condition(each, f"{path}.{kind}[{place}]", functions)
+        for place, each in enumerate(_list(value, f"{path}.{kind}"))
+    )
+    return All(items) if kind == "all" else Some(items)
+
+
+def write_pattern(pattern: Pattern) -> dict[str, Any]:
+    """Return the document of a pattern; reading it gives an equal one."""
+    skip = pattern.skip
+    out: dict[str, Any] = {}
+    if skip != Skip():
+        out["skip"] = {"strategy": skip.strategy}
+        if skip.stage is not None:
+            out["skip"]["stage"] = skip.stage
+        if skip.throw_on_miss:
+            out["skip"]["throwOnMiss"] = True
+    return {**out, "stages": [_write_element(each) for each in pattern.elements]}
+
+
+def _write_element(element: Element) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if isinstance(element, Stage):
+        out["name"] = element.name
+    if element.contiguity != "begin":
+        out["join"] = element.contiguity
+    if isinstance(element, Group):
+        out["group"] = [_write_element(each) for each in element.elements]
+    elif element.condition is not None:
+        out["where"] = write_condition(element.condition)
+    if element.contiguity not in NEGATED:
+        out |= _write_quantifier(element.quantifier)
+    if element.until is not None:
+        out["until"] = write_condition(element.until)
+    if element.within is not None:
+        out["within"] = text_of(element.within)
+    if element.within_previous is not None:
+        out["withinPrevious"] = text_of(element.within_previous)
+    return out
+
+
+def _write_quantifier(quantifier: Quantifier) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if quantifier.kind != "one":
+        times: dict[str, Any] = {"from": quantifier.low}
+        if quantifier.high is not None:
+            times["to"] = quantifier.high
+        if quantifier.inner != "relaxed":
+            times["inner"] = quantifier.inner
+        if quantifier.gap:
+            times["gap"] = text_of(quantifier.gap)
+        if quantifier.gap_between:
+            times["gapBetween"] = text_of(quantifier.gap_between)
+        out["times"] = times
+    if quantifier.optional:
+        out["optional"] = True
+    if quantifier.greedy:
+        out["greedy"] = True
+    return out
+
+
+def write_condition(given: Condition) -> Any:
+    """Return a condition as a document: a text, or a mapping."""
+    match given:
+        case Text():
+            return str(given)
+        case Call():
+            return {"function": given.name}
+        case All():
+            return {"all": [write_condition(item) for item in given.items]}
+        case Some():
+            return {"any": [write_condition(item) for item in given.items]}
+
+
+def _fields(
+    document: Any, path: str, known: tuple[str, ...], needed: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        raise ManifestError(path=path, reason=f"has to be a mapping, not {document!r}")
+    for name in document:
+        if name not in known:
+            raise ManifestError(
+                path=f"{path}.{name}".lstrip("."),
+                reason=f"is not known; the fields here are {', '.join(known)}",
+            )
+    for name in needed:
+        if document.get(name) is None:
+            raise ManifestError(path=f"{path}.{name}".lstrip("."), reason="is missing")
+    return dict(document)
+
+
+def _list(document: Any, path: str) -> list[Any]:
+    if isinstance(document, str) or not isinstance(document, list | tuple):
+        raise ManifestError(path=path, reason=f"has to be a list, not {document!r}")
+    return list(document)
+
+
+def _of(value: Any, kind: type, path: str) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        words = {str: "a text", int: "a whole number", bool: "true or false", dict: "a mapping"}
+        raise ManifestError(path=path, reason=f"has to be {words[kind]}, not {value!r}")
+    return value
+
+
+def _time(value: Any) -> int | None:
+    """Return microseconds since 1970 of a timestamp, which has to say its zone."""
+    try:
+        return instant(value)
+    except PatternArgumentError:
+        raise ManifestError(
+            path="scheduled",
+            reason=f"has to be a time with its zone, as 2026-01-31T12:00:00Z, not {value!r}",
+        ) from None

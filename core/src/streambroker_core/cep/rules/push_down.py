@@ -1,0 +1,166 @@
+"""Which rows a set of rules can be interested in at all, as a filter for who sends them.
+
+Only rules that an event which matches nothing leaves as they are allow it; one rule that does not
+makes every row relevant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from streambroker_core.cep.nfa.compiled import compiled
+from streambroker_core.cep.nfa.nfa import Automaton
+from streambroker_core.cep.pattern.conditions import local_part
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.errors import ExpressionError, FilterError
+from streambroker_core.expression import Expression, check_filter, parse, tree
+from streambroker_core.expression.parser import MAX_BYTES
+from streambroker_core.model.schema import Schema
+
+TOO_LONG = f"the filter would have more than {MAX_BYTES:,} bytes, or be nested too deeply"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relevance:
+    """Which rows rules have to see.
+
+    Attributes:
+        filter: canonical text of the filter that lets these rows pass; None for every row.
+        why: why every row has to pass; empty if there is a filter.
+    """
+
+    filter: str | None = None
+    why: str = ""
+
+
+def relevance_of(rules: RuleSet, schema: Schema) -> Relevance:
+    """Return which rows a set of rules has to see, with those that are scheduled or off.
+
+    Args:
+        rules: the set.
+        schema: columns of the rows, on which the filter has to make sense.
+    """
+    automata = []
+    for name in sorted(rules.rules):
+        for rule in rules.rules[name]:
+            automaton = compiled(rule).automaton
+            why = _problem(automaton, schema)
+            if why:
+                return Relevance(why=f"rule {rule.id}, version {rule.version}, {why}")
+            automata.append(automaton)
+    joint = joint_predicate(automata)
+    return Relevance(why=TOO_LONG) if joint is None else Relevance(filter=str(joint))
+
+
+def _problem(automaton: Automaton, schema: Schema) -> str:
+    """Return why a rule has to see every row; empty if it has not."""
+    if automaton.appetite != "matching":
+        return "takes any row, or asks what stands between its rows (`next`, `consecutive`, …)"
+    for each in automaton.conditions:
+        part = local_part(each)
+        if part is None or part.tree is None:
+            return "has a condition that no row decides by itself, such as a function"
+        try:
+            check_filter(parse(str(part), "filter"), schema)
+        except (FilterError, ExpressionError) as error:
+            return f"asks `{part}`, which is no filter on these columns: {error}".rstrip(".")
+    return ""
+
+
+def joint_predicate(automata: Iterable[Automaton]) -> Expression | None:
+    """Return the filter that lets all rows pass that some rule has to see.
+
+    Args:
+        automata: those of all rules.
+
+    Returns:
+        None if all rows have to pass: a rule looks at what stands between, takes every event, or
+        asks a function, or the filter would be too long. One that would be is tried with less of
+        each condition, so that more rows pass. Without rules a filter that no row passes.
+    """
+    parts: dict[str, tree.Predicate] = {}
+    for automaton in automata:
+        if automaton.appetite != "matching":
+            return None
+        for each in automaton.conditions:
+            part = local_part(each)
+            if part is None or part.tree is None:
+                return None
+            for node in part.tree.items if isinstance(part.tree, tree.Or) else (part.tree,):
+                parts[str(Expression(kind="filter", tree=node))] = node
+    if not parts:
+        return parse("false", "filter")
+    joint = _any_of(parts)
+    if not _is_readable(joint):
+        wider = [_wider(node) for node in parts.values()]
+        joint = _any_of({str(Expression(kind="filter", tree=node)): node for node in wider})
+    return joint if _is_readable(joint) else None
+
+
+@lru_cache(maxsize=256)
+def _parts(text: str) -> frozenset[str]:
+    """Return the parts of a filter of which a row has to pass one."""
+    node = parse(text, "filter").tree
+    items = node.items if isinstance(node, tree.Or) else [] if node is None else [node]
+    return frozenset(str(Expression(kind="filter", tree=item)) for item in items)
+
+
+def covers(sent: str | None, automaton: Automaton) -> bool:
+    """Tell whether all rows that a rule has to see certainly passed a filter.
+
+    Args:
+        sent: the filter, as `Relevance` has it; None for every row.
+        automaton: of the rule.
+    """
+    if sent is None:
+        return True
+    needed = joint_predicate([automaton])
+    return needed is not None and _parts(str(needed)) <= _parts(sent)
+
+
+def _any_of(parts: Mapping[str, tree.Predicate]) -> Expression:
+    nodes = tuple(parts[text] for text in sorted(parts))
+    return Expression(kind="filter", tree=nodes[0] if len(nodes) == 1 else tree.Or(nodes))
+
+
+def _wider(node: tree.Predicate) -> tree.Predicate:
+    """Return one part of a conjunction, which lets pass all that the whole does."""
+    if not isinstance(node, tree.And):
+        return node
+    equal = [one for one in node.items if isinstance(one, tree.Comparison) and one.op == "=="]
+    return (equal or node.items)[0]
+
+
+def with_filter(joint: Expression | None, given: Expression | None) -> Expression | None:
+    """Return a filter that lets pass what both let pass; None lets everything pass."""
+    both = [each.tree for each in (joint, given) if each is not None and each.tree is not None]
+    if not both:
+        return None
+    items: list[tree.Predicate] = []
+    for node in both:
+        items += node.items if isinstance(node, tree.And) else (node,)
+    return Expression(kind="filter", tree=items[0] if len(items) == 1 else tree.And(tuple(items)))
+
+
+@lru_cache(maxsize=64)
+def narrowed(relevant: str, own: str | None) -> str | None:
+    """Return the text of the filter that both let pass; None if it would be too long.
+
+    Args:
+        relevant: what some rule has to see.
+        own: the filter that rows have to pass anyway; None for none.
+    """
+    given = None if own is None else parse(own, "filter")
+    both = with_filter(parse(relevant, "filter"), given)
+    return str(both) if both is not None and _is_readable(both) else None
+
+
+def _is_readable(expression: Expression) -> bool:
+    """Tell whether who is sent the text can read it, within the limits of the language."""
+    try:
+        parse(str(expression), "filter")
+    except ExpressionError:
+        return False
+    return True

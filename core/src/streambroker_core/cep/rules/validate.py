@@ -1,0 +1,47 @@
+"""What of a rule's document can be said without the job that runs it, and without Arrow.
+
+Which functions a job has registered, and which columns its stream has, only the job knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streambroker_core.cep.nfa.compiler import compile_pattern
+from streambroker_core.cep.pattern.conditions import Function
+from streambroker_core.cep.rules.document import read_rule
+from streambroker_core.errors import ManifestError, StreambrokerError
+
+
+class _AnyFunction(Mapping[str, Function]):
+    """Has a function of every name; none of them is ever called."""
+
+    def __getitem__(self, name: str) -> Function:
+        return lambda row, run: False
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and bool(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+_ANY = _AnyFunction()
+
+
+def problem_of(document: Any) -> StreambrokerError | None:
+    """Return what is wrong with a rule whatever the job is; None if nothing is.
+
+    It is a `ManifestError`, a `PatternError` or a `ConditionError`, and says where.
+    """
+    try:
+        compile_pattern(read_rule(document, _ANY).pattern)
+    except StreambrokerError as error:
+        return error
+    except RecursionError:
+        return ManifestError(path="pattern", reason="is nested too deeply")
+    return None

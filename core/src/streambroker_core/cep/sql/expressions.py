@@ -1,0 +1,205 @@
+"""SQL's expressions in our language.
+
+In the definition of a variable ``x`` and ``B.x`` are columns of the row that is tested, ``A.x`` of
+the last row of A. Aggregates over the variable itself count the tested row in, as SQL says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from lark import Token
+
+from streambroker_core.cep.pattern.errors import RowPatternError
+from streambroker_core.errors import position_in
+from streambroker_core.expression.strings import quote
+
+_OPERATORS = {
+    "add": " + ", "subtract": " - ", "multiply": " * ", "divide": " / ", "modulo": " % ",
+    "equal": " == ",
+}  # fmt: skip
+_JOINED = {"either": " || ", "both": " && "}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where an expression stands.
+
+    Attributes:
+        text: the whole statement.
+        variable: the variable that is defined.
+        variables: all of the pattern.
+        first: it is the first of the pattern.
+    """
+
+    text: str
+    variable: str
+    variables: tuple[str, ...]
+    first: bool
+
+
+def name_of(token: Any) -> str:
+    """Return a name without its backticks."""
+    return str(token).strip("`")
+
+
+def render(node: Any, scope: Scope) -> str:
+    """Return an expression in our language.
+
+    Raises:
+        RowPatternError: it has no counterpart.
+    """
+    children = node.children
+    match node.data:
+        case data if data in _JOINED:
+            return f"({_JOINED[data].join(render(child, scope) for child in children)})"
+        case "not_":
+            return f"!({render(children[0], scope)})"
+        case "compare":
+            left, op, right = children
+            op = "!=" if op == "<>" else op
+            return f"{render(left, scope)} {op} {render(right, scope)}"
+        case "nested" | "negative":
+            sign = "-" if node.data == "negative" else ""
+            return f"{sign}({render(children[0], scope)})"
+        case "number" | "text" | "true" | "false":
+            return _literal(node)
+        case "column":
+            return _name(children[0])
+        case "qualified":
+            return _qualified(children, scope)
+        case "call":
+            return _call(children, scope)
+        case data if data in _OPERATORS:
+            return _OPERATORS[data].join(render(child, scope) for child in children)
+        case _:
+            return _predicate(node, scope)
+
+
+def _predicate(node: Any, scope: Scope) -> str:
+    tested, *rest = node.children
+    match node.data:
+        case "is_null" | "is_value":
+            answer = f"has({_plain(tested, scope)})"
+            return answer if node.data == "is_value" else f"!{answer}"
+        case "within":
+            if all(each.data in ("number", "text", "true", "false") for each in rest):
+                items = ", ".join(_literal(each) for each in rest)
+                return f"{render(tested, scope)} in [{items}]"
+            left = render(tested, scope)
+            return f"({' || '.join(f'{left} == {render(each, scope)}' for each in rest)})"
+        case "range":
+            value, low, high = (render(each, scope) for each in node.children)
+            return f"({value} >= {low} && {value} <= {high})"
+        case _:
+            return _like(tested, rest[0], scope)
+
+
+def _like(tested: Any, form: Token, scope: Scope) -> str:
+    text = form.value[1:-1].replace("''", "'")
+    inner = text.strip("%")
+    if "%" in inner or "_" in inner:
+        raise RowPatternError(
+            f"LIKE {form} is not supported; `%` may stand at the ends alone, `_` nowhere",
+            position=position_in(scope.text, form.start_pos or 0),
+        )
+    function = {(True, True): "contains", (True, False): "endsWith", (False, True): "startsWith"}
+    ends = (text.startswith("%"), text.endswith("%") and text != "")
+    if ends == (False, False):
+        return f"{render(tested, scope)} == {_quoted(text)}"
+    return f"{function[ends]}({_plain(tested, scope)}, {_quoted(inner)})"
+
+
+def _plain(node: Any, scope: Scope) -> str:
+    if node.data not in ("column", "qualified", "call"):
+        raise RowPatternError("IS NULL and LIKE are for columns, not for what is computed")
+    return render(node, scope)
+
+
+def _literal(node: Any) -> str:
+    if node.data == "text":
+        return _quoted(node.children[0].value[1:-1].replace("''", "'"))
+    return str(node.children[0]) if node.data == "number" else str(node.data)
+
+
+def _quoted(text: str) -> str:
+    return quote(text, short=False)
+
+
+def _name(token: Any) -> str:
+    name = name_of(token)
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise RowPatternError(f"column `{name}` cannot be named in a condition")
+    return name
+
+
+def _qualified(children: list[Any], scope: Scope) -> str:
+    variable, column = name_of(children[0]), _name(children[1])
+    _check_variable(children[0], scope)
+    return column if variable == scope.variable else f"last({variable}.{column})"
+
+
+def _check_variable(token: Token, scope: Scope) -> None:
+    if name_of(token) not in scope.variables:
+        raise RowPatternError(
+            f"`{token}` is no variable of the pattern; there are {', '.join(scope.variables)}",
+            position=position_in(scope.text, token.start_pos or 0),
+        )
+
+
+def _call(children: list[Any], scope: Scope) -> str:
+    token, argument, offset = children
+    function, at = token.lower(), position_in(scope.text, token.start_pos or 0)
+    number = None if offset is None else int(offset)
+    if function == "prev":
+        return _previous(argument, number, scope, at)
+    if argument is None or argument.data != "qualified":
+        raise RowPatternError(
+            f"{token} needs a column of a variable, as in {token}(A.price)", position=at
+        )
+    variable, column = name_of(argument.children[0]), _name(argument.children[1])
+    _check_variable(argument.children[0], scope)
+    own = variable == scope.variable
+    if function == "last" and number == 1 and own:
+        return f"last({variable}.{column})"
+    if number not in (None, 0):
+        raise RowPatternError(
+            f"{token} with an offset is not supported, but LAST({scope.variable}.x, 1)", position=at
+        )
+    if not own:
+        return f"count({variable})" if function == "count" else f"{function}({variable}.{column})"
+    return _with_tested(function, variable, column, at)
+
+
+def _with_tested(function: str, variable: str, column: str, at: object) -> str:
+    match function:
+        case "last":
+            return column
+        case "sum":
+            return f"(sum({variable}.{column}) + {column})"
+        case "count":
+            return f"(count({variable}) + 1)"
+        case "avg":
+            return f"((sum({variable}.{column}) + {column}) / (count({variable}) + 1.0))"
+        case _:
+            raise RowPatternError(
+                f"{function.upper()} over the variable that is defined is not supported",
+                position=at,
+            )
+
+
+def _previous(argument: Any, number: int | None, scope: Scope, at: object) -> str:
+    if scope.first:
+        raise RowPatternError(
+            "PREV in the first variable is not supported: the row before is not in the match",
+            position=at,
+        )
+    if number not in (None, 1) or argument is None or argument.data == "rows_":
+        raise RowPatternError("PREV goes back one row: write PREV(x)", position=at)
+    if argument.data == "qualified" and name_of(argument.children[0]) != scope.variable:
+        raise RowPatternError(
+            f"PREV of another variable than {scope.variable} is not supported", position=at
+        )
+    return f"previous({_name(argument.children[-1])})"

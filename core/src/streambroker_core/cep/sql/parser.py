@@ -1,0 +1,336 @@
+"""From a text in SQL to a rule.
+
+SQL's row patterns are strict: variables stand right behind one another, and quantifiers are greedy
+unless ``?`` follows. So a variable joins with ``next`` and repeats with ``consecutive().greedy()``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lark import Lark, Token
+from lark.exceptions import UnexpectedInput
+
+from streambroker_core.cep.pattern.errors import RowPatternError
+from streambroker_core.cep.pattern.match_buffer import Event
+from streambroker_core.cep.pattern.pattern import Pattern, Skip, SkipStrategy
+from streambroker_core.cep.sql.expressions import Scope, name_of, render
+from streambroker_core.cep.sql.grammar import GRAMMAR, REFUSED
+from streambroker_core.errors import position_in
+
+_PARSER = Lark(GRAMMAR, parser="lalr", maybe_placeholders=True, propagate_positions=True)
+_PLAIN = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*(?:.|\n)*?\*/")
+_FACTORY = "pattern_processor_discoverer_factory"
+_MOST_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A column of the result.
+
+    Attributes:
+        name: of the column.
+        function: first, last, count, sum, avg, min or max.
+        stage: of which variable; None for all rows of the match.
+        field: of which column; None to count rows.
+    """
+
+    name: str
+    function: str
+    stage: str | None
+    field: str | None
+
+    def of(self, events: Mapping[str, list[Event]]) -> Any:
+        """Return its value for a match; None if there is none."""
+        stages = events.values() if self.stage is None else [events.get(self.stage, [])]
+        rows = sorted((each for taken in stages for each in taken), key=lambda each: each.seq)
+        if self.function == "count" and self.field is None:
+            return len(rows)
+        values = [row.row.get(self.field or "") for row in rows]
+        if self.function in ("first", "last"):
+            return values[0 if self.function == "first" else -1] if values else None
+        given = [value for value in values if value is not None]
+        match self.function:
+            case "count":
+                return len(given)
+            case "min" | "max":
+                return (min if self.function == "min" else max)(given, default=None)
+            case "sum":
+                return sum(given) if given else None
+            case _:
+                return sum(given) / len(given) if given else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPattern:
+    """A MATCH_RECOGNIZE.
+
+    Attributes:
+        table: the stream.
+        key: PARTITION BY.
+        order: ORDER BY: the event time first, then what orders rows of one time.
+        measures: the columns of the result.
+        columns: those that are selected; empty for all.
+        pattern: the pattern.
+    """
+
+    table: str
+    key: tuple[str, ...]
+    order: tuple[str, ...]
+    measures: tuple[Measure, ...]
+    columns: tuple[str, ...]
+    pattern: Pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicRowPattern:
+    """A MATCH_RECOGNIZE_DYNAMIC: its rules come from a discoverer that the job has registered."""
+
+    table: str
+    key: tuple[str, ...]
+    order: tuple[str, ...]
+    columns: tuple[str, ...]
+    factory: str
+
+
+def read_row_pattern(
+    text: str,
+    *,
+    tables: Collection[str] | Mapping[str, Any],
+    factories: Collection[str] | Mapping[str, Any] = (),
+) -> RowPattern | DynamicRowPattern:
+    """Read a statement.
+
+    Args:
+        text: ``SELECT … FROM table MATCH_RECOGNIZE (…)``.
+        tables: the streams that it may name.
+        factories: the discoverers that it may name.
+
+    Raises:
+        RowPatternError: it cannot be read, is outside of the subset, or names what is not there.
+        PatternError: it can be read, but the pattern contradicts itself.
+    """
+    if len(text.encode()) > _MOST_BYTES:
+        raise RowPatternError(f"the text has more than {_MOST_BYTES} bytes")
+    _refuse(text)
+    try:
+        tree: Any = _PARSER.parse(text)
+    except UnexpectedInput as error:
+        raise _unexpected(text, error) from None
+    columns, table, clause = tree.children[0], tree.children[1], tree.children[2]
+    _known(text, table, tables, "stream")
+    names = () if columns.data == "everything" else tuple(map(name_of, columns.children))
+    given = {"table": name_of(table), "columns": names}
+    parts = {part.data: part for part in clause.children}
+    given["key"], given["order"] = _names(parts["partition"]), _names(parts["order"])
+    if not given["order"]:
+        raise RowPatternError("ORDER BY is missing; it names the column with the event time")
+    if clause.data == "dynamic":
+        return _dynamic(text, parts, factories, given)
+    return _fixed(text, parts, given)
+
+
+def _refuse(text: str) -> None:
+    plain = _PLAIN.sub(lambda found: " " * len(found[0]), text)
+    for form, word in REFUSED.items():
+        found = re.search(form, plain, re.IGNORECASE)
+        if found:
+            raise RowPatternError(
+                f"{word} is not supported", position=position_in(text, found.start())
+            )
+
+
+def _unexpected(text: str, error: UnexpectedInput) -> RowPatternError:
+    at = error.pos_in_stream if error.pos_in_stream is not None else len(text)
+    at = len(text.rstrip()) if at < 0 else at
+    word = re.compile(r"\w+|\S|\Z").match(text, at)
+    found = f"`{word[0]}`" if word and word[0] else "the end of the text"
+    expected = sorted(getattr(error, "accepts", None) or getattr(error, "expected", None) or ())
+    words = ", ".join(each for each in expected if not each.startswith("__"))
+    return RowPatternError(
+        f"found {found}, expected {words.lower() or 'something else'}",
+        position=position_in(text, at),
+    )
+
+
+def _known(text: str, token: Any, known: Collection[str], what: str) -> None:
+    if name_of(token) not in known:
+        raise RowPatternError(
+            f"there is no {what} `{name_of(token)}`; known: {', '.join(sorted(known)) or 'none'}",
+            position=position_in(text, token.start_pos),
+        )
+
+
+def _names(part: Any) -> tuple[str, ...]:
+    return tuple(name_of(child) for child in part.children if child is not None)
+
+
+def _dynamic(
+    text: str, parts: dict[str, Any], factories: Collection[str], given: dict[str, Any]
+) -> DynamicRowPattern:
+    option, factory = parts["factory"].children
+    if name_of(option).lower() != _FACTORY:
+        raise RowPatternError(
+            f"`{option}` is no option; write {_FACTORY} = name",
+            position=position_in(text, option.start_pos),
+        )
+    if parts["measures"].children != [None]:
+        raise RowPatternError(
+            "MEASURES in MATCH_RECOGNIZE_DYNAMIC is not supported; the rules' functions make rows"
+        )
+    _known(text, factory, factories, "factory")
+    return DynamicRowPattern(**given, factory=name_of(factory))
+
+
+def _fixed(text: str, parts: dict[str, Any], given: dict[str, Any]) -> RowPattern:
+    body, interval, unit = parts["pattern"].children
+    variables = _variables(body)
+    conditions: dict[str, str] = {}
+    first = variables[0]
+    for definition in (each for each in parts["define"].children if each is not None):
+        name, expression = definition.children
+        if name_of(name) not in variables:
+            raise RowPatternError(
+                f"`{name}` is defined and is not in the pattern",
+                position=position_in(text, name.start_pos),
+            )
+        scope = Scope(text, name_of(name), tuple(variables), first=name_of(name) == first)
+        conditions[name_of(name)] = render(expression, scope)
+    pattern = _sequence(text, body, conditions, _skip(parts["skip"]))
+    _check_end(text, body)
+    if interval is not None:
+        pattern = pattern.within(_interval(text, interval, unit))
+    measures = [each for each in parts["measures"].children if each is not None]
+    return RowPattern(
+        **given,
+        pattern=pattern,
+        measures=tuple(_measure(text, each, variables) for each in measures),
+    )
+
+
+def _variables(body: Any) -> list[str]:
+    found: list[str] = []
+    for factor in body.children:
+        if factor.data == "group":
+            found += _variables(factor.children[0])
+        else:
+            found.append(name_of(factor.children[0]))
+    return found
+
+
+def _skip(part: Any) -> Skip:
+    (target,) = part.children
+    if target is None:
+        return Skip(strategy="skip_past_last")
+    strategy: SkipStrategy = target.data
+    return Skip(strategy=strategy, stage=name_of(target.children[0]) if target.children else None)
+
+
+def _sequence(
+    text: str, body: Any, conditions: Mapping[str, str], skip: Skip | None = None
+) -> Pattern:
+    pattern: Pattern | None = None
+    for factor in body.children:
+        inner, quantifier = factor.children
+        stage: str | Pattern = (
+            _sequence(text, inner, conditions) if factor.data == "group" else name_of(inner)
+        )
+        pattern = Pattern.begin(stage, skip=skip) if pattern is None else pattern.next(stage)
+        if isinstance(stage, str) and stage in conditions:
+            pattern = pattern.where(conditions[stage])
+        if quantifier is not None:
+            pattern = _quantified(text, pattern, quantifier, factor)
+    assert pattern is not None  # noqa: S101 - the grammar wants one factor
+    return pattern
+
+
+def _quantified(text: str, pattern: Pattern, quantifier: Any, factor: Any) -> Pattern:
+    count, reluctant = quantifier.children
+    numbers = [None if each is None else int(each) for each in count.children]
+    low, high = _bounds(count.data, numbers)
+    if (low, high) == (0, 1):
+        return pattern.optional()
+    if high is None:
+        pattern = pattern.times_or_more(max(low, 1)).consecutive()
+    else:
+        pattern = pattern.times(max(low, 1), high).consecutive()
+    if reluctant is None and low != high:
+        if factor.data == "group":
+            raise RowPatternError(
+                "a greedy quantifier on a group is not supported; write `?` behind it to take as"
+                " few as possible",
+                position=position_in(text, factor.meta.start_pos),
+            )
+        pattern = pattern.greedy()
+    return pattern if low else pattern.optional()
+
+
+def _bounds(kind: str, numbers: list[int | None]) -> tuple[int, int | None]:
+    match kind:
+        case "plus":
+            return 1, None
+        case "star":
+            return 0, None
+        case "maybe":
+            return 0, 1
+        case "upto":
+            return 0, numbers[0]
+        case "exactly":
+            return numbers[0] or 0, numbers[0]
+        case _:
+            return numbers[0] or 0, numbers[1]
+
+
+def _check_end(text: str, body: Any) -> None:
+    inner, quantifier = body.children[-1].children
+    if quantifier is None:
+        return
+    count, reluctant = quantifier.children
+    numbers = [None if each is None else int(each) for each in count.children]
+    low, high = _bounds(count.data, numbers)
+    if reluctant is None and low != high:
+        at: Any = inner.start_pos if isinstance(inner, Token) else inner.meta.start_pos
+        raise RowPatternError(
+            "a greedy quantifier at the end is not supported, as no row says that it is over; add"
+            " a variable behind it, or write `?` behind the quantifier",
+            position=position_in(text, at),
+        )
+
+
+def _interval(text: str, interval: Token, unit: Any) -> str:
+    number = interval.value[1:-1].strip()
+    if not re.fullmatch(r"\d+(\.\d+)?", number):
+        raise RowPatternError(
+            f"{interval} is no number", position=position_in(text, interval.start_pos or 0)
+        )
+    word = unit.children[0].lower().rstrip("s")
+    letters = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
+    return f"{number}{letters[word]}"
+
+
+def _measure(text: str, part: Any, variables: list[str]) -> Measure:
+    expression, name = part.children
+    given = Measure(name=name_of(name), function="last", stage=None, field=None)
+    data, children = expression.data, expression.children
+    function = "last"
+    if data == "call":
+        function, argument, offset = children[0].lower(), children[1], children[2]
+        if offset is not None or function == "prev" or argument is None:
+            data = "other"
+        else:
+            data, children = argument.data, argument.children
+    if data == "rows_" and function == "count":
+        return Measure(name=given.name, function="count", stage=None, field=None)
+    if data == "column":
+        return Measure(name=given.name, function=function, stage=None, field=name_of(children[0]))
+    if data == "qualified" and name_of(children[0]) in variables:
+        stage, column = map(name_of, children)
+        return Measure(name=given.name, function=function, stage=stage, field=column)
+    raise RowPatternError(
+        f"measure `{given.name}` is not supported; write A.x, or one of FIRST, LAST, COUNT, SUM,"
+        " AVG, MIN, MAX of it",
+        position=position_in(text, name.start_pos),
+    )

@@ -1,0 +1,1 @@
+"""The contract of operators, and their keyed state."""

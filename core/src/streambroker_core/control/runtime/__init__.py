@@ -1,0 +1,1 @@
+"""Run one window of one bucket of an operator."""

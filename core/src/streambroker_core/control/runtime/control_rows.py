@@ -1,0 +1,180 @@
+"""Control tuples as Arrow rows: how they travel on the path of the data.
+
+One row per tuple, with ``position``: the tuple stands before the first row of its port whose
+sequence is not lower. The version is in the schema's metadata; a newer one is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from streambroker_core.control.tuples import EVERYBODY, ControlError, ControlTuple, Target
+from streambroker_core.control.tuples.envelope import (
+    DELIVERIES,
+    VERSION,
+    WHAT,
+    decode_target,
+    encode_target,
+)
+from streambroker_core.errors import FormatTooNewError, ManifestError
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.fields import Fields
+
+_MARK = b"streambroker.control"
+
+
+@cache
+def schema() -> pa.Schema:
+    """Return the Arrow schema: ``position`` is where an ``IMMEDIATE`` tuple stands in its port."""
+    text, number = pa.string(), pa.int64()
+    return pa.schema(
+        [
+            pa.field("position", number, nullable=False),
+            pa.field("type", text, nullable=False),
+            pa.field("id", text, nullable=False),
+            pa.field("delivery", text, nullable=False),
+            pa.field("at", number),
+            pa.field("epoch", number, nullable=False),
+            pa.field("emitter", text, nullable=False),
+            pa.field("seq", number, nullable=False),
+            pa.field("payload", text, nullable=False),
+            pa.field("target", text),
+        ],
+        metadata={_MARK: str(VERSION)},
+    )
+
+
+Placed = tuple[int, ControlTuple]
+"""A control tuple and its position: it stands before the first row whose sequence is not lower."""
+
+
+def to_batch(placed: Sequence[Placed]) -> pa.RecordBatch:
+    """Return Arrow rows, in the order given."""
+    positions = pa.array([position for position, _ in placed], pa.int64())
+    told = _columns([one for _, one in placed])
+    return pa.RecordBatch.from_arrays([positions, *told], schema=schema())
+
+
+def _columns(given: Sequence[ControlTuple]) -> list[pa.Array]:
+    """Return what tuples say; the last are remembered, because each bucket sends on every tuple."""
+    global _last  # one assignment, so that no thread sees a half
+    key, last = tuple(map(id, given)), _last
+    if last is None or last[0] != key:
+        _last = last = (key, given, _written(given))
+    return last[2]
+
+
+_last: tuple[tuple[int, ...], Sequence[ControlTuple], list[pa.Array]] | None = None
+"""Ids, the objects that have them, which so nothing else has, and their columns."""
+
+
+def _written(given: Sequence[ControlTuple]) -> list[pa.Array]:
+    columns: Sequence[Sequence[Any]] = [
+        [one.type for one in given],
+        [one.id for one in given],
+        [one.delivery.value for one in given],
+        [one.at for one in given],
+        [one.epoch for one in given],
+        [one.emitter for one in given],
+        [one.seq for one in given],
+        [one.text for one in given],
+        [_target_text(one.target) for one in given],
+    ]
+    fields = list(schema())[1:]
+    return [pa.array(column, one.type) for column, one in zip(columns, fields, strict=True)]
+
+
+def _target_text(target: Target) -> str | None:
+    return None if target == EVERYBODY else canonical(encode_target(target)).decode()
+
+
+def from_batch(batch: pa.RecordBatch) -> list[Placed]:
+    """Read Arrow rows.
+
+    Raises:
+        FormatTooNewError: they are of a newer release.
+        ControlError: they are no control tuples.
+    """
+    _check(batch)
+    return _read(batch)
+
+
+def merge(batch: pa.RecordBatch, into: dict[str, Placed]) -> None:
+    """Read Arrow rows into what is there by identity; of copies the first place stays.
+
+    Of copies only identity and place are read: each bucket of an operator that takes control sends
+    every tuple on.
+
+    Raises:
+        FormatTooNewError, ControlError: as for :func:`from_batch`.
+    """
+    _check(batch)
+    names, positions = (batch.column(name).to_pylist() for name in ("id", "position"))
+    new = []
+    for at, (name, position) in enumerate(zip(names, positions, strict=True)):
+        known = into.get(name)
+        if known is None:
+            new.append(at)
+        elif position < known[0]:
+            into[name] = (position, known[1])
+    for position, control in _read(batch.take(new)) if new else ():
+        keep_first(into, position, control)
+
+
+def keep_first(into: dict[str, Placed], position: int, control: ControlTuple) -> None:
+    """Add a tuple by its identity; of copies the first place stays."""
+    known = into.get(control.id)
+    if known is None or position < known[0]:
+        into[control.id] = (position, control)
+
+
+def _check(batch: pa.RecordBatch) -> None:
+    found = (batch.schema.metadata or {}).get(_MARK)
+    if found is not None and found.isdigit() and int(found) > VERSION:
+        raise FormatTooNewError(path=_MARK.decode(), found=int(found), newest=VERSION, what=WHAT)
+    if found is None or not batch.schema.equals(schema()):
+        raise ControlError(
+            f"rows with the columns {', '.join(batch.schema.names)} are not control tuples: a"
+            " control column has been changed on the way. Let control go around that step."
+        )
+
+
+def _read(batch: pa.RecordBatch) -> list[Placed]:
+    columns = (column.to_pylist() for column in batch.columns)
+    return [(position, _from_row(*of)) for position, *of in zip(*columns, strict=True)]
+
+
+def _from_row(
+    type_: str,
+    id_: str,
+    delivery: str,
+    at: int | None,
+    epoch: int,
+    emitter: str,
+    seq: int,
+    text: str,
+    target: str | None,
+) -> ControlTuple:
+    try:
+        of = DELIVERIES[delivery]
+        whom = EVERYBODY
+        if target is not None:
+            whom = decode_target(Fields(json.loads(target), "target"))
+    except (KeyError, ValueError, ManifestError) as error:
+        raise ControlError(f"control tuple {id_} cannot be read: {error}") from error
+    return ControlTuple(
+        type=type_,
+        id=id_,
+        delivery=of,
+        at=at,
+        epoch=epoch,
+        emitter=emitter,
+        seq=seq,
+        text=text,
+        target=whom,
+    )

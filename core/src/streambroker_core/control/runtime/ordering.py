@@ -1,0 +1,174 @@
+"""Rows of one window put in order again, and cut where control tuples stand between them.
+
+How rows arrive, in how many batches and from whom first, must not show. So batches are joined,
+sorted by sequence if need be, and cut anew: at ports, at control tuples, and every ``CHUNK`` rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.packing import SEQ
+from streambroker_core.control.tuples import ControlTuple, order_of
+
+CHUNK = 65_536
+"""Rows that ``process`` gets at once, at most."""
+
+Step = tuple[str, pa.RecordBatch | ControlTuple]
+"""Something for a port: rows without their sequence, or a control tuple."""
+
+
+def in_order(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Return the rows of a port by rising ``_seq``.
+
+    Raises:
+        OperatorError: batches have different columns, or two rows one sequence.
+    """
+    for batch in batches[1:]:
+        if not batch.schema.equals(batches[0].schema):
+            raise OperatorError(
+                f"rows of input {port} come with the columns {_columns(batches[0])} and with"
+                f" {_columns(batch)}: all rows of an input have the same columns."
+            )
+    spans = sorted(
+        (
+            (one.column(0)[0].as_py(), one.column(0)[-1].as_py(), at)
+            for at, one in enumerate(batches)
+        )
+    )
+    table = pa.Table.from_batches([batches[at] for _, _, at in spans])
+    if all(low[1] < high[0] for low, high in pairwise(spans)):
+        return table
+    table = table.combine_chunks()
+    seq = table.column(SEQ)
+    table = table.take(pc.sort_indices(seq))
+    seq = table.column(SEQ)
+    same = pc.equal(seq.slice(1), seq.slice(0, len(seq) - 1))
+    if pc.any(same).as_py():
+        place = seq[pc.index(same, True).as_py()].as_py()
+        raise OperatorError(
+            f"two rows of input {port} have the sequence {place}: a sequence is of one row. Do"
+            " two sources of a union have one rank?"
+        )
+    return table
+
+
+def in_places(placed: Iterable[Placed]) -> list[Placed]:
+    """Return control tuples of one port by their places; those of one place in their order."""
+    return sorted(placed, key=lambda one: (one[0], order_of(one[1])))
+
+
+def by_port(
+    tables: Mapping[str, pa.Table], control: Mapping[str, Sequence[Placed]], ports: Sequence[str]
+) -> Iterator[Step]:
+    """Give rows and ``IMMEDIATE`` tuples, port by port, each port in its order.
+
+    Args:
+        tables: rows of each port.
+        control: tuples of each port, by their places: see :func:`in_places`.
+        ports: the order.
+    """
+    for port in ports:
+        placed = control.get(port, ())
+        table = tables.get(port)
+        if table is None:
+            yield from ((port, one) for _, one in placed)
+            continue
+        rows, seq, first = _without_sequence(table), _sequences(table), 0
+        for position, one in placed:
+            until = bisect_left(seq, position, lo=first)
+            yield from _cut(port, rows, first, until)
+            yield port, one
+            first = until
+        yield from _cut(port, rows, first, table.num_rows)
+
+
+def by_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]) -> Iterator[Step]:
+    """Give rows of all ports merged by a column; at ties by port, then by sequence.
+
+    Nulls come last.
+
+    Raises:
+        OperatorError: a port does not have the column, or with another type.
+    """
+    found = [port for port in ports if port in tables]
+    _check_column(tables, column, found)
+    if not found:
+        return
+    keys = pa.concat_tables(
+        [
+            pa.table(
+                {
+                    "value": tables[port].column(column),
+                    "port": pa.repeat(pa.scalar(at, pa.int32()), tables[port].num_rows),
+                }
+            )
+            for at, port in enumerate(found)
+        ]
+    )
+    starts, total = [], 0
+    for port in found:
+        starts.append(total)
+        total += tables[port].num_rows
+    order = pc.sort_indices(
+        keys.append_column("row", pa.array(range(total), pa.int64())),
+        sort_keys=[("value", "ascending"), ("row", "ascending")],
+    )
+    of = keys.column("port").combine_chunks().take(order)
+    runs, first = pc.run_end_encode(of), 0
+    for at, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        rows = pc.subtract(order.slice(first, end - first).cast(pa.int64()), starts[at])
+        part = _without_sequence(tables[found[at]].take(rows))
+        yield from _cut(found[at], part, 0, end - first)
+        first = end
+
+
+def _check_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]) -> None:
+    kinds = {}
+    for port in ports:
+        if column not in tables[port].schema.names:
+            raise OperatorError(
+                f"rows of input {port} have no column {column}, by which the inputs are ordered."
+            )
+        kinds[port] = tables[port].schema.field(column).type
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{kind} in {port}" for port, kind in kinds.items())
+        raise OperatorError(
+            f"column {column}, by which the inputs are ordered, is {told}: cast it to one type."
+        )
+
+
+def _without_sequence(table: pa.Table) -> list[pa.RecordBatch]:
+    """Return the rows for an operator: one batch, or more if a column is too long for one."""
+    rows = table.drop_columns([SEQ]).replace_schema_metadata(None)
+    return list(rows.combine_chunks().to_batches())
+
+
+def _sequences(table: pa.Table) -> Sequence[int]:
+    """Return the sequences of a table's rows; a view, so that a search costs no objects."""
+    column = table.column(SEQ).combine_chunks()
+    whole = memoryview(column.buffers()[1]).cast("B").cast("q")
+    return whole[column.offset : column.offset + len(column)]
+
+
+def _cut(port: str, batches: Sequence[pa.RecordBatch], first: int, until: int) -> Iterator[Step]:
+    for batch in batches:
+        end = min(until, batch.num_rows)
+        while first < end:
+            rows = min(CHUNK, end - first)
+            yield port, batch.slice(first, rows)
+            first += rows
+        first, until = max(0, first - batch.num_rows), until - batch.num_rows
+        if until <= 0:
+            return
+
+
+def _columns(batch: pa.RecordBatch) -> str:
+    return ", ".join(f"{one.name} {one.type}" for one in batch.schema if one.name != SEQ)

@@ -1,0 +1,315 @@
+"""Rows packed for the way to their buckets: one packed row per bucket and Arrow batch given.
+
+A packed row is ``bucket, seq, n, event_time, payload``. The payload is an Arrow IPC stream: the
+bucket's rows of one batch with their sequence as first column, or control tuples. Its schema's
+metadata say the format's version, the port and, for rows, the layout. ``event_time`` is null but in
+watermark rows, which have no payload, so that nobody on the way takes rows for late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.control.runtime.buckets import Layout, buckets_of
+from streambroker_core.control.runtime.control_rows import (
+    Placed,
+    from_batch,
+    keep_first,
+    merge,
+    to_batch,
+)
+from streambroker_core.control.tuples import ControlError
+from streambroker_core.errors import FormatTooNewError
+
+VERSION = 1
+SEQ = "_seq"
+RESERVED = ("_control", "_seq", "_pid", "_now")
+NO_BUCKET = -1
+RUNNING_BITS, PART_BITS, RANK_BITS = 40, 16, 7
+"""A sequence is an int64: the rank of an input, a part (task or bucket), a running number."""
+
+PACKED = pa.schema(
+    [
+        pa.field("bucket", pa.int32(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("n", pa.int32(), nullable=False),
+        pa.field("event_time", pa.timestamp("us", "UTC")),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+
+_VERSION, _PORT, _LAYOUT = b"streambroker.packed", b"streambroker.port", b"streambroker.layout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """One packed row, without its bucket.
+
+    Attributes:
+        seq: sequence of its first row.
+        n: rows in it; for control, tuples.
+        payload: Arrow IPC stream; empty for a watermark.
+    """
+
+    seq: int
+    n: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A payload that was unpacked: rows with ``_seq`` as first column, or control tuples.
+
+    Attributes:
+        layout: text of the rows' layout; empty for control.
+    """
+
+    port: str
+    layout: str = ""
+    rows: pa.RecordBatch | None = None
+    control: tuple[Placed, ...] = ()
+
+
+def sequence(*, rank: int = 0, part: int = 0, number: int = 0) -> int:
+    """Return the place of a row among all rows of a port in one window.
+
+    Args:
+        rank: which of the frames that a port's rows come from; frames stand one after the other.
+        part: task or bucket of that frame.
+        number: running number of the row in the part.
+
+    Raises:
+        OperatorError: one of them is too large.
+    """
+    for name, value, bits in (
+        ("inputs of one port", rank, RANK_BITS),
+        ("tasks", part, PART_BITS),
+        ("rows of a task in one window", number, RUNNING_BITS),
+    ):
+        if not 0 <= value < 1 << bits:
+            raise OperatorError(f"{value} is no number for {name}: there can be {1 << bits}.")
+    return (((rank << PART_BITS) | part) << RUNNING_BITS) | number
+
+
+def numbers(first: int, count: int) -> pa.Array:
+    """Return ``count`` int64 in a row."""
+    if not count:
+        return pa.array([], pa.int64())
+    ones = pa.repeat(pa.scalar(1, pa.int64()), count)
+    return pc.cumulative_sum(ones, start=pa.scalar(first - 1, pa.int64()))
+
+
+def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.RecordBatch:
+    """Pack rows for their buckets.
+
+    Args:
+        batch: rows in their order.
+        layout: where they go.
+        seq: sequence of the first row, the others follow; or of each row, rising.
+
+    Returns:
+        Packed rows, by bucket.
+
+    Raises:
+        OperatorError: a column has a reserved name, or the key does not fit.
+    """
+    for name in batch.schema.names:
+        if name.startswith(RESERVED):
+            raise OperatorError(
+                f"rows of input {layout.port} have a column {name}: names that begin with"
+                f" {', '.join(RESERVED)} are reserved. Rename it."
+            )
+    if not batch.num_rows:
+        return packed_rows([])
+    order = numbers(seq, batch.num_rows) if isinstance(seq, int) else _rising(seq, layout)
+    schema = _schema(batch.schema.remove_metadata(), layout)
+    whole = pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
+    if layout.broadcast:
+        one = _row(whole)
+        return packed_rows((bucket, one) for bucket in range(layout.buckets))
+    found = buckets_of(batch, layout, order)
+    return packed_rows((bucket, _row(rows)) for bucket, rows in _split(whole, found))
+
+
+def pack_control(placed: Iterable[Placed], port: str, buckets: int) -> pa.RecordBatch:
+    """Pack control tuples, for all buckets. Of copies of one tuple the first in order stays."""
+    first: dict[str, Placed] = {}
+    for position, control in placed:
+        keep_first(first, position, control)
+    if not first:
+        return packed_rows([])
+    one = control_row(sorted(first.values(), key=lambda one: one[0]), port)
+    return packed_rows((bucket, one) for bucket in range(buckets))
+
+
+def control_row(placed: Sequence[Placed], port: str) -> Packed:
+    """Pack control tuples, each of which is there once, by rising position; at least one."""
+    whole = to_batch(placed)
+    meta = {**(whole.schema.metadata or {}), _VERSION: str(VERSION), _PORT: port}
+    return Packed(
+        seq=placed[0][0],
+        n=len(placed),
+        payload=_write(whole.replace_schema_metadata(meta), _CONTROL_OPTIONS),
+    )
+
+
+def pack_watermark(time: int | None) -> pa.RecordBatch:
+    """Return the row that each task has for no bucket of rows.
+
+    Args:
+        time: the largest event time of the task's rows, in microseconds; None for none.
+    """
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([NO_BUCKET], pa.int32()),
+            pa.array([0], pa.int64()),
+            pa.array([0], pa.int32()),
+            pa.array([time], pa.timestamp("us", "UTC")),
+            pa.array([b""], pa.binary()),
+        ],
+        schema=PACKED,
+    )
+
+
+def packed_rows(rows: Iterable[tuple[int, Packed]]) -> pa.RecordBatch:
+    """Return packed rows as Arrow."""
+    given = list(rows)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([bucket for bucket, _ in given], pa.int32()),
+            pa.array([row.seq for _, row in given], pa.int64()),
+            pa.array([row.n for _, row in given], pa.int32()),
+            pa.nulls(len(given), pa.timestamp("us", "UTC")),
+            pa.array([row.payload for _, row in given], pa.binary()),
+        ],
+        schema=PACKED,
+    )
+
+
+def by_bucket(batch: pa.RecordBatch) -> Iterator[tuple[int, Packed]]:
+    """Give the packed rows of an Arrow batch with their buckets, watermark rows left out."""
+    for bucket, seq, n, payload in zip(
+        *(batch.column(name).to_pylist() for name in ("bucket", "seq", "n", "payload")),
+        strict=True,
+    ):
+        if n:
+            yield bucket, Packed(seq=seq, n=n, payload=payload)
+
+
+def unpack(packed: Packed) -> Arrival:
+    """Read a packed row.
+
+    Raises:
+        FormatTooNewError: it is of a newer release.
+        ControlError: it is no packed row, or damaged.
+    """
+    for payload, known in _REMEMBERED.get((packed.n, len(packed.payload)), ()):
+        if payload == packed.payload:
+            return known
+    metadata, batch = _opened(packed)
+    port = metadata[_PORT].decode()
+    if _LAYOUT in metadata:
+        return Arrival(port=port, layout=metadata[_LAYOUT].decode(), rows=batch)
+    found = Arrival(port=port, control=tuple(from_batch(_bare(batch, metadata))))
+    _remember(packed, found)
+    return found
+
+
+def merge_control(packed: Packed, into: dict[str, Placed]) -> None:
+    """Read the control tuples of a packed row into what is there; see ``rows.merge``.
+
+    Raises:
+        FormatTooNewError, ControlError: as for :func:`unpack`.
+    """
+    metadata, batch = _opened(packed)
+    merge(_bare(batch, metadata), into)
+
+
+def _opened(packed: Packed) -> tuple[Mapping[bytes, bytes], pa.RecordBatch]:
+    try:
+        with pa.ipc.open_stream(packed.payload) as reader:
+            metadata: Mapping[bytes, bytes] = reader.schema.metadata or {}
+            version = metadata.get(_VERSION, b"")
+            if version.isdigit() and int(version) > VERSION:
+                raise FormatTooNewError(
+                    path=_VERSION.decode(),
+                    found=int(version),
+                    newest=VERSION,
+                    what="packed row",
+                )
+            if _PORT not in metadata or not version:
+                raise ControlError("a payload is no packed row: its schema names no port.")
+            batch = reader.read_next_batch()
+    except (pa.ArrowException, StopIteration) as error:
+        raise ControlError(f"a payload is no packed row: {error or 'it ends early'}.") from error
+    if batch.num_rows != packed.n:
+        raise ControlError(
+            f"a payload has {batch.num_rows} rows and its packed row says {packed.n}."
+        )
+    return metadata, batch
+
+
+def _bare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> pa.RecordBatch:
+    """Return control tuples without what packing has added."""
+    kept = {key: value for key, value in metadata.items() if key not in (_VERSION, _PORT)}
+    return batch.replace_schema_metadata(kept)
+
+
+def _rising(seq: pa.Array, layout: Layout) -> pa.Array:
+    seq = seq.cast(pa.int64())
+    rises = pc.less(seq.slice(0, max(len(seq) - 1, 0)), seq.slice(1))
+    if seq.null_count or not pc.all(rises, min_count=0).as_py():
+        raise OperatorError(
+            f"the sequence of input {layout.port} does not rise from row to row: sort the batch by"
+            " it, and give each row a number of its own."
+        )
+    return seq
+
+
+def _remember(packed: Packed, arrival: Arrival) -> None:
+    """Remember the last control tuples read: every bucket gets the same ones."""
+    if sum(map(len, _REMEMBERED.values())) >= _REMEMBER:
+        _REMEMBERED.clear()
+    of = _REMEMBERED.setdefault((packed.n, len(packed.payload)), [])
+    of.append((packed.payload, arrival))
+
+
+_REMEMBER = 16
+_REMEMBERED: dict[tuple[int, int], list[tuple[bytes, Arrival]]] = {}
+"""By number of rows and length, so that payloads of rows cost one look: payloads, what they are."""
+_CONTROL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+"""Tuples of one emitter look much alike, and each bucket is sent a copy of all of them."""
+
+
+@lru_cache(maxsize=64)
+def _schema(schema: pa.Schema, layout: Layout) -> pa.Schema:
+    fields = [pa.field(SEQ, pa.int64(), nullable=False), *schema]
+    meta = {_VERSION: str(VERSION), _PORT: layout.port, _LAYOUT: layout.text()}
+    return pa.schema(fields, metadata=meta)
+
+
+def _split(whole: pa.RecordBatch, buckets: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    order = pc.sort_indices(buckets)
+    whole = whole.take(order)
+    runs = pc.run_end_encode(buckets.take(order))
+    first = 0
+    for bucket, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield bucket, whole.slice(first, end - first)
+        first = end
+
+
+def _row(rows: pa.RecordBatch) -> Packed:
+    return Packed(seq=rows.column(0)[0].as_py(), n=rows.num_rows, payload=_write(rows))
+
+
+def _write(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())

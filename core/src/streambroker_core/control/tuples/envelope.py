@@ -1,0 +1,116 @@
+"""A control tuple as JSON, for people and protocols; ``rows`` has the Arrow form.
+
+``{"v": 1, "type", "id", "delivery", "epoch", "emitter", "seq", "payload"}`` with ``at`` and
+``target`` where there is one. It is read back to an equal tuple; a newer one is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streambroker_core.control.tuples import (
+    MAX_PAYLOAD,
+    ControlTuple,
+    Delivery,
+    KeyValue,
+    Target,
+)
+from streambroker_core.errors import FormatTooNewError
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.fields import Fields
+
+VERSION = 1
+MAX_ID = 1024
+WHAT = "control tuple"
+
+_KEYS = ("v", "type", "id", "delivery", "at", "epoch", "emitter", "seq", "payload", "target")
+_LARGEST = (1 << 63) - 1
+DELIVERIES: Mapping[str, Delivery] = {one.value: one for one in Delivery}
+
+
+def encode(control: ControlTuple) -> dict[str, Any]:
+    """Return the JSON object."""
+    out: dict[str, Any] = {
+        "v": VERSION,
+        "type": control.type,
+        "id": control.id,
+        "delivery": control.delivery.value,
+        "epoch": control.epoch,
+        "emitter": control.emitter,
+        "seq": control.seq,
+        "payload": control.payload,
+    }
+    if control.at is not None:
+        out["at"] = control.at
+    target = encode_target(control.target)
+    if target:
+        out["target"] = target
+    return out
+
+
+def decode(data: Any, path: str = "") -> ControlTuple:
+    """Read the JSON object.
+
+    Raises:
+        FormatTooNewError: it has a higher ``v`` than this release reads.
+        ManifestError: a field is wrong; the error has its path.
+    """
+    version = data.get("v") if isinstance(data, Mapping) else None
+    if isinstance(version, int) and version > VERSION:
+        raise FormatTooNewError(
+            path=f"{path}.v" if path else "v", found=version, newest=VERSION, what=WHAT
+        )
+    fields = Fields(data, path)
+    fields.only(_KEYS)
+    fields.integer("v", low=1, high=VERSION)
+    name = fields.text("delivery")
+    if name not in DELIVERIES:
+        raise fields.bad("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
+    try:
+        text = canonical(fields.get("payload")).decode()
+    except ValueError as error:
+        raise fields.bad("payload", f"cannot be written as JSON: {error}") from error
+    if len(text) > MAX_PAYLOAD:
+        raise fields.bad("payload", f"has {len(text)} bytes, the limit is {MAX_PAYLOAD}")
+    has_time = DELIVERIES[name] is Delivery.AT_TIME
+    if fields.has("at") != has_time:
+        raise fields.bad("at", "is required with AT_TIME" if has_time else "needs AT_TIME")
+    return ControlTuple(
+        type=fields.text("type", longest=MAX_ID),
+        id=fields.text("id", longest=MAX_ID),
+        delivery=DELIVERIES[name],
+        at=fields.integer("at", low=-_LARGEST, high=_LARGEST) if has_time else None,
+        epoch=fields.integer("epoch", high=_LARGEST),
+        emitter=fields.text("emitter", longest=MAX_ID),
+        seq=fields.integer("seq", high=_LARGEST),
+        text=text,
+        target=decode_target(fields.child("target")),
+    )
+
+
+def encode_target(target: Target) -> dict[str, Any]:
+    """Return the JSON object of a target; an empty one for everybody."""
+    key = None if target.key is None else list(target.key)
+    given = {"operator": target.operator, "bucket": target.bucket, "key": key}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def decode_target(fields: Fields) -> Target:
+    """Read the JSON object of a target.
+
+    Raises:
+        ManifestError: a field is wrong.
+    """
+    fields.only(("operator", "bucket", "key"))
+    key: tuple[KeyValue, ...] | None = None
+    if fields.has("key"):
+        key = tuple(fields.items("key", most=64))
+        for one in key:
+            if not isinstance(one, str | int | float | bool):
+                raise fields.bad("key", f"holds {one!r}: neither text, number nor boolean")
+    return Target(
+        operator=fields.optional_text("operator"),
+        bucket=fields.integer("bucket", high=1 << 20) if fields.has("bucket") else None,
+        key=key,
+    )

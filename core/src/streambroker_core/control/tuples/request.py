@@ -1,0 +1,131 @@
+"""What somebody outside of operators asks to emit: a control tuple that has no identity yet.
+
+``{"type", "payload", "delivery", "at", "target"}`` as JSON; only the type is required. The log that
+takes it gives it its identity, which is the log's id and a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streambroker_core.control.tuples import (
+    EVERYBODY,
+    MAX_PAYLOAD,
+    ControlLimitError,
+    ControlTuple,
+    Delivery,
+    Target,
+    logged,
+)
+from streambroker_core.control.tuples.envelope import (
+    DELIVERIES,
+    MAX_ID,
+    decode_target,
+    encode_target,
+)
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.fields import Fields
+
+_FIELDS = ("type", "payload", "delivery", "at", "target")
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """A control tuple without identity.
+
+    Attributes:
+        type: name of the payload's type.
+        text: the payload as canonical JSON.
+        delivery: when it is handed to operators.
+        at: event time in microseconds, for ``AT_TIME`` alone; else None.
+        target: for whom it is meant.
+    """
+
+    type: str
+    text: str = "null"
+    delivery: Delivery = Delivery.BEGIN
+    at: int | None = None
+    target: Target = EVERYBODY
+
+    def named(self, log: str, seq: int) -> ControlTuple:
+        """Return the tuple with the identity that a log gives it.
+
+        Raises:
+            ControlError: an event time is there and not needed, or the other way round.
+        """
+        return logged(
+            log,
+            seq,
+            type_=self.type,
+            text=self.text,
+            delivery=self.delivery,
+            at=self.at,
+            target=self.target,
+        )
+
+    def encode(self) -> dict[str, Any]:
+        """Return the JSON object, without the payload's text: see :func:`read_emission`."""
+        named = self.named("log", 0)
+        out: dict[str, Any] = {
+            "type": self.type,
+            "payload": named.payload,
+            "delivery": self.delivery.value,
+        }
+        if self.at is not None:
+            out["at"] = self.at
+        if self.target != EVERYBODY:
+            out["target"] = encode_target(self.target)
+        return out
+
+
+def read_emission(data: object, default: Delivery = Delivery.BEGIN) -> Emission:
+    """Read what is asked for.
+
+    Args:
+        data: the JSON object.
+        default: the delivery, where none is named.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+        ControlLimitError: the payload is too large.
+    """
+    fields = Fields(data)
+    fields.only(_FIELDS)
+    if not fields.has("type"):
+        raise fields.bad("type", "is required")
+    name = fields.text("delivery", default.value)
+    if name not in DELIVERIES:
+        raise fields.bad("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
+    delivery = DELIVERIES[name]
+    timed = delivery is Delivery.AT_TIME
+    if fields.has("at") != timed:
+        raise fields.bad("at", "is required with AT_TIME" if timed else "needs AT_TIME")
+    kind = fields.text("type", longest=MAX_ID)
+    return Emission(
+        type=kind,
+        text=_payload(fields, kind),
+        delivery=delivery,
+        at=fields.integer("at", low=-_LARGEST, high=_LARGEST) if timed else None,
+        target=decode_target(fields.child("target")) if fields.has("target") else EVERYBODY,
+    )
+
+
+def _payload(fields: Fields, kind: str) -> str:
+    try:
+        text = canonical(fields.get("payload")).decode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise fields.bad("payload", f"cannot be written as JSON: {error}") from error
+    if len(text) > MAX_PAYLOAD:
+        raise ControlLimitError(
+            f"the payload of a control tuple {kind} has {len(text)} bytes; the limit is"
+            f" {MAX_PAYLOAD}. Send the data as rows, and a tuple that names them."
+        )
+    return text
+
+
+def text_of(data: Mapping[str, Any]) -> str:
+    """Return the one text form of an emission, by which two requests are compared."""
+    return canonical(data).decode()

@@ -1,0 +1,130 @@
+"""Run a LALR table without what only a general parser needs.
+
+The table is lark's. The types of the tokens alone decide which step follows, so the
+steps of one form are looked up once, and those that only hand a lone child up through
+the levels of precedence are left out: a million subscriptions have a handful of forms.
+What is wrong with a text lark says itself, in `parser`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from lark import Lark
+from lark.parse_tree_builder import ExpandSingleChild
+from lark.parsers.lalr_analysis import Shift
+
+from streambroker_core.expression.syntax_error import Refusal
+from streambroker_core.expression.tokens import END, Token
+
+_Build: TypeAlias = Callable[[list[Any]], Any]
+_Reduction: TypeAlias = "tuple[int, _Build | None, str]"
+"""How many children, what makes one of them (None for a lone child), and its rule."""
+
+_Program: TypeAlias = "list[tuple[int, _Build | None]]"
+"""How many values each step takes and what makes one of them; None takes the next token."""
+
+_MOST_PROGRAMS = 4096
+_TAKE: tuple[int, None] = (0, None)
+
+
+class UnexpectedTokenError(Exception):
+    """A token stands where none of its type can."""
+
+    def __init__(self, token: Token) -> None:
+        super().__init__(token.type)
+        self.token = token
+
+
+class Driver:
+    """The parser of one grammar, fed with tokens.
+
+    Args:
+        lark: made with ``parser="lalr"`` and a transformer.
+    """
+
+    def __init__(self, lark: Lark) -> None:
+        parser: Any = lark.parser.parser.parser
+        table, callbacks = parser.parse_table, parser.callbacks
+        self._start: int = table.start_states["start"]
+        self._end: int = table.end_states["start"]
+        self._steps: list[dict[str, int | _Reduction]] = [{} for _ in table.states]
+        self._next: list[dict[str, int]] = [{} for _ in table.states]
+        """The state behind a symbol, for rules and terminals alike."""
+        for state, actions in table.states.items():
+            for symbol, (action, argument) in actions.items():
+                if action is Shift:
+                    self._next[state][symbol] = self._steps[state][symbol] = argument
+                else:
+                    self._steps[state][symbol] = _reduction(argument, callbacks[argument])
+        self._programs: dict[tuple[str, ...], _Program] = {}
+
+    def run(self, tokens: Iterable[Token]) -> Any:
+        """Return what the transformer made of the tokens, of which the last is `END`.
+
+        Raises:
+            UnexpectedTokenError: there is none that could stand there.
+            Refusal: the tokens' own, if nothing was wrong before it.
+        """
+        words: list[Token] = []
+        late: Refusal | None = None
+        try:
+            for token in tokens:
+                words.append(token)  # noqa: PERF402  # what came before a refusal counts
+        except Refusal as refusal:
+            late = refusal
+        form = tuple([word.type for word in words])
+        program = self._programs.get(form)
+        if program is not None:
+            return _replay(program, words)
+        program = []
+        value = self._walk(words, late, program)
+        if len(self._programs) >= _MOST_PROGRAMS:
+            self._programs.clear()
+        self._programs[form] = program
+        return value
+
+    def _walk(self, words: list[Token], late: Refusal | None, program: _Program) -> Any:
+        """Return what is made of the tokens, and note each step."""
+        states, values = [self._start], []
+        for token in words:
+            kind = token.type
+            while True:
+                step = self._steps[states[-1]].get(kind)
+                if step is None:
+                    raise UnexpectedTokenError(token)
+                if isinstance(step, int):
+                    states.append(step)
+                    values.append(token)
+                    program.append(_TAKE)
+                    break
+                size, build, rule = step
+                if build is None:
+                    states[-1] = self._next[states[-2]][rule]
+                    continue
+                program.append((size, build))
+                value = build(values[-size:])
+                del states[-size:], values[-size:]
+                values.append(value)
+                states.append(self._next[states[-1]][rule])
+                if states[-1] == self._end:
+                    return value
+        raise late or ValueError(f"the last token has to be {END}")
+
+
+def _replay(program: _Program, words: list[Token]) -> Any:
+    values: list[Any] = []
+    following = iter(words)
+    for size, build in program:
+        if build is None:
+            values.append(next(following))
+        else:
+            values[-size:] = (build(values[-size:]),)
+    return values[0]
+
+
+def _reduction(rule: Any, build: _Build) -> _Reduction:
+    size = len(rule.expansion)
+    lone = size == 1 and isinstance(build, ExpandSingleChild)
+    return size, None if lone else build, str(rule.origin.name)

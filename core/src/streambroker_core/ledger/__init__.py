@@ -1,0 +1,1 @@
+"""Streams, epochs, readers, plans and retention of one export."""

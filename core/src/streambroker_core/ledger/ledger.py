@@ -1,0 +1,169 @@
+"""The ledger of an export: its streams, their epochs, its readers and their routes.
+
+Theory. An export's log is a row of *streams*, each a row of numbered epochs. A *reader* has one
+cursor per stream: ``next`` is the first epoch it has not finished, ``planned`` the epochs it has
+pinned for its current micro-batch. What readers claim and what may be removed is in
+:mod:`claims <streambroker_core.ledger.retention>`, what they are given in
+:mod:`planning <streambroker_core.ledger.planner>`; here streams, routes and leases begin and end.
+
+Every change of this state happens in these three files. Time is an argument, in seconds; only
+differences count. Nothing here does I/O: the caller performs what is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from streambroker_core.ledger.epochs import Epoch, Stream
+from streambroker_core.ledger.planner import (
+    READERS,
+    Answer,
+    Ask,
+    DataLossError,
+    Gone,
+    NotRoutedError,
+    OvertakenError,
+    Planning,
+    ReadersExceededError,
+    RevokedError,
+)
+from streambroker_core.ledger.retention import Cursor, Holder, Lag, Limits, Reader
+
+CUT = 10_000
+"""How many imports are remembered whose route was cut."""
+
+
+class Ledger(Planning):
+    """The epochs of one export and the claims on them."""
+
+    # -- streams -----------------------------------------------------------------------------
+
+    def open(self, stream: str) -> None:
+        """Begin a stream; its predecessors are sealed."""
+        for earlier in self.streams.values():
+            earlier.sealed = True
+        self.streams[stream] = Stream(stream)
+
+    def publish(self, stream: str, epoch: Epoch) -> None:
+        """Take in an epoch that is durable; ``epoch.number`` is the stream's ``next``."""
+        if epoch.number != self.streams[stream].next:
+            raise ValueError(f"epoch {epoch.number} after {self.streams[stream].next - 1}")
+        self.streams[stream].add(epoch)
+
+    def forget_stream(self, stream: str) -> None:
+        """Drop a sealed stream without epochs, and the cursors in it; its id stays known."""
+        del self.streams[stream]
+        self.forgotten.add(stream)
+        for reader in self.readers.values():
+            reader.cursors.pop(stream, None)
+            reader.resume.pop(stream, None)
+            reader.agreed.pop(stream, None)
+        self._forget_fronts()
+
+    # -- routes and leases -------------------------------------------------------------------
+
+    def set_routes(self, routes: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
+        """Take the exporter's own route table: policy (``wait`` or ``drop``) by import.
+
+        A reader whose import left the table claims only its plan. One whose import came back
+        goes on where its ``start`` policy says, counted from now. One that is revoked, itself or
+        its job or namespace, claims nothing.
+        """
+        self._revoked = frozenset(revoked)
+        routes = {i: policy for i, policy in routes.items() if self._revoked_by(i) is None}
+        for reader in self.readers.values():
+            if self._revoked_by(reader.import_) is not None:
+                self._take_away(reader)
+            if reader.import_ in routes:
+                policy = routes[reader.import_]
+                if policy != reader.policy:
+                    if reader.drops:
+                        self._agree(reader)
+                    reader.policy, reader.turned = policy, False
+                if not reader.routed:
+                    self._resume(reader)
+            elif reader.import_ in self._routes:
+                reader.routed = False
+        self.restore_cut(self._routes)
+        self._cut = {import_: None for import_ in self._cut if import_ not in routes}
+        self._routes = dict(routes)
+        self._forget_fronts()
+
+    def has_route(self, import_: str) -> bool:
+        """Whether an import is in the exporter's own route table, and not revoked."""
+        return import_ in self._routes
+
+    @property
+    def cut(self) -> list[str]:
+        """The imports that had a route and have none, those that lost it last at the end."""
+        return list(self._cut)
+
+    def restore_cut(self, imports: Iterable[str]) -> None:
+        """Take imports for cut until a route table has them; of too many the first go."""
+        for import_ in imports:
+            self._cut[import_] = None
+        while len(self._cut) > CUT:
+            del self._cut[next(iter(self._cut))]
+
+    def _take_away(self, reader: Reader) -> None:
+        reader.routed = False
+        for cursor in reader.cursors.values():
+            cursor.planned, cursor.given = None, 0
+
+    def _resume(self, reader: Reader) -> None:
+        reader.routed = True
+        self._agree(reader)
+        for stream in self.streams.values():
+            latest = reader.start == "latest"
+            reader.resume[stream.id] = stream.next if latest else stream.first()
+
+    def turn(self, now: float) -> list[Reader]:
+        """Let the slowest drop what the log has no room for, one after the other, until it has.
+
+        To be called where the export has waited for as long as its limits allow.
+        """
+        turned = []
+        while holders := self.blocked_by(now):
+            for holder in holders:
+                if holder.bytes == holders[0].bytes:
+                    reader = self.readers[holder.reader]
+                    reader.turned, reader.turns = True, reader.turns + 1
+                    turned.append(reader)
+            self._forget_fronts()
+        return turned
+
+    def renew(self, reader: str, until: float) -> None:
+        """A sign of life; unknown readers are passed over."""
+        if reader in self.readers:
+            known = self.readers[reader]
+            if not self._claims(known, self._looked_at):
+                self._forget_fronts()
+            known.until = max(known.until, until)
+
+    def leave(self, reader: str, now: float) -> None:
+        """The reader's process ended in order: its lease is over, its claims last for grace."""
+        if reader in self.readers:
+            self.readers[reader].until = now
+            self._forget_fronts()
+
+
+__all__ = [
+    "CUT",
+    "READERS",
+    "Answer",
+    "Ask",
+    "Cursor",
+    "DataLossError",
+    "Epoch",
+    "Gone",
+    "Holder",
+    "Lag",
+    "Ledger",
+    "Limits",
+    "NotRoutedError",
+    "OvertakenError",
+    "Reader",
+    "ReadersExceededError",
+    "RevokedError",
+    "Stream",
+]

@@ -1,0 +1,324 @@
+"""The Imports, looked up by the properties of an Export.
+
+Each alternative of a subscription is filed under its *access*: the two rarest of
+its conditions, or its only one. An Export asks for the pairs of values that it
+has, so that a value which half of all subscriptions name costs nothing by itself.
+
+A range is looked up like a value: the numbers are cut into cells at least half as wide
+as the range, and the range is filed under the few cells that it touches, three at most.
+Cells may round: all that counts is that a greater number is never in a lower one.
+
+What has no access (only ``!=``, one-sided ranges, texts compared …) is on a list
+that every Export has to try. `Figures` tells how long that list is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, combinations, product
+from math import floor, frexp, isfinite
+from typing import Any, NamedTuple, TypeAlias
+
+from streambroker_core.expression.evaluate import Code, Literals
+from streambroker_core.matching.property_conditions import (
+    Alternative,
+    Attribute,
+    Between,
+    Condition,
+    Facts,
+    OneOf,
+)
+from streambroker_core.model import Import
+
+MAX_VALUES = 64
+"""Values of one condition; ``in`` with more of them is no access."""
+MAX_PAIRS = 16
+"""Pairs of values of two conditions; with more of them the rarer one is used alone."""
+MAX_PLACES = 512
+"""Entries of one subscription; one that needs more goes to the list of the others."""
+
+_WEIGHED = 4
+_WIDEST, _NARROWEST = 64, -30
+
+
+class Want:
+    """An Import as the index keeps it: no text, no tree.
+
+    Attributes:
+        code: function of the subscription's form; None for an Import by name.
+        literals: what to call it with.
+        places: where it is filed: table, key in it, and again.
+        cut: whether it was too wide to be filed under all that it says.
+    """
+
+    __slots__ = ("code", "cut", "import_", "literals", "places")
+
+    def __init__(self, import_: Import, code: Code | None, literals: Literals) -> None:
+        self.import_ = import_
+        self.code = code
+        self.literals = literals
+        self.places: tuple[Any, ...] = ()
+        self.cut = False
+
+
+_Bucket: TypeAlias = "Want | set[Want]"
+"""One Import, or more than one."""
+
+
+class _Table:
+    """Imports by the values of one attribute, or of two.
+
+    Attributes:
+        first: the attribute; likewise ``second``, None for one alone.
+        filed: by value, or pair of values.
+    """
+
+    __slots__ = ("filed", "first", "second")
+
+    def __init__(self, first: Attribute, second: Attribute | None) -> None:
+        self.first = first
+        self.second = second
+        self.filed: dict[Any, _Bucket] = {}
+
+    def add(self, key: Any, want: Want) -> None:
+        """File an Import."""
+        known = self.filed.get(key)
+        if isinstance(known, set):
+            known.add(want)
+        else:
+            self.filed[key] = want if known is None else {known, want}
+
+    def take(self, key: Any, want: Want) -> None:
+        """Take an Import away that is filed."""
+        known = self.filed[key]
+        if isinstance(known, set):
+            known.discard(want)
+            if len(known) == 1:
+                self.filed[key] = known.pop()
+        else:
+            del self.filed[key]
+
+
+class _Option(NamedTuple):
+    """A condition as an access, and which share of the Exports it lets through."""
+
+    share: float
+    attribute: Attribute
+    values: tuple[Any, ...]
+
+
+class _Grid:
+    """One width of cells: what to multiply a number with, and how many tables use it."""
+
+    __slots__ = ("scale", "uses")
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+        self.uses = 0
+
+
+class Wants:
+    """Imports by access and by stream id.
+
+    Args:
+        share: returns which share of the Exports a condition holds for.
+    """
+
+    def __init__(self, share: Callable[[Condition], float]) -> None:
+        self._share = share
+        self._tables: dict[Attribute, dict[Attribute | None, _Table]] = {}
+        self._grids: dict[str, dict[Attribute, _Grid]] = {}
+        self._streams: dict[str, set[Want]] = {}
+        self.others: set[Want] = set()
+        self.places = 0
+
+    def file(self, want: Want, alternatives: Iterable[Alternative]) -> None:
+        """File an Import under all alternatives of its subscription."""
+        places: dict[tuple[Attribute, Attribute | None, Any], None] = {}
+        for alternative in alternatives:
+            access = self._access(alternative)
+            if access is None or len(places) + access.size > MAX_PLACES:
+                self.others.add(want)
+                return
+            for key in access.entries():
+                places[access.first, access.second, key] = None
+        # The attributes are the table's: they are not kept once for each Import.
+        found = [(self._table(first, second), key) for first, second, key in places]
+        for table, key in found:
+            table.add(key, want)
+        want.places = tuple(chain.from_iterable(found))
+        self.places += len(places)
+
+    def file_by_name(self, want: Want) -> None:
+        """File an Import under the stream ids that it names."""
+        for name in want.import_.streams:
+            self._streams.setdefault(name.stream_id, set()).add(want)
+
+    def remove(self, want: Want) -> None:
+        """Take an Import away from wherever it is filed."""
+        self.others.discard(want)
+        for table, key in _pairs(want.places):
+            table.take(key, want)
+            if not table.filed:
+                self._drop(table)
+            self.places -= 1
+        for name in want.import_.streams:
+            same = self._streams.get(name.stream_id, set())
+            same.discard(want)
+            if not same:
+                self._streams.pop(name.stream_id, None)
+
+    def _table(self, first: Attribute, second: Attribute | None) -> _Table:
+        row = self._tables.setdefault(first, {})
+        table = row.get(second)
+        if table is None:
+            table = row[second] = _Table(first, second)
+            self._count_cells(table, 1)
+        return table
+
+    def _drop(self, table: _Table) -> None:
+        row = self._tables[table.first]
+        del row[table.second]
+        if not row:
+            del self._tables[table.first]
+        self._count_cells(table, -1)
+
+    # ---- what an Export asks ---------------------------------------------
+
+    def named(self, stream_id: str | None) -> Iterable[Want]:
+        """Return the Imports that name a stream id."""
+        return () if stream_id is None else self._streams.get(stream_id, ())
+
+    def fitting(self, facts: Facts) -> set[Want]:
+        """Return Imports, among which all are whose subscription is true of some facts."""
+        found = set(self.others)
+        facts = self._with_cells(facts)
+        for first, values in facts.items():
+            row = self._tables.get(first)
+            if row is None:
+                continue
+            seconds: Iterable[Attribute | None] = row
+            if len(row) > len(facts):
+                seconds = (None, *facts)
+            for second in seconds:
+                table = row.get(second)
+                if table is None or (second is not None and second not in facts):
+                    continue
+                keys = values if second is None else product(values, facts[second])
+                _collect(table.filed, keys, found)
+        return found
+
+    def _with_cells(self, facts: Facts) -> Facts:
+        if not self._grids:
+            return facts
+        cells: dict[Attribute, tuple[Any, ...]] = dict(facts)
+        for name, grids in self._grids.items():
+            values = facts.get((name, "number"))
+            if values is not None:
+                number = values[0]
+                for attribute, grid in grids.items():
+                    cell = _cell(number, grid.scale)
+                    if cell is not None:
+                        cells[attribute] = (cell,)
+        return cells
+
+    def _count_cells(self, table: _Table, change: int) -> None:
+        for attribute in (table.first, table.second):
+            if attribute is None or not attribute[1].startswith("cell "):
+                continue
+            grids = self._grids.setdefault(attribute[0], {})
+            grid = grids.setdefault(attribute, _Grid(_scale(int(attribute[1][5:]))))
+            grid.uses += change
+            if not grid.uses:
+                del grids[attribute]
+            if not grids:
+                del self._grids[attribute[0]]
+
+    # ---- how an alternative is filed ---------------------------------------
+
+    def _access(self, alternative: Alternative) -> _Access | None:
+        options = sorted(
+            (option for condition in alternative if (option := self._option(condition))),
+            key=lambda option: option.share,
+        )
+        if not options:
+            return None
+        pairs = [
+            (one, other)
+            for one, other in combinations(options[:_WEIGHED], 2)
+            if len(one.values) * len(other.values) <= MAX_PAIRS
+        ]
+        if not pairs:
+            return _Access(options[0], None)
+        best = min(pairs, key=lambda pair: pair[0].share * pair[1].share)
+        return _Access(*sorted(best, key=lambda option: option.attribute))
+
+    def _option(self, condition: Condition) -> _Option | None:
+        if isinstance(condition, OneOf):
+            if len(condition.values) > MAX_VALUES:
+                return None
+            return _Option(self._share(condition), condition.attribute, condition.values)
+        cells = _cells(condition)
+        if cells is None:
+            return None
+        grid, numbers = cells
+        return _Option(self._share(condition), grid, numbers)
+
+
+class _Access:
+    """One or two conditions under which an alternative is filed."""
+
+    def __init__(self, one: _Option, other: _Option | None) -> None:
+        self._one, self._other = one, other
+        self.first: Attribute = one.attribute
+        self.second: Attribute | None = None if other is None else other.attribute
+        self.size = len(one.values) * (1 if other is None else len(other.values))
+
+    def entries(self) -> Iterable[Any]:
+        """Return the keys in the table of the two attributes."""
+        if self._other is None:
+            return self._one.values
+        return product(self._one.values, self._other.values)
+
+
+def _collect(filed: Mapping[Any, _Bucket], keys: Iterable[Any], found: set[Want]) -> None:
+    for key in keys:
+        bucket = filed.get(key)
+        if bucket is None:
+            continue
+        if isinstance(bucket, set):
+            found |= bucket
+        else:
+            found.add(bucket)
+
+
+def _pairs(places: tuple[Any, ...]) -> Iterator[tuple[_Table, Any]]:
+    turns = iter(places)
+    return zip(turns, turns, strict=True)
+
+
+def _cells(between: Between) -> tuple[Attribute, tuple[int, ...]] | None:
+    """Return a grid, and the cells of it that a range touches; None if it is open or too wide."""
+    if between.low is None or between.high is None:
+        return None
+    low, high = float(between.low), float(between.high)
+    width = high - low
+    exponent = max(frexp(width)[1] - 1, _NARROWEST) if isfinite(width) else _WIDEST + 1
+    scale = _scale(exponent)
+    first, last = _cell(low, scale), _cell(high, scale)
+    if exponent > _WIDEST or first is None or last is None:
+        return None
+    return (between.name, f"cell {exponent}"), tuple(range(first, last + 1))
+
+
+def _scale(exponent: int) -> float:
+    """Return what makes of a number the number of its cell, 2**exponent wide."""
+    return 2.0**-exponent
+
+
+def _cell(number: float, scale: float) -> int | None:
+    """Return the cell that a number is in; None if it is too far out."""
+    try:
+        return floor(number * scale)
+    except (OverflowError, ValueError):
+        return None

@@ -1,0 +1,358 @@
+"""The nouns of the system: ports, PEs, Exports, Imports and routes.
+
+Everything here is a value. Values compare by content, carry no behaviour that
+needs the outside world, and have one text form, which is the one that users,
+metrics, views and datagrams show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model.properties import Value
+from streambroker_core.model.schema import Schema
+
+DEFAULT_NAMESPACE = "default"
+DEFAULT_SCOPE = "Default"
+MAX_PE = 65535
+
+GIBIBYTE = 1 << 30
+TEN_MINUTES_S = 600.0
+
+Properties: TypeAlias = Mapping[str, Value]
+
+Policy: TypeAlias = Literal["wait", "drop"]
+OnCongestion: TypeAlias = Literal["inherit", "drop"]
+Start: TypeAlias = Literal["latest", "earliest"]
+Kind: TypeAlias = Literal["Export", "Import"]
+RuleKind: TypeAlias = Literal["PatternProcessor"]
+AnyKind: TypeAlias = Literal["Export", "Import", "PatternProcessor"]
+RULE: RuleKind = "PatternProcessor"
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_RULE_ID = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,251}[A-Za-z0-9])?")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
+_PORT = re.compile(r"[A-Za-z_][-A-Za-z0-9_]{0,62}")
+
+
+def is_label(text: str) -> bool:
+    """Say whether a text is a DNS label, as namespaces and jobs have to be."""
+    return _LABEL.fullmatch(text) is not None
+
+
+def is_resource_name(text: str) -> bool:
+    """Say whether Kubernetes takes a text for a resource's name."""
+    return len(text) <= 253 and _NAME.fullmatch(text) is not None
+
+
+def is_port_name(text: str) -> bool:
+    """Say whether a text can name a port."""
+    return _PORT.fullmatch(text) is not None
+
+
+def is_rule_id(text: str) -> bool:
+    """Say whether a text can name a rule of a job here; it stands in addresses."""
+    return _RULE_ID.fullmatch(text) is not None
+
+
+class PeKey(NamedTuple):
+    """Which agent process of which job; its text is ``namespace/job/pe``."""
+
+    namespace: str
+    job: str
+    pe: int
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.job}/{self.pe}"
+
+    @classmethod
+    def parse(cls, text: str) -> PeKey:
+        """Read the text form back.
+
+        Raises:
+            ManifestError: the text is not ``namespace/job/pe``.
+        """
+        parts = text.split("/")
+        if len(parts) != 3:
+            raise ManifestError(path="", reason=f"{text!r} is not namespace/job/pe")
+        return cls(namespace=_label(parts[0]), job=_label(parts[1]), pe=_pe(parts[2]))
+
+
+class PortKey(NamedTuple):
+    """Which port of which PE; its text is ``namespace/job/pe/port``."""
+
+    namespace: str
+    job: str
+    pe: int
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.job}/{self.pe}/{self.port}"
+
+    @property
+    def owner(self) -> PeKey:
+        """The PE that has the port."""
+        return PeKey(*self[:3])
+
+    @classmethod
+    def parse(cls, text: str) -> PortKey:
+        """Read the text form back.
+
+        Raises:
+            ManifestError: the text is not ``namespace/job/pe/port``.
+        """
+        owner, _, port = text.rpartition("/")
+        if not is_port_name(port):
+            raise ManifestError(path="", reason=f"{text!r} is not namespace/job/pe/port")
+        pe = PeKey.parse(owner)
+        return cls(namespace=pe.namespace, job=pe.job, pe=pe.pe, port=port)
+
+
+class RuleKey(NamedTuple):
+    """Which rule of which job; its text is ``namespace/job/id``."""
+
+    namespace: str
+    job: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.job}/{self.id}"
+
+
+def port_of(key: str) -> str:
+    """Return the port of a port's key as text; a name alone is one."""
+    return key.rpartition("/")[2]
+
+
+def pe_of(key: str) -> str:
+    """Return the key of the PE that has a port, of the port's key as text."""
+    return key.rpartition("/")[0]
+
+
+def job_of(key: str) -> str:
+    """Return ``namespace/job`` of the key of a port or PE as text."""
+    return "/".join(key.split("/")[:2])
+
+
+def _label(text: str) -> str:
+    if not is_label(text):
+        raise ManifestError(path="", reason=f"{text!r} is not a DNS label")
+    return text
+
+
+def _pe(text: str) -> int:
+    if _NUMBER.fullmatch(text) is None or int(text) > MAX_PE:
+        raise ManifestError(path="", reason=f"{text!r} is not a PE number from 0 to {MAX_PE}")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Application:
+    """The name and scope under which a job offers and looks for streams."""
+
+    name: str | None = None
+    scope: str = DEFAULT_SCOPE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamName:
+    """One stream wanted by name; without an application, of any application."""
+
+    application_name: str | None = None
+    stream_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """How much an Export retains.
+
+    Attributes:
+        max_bytes: size of the log in bytes.
+        max_age_s: age in seconds after which unclaimed epochs go; None for never.
+        grace_s: seconds for which a reader's claims outlive the reader.
+        wait_limit_s: seconds for which the Export waits before its slowest readers drop; None
+            for as long as it takes.
+    """
+
+    max_bytes: int = GIBIBYTE
+    max_age_s: float | None = None
+    grace_s: float = TEN_MINUTES_S
+    wait_limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newer:
+    """A later generation of a resource, which is refused; the resource itself goes on.
+
+    Attributes:
+        generation: of what is refused.
+        code: the reason word.
+        problem: a sentence.
+        resource: what is refused; None if it cannot be read.
+    """
+
+    generation: int
+    code: str
+    problem: str
+    resource: Export | Import | Rule | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A stream that a job offers at a port.
+
+    Exactly one of ``stream_id`` and ``properties`` is set. Empty properties are
+    legal and match no subscription.
+
+    Attributes:
+        name: name of the resource; empty where the port alone names it.
+        uid: identity; deleting and creating again gives a new one.
+        generation: counts the changes of the spec.
+        created: seconds since 1970, UTC; the older of two rivals wins.
+        properties: normalised, as `streambroker_core.model.properties.normalise` returns them.
+        schema: columns, or None while nobody has declared them.
+        allowed_namespaces: other namespaces that may import it, or ``*``.
+        revoked: who may read it no more, not even what they have planned: ``namespace`` or
+            ``namespace/job``.
+        newer: a later generation that is refused, while this one runs; None if there is none.
+    """
+
+    key: PortKey
+    uid: str
+    name: str = ""
+    generation: int = 1
+    created: float = 0.0
+    application: Application = Application()
+    stream_id: str | None = None
+    properties: Properties | None = None
+    allow_filter: bool = True
+    congestion_policy: Policy = "wait"
+    schema: Schema | None = None
+    buffer: Buffer = Buffer()
+    allowed_namespaces: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
+    newer: Newer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """Streams that a job wants at a port.
+
+    At most one of ``subscription`` and ``streams`` is set; with neither it
+    matches nothing yet.
+
+    Attributes:
+        application_scope: scope of the exporters looked for.
+        filter: text of a filter expression, or None to get every row.
+        schema: columns needed, by name, or None for whatever comes.
+        newer: as of `Export`.
+        earlier: the last accepted generation as its status has it; None if it is this one.
+        unsure: an earlier generation may have been accepted, and its status does not have it.
+        settled: its status says that this generation was accepted, and its filter, which has to fit
+            Exports, is not judged any more.
+        held: it is refused and unsure: agents keep the routes that they have of it.
+    """
+
+    key: PortKey
+    uid: str
+    name: str = ""
+    generation: int = 1
+    created: float = 0.0
+    application: Application = Application()
+    subscription: str | None = None
+    streams: tuple[StreamName, ...] = ()
+    application_scope: str = DEFAULT_SCOPE
+    filter: str | None = None
+    on_congestion: OnCongestion = "inherit"
+    start: Start = "latest"
+    schema: Schema | None = None
+    newer: Newer | None = None
+    earlier: Import | None = None
+    unsure: bool = field(default=False, compare=False)
+    settled: bool = field(default=False, compare=False)
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule of patterns that a job is to run.
+
+    Attributes:
+        name: name of the resource.
+        uid: identity; deleting and creating again gives a new one.
+        generation: counts the changes of the spec.
+        created: seconds since 1970, UTC; the older of two rivals wins.
+        document: the rule as `streambroker_core.cep.rules.document.read_rule` reads it, or as it
+            was written where that refuses it; with its id.
+        enable: counted up to have a rule run again that an error has turned off.
+        newer: as of `Export`; ``earlier`` as of `Import`.
+    """
+
+    key: RuleKey
+    uid: str
+    name: str = ""
+    generation: int = 1
+    created: float = 0.0
+    document: Mapping[str, Any]
+    enable: int = 0
+    newer: Newer | None = None
+    earlier: Rule | None = None
+
+
+Resource: TypeAlias = Export | Import
+
+
+def kind_of(resource: Resource) -> Kind:
+    """Return the kind as manifests write it."""
+    return "Export" if isinstance(resource, Export) else "Import"
+
+
+def resource_order(resource: Resource) -> tuple[PortKey, float, str]:
+    """Return what orders resources by port and age, where they are shown."""
+    return resource.key, resource.created, resource.uid
+
+
+def seniority(resource: Resource) -> tuple[float, str]:
+    """Return what decides between rivals for a port or a name: the lowest holds it."""
+    return resource.created, resource.uid
+
+
+def rule_name_of(rule: Rule) -> str:
+    """Return the name of a rule's resource; where none was given, one made of job and id.
+
+    Kubernetes takes no capitals and no ``_`` there, so ids that differ in these alone need names.
+    """
+    return rule.name or f"{rule.key.job}.{rule.key.id}".lower().replace("_", "-")[:253].rstrip("-.")
+
+
+def name_of(resource: Resource) -> str:
+    """Return the resource's name; where none was given, ``job-pe-port`` in lower case."""
+    key = resource.key
+    return resource.name or f"{key.job}-{key.pe}-{key.port}".lower().replace("_", "-").rstrip("-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One Export connected to one Import.
+
+    Attributes:
+        filter: canonical text of the Import's filter, or None.
+        policy: what the exporter does when the importer is slow.
+    """
+
+    export: PortKey
+    export_uid: str
+    import_: PortKey
+    import_uid: str
+    filter: str | None = None
+    policy: Policy = "wait"
+
+
+def route_order(route: Route) -> tuple[PortKey, PortKey, str, str]:
+    """Return what orders routes: the exporters' ports, then the importers'."""
+    return route.export, route.import_, route.export_uid, route.import_uid

@@ -1,0 +1,138 @@
+"""What an operator with side inputs does, and what it waits for, in sentences."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from streambroker_core.side.definition import Enrich, SideInput, SideJoin
+from streambroker_core.side.state.waiting_rows import GROUP, Stall
+from streambroker_core.side.windows import EVER, GLOBAL, Windows, end_of
+from streambroker_core.wire.reports.side_status import ToldStall, sentence
+
+_UPDATES = {
+    "append": "a further value is put after the others",
+    "replace": "a further value replaces the one before",
+    "refuse": "a further value is refused",
+    "latest": "of several values the one with the latest event time holds",
+}
+_READY = {
+    "first data": "rows wait for the first data",
+    "complete": "rows wait until it is complete",
+    "watermark": "rows wait until the watermark has passed the window",
+    "not required": "rows do not wait",
+}
+_MISSING = {
+    "null": "a row without a value gets nulls",
+    "error": "a row without a value goes to the output `errors`",
+    "wait": "a row without a value waits for its key",
+}
+_STATELESS = (
+    "Rows meet tables where they are, without state: there is no shuffle and no order, and no row"
+    " waits.",
+    "A micro-batch has one version of each table, pinned when its first row meets it: all of its"
+    " tasks see that one, and so does a replay; versions are swapped between two micro-batches.",
+)
+_START = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def explain(join: SideJoin) -> list[str]:
+    """Return what holds for an operator, one line for each thing; defaults are named as such."""
+    if join.stateless:
+        sides = [_side(side, waits=False) for side in join.inputs]
+        enriched = [_enrich(join, enrich) for enrich in join.enrich]
+        return [*_STATELESS, *sides, *enriched]
+    order = "the order in which they come" if join.order == "arrival" else "the order of event time"
+    lines = [f"Rows of all inputs are taken in {order}."]
+    windows = join.windows
+    if windows is not None and windows.cut:
+        lines.append(f"Main rows: {windows}; {_called(join)}.")
+    lines += [_side(side) for side in join.inputs]
+    lines += [_enrich(join, enrich) for enrich in join.enrich]
+    return lines
+
+
+def stall_text(join: SideJoin, stall: Stall, now: int) -> str:
+    """Return what some rows wait for, in a sentence.
+
+    Args:
+        join: the definition.
+        stall: what holds them back.
+        now: the pinned clock in microseconds.
+    """
+    return sentence(told_stall(join, stall), now)
+
+
+def told_stall(join: SideJoin, stall: Stall) -> ToldStall:
+    """Return what some rows wait for, as it is told to others."""
+    return ToldStall(cause=_cause(join, stall), rows=stall.rows, since=stall.since)
+
+
+def _cause(join: SideJoin, stall: Stall) -> str:
+    if stall.input == GROUP:
+        return f"for the end of their window, {_span(join.windows or GLOBAL, stall.window)}"
+    side = join.inputs[stall.input]
+    what = f"for {'their keys in ' if stall.by_key else ''}side input `{side.name}`"
+    window = ""
+    if stall.window != EVER:
+        window = f", window {_span(side.windows, stall.window)}"
+    why = "" if stall.by_key else f" ({_READY[side.readiness]})"
+    return f"{what}{window}{why}"
+
+
+def _span(windows: Windows, start: int) -> str:
+    return f"{moment(start)} to {moment(end_of(windows, start))}"
+
+
+def moment(micros: int) -> str:
+    """Return a time as text, in UTC."""
+    at = _START + timedelta(microseconds=micros)
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def _side(side: SideInput, *, waits: bool = True) -> str:
+    what = side.kind if not side.keyed else f"{side.kind} for each key"
+    key = f" by {', '.join(side.key)}" if side.key else ""
+    where = "with the main rows of its key" if side.keyed else "in every bucket"
+    if side.static:
+        where = "a table, once per process, replaced version by version"
+    parts = [
+        f"Side input `{side.name}`: {what}{key}, {where}",
+        *([f"{side.windows}"] if waits else []),
+        _UPDATES[side.updating] + _default(side.update),
+        *([_READY[side.readiness] + _default(side.ready)] if waits else []),
+    ]
+    if side.timeout is not None:
+        then = "see what is there" if side.on_timeout == "default" else "go to the output `errors`"
+        parts.append(f"after {side.timeout:g} s they {then}")
+    if side.has_default:
+        parts.append(f"where there is no value it is {side.default!r}")
+    refused = "stop the query" if side.on_refused == "fail" else "go to the output `errors`"
+    parts += [f"rows that are not taken {refused}"] if waits else []
+    return "; ".join(parts) + "."
+
+
+def _default(chosen: str | None) -> str:
+    return " (by default)" if chosen is None else ""
+
+
+def _called(join: SideJoin) -> str:
+    if join.grouped:
+        return "the rows of a key and window are processed together, when the window has passed"
+    return "a row is processed once for each window it is in"
+
+
+def _enrich(join: SideJoin, enrich: Enrich) -> str:
+    side = join.input(enrich.input)
+    on = f" on {', '.join(enrich.on)}" if enrich.on else ""
+    columns = ", ".join(enrich.columns or side.fields)
+    what = f"Columns {columns} of `{side.name}` are added{on}"
+    if enrich.only_wait:
+        what = f"Rows are joined with `{side.name}`{on}"
+    missing = _MISSING[join.missing(enrich)] + _default(enrich.missing)
+    limit = join.limit(side)
+    if enrich.missing is None and join.waits(side) and limit is not None:
+        missing += f", {limit:g} s at most"
+        if side.on_timeout == "default":
+            then = "the default" if side.has_default else "nulls"
+            missing += f", and then gets {then} and is in the output `late` as well"
+    return f"{what}; {missing}."

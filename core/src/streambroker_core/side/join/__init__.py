@@ -1,0 +1,1 @@
+"""Join main rows with side inputs."""

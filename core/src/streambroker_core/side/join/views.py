@@ -1,0 +1,348 @@
+"""What a function sees of its side inputs: views that cannot be changed.
+
+A view answers for one key, or for a whole Arrow column of keys at once. Values are as
+``SideInput.value`` says: of one column that column's, else a mapping of names to values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.side.definition import SideInput
+from streambroker_core.side.errors import NoValueError, ReadOnlyViewError, SideSchemaError
+from streambroker_core.side.keys import class_of, key_of, keys_of
+from streambroker_core.side.state.pages import Leaves
+from streambroker_core.side.state.row_log import Rows
+from streambroker_core.side.state.sorted_runs import Found, Level, flat
+
+ONLY = pa.array([0], pa.int64())
+"""The key of a singleton's value."""
+
+
+class View:
+    """What all views have in common.
+
+    Attributes:
+        name: the side input.
+        version: version of the content: of a static table, or as ``SideComplete`` named it.
+    """
+
+    __slots__ = ("_side", "name", "version")
+    _side: SideInput
+    name: str
+    version: str | None
+
+    def __init__(self, side: SideInput, version: str | None) -> None:
+        for name, value in (("_side", side), ("name", side.name), ("version", version)):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ReadOnlyViewError(self.name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ReadOnlyViewError(self.name)
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise ReadOnlyViewError(self.name)
+
+    def __delitem__(self, key: object) -> NoReturn:
+        raise ReadOnlyViewError(self.name)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _field(self, name: str | None) -> str | None:
+        """Return the value column that is meant; None for all of them."""
+        value = self._side.value
+        return name if name is not None else value if isinstance(value, str) else None
+
+    def _plain(self, value: Mapping[str, Any]) -> Any:
+        field = self._field(None)
+        return value[field] if field is not None else dict(value)
+
+    def _default(self, field: str | None) -> Any:
+        default = self._side.default
+        if isinstance(default, Mapping) and field is not None and self._field(None) is None:
+            default = default.get(field)
+        return deepcopy(default)  # what a function does to it is not for the rows behind
+
+
+class SingletonView(View):
+    """At most one value."""
+
+    __slots__ = ("_row",)
+    _row: pa.StructScalar | None
+
+    def __init__(self, side: SideInput, content: Leaves, version: str | None) -> None:
+        super().__init__(side, version)
+        found = content.look(ONLY)
+        self._set("_row", found.values[0] if found.there[0].as_py() else None)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no value; a default is none."""
+        return self._row is None
+
+    @property
+    def value(self) -> Any:
+        """The value, else the default.
+
+        Raises:
+            NoValueError: there is neither.
+        """
+        if self._row is not None:
+            return self._plain(self._row.as_py())
+        if not self._side.has_default:
+            raise NoValueError(self.name)
+        return self._default(None)
+
+    def get(self, default: Any = None) -> Any:
+        """Return the value, else its own default, else this one."""
+        return default if self.empty and not self._side.has_default else self.value
+
+
+class ListView(View):
+    """Values in the order in which they came."""
+
+    __slots__ = ("_values",)
+    _values: pa.StructArray
+
+    def __init__(self, side: SideInput, content: Rows, version: str | None) -> None:
+        super().__init__(side, version)
+        self._set("_values", content.all()[0])
+
+    @property
+    def table(self) -> pa.Table:
+        """All values, a column for each name."""
+        return pa.Table.from_batches([pa.RecordBatch.from_struct_array(self._values)])
+
+    def column(self, name: str | None = None) -> pa.Array:
+        """Return one value of each row as an array; without a name the only one, or structs."""
+        field = self._field(name)
+        return self._values if field is None else pc.struct_field(self._values, field)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.column().to_pylist())
+
+    def __getitem__(self, place: int) -> Any:
+        return self.column()[place].as_py()
+
+
+class _KeyedView(View):
+    """Values by key."""
+
+    __slots__ = ("_content", "_types")
+    _content: Leaves
+    _types: list[pa.DataType]
+
+    def __init__(self, side: SideInput, content: Leaves, version: str | None) -> None:
+        super().__init__(side, version)
+        self._set("_content", content)
+        self._set("_types", [side.schema.field(name).type for name in side.key])
+
+    def contains(self, *columns: pa.Array) -> pa.Array:
+        """Tell of each key of a column, or of several columns, whether it has a value.
+
+        Raises:
+            SideSchemaError: such columns never equal the key, like in every look-up.
+        """
+        return self._look(columns).there
+
+    def keys(self) -> list[Any]:
+        """Return the keys that have a value, as they are compared, ascending."""
+        found: list[Any] = self._all().keys.to_pylist()
+        return found
+
+    def __len__(self) -> int:
+        return len(self._all().keys)
+
+    def __contains__(self, key: object) -> bool:
+        return bool(self._one(key).there[0].as_py())
+
+    def _look(self, columns: Sequence[pa.Array]) -> Found:
+        types = [column.type for column in columns]
+        if list(map(class_of, types)) != list(map(class_of, self._types)):
+            raise self._no_key(", ".join(map(str, types)) or "no column")
+        return self._content.look(keys_of(columns))
+
+    def _one(self, key: object) -> Found:
+        parts = key if isinstance(key, tuple) else (key,)
+        if len(parts) != len(self._types):
+            raise self._no_key(repr(key))
+        return self._content.look(key_of(parts, self._types))
+
+    def _no_key(self, given: str) -> SideSchemaError:
+        known = ", ".join(
+            f"{name} {type_}" for name, type_ in zip(self._side.key, self._types, strict=True)
+        )
+        return SideSchemaError(
+            self.name,
+            f"they are looked up by {given}, and their key is: {known}",
+            "give one part for each part of the key, cast to such a type",
+        )
+
+    def _all(self) -> Level:
+        return self._content.all()
+
+
+class MapView(_KeyedView):
+    """One value by key."""
+
+    __slots__ = ()
+
+    def lookup(self, *columns: pa.Array, name: str | None = None) -> pa.Array:
+        """Return the value of each key, in the order of the keys.
+
+        Args:
+            columns: a column for each part of the key; keys may repeat, and be null.
+            name: one of several values; without, that of ``value="…"``, or structs of all.
+
+        Returns:
+            An array of their length. Keys without a value have the default, else null.
+        """
+        return self.columns(*columns, names=(self._field(name),))[1][0]
+
+    def columns(
+        self, *columns: pa.Array, names: Sequence[str | None]
+    ) -> tuple[pa.Array, list[pa.Array]]:
+        """Return of each key whether it has a value, and several of its values: one look-up.
+
+        Args:
+            columns: as for ``lookup``.
+            names: which values; None stands for structs of all.
+        """
+        found = self._look(columns)
+        known = found.there
+        every = found.values
+        values = [every if name is None else pc.struct_field(every, name) for name in names]
+        if self._side.has_default or found.hollow:
+            values = [
+                pc.if_else(known, column, self._filler(name, column.type))
+                for name, column in zip(names, values, strict=True)
+            ]
+        return known, values
+
+    def _filler(self, name: str | None, type_: pa.DataType) -> pa.Scalar:
+        return pa.scalar(self._default(name) if self._side.has_default else None, type_)
+
+    def get(self, key: object, default: Any = None) -> Any:
+        """Return the value of a key; a tuple for several parts. Else its default, else this one."""
+        found = self._one(key)
+        if found.there[0].as_py():
+            return self._plain(found.values[0].as_py())
+        return self._default(None) if self._side.has_default else default
+
+    def __getitem__(self, key: object) -> Any:
+        if key not in self and not self._side.has_default:
+            raise KeyError(key)
+        return self.get(key)
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """Return keys and values, ascending by key."""
+        level = self._all()
+        values = [self._plain(value) for value in level.values.to_pylist()]
+        return list(zip(level.keys.to_pylist(), values, strict=True))
+
+
+class MultimapView(_KeyedView):
+    """Any number of values by key, in the order in which they came."""
+
+    __slots__ = ()
+
+    def lookup(self, *columns: pa.Array, name: str | None = None) -> pa.Array:
+        """Return the values of each key, in the order of the keys: an array of lists."""
+        return self.columns(*columns, names=(self._field(name),))[1][0]
+
+    def columns(
+        self, *columns: pa.Array, names: Sequence[str | None]
+    ) -> tuple[pa.Array, list[pa.Array]]:
+        """Return of each key whether it has values, and several of them, as lists."""
+        found = self._look(columns)
+        lists = found.values
+        every = flat(lists)
+        lengths = pc.fill_null(pc.cast(pc.list_value_length(lists), pa.int64()), 0)
+        offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
+        return found.there, [
+            pa.ListArray.from_arrays(
+                pc.cast(offsets, pa.int32()),
+                every if name is None else pc.struct_field(every, name),
+            )
+            for name in names
+        ]
+
+    def get(self, key: object) -> list[Any]:
+        """Return the values of a key; a tuple for several parts. Empty if there are none."""
+        found = self._one(key).values[0].as_py() or []
+        return [self._plain(value) for value in found]
+
+    def __getitem__(self, key: object) -> list[Any]:
+        return self.get(key)
+
+    def items(self) -> list[tuple[Any, list[Any]]]:
+        """Return keys and their values, ascending by key."""
+        level = self._all()
+        values = [[self._plain(one) for one in several] for several in level.values.to_pylist()]
+        return list(zip(level.keys.to_pylist(), values, strict=True))
+
+
+class Views(Mapping[str, View]):
+    """The views of one call.
+
+    Attributes:
+        window: first instant of the main window, and first instant after it, in microseconds;
+            None if main rows stand alone.
+        key: values of the main key, where rows are grouped; else empty.
+    """
+
+    __slots__ = ("_views", "key", "window")
+    _views: Mapping[str, View]
+    window: tuple[int, int] | None
+    key: tuple[Any, ...]
+
+    def __init__(
+        self,
+        views: Mapping[str, View],
+        window: tuple[int, int] | None,
+        key: tuple[Any, ...] = (),
+    ) -> None:
+        for name, value in (("_views", views), ("window", window), ("key", key)):
+            object.__setattr__(self, name, value)
+
+    def of_key(self, key: tuple[Any, ...]) -> Views:
+        """Return the same views for the rows of one key."""
+        return Views(self._views, self.window, key)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._views[name]
+
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        raise ReadOnlyViewError(name)
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise ReadOnlyViewError(name)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ReadOnlyViewError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+def view_of(side: SideInput, content: Leaves | Rows, version: str | None) -> View:
+    """Return the view of a side input's content in one window."""
+    if isinstance(content, Rows):
+        return ListView(side, content, version)
+    if not side.key:
+        return SingletonView(side, content, version)
+    return (MultimapView if side.many else MapView)(side, content, version)

@@ -1,0 +1,1 @@
+"""Keyed state of side inputs and waiting rows."""

@@ -1,0 +1,183 @@
+"""Rows that wait for their turn in event time: all inputs as one sequence.
+
+Rows are kept, sorted by time, until the watermark has passed them. At one time side inputs come
+first, in their order, then what control tuples say, then main rows, then the ends of windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.control.operators.operator import Blobs, Changes
+from streambroker_core.side.state.layout import SEQ
+from streambroker_core.side.state.pages import Leaves
+from streambroker_core.side.state.sorted_runs import Level, flat, lists_of_rows
+from streambroker_core.side.windows import Windows, first_start
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Rows of one input whose turn it is, with their order of arrival in the last column."""
+
+    port: int
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a control tuple says, at its turn."""
+
+    said: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Event time has passed all rows up to this time."""
+
+    time: int
+
+
+Step: TypeAlias = "Due | Told | Passed"
+
+
+class Sequence:
+    """The rows of all inputs that are not due yet.
+
+    Args:
+        schemas: columns of each input, side inputs first, the main one last.
+        blobs: the bucket's state.
+        told: what :meth:`tell` returned.
+    """
+
+    def __init__(self, schemas: list[pa.Schema], blobs: Blobs, told: list[list[Any]]) -> None:
+        self._schemas = [pa.schema([*schema, (SEQ, pa.int64())]) for schema in schemas]
+        self._ports = [
+            Leaves(f"due{port}", pa.int64(), pa.list_(pa.struct(list(schema))), blobs)
+            for port, schema in enumerate(self._schemas)
+        ]
+        self._control = told
+
+    def put(self, port: int, batch: pa.RecordBatch, times: pa.Array, seqs: pa.Array) -> None:
+        """Keep rows; every time is known."""
+        schema = self._schemas[port]
+        rows = pa.RecordBatch.from_arrays([*batch.columns, seqs], schema=schema)
+        size = batch.num_rows
+        self._ports[port].add(
+            lists_of_rows(
+                Level(
+                    times,
+                    pa.nulls(size, pa.int64()),
+                    pa.repeat(pa.scalar(False), size),
+                    rows.to_struct_array(),
+                )
+            )
+        )
+
+    def put_control(self, time: int, said: dict[str, Any]) -> None:
+        """Keep what a control tuple says, for after the side rows of a time."""
+        self._control.append([time, said])
+
+    def pop_to(self, time: int, windows: list[Windows]) -> list[Step]:
+        """Return and forget what is due up to a time, in order.
+
+        Args:
+            time: the watermark.
+            windows: where one of these ends between two rows, the sequence says that it has passed.
+        """
+        rows = [self._pop(port, time) for port in range(len(self._ports))]
+        control = sorted((c for c in self._control if c[0] <= time), key=lambda c: c[0])
+        self._control = [c for c in self._control if c[0] > time]
+        main = len(rows) - 1
+        told = pa.array([c[0] for c in control], pa.int64())
+        ends = _ends([told, *(times for times, _ in rows)], windows)
+        parts = [
+            *(
+                (times, port if port < main else main + 1, port)
+                for port, (times, _) in enumerate(rows)
+            ),
+            (told, main, main + 1),
+            (pa.array(sorted({*ends, time}), pa.int64()), main + 2, main + 2),
+        ]
+        table = pa.table(
+            {
+                "time": pa.concat_arrays([times for times, _, _ in parts]),
+                "rank": pa.concat_arrays([_repeat(rank, len(t)) for t, rank, _ in parts]),
+                "what": pa.concat_arrays([_repeat(what, len(t)) for t, _, what in parts]),
+            }
+        )
+        order = pc.sort_indices(table, [("time", "ascending"), ("rank", "ascending")])
+        table = table.take(order).combine_chunks()
+        runs = pc.run_end_encode(table["what"].chunk(0), run_end_type=pa.int64())
+        steps: list[Step] = []
+        done = [0] * (main + 3)
+        begin = 0
+        for what, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            first, count = done[what], end - begin
+            done[what] += count
+            if what <= main:
+                steps.append(Due(what, rows[what][1].slice(first, count)))
+            elif what == main + 1:
+                steps += [Told(said) for _, said in control[first : first + count]]
+            else:
+                steps += [Passed(t) for t in table["time"].slice(begin, count).to_pylist()]
+            begin = end
+        return steps
+
+    def first(self) -> int | None:
+        """Return the least time of what is kept; None if nothing is."""
+        firsts = [port.first() for port in self._ports]
+        times = [*firsts, *(time for time, _ in self._control)]
+        return min((time for time in times if time is not None), default=None)
+
+    def first_main(self) -> int | None:
+        """Return the least time of main rows that are kept; None if there are none."""
+        found: int | None = self._ports[-1].first() if self._ports else None
+        return found
+
+    def sizes(self) -> tuple[int, int]:
+        """Return how many rows are kept at most, and their bytes in Arrow."""
+        return sum(port.at_most for port in self._ports), sum(port.size for port in self._ports)
+
+    def changes(self) -> Changes:
+        """Return the blobs to write and, as None, those to remove."""
+        out: Changes = {}
+        for port in self._ports:
+            out.update(port.changes())
+        return out
+
+    def tell(self) -> list[list[Any]]:
+        """Return what is not in blobs, as JSON value."""
+        return self._control
+
+    def _pop(self, port: int, time: int) -> tuple[pa.Array, pa.RecordBatch]:
+        schema = self._schemas[port]
+        level = self._ports[port].pop_to(time)
+        if level is None:
+            return pa.array([], pa.int64()), pa.RecordBatch.from_pylist([], schema=schema)
+        values = flat(level.values)
+        columns = [pc.struct_field(values, name) for name in schema.names]
+        times = level.keys.take(pc.list_parent_indices(level.values))
+        return times, pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _ends(times: list[pa.Array], windows: list[Windows]) -> list[int]:
+    """Return the instants before those times that are the first after the end of a window.
+
+    The earliest window that contains a time is another one exactly when a window has ended.
+    """
+    every = pc.unique(pa.concat_arrays(times))
+    every = every.take(pc.sort_indices(every))
+    found = every.slice(0, 1).to_pylist()
+    for one in windows:
+        starts = first_start(one, every)
+        moved = pc.not_equal(starts.slice(1), starts.slice(0, max(0, len(starts) - 1)))
+        found += every.slice(1).filter(moved).to_pylist()
+    return [time - 1 for time in found]
+
+
+def _repeat(value: int, size: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, pa.int64()), size)

@@ -1,0 +1,138 @@
+"""Rows of a side input as keys, times and values; those that cannot be taken are named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.side.definition import SideInput
+from streambroker_core.side.errors import SideRowError, SideSchemaError
+from streambroker_core.side.keys import keys_of
+from streambroker_core.side.state.sorted_runs import Level
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Rows that were not taken, to be told one by one.
+
+    Attributes:
+        error: what would be raised.
+        rows: all of them, as JSON text.
+        times: their event times; None where there is none.
+    """
+
+    error: SideRowError
+    rows: list[str]
+    times: list[int | None]
+
+
+def fitting(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of a schema, in its order.
+
+    Raises:
+        SideSchemaError: one is missing, or has another type.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    arrays = []
+    for field in schema:
+        at = batch.schema.get_field_index(field.name)
+        if at < 0:
+            raise SideSchemaError(
+                name,
+                f"column {field.name} is missing; there are: {', '.join(batch.schema.names)}",
+                "has the table changed? Start a new checkpoint to take other columns",
+            )
+        if pa.types.is_null(batch.column(at).type):  # no value, so of any type
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        if batch.column(at).type != field.type:
+            raise SideSchemaError(
+                name,
+                f"column {field.name} is {batch.column(at).type}, and was defined as {field.type}",
+                "cast it, or start a new checkpoint to take another type",
+            )
+        arrays.append(batch.column(at))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def micros(batch: pa.RecordBatch, column: str | None) -> pa.Array:
+    """Return event times as int64 microseconds; nulls if there is no such column."""
+    if column is None:
+        return pa.nulls(batch.num_rows, pa.int64())
+    times = batch.column(column)
+    return pc.cast(pc.cast(times, pa.timestamp("us", times.type.tz)), pa.int64())
+
+
+def read_rows(
+    side: SideInput, batch: pa.RecordBatch, *, needs_time: bool
+) -> tuple[Level, list[Refusal]]:
+    """Return rows in their order, and what was refused of them.
+
+    Args:
+        side: the side input; the batch has its schema.
+        batch: the rows.
+        needs_time: whether a row without event time is of no use.
+
+    Returns:
+        Keys (0 if there is no key), times, whether a row removes, and values; in no order of keys.
+    """
+    keys = (
+        keys_of([batch.column(name) for name in side.key])
+        if side.key
+        else pa.nulls(batch.num_rows, pa.int64()).fill_null(0)
+    )
+    times = micros(batch, side.event_time)
+    gone = (
+        pc.fill_null(batch.column(side.deleted), False)
+        if side.deleted
+        else pa.nulls(batch.num_rows, pa.bool_()).fill_null(False)
+    )
+    values = pa.StructArray.from_arrays(
+        [batch.column(name) for name in side.fields], fields=list(side.value_type)
+    )
+    rows, refusals = Level(keys, times, gone, values), []
+    if keys.null_count:
+        problem = f"rows whose key ({', '.join(side.key)}) is null"
+        refusals.append(_refuse(side, batch, pc.is_null(keys), problem, "give each row a key"))
+    if needs_time and times.null_count:
+        problem = f"rows whose event time ({side.event_time}) is null"
+        lacking = pc.and_(pc.is_null(times), pc.is_valid(keys))
+        refusals.append(_refuse(side, batch, lacking, problem, "give each row a time"))
+    if refusals:
+        kept = pc.is_valid(keys)
+        if needs_time:
+            kept = pc.and_(kept, pc.is_valid(times))
+        rows = rows.filter(kept)
+    return rows, [refusal for refusal in refusals if refusal.rows]
+
+
+def refuse_rows(side: SideInput, rows: Level, problem: str, remedy: str) -> Refusal:
+    """Return a refusal of rows that were read already."""
+    shown = [
+        {**({"key": key} if side.key else {}), **value}
+        for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True)
+    ]
+    return Refusal(
+        SideRowError(side.name, problem, shown, remedy),
+        [as_json(row) for row in shown],
+        rows.times.to_pylist(),
+    )
+
+
+def as_json(row: Any) -> str:
+    """Return a row as JSON text; what JSON does not know stands as text."""
+    return json.dumps(row, default=str, ensure_ascii=False)
+
+
+def _refuse(
+    side: SideInput, batch: pa.RecordBatch, mask: pa.Array, problem: str, remedy: str
+) -> Refusal:
+    found = batch.filter(mask)
+    rows = found.to_pylist()
+    times = micros(found, side.event_time).to_pylist()
+    return Refusal(SideRowError(side.name, problem, rows, remedy), [*map(as_json, rows)], times)

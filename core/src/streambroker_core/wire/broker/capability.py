@@ -1,0 +1,197 @@
+"""Capabilities: what an importer shows to the exporter's agent to open a route.
+
+The broker signs them with the key of the exporter's agent, so that agent checks
+them alone, also while the broker is away. Text form: ``base64url(json)`` dot
+``base64url(mac)``, without padding.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from dataclasses import dataclass
+
+from streambroker_core.errors import CapabilityError, ManifestError
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.fields import Fields
+
+CAPABILITY_VERSION = 1
+MAX_TOKEN = 2048
+"""Characters; a longer token is refused before it is looked at."""
+
+DAY_S = 86_400
+"""A capability ends so long after the end of the day on which it was signed."""
+
+_FAR = 1 << 53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """What the bearer may do.
+
+    Attributes:
+        reader_import: ``namespace/job/pe/port`` of the importer.
+        export: ``namespace/job/pe/port`` of the exporter.
+        filter_allowed: whether the importer may have rows filtered.
+        policy: ``wait`` or ``drop``.
+        expires: seconds since 1970, UTC, or None for as long as the route is.
+    """
+
+    reader_import: str
+    export: str
+    filter_allowed: bool
+    policy: str
+    expires: int | None = None
+
+
+def end_of(now: float) -> int:
+    """Return when a capability ends that is signed now: one to two days later.
+
+    It is the same moment for all of a day, so that equal views stay equal.
+    """
+    return (int(now) // DAY_S + 2) * DAY_S
+
+
+def end_told(token: str) -> int | None:
+    """Return when a capability ends by its own account; None for never, or if it says nothing.
+
+    The signature is not looked at: its bearer has no key.
+    """
+    try:
+        return _read(_decode(token.partition(".")[0])).expires
+    except CapabilityError:
+        return None
+
+
+def filter_told(token: str | None) -> bool:
+    """Tell whether a capability allows filters by its own account; none allows nothing.
+
+    The signature is not looked at: its bearer has no key.
+    """
+    try:
+        return token is not None and _read(_decode(token.partition(".")[0])).filter_allowed
+    except CapabilityError:
+        return False
+
+
+def sign(
+    key: bytes,
+    *,
+    reader_import: str,
+    export: str,
+    filter_allowed: bool,
+    policy: str,
+    expires: int | None = None,
+) -> str:
+    """Return a token; equal arguments give equal tokens.
+
+    Args:
+        key: the key of the exporter's agent.
+        reader_import: text form of the importer's port.
+        export: text form of the exporter's port.
+        filter_allowed: the Export's ``allowFilter``.
+        policy: the route's policy.
+        expires: seconds since 1970 after which the token opens nothing.
+    """
+    body = canonical(
+        {
+            "v": CAPABILITY_VERSION,
+            "import": reader_import,
+            "export": export,
+            "filter": filter_allowed,
+            "policy": policy,
+            "expires": expires,
+        }
+    )
+    return f"{_encode(body)}.{_encode(_mac(key, body))}"
+
+
+def verify(
+    key: bytes, token: str | None, *, reader_import: str, export: str, now: float | None
+) -> Capability:
+    """Return what a token allows.
+
+    Args:
+        key: the key of this agent.
+        token: what the reader showed; None where it showed nothing.
+        reader_import: the import the reader says it is.
+        export: the export it wants to read.
+        now: seconds since 1970; None passes over its end.
+
+    Raises:
+        CapabilityError: it is missing, malformed, forged, for another import or
+            export, or expired; the error's ``reason`` is that word.
+    """
+    if not token:
+        raise CapabilityError("missing", f"no capability for {export} was shown")
+    body = _opened(key, token)
+    found = _read(body)
+    if found.reader_import != reader_import:
+        raise CapabilityError(
+            "wrong import", f"the capability is for {found.reader_import}, not {reader_import}"
+        )
+    if found.export != export:
+        raise CapabilityError("wrong export", f"the capability opens {found.export}, not {export}")
+    if found.expires is not None and now is not None and now >= found.expires:
+        raise CapabilityError(
+            "expired", f"the capability for {export} ended {now - found.expires:.0f} s ago"
+        )
+    return found
+
+
+def _opened(key: bytes, token: str) -> bytes:
+    if len(token) > MAX_TOKEN:
+        raise CapabilityError(
+            "malformed", f"a capability has at most {MAX_TOKEN} characters, not {len(token)}"
+        )
+    body_text, dot, mac_text = token.partition(".")
+    if not dot:
+        raise CapabilityError("malformed", "the capability has no signature")
+    body, mac = _decode(body_text), _decode(mac_text)
+    if not hmac.compare_digest(mac, _mac(key, body)):
+        raise CapabilityError("forged", "the capability's signature is wrong")
+    return body
+
+
+def _read(body: bytes) -> Capability:
+    try:
+        fields = Fields(json.loads(body))
+        version = fields.integer("v", low=1, high=_FAR)
+        if version != CAPABILITY_VERSION:
+            raise CapabilityError(
+                "malformed",
+                f"the capability has form {version}, this agent reads form {CAPABILITY_VERSION}",
+            )
+        expires = fields.integer("expires", 0, high=_FAR) if fields.has("expires") else None
+        return Capability(
+            reader_import=fields.text("import"),
+            export=fields.text("export"),
+            filter_allowed=fields.boolean("filter", False),
+            policy=fields.text("policy"),
+            expires=expires,
+        )
+    except (ValueError, ManifestError) as error:
+        raise CapabilityError("malformed", f"the capability cannot be read: {error}") from error
+
+
+def _mac(key: bytes, body: bytes) -> bytes:
+    return hmac.new(key, b"capability\0" + body, hashlib.sha256).digest()
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _decode(text: str) -> bytes:
+    try:
+        raw = text.encode("ascii")
+        padded = raw + b"=" * (-len(raw) % 4)
+        data = base64.b64decode(padded, altchars=b"-_", validate=True)
+    except (UnicodeEncodeError, binascii.Error) as error:
+        raise CapabilityError("malformed", "the capability is not base64url") from error
+    if _encode(data) != text:
+        raise CapabilityError("malformed", "the capability is not in its canonical form")
+    return data

@@ -1,0 +1,295 @@
+"""How an agent makes itself known, and the key it gets.
+
+The key is derived, never stored: every replica that has the broker's secret and
+the registration can sign for and check the agent. Where the connection is not encrypted, the
+answer has the key sealed (`key_exchange`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import PeKey
+from streambroker_core.wire.broker import key_exchange
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.fields import Fields
+
+POLL_S = 30
+"""How often an agent asks for its view even if nobody hints, in seconds."""
+
+_INSTANCE = re.compile(r"[0-9a-f]{8,64}")
+_SCHEMES = ("grpc+tcp", "grpc+tls", "grpc")
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What an agent says of itself.
+
+    Attributes:
+        instance: hexadecimal id that stays with the agent's data directory.
+        location: where other agents read from it, ``grpc+tcp://host:port``.
+        hint: ``host:port`` where it listens for hints by UDP, or None.
+    """
+
+    instance: str
+    location: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What the broker answers.
+
+    Attributes:
+        key: the agent's.
+        poll_s: its poll interval, in seconds.
+        hinted: whether hints go to the address that the agent gave.
+    """
+
+    key: bytes
+    poll_s: int = POLL_S
+    hinted: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One side of the agreement by which a key is sealed.
+
+    Attributes:
+        private: own private key.
+        public: that belongs to it.
+        purpose: of the secret, see `purpose_of`.
+    """
+
+    private: bytes
+    public: bytes
+    purpose: bytes
+
+
+def purpose_of(pe: PeKey, instance: str) -> bytes:
+    """Return what an agent's key is for."""
+    return canonical([pe.namespace, pe.job, pe.pe, instance])
+
+
+def encode_request(
+    registration: Registration, exchange: Exchange, proof: str | None = None
+) -> dict[str, Any]:
+    """Return the body of the request that registers an agent."""
+    proven = {} if proof is None else {"proof": proof}
+    return {**encode(registration), "exchange": exchange.public.hex(), **proven}
+
+
+def read_proof(body: object) -> str | None:
+    """Read what an agent shows of the challenge that it has received; None for nothing.
+
+    Raises:
+        ManifestError: it is no text.
+    """
+    return Fields(body).optional_text("proof", longest=64)
+
+
+def read_exchange(body: object) -> bytes | None:
+    """Read the public key that an agent offers in the request that registers it; None for none.
+
+    Raises:
+        ManifestError: it is none.
+    """
+    fields = Fields(body)
+    return _hex(fields, "exchange") if fields.has("exchange") else None
+
+
+def encode(registration: Registration) -> dict[str, Any]:
+    """Return what an agent says of itself, as JSON."""
+    return {
+        "instance": registration.instance,
+        "location": registration.location,
+        "hint": registration.hint,
+    }
+
+
+def decode(body: object) -> Registration:
+    """Read the body of the request that registers an agent.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+    """
+    fields = Fields(body)
+    fields.only(("instance", "location", "hint", "exchange", "proof"))
+    instance = fields.text(
+        "instance",
+        check=lambda text: _INSTANCE.fullmatch(text) is not None,
+        wanted="8 to 64 lower case hexadecimal digits",
+    )
+    location = fields.text("location")
+    scheme, _, address = location.partition("://")
+    if scheme not in _SCHEMES:
+        raise fields.bad("location", f"is {location!r}; it has to begin with grpc+tcp://")
+    _address(fields, "location", address)
+    hint = fields.optional_text("hint")
+    if hint is not None:
+        _address(fields, "hint", hint)
+        _check_target(fields, hint)
+    return Registration(instance=instance, location=location, hint=hint)
+
+
+def encode_answer(
+    answer: Registered, exchange: Exchange | None = None, offered: bytes | None = None
+) -> dict[str, Any]:
+    """Return the body of the answer to a registration.
+
+    Args:
+        answer: the key and the interval.
+        exchange: seals the key; None for a connection that nobody else reads.
+        offered: public key of the agent.
+
+    Raises:
+        ManifestError: what the agent offered is no public key.
+    """
+    told = {"poll": answer.poll_s, "hinted": answer.hinted}
+    if exchange is None or offered is None:
+        return {"key": answer.key.hex(), **told}
+    sealed = key_exchange.seal(answer.key, exchange.private, offered, exchange.purpose)
+    return {"sealed": sealed.hex(), "exchange": exchange.public.hex(), **told}
+
+
+def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> Registered:
+    """Read the body of the answer to a registration.
+
+    Args:
+        body: of the answer.
+        exchange: what opens a sealed key; None where none was offered.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+    """
+    fields = Fields(body)
+    if exchange is not None and fields.has("sealed"):
+        sealed, offered = _hex(fields, "sealed"), _hex(fields, "exchange")
+        key = key_exchange.seal(sealed, exchange.private, offered, exchange.purpose)
+    else:
+        key = _hex(fields, "key")
+    return Registered(
+        key=key,
+        poll_s=fields.integer("poll", POLL_S, low=1, high=86_400),
+        hinted=fields.boolean("hinted", True),
+    )
+
+
+def _hex(fields: Fields, name: str) -> bytes:
+    wanted = "64 lower case hexadecimal digits"
+    text = fields.text(name, check=lambda text: _KEY.fullmatch(text) is not None, wanted=wanted)
+    return bytes.fromhex(text)
+
+
+def derive_key(secret: bytes, pe: PeKey, instance: str) -> bytes:
+    """Return the agent's key: HMAC-SHA256 over ``[namespace, job, pe, instance]``."""
+    return hmac.new(secret, purpose_of(pe, instance), hashlib.sha256).digest()
+
+
+def tag_of(key: bytes, registration: Registration) -> str:
+    """Return what a broker shows with a view to say which registration it knows.
+
+    Only the agent and its broker can make it, and it is another one where the broker has
+    another secret. So an agent registers again where that is needed, and not each time it asks.
+
+    Args:
+        key: the agent's key.
+        registration: what the agent said last.
+    """
+    message = b"registration:" + canonical(encode(registration))
+    return hmac.new(key, message, hashlib.sha256).hexdigest()[:32]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[v6]:port``.
+
+    Raises:
+        ManifestError: the text has another form.
+    """
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or any(c in host for c in "/@ \t\r\n") or not digits or not 0 < int(port) < 65536:
+        raise ManifestError(path="", reason=f"{text!r} is not host:port")
+    return host, int(port)
+
+
+def may_be_hinted(host: str) -> bool:
+    """Say whether hints may be sent to a host: to the IP address of one machine.
+
+    Broadcast, multicast, link-local and unspecified addresses are not; nor are names, which can
+    lead elsewhere tomorrow.
+    """
+    try:
+        return not _problem_of(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
+def is_own(host: str, caller: str) -> bool:
+    """Say whether an IP address is the caller's own."""
+    try:
+        return _plain(ipaddress.ip_address(host)) == _plain(ipaddress.ip_address(caller))
+    except ValueError:
+        return False
+
+
+def proof_of(secret: bytes, pe: PeKey, registration: Registration, hour: int) -> str:
+    """Return what only an agent can know that has received a challenge at its address for hints.
+
+    Args:
+        secret: of the broker.
+        pe: whose agent it is.
+        registration: with the address.
+        hour: in which it was sent, since 1970.
+    """
+    said = canonical([str(pe), registration.instance, registration.hint or "", hour])
+    return hmac.new(secret, b"hint proof:" + said, hashlib.sha256).hexdigest()[:32]
+
+
+_Ip: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
+
+
+def _plain(address: _Ip) -> _Ip:
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _problem_of(address: _Ip) -> str:
+    address = _plain(address)
+    if address.is_multicast:
+        return "a multicast address"
+    if address.is_link_local:
+        return "a link-local address"
+    if address.is_unspecified:
+        return "no address of one machine"
+    if str(address) == "255.255.255.255":
+        return "the broadcast address"
+    return ""
+
+
+def _check_target(fields: Fields, hint: str) -> None:
+    host, _ = split_address(hint)
+    try:
+        problem = _problem_of(ipaddress.ip_address(host.partition("%")[0]))
+    except ValueError:
+        return
+    if problem:
+        raise fields.bad("hint", f"is {hint!r}, {problem}; give the agent's own address, or null")
+
+
+def _address(fields: Fields, key: str, text: str) -> None:
+    try:
+        split_address(text)
+    except ManifestError as error:
+        raise fields.bad(key, f"is wrong: {error.reason}") from error

@@ -1,0 +1,543 @@
+"""A PE's view: its ports, their routes, and whence or whither they lead.
+
+The broker answers it, the agent follows it and keeps it on disk; a route file
+written by hand is read by the same `decode`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from streambroker_core.errors import FormatTooNewError, ManifestError, SchemaError
+from streambroker_core.model import (
+    DEFAULT_NAMESPACE,
+    MAX_PE,
+    Buffer,
+    OnCongestion,
+    PeKey,
+    Policy,
+    PortKey,
+    Properties,
+    Start,
+    StreamName,
+    is_label,
+)
+from streambroker_core.model.schema import Schema, from_items, to_items
+from streambroker_core.wire.broker.hints import Point
+from streambroker_core.wire.broker.view_rules import WantedRules, read_wanted, write_wanted
+from streambroker_core.wire.encoding.canonical import canonical, digest
+from streambroker_core.wire.encoding.fields import Fields
+
+VIEW_VERSION = 1
+MAX_REFUSED = 20
+"""How many refused pairs a view shows per import."""
+MARKS = 1 << 256
+"""Sums of marks are taken modulo this."""
+
+_LARGEST = (1 << 64) - 1
+_TEXT = 8192
+_ROUTES = 1_000_000
+_T = TypeVar("_T")
+
+POLICIES: Mapping[str, Policy] = {"wait": "wait", "drop": "drop"}
+CONGESTIONS: Mapping[str, OnCongestion] = {"inherit": "inherit", "drop": "drop"}
+STARTS: Mapping[str, Start] = {"latest": "latest", "earliest": "earliest"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRoute:
+    """Who reads one of the PE's exports.
+
+    Attributes:
+        import_: port of the importer.
+        uid: identity of the Import.
+        filter: canonical text of the filter to apply for it, or None.
+    """
+
+    import_: PortKey
+    uid: str
+    filter: str | None = None
+    policy: Policy = "wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRoute:
+    """What one of the PE's imports reads.
+
+    Attributes:
+        export: port of the exporter.
+        uid: identity of the Export.
+        location: where to read, or None while the exporter's agent is not registered.
+        capability: what to show there, or None where no key is known.
+        issuer: what else the capability depends on: instance of the exporter's
+            agent, and whether filters are allowed. It is not sent, but it is
+            part of the view's version.
+    """
+
+    export: PortKey
+    uid: str
+    location: str | None = None
+    filter: str | None = None
+    policy: Policy = "wait"
+    capability: str | None = None
+    schema: Schema | None = None
+    issuer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedPair:
+    """An Export that fits an import but for one thing that its user can mend."""
+
+    export: PortKey
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPort:
+    """One of the PE's exports; exactly one of properties and stream id is set.
+
+    Attributes:
+        revoked: whose imports are to read no more, not even what they have planned:
+            ``namespace``, ``namespace/job`` or the key of one import.
+    """
+
+    uid: str
+    generation: int = 1
+    properties: Properties | None = None
+    stream_id: str | None = None
+    allow_filter: bool = True
+    congestion_policy: Policy = "wait"
+    buffer: Buffer = field(default_factory=Buffer)
+    schema: Schema | None = None
+    routes: tuple[ExportRoute, ...] = ()
+    revoked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportPort:
+    """One of the PE's imports.
+
+    Attributes:
+        filter: canonical text, or None; the text as given where it is invalid.
+        refused: at most `MAX_REFUSED` pairs that fail for filter or schema.
+    """
+
+    uid: str
+    generation: int = 1
+    subscription: str | None = None
+    streams: tuple[StreamName, ...] = ()
+    filter: str | None = None
+    start: Start = "latest"
+    on_congestion: OnCongestion = "inherit"
+    schema: Schema | None = None
+    routes: tuple[ImportRoute, ...] = ()
+    refused: tuple[RefusedPair, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A PE's part of the board at one point.
+
+    Attributes:
+        version: hash of everything but the point; the ETag.
+        point: processed versions of (exports, imports).
+        exports: ports by name.
+        imports: ports by name.
+        rules: of patterns, of the whole job; None while the broker does not know of any, which
+            says nothing about those that the job has.
+        rules_at: version up to which the broker knows of rules; 0 where it does not tell.
+        held: uids of Imports of which nobody knows what they want: their routes stay, see
+            `keep_held`.
+    """
+
+    pe: PeKey
+    version: str = ""
+    point: Point = (0, 0)
+    exports: Mapping[str, ExportPort] = field(default_factory=dict)
+    imports: Mapping[str, ImportPort] = field(default_factory=dict)
+    rules: WantedRules | None = None
+    rules_at: int = 0
+    held: tuple[str, ...] = ()
+
+    @property
+    def namespace(self) -> str:
+        """The PE's namespace."""
+        return self.pe.namespace
+
+    @property
+    def job(self) -> str:
+        """The PE's job."""
+        return self.pe.job
+
+
+def seal(view: View) -> View:
+    """Return the view with the version that belongs to its content.
+
+    Capabilities do not count: the broker fills them in for one reader at a
+    time, and each is a function of the route and its issuer, which do count.
+    """
+    exports = {
+        name: sum(
+            mark_of_export_route(route.import_, route.uid, route.filter, route.policy)
+            for route in port.routes
+        )
+        for name, port in view.exports.items()
+    }
+    imports = {
+        name: sum(
+            mark_of_import_route(
+                face_of(
+                    route.export, route.location, route.issuer or route.capability, route.schema
+                ),
+                route.uid,
+                route.filter,
+                route.policy,
+            )
+            for route in port.routes
+        )
+        for name, port in view.imports.items()
+    }
+    return replace(view, version=version_of(view, exports, imports))
+
+
+def version_of(view: View, exports: Mapping[str, int], imports: Mapping[str, int]) -> str:
+    """Return the version that belongs to a view's content.
+
+    Args:
+        view: its routes are not looked at.
+        exports: what stands for these, by port: the sum of their marks.
+        imports: likewise.
+    """
+    body = encode(replace(view, rules=None))
+    del body["point"], body["version"]
+    for ports, marks in ((body["exports"], exports), (body["imports"], imports)):
+        for name, mark in marks.items():
+            ports[name]["routes"] = f"{mark % MARKS:x}"
+    if view.rules is not None:
+        body["patterns"] = view.rules.digest
+    return digest(body)
+
+
+def mark_of_export_route(import_: PortKey, uid: str, filter_: str | None, policy: Policy) -> int:
+    """Return a number that stands for a route of an export, below `MARKS`."""
+    return _mark([str(import_), uid, filter_, policy])
+
+
+def mark_of_import_route(face: str, uid: str, filter_: str | None, policy: Policy) -> int:
+    """Return a number that stands for a route of an import, below `MARKS`.
+
+    Args:
+        face: of the exporter, see `face_of`.
+        uid: of the Export.
+        filter_: canonical text, or None.
+        policy: of the route.
+    """
+    return _mark([face, uid, filter_, policy])
+
+
+def face_of(
+    export: PortKey, location: str | None, issuer: str | None, schema: Schema | None
+) -> str:
+    """Return a hash of what all routes from an exporter have in common."""
+    return digest([str(export), location, issuer, None if schema is None else to_items(schema)])
+
+
+def _mark(told: list[str | None]) -> int:
+    return int.from_bytes(hashlib.sha256(canonical(told)).digest(), "big")
+
+
+def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | None]) -> View:
+    """Return the view with each import route's capability filled in.
+
+    Args:
+        view: as the board has it.
+        sign: gets the import's port and the route.
+    """
+    owner = view.pe
+    imports = {}
+    for name, port in view.imports.items():
+        key = PortKey(namespace=owner.namespace, job=owner.job, pe=owner.pe, port=name)
+        routes = tuple(replace(route, capability=sign(key, route)) for route in port.routes)
+        imports[name] = replace(port, routes=routes)
+    return replace(view, imports=imports)
+
+
+def keep_held(view: View, known: View | None) -> View:
+    """Return a view with the routes of held Imports as a view before it has them.
+
+    Args:
+        view: the new one.
+        known: the one before; None if there was none.
+    """
+    if known is None or not view.held:
+        return view
+    exports, imports = dict(view.exports), dict(view.imports)
+    for name, port in view.exports.items():
+        before = known.exports.get(name)
+        if before is not None and before.uid == port.uid:
+            there = {route.uid for route in port.routes}
+            kept = (r for r in before.routes if r.uid in view.held and r.uid not in there)
+            exports[name] = replace(port, routes=(*port.routes, *kept))
+    for name, before_ in known.imports.items():
+        now = view.imports.get(name)
+        if before_.uid in view.held and (now is None or now.uid == before_.uid):
+            imports[name] = before_
+    return replace(view, exports=exports, imports=imports)
+
+
+def encode(view: View) -> dict[str, Any]:
+    """Return the view as JSON-like data, lists sorted by key."""
+    more: dict[str, Any] = {}
+    if view.rules is not None:
+        more = {"patterns": write_wanted(view.rules), "patternsAt": view.rules_at}
+    if view.held:
+        more["held"] = list(view.held)
+    return {
+        "v": VIEW_VERSION,
+        **more,
+        "namespace": view.pe.namespace,
+        "job": view.pe.job,
+        "pe": view.pe.pe,
+        "version": view.version,
+        "point": list(view.point),
+        "exports": {name: _export(port) for name, port in sorted(view.exports.items())},
+        "imports": {name: _import(port) for name, port in sorted(view.imports.items())},
+    }
+
+
+def _export(port: ExportPort) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "uid": port.uid,
+        "generation": port.generation,
+        "allowFilter": port.allow_filter,
+        "congestionPolicy": port.congestion_policy,
+        "buffer": _buffer_out(port.buffer),
+        "schema": None if port.schema is None else to_items(port.schema),
+        "routes": [
+            {
+                "import": str(route.import_),
+                "uid": route.uid,
+                "filter": route.filter,
+                "policy": route.policy,
+            }
+            for route in sorted(port.routes, key=lambda route: (route.import_, route.uid))
+        ],
+    }
+    if port.properties is not None:
+        body["properties"] = dict(port.properties)
+    if port.stream_id is not None:
+        body["streamId"] = port.stream_id
+    if port.revoked:
+        body["revoked"] = list(port.revoked)
+    return body
+
+
+def _buffer_out(buffer: Buffer) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "maxBytes": buffer.max_bytes,
+        "maxAge": buffer.max_age_s,
+        "grace": buffer.grace_s,
+    }
+    if buffer.wait_limit_s is not None:
+        body["waitLimit"] = buffer.wait_limit_s
+    return body
+
+
+def _import(port: ImportPort) -> dict[str, Any]:
+    return {
+        "uid": port.uid,
+        "generation": port.generation,
+        "subscription": port.subscription,
+        "streams": [
+            {"applicationName": name.application_name, "streamId": name.stream_id}
+            for name in port.streams
+        ],
+        "filter": port.filter,
+        "start": port.start,
+        "onCongestion": port.on_congestion,
+        "schema": None if port.schema is None else to_items(port.schema),
+        "routes": [_import_route(route) for route in port.routes],
+        "refused": [
+            {"export": str(pair.export), "reason": pair.reason, "message": pair.message}
+            for pair in port.refused
+        ],
+    }
+
+
+def _import_route(route: ImportRoute) -> dict[str, Any]:
+    return {
+        "export": str(route.export),
+        "uid": route.uid,
+        "location": route.location,
+        "filter": route.filter,
+        "policy": route.policy,
+        "capability": route.capability,
+        "schema": None if route.schema is None else to_items(route.schema),
+    }
+
+
+def decode(body: object) -> View:
+    """Read a view; unknown keys are left aside, for a newer broker may send more.
+
+    Raises:
+        FormatTooNewError: the view has a higher ``v`` than this release reads.
+        ManifestError: a field is missing or wrong; the error names it.
+    """
+    fields = Fields(body)
+    version = fields.integer("v", VIEW_VERSION, low=1, high=_LARGEST)
+    if version > VIEW_VERSION:
+        raise FormatTooNewError(path="v", found=version, newest=VIEW_VERSION, what="view")
+    pe = PeKey(
+        namespace=_label(fields, "namespace", DEFAULT_NAMESPACE),
+        job=_label(fields, "job", None),
+        pe=fields.integer("pe", 0, high=MAX_PE),
+    )
+    view = View(
+        pe=pe,
+        version=fields.text("version") if fields.get("version") else "",
+        point=_point(fields),
+        exports=_ports(fields.child("exports"), _read_export),
+        imports=_ports(fields.child("imports"), _read_import),
+        rules=read_wanted(fields, "patterns", _ROUTES),
+        rules_at=fields.integer("patternsAt", 0, high=_LARGEST),
+        held=_texts(fields, "held"),
+    )
+    return view if view.version else seal(view)
+
+
+def _label(fields: Fields, key: str, default: str | None) -> str:
+    return fields.text(key, default, check=is_label, wanted="a DNS label")
+
+
+def _point(fields: Fields) -> Point:
+    parts = fields.items("point", most=2) or [0, 0]
+    if len(parts) != 2 or any(type(part) is not int or part < 0 for part in parts):
+        raise fields.bad("point", "has to be a list of two integers, none below 0")
+    return parts[0], parts[1]
+
+
+def _ports(fields: Fields, read: Callable[[Fields], _T]) -> dict[str, _T]:
+    return {name: read(fields.child(name)) for name in fields.names()}
+
+
+def _each(fields: Fields, key: str) -> Iterable[Fields]:
+    for place, item in enumerate(fields.items(key, most=_ROUTES)):
+        yield Fields(item, f"{fields.at(key)}[{place}]")
+
+
+def _key(fields: Fields, key: str) -> PortKey:
+    text = fields.text(key)
+    try:
+        return PortKey.parse(text)
+    except ManifestError as error:
+        raise fields.bad(key, f"is wrong: {error.reason}") from error
+
+
+def _schema(fields: Fields) -> Schema | None:
+    if not fields.has("schema"):
+        return None
+    try:
+        return from_items(fields.items("schema", most=_ROUTES))
+    except SchemaError as error:
+        raise fields.bad("schema", f"is wrong: {error}") from error
+
+
+def _seconds(fields: Fields, key: str, default: float | None) -> float | None:
+    value = fields.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise fields.bad(key, "has to be seconds, at least 0")
+    return float(value)
+
+
+def _buffer(fields: Fields) -> Buffer:
+    usual = Buffer()
+    grace = _seconds(fields, "grace", usual.grace_s)
+    return Buffer(
+        max_bytes=fields.integer("maxBytes", usual.max_bytes, low=1, high=_LARGEST),
+        max_age_s=_seconds(fields, "maxAge", None),
+        grace_s=usual.grace_s if grace is None else grace,
+        wait_limit_s=_seconds(fields, "waitLimit", None),
+    )
+
+
+def _read_export(fields: Fields) -> ExportPort:
+    stream_id = fields.optional_text("streamId")
+    properties = fields.get("properties")
+    if properties is not None:
+        properties = dict(fields.child("properties").raw())
+    return ExportPort(
+        uid=fields.text("uid", ""),
+        generation=fields.integer("generation", 1, low=0, high=_LARGEST),
+        properties=properties,
+        stream_id=stream_id,
+        allow_filter=fields.boolean("allowFilter", True),
+        congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
+        buffer=_buffer(fields.child("buffer")),
+        schema=_schema(fields),
+        routes=tuple(_read_export_route(item) for item in _each(fields, "routes")),
+        revoked=_texts(fields, "revoked"),
+    )
+
+
+def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+    items = fields.items(key, most=_ROUTES)
+    if not all(isinstance(item, str) for item in items):
+        raise fields.bad(key, "has to be a list of texts")
+    return tuple(items)
+
+
+def _read_export_route(fields: Fields) -> ExportRoute:
+    return ExportRoute(
+        import_=_key(fields, "import"),
+        uid=fields.text("uid", ""),
+        filter=fields.optional_text("filter", longest=_TEXT),
+        policy=fields.word("policy", POLICIES, "wait"),
+    )
+
+
+def _read_import(fields: Fields) -> ImportPort:
+    return ImportPort(
+        uid=fields.text("uid", ""),
+        generation=fields.integer("generation", 1, low=0, high=_LARGEST),
+        subscription=fields.optional_text("subscription", longest=_TEXT),
+        streams=tuple(_read_stream(item) for item in _each(fields, "streams")),
+        filter=fields.optional_text("filter", longest=_TEXT),
+        start=fields.word("start", STARTS, "latest"),
+        on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
+        schema=_schema(fields),
+        routes=tuple(_read_import_route(item) for item in _each(fields, "routes")),
+        refused=tuple(_read_refused(item) for item in _each(fields, "refused")),
+    )
+
+
+def _read_stream(fields: Fields) -> StreamName:
+    return StreamName(
+        application_name=fields.optional_text("applicationName"),
+        stream_id=fields.text("streamId"),
+    )
+
+
+def _read_import_route(fields: Fields) -> ImportRoute:
+    return ImportRoute(
+        export=_key(fields, "export"),
+        uid=fields.text("uid", ""),
+        location=fields.optional_text("location"),
+        filter=fields.optional_text("filter", longest=_TEXT),
+        policy=fields.word("policy", POLICIES, "wait"),
+        capability=fields.optional_text("capability", longest=_TEXT),
+        schema=_schema(fields),
+    )
+
+
+def _read_refused(fields: Fields) -> RefusedPair:
+    return RefusedPair(
+        export=_key(fields, "export"),
+        reason=fields.text("reason"),
+        message=fields.optional_text("message", longest=_TEXT) or "",
+    )

@@ -1,0 +1,85 @@
+"""The rules of a job as the views of its PEs carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streambroker_core.wire.encoding.canonical import digest
+from streambroker_core.wire.encoding.fields import Fields
+
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedRule:
+    """One rule of a job, as its agents are told.
+
+    Attributes:
+        document: the rule.
+        enable: as of `Rule`.
+        problem: why it cannot be run, empty if it can; what runs under its id stays then.
+    """
+
+    id: str
+    document: Mapping[str, Any]
+    enable: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedRules:
+    """All rules of a job, in the order of their ids.
+
+    Attributes:
+        digest: stands for all of them.
+    """
+
+    rules: tuple[WantedRule, ...] = ()
+    digest: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.digest:
+            object.__setattr__(self, "digest", digest(write_wanted(self)))
+
+
+def wanted_rules(rules: Iterable[WantedRule]) -> WantedRules:
+    """Return all rules of a job."""
+    return WantedRules(rules=tuple(sorted(rules, key=lambda rule: rule.id)))
+
+
+def write_wanted(wanted: WantedRules) -> list[dict[str, Any]]:
+    """Return the rules as JSON-like data."""
+    return [
+        {
+            "id": rule.id,
+            "document": dict(rule.document),
+            "enable": rule.enable,
+            "problem": rule.problem,
+        }
+        for rule in wanted.rules
+    ]
+
+
+def read_wanted(fields: Fields, key: str, most: int) -> WantedRules | None:
+    """Read the rules of a job; None where a view says nothing of them.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+    """
+    if not fields.has(key):
+        return None
+    found = []
+    for place, item in enumerate(fields.items(key, most=most)):
+        entry = fields.entry(key, place, item)
+        problem = entry.get("problem")
+        found.append(
+            WantedRule(
+                id=entry.text("id"),
+                document=dict(entry.child("document").raw()),
+                enable=entry.integer("enable", 0, high=_LARGEST),
+                problem=problem if isinstance(problem, str) else "",
+            )
+        )
+    return wanted_rules(found)

@@ -1,0 +1,1 @@
+"""Canonical JSON, merge patches, quantities and field readers."""

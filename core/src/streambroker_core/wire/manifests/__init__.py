@@ -1,0 +1,1 @@
+"""Read and write manifests of Exports, Imports and rules."""

@@ -1,0 +1,565 @@
+"""Exports and Imports as YAML and JSON write them, to and from the model.
+
+One reader for all doors (Kubernetes, REST, the command line, the store), so the
+same document means the same everywhere. Form and values are checked here;
+whether expressions parse is left to the caller, because a resource that stands
+in a cluster with a bad expression has to be shown with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from streambroker_core.errors import ManifestError, PropertyError, SchemaError
+from streambroker_core.model import (
+    DEFAULT_NAMESPACE,
+    DEFAULT_SCOPE,
+    MAX_PE,
+    RULE,
+    AnyKind,
+    Application,
+    Buffer,
+    Export,
+    Import,
+    Kind,
+    PortKey,
+    Properties,
+    Resource,
+    Rule,
+    StreamName,
+    is_label,
+    is_port_name,
+    is_resource_name,
+    kind_of,
+    name_of,
+)
+from streambroker_core.model.properties import normalise, oversized
+from streambroker_core.model.schema import Schema, from_items, to_items
+from streambroker_core.wire.broker.view import CONGESTIONS, POLICIES, STARTS
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.encoding.fields import Fields, json_type
+from streambroker_core.wire.encoding.quantity import (
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+)
+
+_K = TypeVar("_K", bound=AnyKind)
+
+MAX_SPEC = 48 * 1024
+"""Bytes of a resource's spec as JSON, so that a whole manifest fits into a request."""
+GROUP = "streambroker.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
+"""The kinds as paths, rights and the command line name them."""
+OBJECTS: Mapping[AnyKind, str] = {
+    "Export": "exports",
+    "Import": "imports",
+    RULE: "patternprocessors",
+}
+"""All kinds of objects in a cluster, likewise."""
+
+MAX_EXPRESSION_FIELD = 64 * 1024
+"""Bytes taken in here; the expression parser has the real, lower limit."""
+MAX_PROPERTIES = 256
+MAX_STREAMS = 64
+MAX_COLUMNS = 1024
+MAX_NAMESPACES = 64
+MAX_REVOKED = 64
+
+_SAME = 1024
+"""How many texts are remembered that many resources have."""
+_IDENTITY = ("job", "pe", "port", "application", "schema")
+_EXPORT = (
+    *_IDENTITY,
+    "streamId",
+    "properties",
+    "allowFilter",
+    "congestionPolicy",
+    "buffer",
+    "allowedNamespaces",
+    "revoked",
+)
+_IMPORT = (
+    *_IDENTITY,
+    "subscription",
+    "streams",
+    "applicationScope",
+    "filter",
+    "onCongestion",
+    "start",
+)
+_METADATA = (
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "labels",
+    "managedFields",
+    "name",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+)
+"""All that Kubernetes has there; what is not read is not kept."""
+LARGEST = (1 << 63) - 1
+"""Of what is counted."""
+
+
+def read_manifest(
+    document: object, *, namespace: str = DEFAULT_NAMESPACE, loose: bool = False
+) -> Resource:
+    """Read a whole document with ``apiVersion``, ``kind``, ``metadata`` and ``spec``.
+
+    Args:
+        document: what a YAML or JSON reader returned.
+        namespace: where the resource goes if ``metadata.namespace`` is absent.
+        loose: let fields pass that are not known: whoever wrote them may be a newer release.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+        PropertyError: a property's name or value is not allowed.
+    """
+    kind, metadata, spec = read_document(document, PLURALS, namespace=namespace, loose=loose)
+    resource = read_spec(kind, spec, namespace=metadata.namespace, path="spec", loose=loose)
+    return replace(resource, **metadata.identity())
+
+
+def read_document(
+    document: object, kinds: Iterable[_K], *, namespace: str, loose: bool
+) -> tuple[_K, Metadata, object]:
+    """Read a whole document but for what is inside its spec.
+
+    Args:
+        document: what a YAML or JSON reader returned.
+        kinds: those that it may be of.
+        namespace: where the resource goes if ``metadata.namespace`` is absent.
+        loose: let fields pass that are not known.
+
+    Returns:
+        Its kind, what counts of its metadata, and its spec.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+    """
+    fields = Fields(document, loose=loose)
+    fields.only(("apiVersion", "kind", "metadata", "spec", "status"))
+    version = fields.text("apiVersion")
+    if version != API_VERSION:
+        raise fields.bad("apiVersion", f"is {version!r}; it has to be {API_VERSION}")
+    words = {str(kind): kind for kind in kinds}
+    if not fields.has("kind"):
+        raise fields.bad("kind", "is required")
+    kind = fields.word("kind", words, next(iter(words.values())))
+    if not fields.has("spec"):
+        raise fields.bad("spec", "is required")
+    return kind, read_metadata(fields.child("metadata"), namespace), fields.get("spec")
+
+
+class Metadata(NamedTuple):
+    """What of a resource's metadata counts here."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    created: float
+
+    def identity(self) -> dict[str, Any]:
+        """Return what is no part of a resource's key, by the names of its fields."""
+        return {name: value for name, value in self._asdict().items() if name != "namespace"}
+
+
+def read_metadata(metadata: Fields, namespace: str) -> Metadata:
+    """Read what of the metadata counts; a field that Kubernetes does not have is refused.
+
+    Args:
+        metadata: the object.
+        namespace: where the resource goes if it names none.
+
+    Raises:
+        ManifestError: a field is wrong; the error names it.
+    """
+    metadata.only(_METADATA)
+    return Metadata(
+        namespace=metadata.text("namespace", namespace, check=is_label, wanted="a DNS label"),
+        name=metadata.text("name", "", check=is_resource_name, wanted="made of a-z, 0-9, - and ."),
+        uid=metadata.text("uid", ""),
+        generation=metadata.integer("generation", 1, low=0, high=LARGEST),
+        created=_created(metadata),
+    )
+
+
+def read_spec(
+    kind: Kind,
+    spec: object,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    key: PortKey | None = None,
+    path: str = "",
+    loose: bool = False,
+) -> Resource:
+    """Read a spec alone; uid, generation and creation time are the caller's.
+
+    Args:
+        kind: which of the two it is.
+        spec: the object.
+        namespace: of the resource, where no key is given.
+        key: the port it is for. Then ``job``, ``pe`` and ``port`` may be left out
+            of the spec, and if there have to say the same.
+        path: where the spec stands in its document.
+        loose: let fields pass that are not known.
+
+    Raises:
+        ManifestError: a field is missing or wrong; the error names it.
+        PropertyError: a property's name or value is not allowed.
+    """
+    fields = Fields(spec, path, loose=loose)
+    fields.only(_EXPORT if kind == "Export" else _IMPORT)
+    port = _port_key(fields, namespace, key)
+    return _export(fields, port) if kind == "Export" else _import(fields, port)
+
+
+def _port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortKey:
+    found = PortKey(
+        namespace=_same(namespace if key is None else key.namespace),
+        job=fields.text(
+            "job", None if key is None else key.job, check=is_label, wanted="a DNS label"
+        ),
+        pe=fields.integer("pe", 0 if key is None else key.pe, high=MAX_PE),
+        port=_same(
+            fields.text(
+                "port",
+                None if key is None else key.port,
+                check=is_port_name,
+                wanted="a name of letters, digits, - and _, at most 63, beginning with a letter"
+                " or _",
+            )
+        ),
+    )
+    if key is not None and found != key:
+        name = next(n for n in ("job", "pe", "port") if getattr(found, n) != getattr(key, n))
+        raise fields.bad(
+            name, f"is {getattr(found, name)!r}, but the address says {getattr(key, name)!r}"
+        )
+    return found
+
+
+def _export(fields: Fields, key: PortKey) -> Export:
+    stream_id = fields.optional_text("streamId")
+    properties = _properties(fields)
+    if (stream_id is None) == (properties is None):
+        what = "both are" if stream_id is not None else "neither is"
+        raise fields.bad("streamId", f"or properties, exactly one, has to be given; {what}")
+    return Export(
+        key=key,
+        uid="",
+        application=_application(fields),
+        stream_id=stream_id,
+        properties=properties,
+        allow_filter=fields.boolean("allowFilter", True),
+        congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
+        schema=_schema(fields, empty=()),
+        buffer=_buffer(fields.child("buffer")),
+        allowed_namespaces=_namespaces(fields),
+        revoked=_revoked(fields),
+    )
+
+
+def _import(fields: Fields, key: PortKey) -> Import:
+    subscription = read_expression(fields, "subscription")
+    streams = read_streams(fields, "streams")
+    if subscription is not None and streams:
+        raise fields.bad("streams", "and subscription exclude each other; leave one out")
+    return Import(
+        key=key,
+        uid="",
+        application=_application(fields),
+        subscription=subscription,
+        streams=streams,
+        application_scope=_same(fields.text("applicationScope", DEFAULT_SCOPE)),
+        filter=read_expression(fields, "filter"),
+        on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
+        start=fields.word("start", STARTS, "latest"),
+        schema=_schema(fields, empty=None),
+    )
+
+
+def read_expression(fields: Fields, key: str) -> str | None:
+    """Return the text of an expression, or None where it is absent, empty or blank.
+
+    Raises:
+        ManifestError: it is no text, or far too long.
+    """
+    value = fields.get(key)
+    if isinstance(value, str) and not value.strip():
+        return None
+    return fields.text(key, longest=MAX_EXPRESSION_FIELD) if fields.has(key) else None
+
+
+def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
+    """Return the streams wanted by name, in the order given.
+
+    Raises:
+        ManifestError: an entry is wrong or stands there twice.
+    """
+    found: list[StreamName] = []
+    for place, item in enumerate(fields.items(key, most=MAX_STREAMS)):
+        entry = fields.entry(key, place, item)
+        entry.only(("applicationName", "streamId"))
+        application = entry.get("applicationName")
+        name = StreamName(
+            application_name=None if application == "" else entry.optional_text("applicationName"),
+            stream_id=entry.text("streamId"),
+        )
+        if name in found:
+            raise ManifestError(path=entry.path, reason="stands there twice")
+        found.append(name)
+    return tuple(found)
+
+
+def _application(fields: Fields) -> Application:
+    entry = fields.child("application")
+    entry.only(("name", "scope"))
+    return _same_application(entry.optional_text("name"), entry.text("scope", DEFAULT_SCOPE))
+
+
+@lru_cache(maxsize=_SAME)
+def _same_application(name: str | None, scope: str) -> Application:
+    return Application(name=name, scope=scope)
+
+
+@lru_cache(maxsize=_SAME)
+def _same(text: str) -> str:
+    """Return a text that many resources have, as one object."""
+    return text
+
+
+def _properties(fields: Fields) -> Properties | None:
+    if not fields.has("properties"):
+        return None
+    raw = fields.child("properties").raw()
+    if len(raw) > MAX_PROPERTIES:
+        raise fields.bad("properties", f"has {len(raw)} entries, the limit is {MAX_PROPERTIES}")
+    return normalise(raw)
+
+
+def _schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
+    if not fields.has("schema"):
+        return None
+    items = fields.items("schema", most=MAX_COLUMNS)
+    for place, item in enumerate(items):
+        entry = fields.entry("schema", place, item)
+        entry.only(("name", "type"))
+        entry.text("name", longest=255)
+        entry.text("type", longest=4096)
+    try:
+        return from_items(items) or empty
+    except SchemaError as error:
+        raise fields.bad("schema", f"is wrong: {error}") from error
+
+
+def _buffer(fields: Fields) -> Buffer:
+    fields.only(("maxBytes", "maxAge", "grace", "waitLimit"))
+    usual = Buffer()
+    size = usual.max_bytes
+    if fields.has("maxBytes"):
+        found = parse_size(fields.get("maxBytes"))
+        if found is None:
+            raise fields.bad(
+                "maxBytes", f"is {fields.get('maxBytes')!r}; a size is written 512Mi or 4096"
+            )
+        size = found
+    grace = _duration(fields, "grace")
+    return Buffer(
+        max_bytes=size,
+        max_age_s=_duration(fields, "maxAge"),
+        grace_s=usual.grace_s if grace is None else grace,
+        wait_limit_s=_duration(fields, "waitLimit"),
+    )
+
+
+def _duration(fields: Fields, key: str) -> float | None:
+    if not fields.has(key):
+        return None
+    found = parse_duration(fields.get(key))
+    if found is None:
+        raise fields.bad(key, f"is {fields.get(key)!r}; a duration is written 30s, 10m or 1h30m")
+    return found
+
+
+def _namespaces(fields: Fields) -> tuple[str, ...]:
+    items = fields.items("allowedNamespaces", most=MAX_NAMESPACES)
+    for place, item in enumerate(items):
+        if not isinstance(item, str):
+            raise fields.bad("allowedNamespaces", f"holds {json_type(item)}, not a text")
+        if item != "*" and not is_label(item):
+            raise fields.bad("allowedNamespaces", f"holds {item!r}, which is not a DNS label or *")
+        if item in items[:place]:
+            raise fields.bad("allowedNamespaces", f"holds {item!r} twice")
+    return tuple(sorted(items))
+
+
+def _revoked(fields: Fields) -> tuple[str, ...]:
+    items = fields.items("revoked", most=MAX_REVOKED)
+    for place, item in enumerate(items):
+        if not isinstance(item, str):
+            raise fields.bad("revoked", f"holds {json_type(item)}, not a text")
+        if item.count("/") > 1 or not all(is_label(part) for part in item.split("/")):
+            raise fields.bad(
+                "revoked", f"holds {item!r}, which is neither namespace nor namespace/job"
+            )
+        if item in items[:place]:
+            raise fields.bad("revoked", f"holds {item!r} twice")
+    return tuple(sorted(items))
+
+
+def _created(metadata: Fields) -> float:
+    text = metadata.optional_text("creationTimestamp")
+    if text is None:
+        return 0.0
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise metadata.bad("creationTimestamp", f"is {text!r}, not an RFC 3339 time") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.timestamp()
+
+
+def size_problem(resource: Resource) -> ManifestError | PropertyError | None:
+    """Return what is wrong with the size of a resource, or None.
+
+    Parts of a resource can be set one by one; whole, it has to go through every door.
+    """
+    size = len(canonical(write_spec(resource)))
+    if size > MAX_SPEC:
+        return ManifestError(path="spec", reason=f"has {size} bytes as JSON; at most {MAX_SPEC}")
+    if isinstance(resource, Export) and resource.properties is not None:
+        return oversized(resource.properties)
+    return None
+
+
+def write_spec(resource: Resource) -> dict[str, Any]:
+    """Return the spec with every field that says something, defaults included."""
+    key = resource.key
+    spec: dict[str, Any] = {
+        "job": key.job,
+        "pe": key.pe,
+        "port": key.port,
+        "application": _application_out(resource.application),
+    }
+    if isinstance(resource, Export):
+        spec.update(_export_out(resource))
+    else:
+        spec.update(_import_out(resource))
+    if resource.schema is not None:
+        spec["schema"] = to_items(resource.schema)
+    return spec
+
+
+def _application_out(application: Application) -> dict[str, Any]:
+    named = {} if application.name is None else {"name": application.name}
+    return {**named, "scope": application.scope}
+
+
+def _export_out(export: Export) -> dict[str, Any]:
+    buffer = {
+        "maxBytes": format_size(export.buffer.max_bytes),
+        "grace": format_duration(export.buffer.grace_s),
+    }
+    if export.buffer.max_age_s is not None:
+        buffer["maxAge"] = format_duration(export.buffer.max_age_s)
+    if export.buffer.wait_limit_s is not None:
+        buffer["waitLimit"] = format_duration(export.buffer.wait_limit_s)
+    out: dict[str, Any] = {
+        "allowFilter": export.allow_filter,
+        "congestionPolicy": export.congestion_policy,
+        "buffer": buffer,
+    }
+    if export.stream_id is not None:
+        out["streamId"] = export.stream_id
+    if export.properties is not None:
+        out["properties"] = dict(export.properties)
+    if export.allowed_namespaces:
+        out["allowedNamespaces"] = list(export.allowed_namespaces)
+    if export.revoked:
+        out["revoked"] = list(export.revoked)
+    return out
+
+
+def _import_out(import_: Import) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "applicationScope": import_.application_scope,
+        "onCongestion": import_.on_congestion,
+        "start": import_.start,
+    }
+    if import_.subscription is not None:
+        out["subscription"] = import_.subscription
+    if import_.streams:
+        out["streams"] = streams_out(import_.streams)
+    if import_.filter is not None:
+        out["filter"] = import_.filter
+    return out
+
+
+def streams_out(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
+    """Return streams wanted by name as JSON-like data."""
+    return [
+        {"streamId": name.stream_id}
+        if name.application_name is None
+        else {"applicationName": name.application_name, "streamId": name.stream_id}
+        for name in streams
+    ]
+
+
+def document_of(
+    kind: AnyKind, metadata: Mapping[str, Any], spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the document of an object of ours."""
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def write_manifest(resource: Resource, *, version: int | None = None) -> dict[str, Any]:
+    """Return the whole document of a resource; identity only where it has one.
+
+    Args:
+        resource: what to write.
+        version: its resource version, or None to leave that out.
+    """
+    metadata = write_metadata(resource, name_of(resource), version)
+    return document_of(kind_of(resource), metadata, write_spec(resource))
+
+
+def write_metadata(resource: Resource | Rule, name: str, version: int | None) -> dict[str, Any]:
+    """Return the metadata of a resource; identity only where it has one.
+
+    Args:
+        resource: whose.
+        name: what it is called.
+        version: its resource version, or None to leave that out.
+    """
+    metadata: dict[str, Any] = {"name": name, "namespace": resource.key.namespace}
+    if resource.uid:
+        metadata["uid"] = resource.uid
+        metadata["generation"] = resource.generation
+        metadata["creationTimestamp"] = _moment(resource.created)
+    if version is not None:
+        metadata["resourceVersion"] = str(version)
+    return metadata
+
+
+def _moment(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

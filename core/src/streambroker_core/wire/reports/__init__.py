@@ -1,0 +1,1 @@
+"""Reports of agents: rules, side inputs and metrics."""

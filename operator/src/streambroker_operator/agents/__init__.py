@@ -1,0 +1,1 @@
+"""Liveness of agents, ended exports and UDP hints."""

@@ -1,0 +1,72 @@
+"""What agents say of their exports: that they have ended, and that their logs are damaged.
+
+This is for those who look at an Export; nothing depends on it. Agents tell the first with every
+poll and the second with every report, so it is kept in memory only: after a restart of the broker
+it is known again within half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from streambroker_core.model import PeKey, PortKey, Resource
+from streambroker_core.wire.broker.ended_exports import Ends
+
+
+class Endings(Protocol):
+    """What is shown of ends and damage of exports."""
+
+    def take(self, pe: PeKey, ends: Ends) -> Sequence[PortKey]:
+        """Take in what an agent says; return the exports of which something else is shown now."""
+
+    def shows(self, resource: Resource) -> bool:
+        """Say whether an accepted Export is shown as ended."""
+
+    def take_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
+        """Take in which logs of an agent are damaged, in words by port; return as `take` does."""
+
+    def damage(self, resource: Resource) -> str:
+        """Return what is shown of damage to the log of an Export; empty for none."""
+
+    def forget(self, pe: PeKey) -> None:
+        """A PE was withdrawn."""
+
+
+class HeardEndings:
+    """What the agents said last, where all of them ask this process."""
+
+    def __init__(self) -> None:
+        self._ended: dict[PeKey, frozenset[str]] = {}
+        self._damaged: dict[PeKey, Mapping[str, str]] = {}
+
+    def take(self, pe: PeKey, ends: Ends) -> Sequence[PortKey]:
+        """As of `Endings`."""
+        before = self._ended.get(pe, frozenset())
+        # Of what it does not name, among many, what it said before stays.
+        now = ends.ports | (before if ends.more else frozenset())
+        self._ended.pop(pe, None)
+        if now:
+            self._ended[pe] = now
+        return [PortKey(*pe, port) for port in sorted(before ^ now)]
+
+    def shows(self, resource: Resource) -> bool:
+        """As of `Endings`."""
+        return resource.key.port in self._ended.get(resource.key.owner, frozenset())
+
+    def take_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
+        """As of `Endings`."""
+        before = self._damaged.pop(pe, {})
+        if damaged:
+            self._damaged[pe] = dict(damaged)
+        ports = {*before, *damaged}
+        return [PortKey(*pe, p) for p in sorted(ports) if before.get(p) != damaged.get(p)]
+
+    def damage(self, resource: Resource) -> str:
+        """As of `Endings`."""
+        return self._damaged.get(resource.key.owner, {}).get(resource.key.port, "")
+
+    def forget(self, pe: PeKey) -> None:
+        """As of `Endings`."""
+        self._ended.pop(pe, None)
+        self._damaged.pop(pe, None)

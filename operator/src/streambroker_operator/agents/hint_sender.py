@@ -1,0 +1,183 @@
+"""Send hints by UDP: never waited for, never repeated, at most one per PE and turn.
+
+An address gets so many a second and no more. What is above that waits, and a later hint for the
+same PE takes its place, so the last one always goes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import PeKey
+from streambroker_core.wire.broker.hints import POLL_SPACING_S
+from streambroker_core.wire.broker.registration import may_be_hinted, split_address
+
+PER_PORT_S, PORT_BURST = 1 / POLL_SPACING_S, 50
+"""Datagrams per second, and at once, to one address and port: as often as an agent polls."""
+PER_HOST_S, HOST_BURST = 1_000.0, 2_000
+"""The same to all ports of one address."""
+CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST = 0.1, 2
+"""The same of challenges, which go to addresses that nothing is known of."""
+CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST = 10.0, 100
+MAX_KNOWN = 20_000
+"""Addresses that are counted; the one that was not sent anything for longest is forgotten."""
+
+_log = logging.getLogger("streambroker.hints")
+
+
+class Pace:
+    """How much may be sent to each of many places.
+
+    Args:
+        per_s: tokens that come in per second.
+        burst: tokens at once.
+    """
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._per_s, self._burst = per_s, float(burst)
+        self._levels: dict[str, tuple[float, float]] = {}
+
+    def has(self, where: str, now: float) -> bool:
+        """Say whether a place may be sent something."""
+        return self._level(where, now) >= 1.0
+
+    def take(self, where: str, now: float) -> None:
+        """Count what is sent to a place."""
+        level = self._level(where, now) - 1.0
+        self._levels.pop(where, None)
+        self._levels[where] = (level, now)
+        if len(self._levels) > MAX_KNOWN:
+            del self._levels[next(iter(self._levels))]
+
+    def _level(self, where: str, now: float) -> float:
+        level, at = self._levels.get(where, (self._burst, now))
+        return min(self._burst, level + (now - at) * self._per_s)
+
+
+class Paces:
+    """How much may be sent to each port, and to all ports of each address."""
+
+    def __init__(self, port: Pace, host: Pace) -> None:
+        self._port, self._host = port, host
+
+    def take(self, address: str, host: str, now: float) -> bool:
+        """Say whether a datagram may be sent, and count it if so."""
+        if not (self._port.has(address, now) and self._host.has(host, now)):
+            return False
+        self._port.take(address, now)
+        self._host.take(host, now)
+        return True
+
+
+class HintSender:
+    """A pair of UDP sockets and what is to go out in this turn of the event loop.
+
+    What cannot be sent is forgotten: the agent polls anyway.
+
+    Attributes:
+        sent: datagrams handed to the network.
+        failed: datagrams that the network refused, or that have no address to go to.
+    """
+
+    def __init__(self) -> None:
+        # By address: the datagram for each PE; and the address of each PE.
+        self._pending: dict[str, dict[PeKey, bytes]] = {}
+        self._addresses: dict[PeKey, str] = {}
+        self._flushing: asyncio.Handle | None = None
+        self._closed = False
+        self._sockets: dict[socket.AddressFamily, socket.socket] = {}
+        self._paces = Paces(Pace(PER_PORT_S, PORT_BURST), Pace(PER_HOST_S, HOST_BURST))
+        self._challenges = Paces(
+            Pace(CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST),
+            Pace(CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST),
+        )
+        self.sent = 0
+        self.failed = 0
+
+    def send(self, pe: PeKey, address: str, datagram: bytes) -> None:
+        """Send a datagram at the end of this turn; a later one for the PE replaces it.
+
+        Args:
+            pe: whose agent it is for.
+            address: ``host:port``, the host as an IP address.
+            datagram: the signed hint.
+        """
+        before = self._addresses.get(pe)
+        if before is not None and before != address:
+            self._done(before, pe)
+        self._addresses[pe] = address
+        self._pending.setdefault(address, {})[pe] = datagram
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+
+    def challenge(self, address: str, datagram: bytes) -> None:
+        """Send a datagram to an address that nothing is known of; too many are forgotten."""
+        host, now = _host_of(address), asyncio.get_running_loop().time()
+        if host is not None and not self._closed and self._challenges.take(address, host, now):
+            self._send_one(address, host, datagram)
+
+    def close(self) -> None:
+        """Close the sockets and forget what waits."""
+        self._closed = True
+        if self._flushing is not None:
+            self._flushing.cancel()
+        for sender in self._sockets.values():
+            sender.close()
+        self._sockets.clear()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._flushing = None
+        for address, of_address in list(self._pending.items()):
+            host = _host_of(address)
+            for pe, datagram in list(of_address.items()):
+                if host is None:
+                    self._note_failure(address, "no hints are sent there")
+                elif self._paces.take(address, host, now):
+                    self._send_one(address, host, datagram)
+                else:
+                    break
+                self._done(address, pe)
+        if self._pending:
+            self._flushing = loop.call_later(POLL_SPACING_S, self._flush)
+
+    def _done(self, address: str, pe: PeKey) -> None:
+        of_address = self._pending[address]
+        del of_address[pe], self._addresses[pe]
+        if not of_address:
+            del self._pending[address]
+
+    def _send_one(self, address: str, host: str, datagram: bytes) -> None:
+        version = ipaddress.ip_address(host).version
+        family = socket.AF_INET if version == 4 else socket.AF_INET6
+        try:
+            self._socket(family).sendto(datagram, (host, split_address(address)[1]))
+            self.sent += 1
+        except OSError as error:
+            self._note_failure(address, error)
+
+    def _socket(self, family: socket.AddressFamily) -> socket.socket:
+        sender = self._sockets.get(family)
+        if sender is None:
+            sender = socket.socket(family, socket.SOCK_DGRAM)
+            sender.setblocking(False)
+            self._sockets[family] = sender
+        return sender
+
+    def _note_failure(self, address: str, reason: object) -> None:
+        self.failed += 1
+        _log.debug("hint not sent to %s: %s", address, reason)
+
+
+def _host_of(address: str) -> str | None:
+    """Return the IP address of ``host:port``; None where hints may not be sent there."""
+    try:
+        host, _ = split_address(address)
+        return host if may_be_hinted(host) else None
+    except ManifestError:
+        return None

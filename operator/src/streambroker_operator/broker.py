@@ -1,0 +1,232 @@
+"""Run a broker: store, runtime, REST and hints, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, cast
+
+from aiohttp import web
+
+from streambroker_operator.agents.hint_sender import HintSender
+from streambroker_operator.errors import AddressError, OpenError
+from streambroker_operator.kubernetes.client.certificate import Certificate
+from streambroker_operator.rest import create_app
+from streambroker_operator.rest.app import MAX_HEADER
+from streambroker_operator.rest.guard.connections import Doors, HttpLog, occupied, places
+from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.security.token_file import TokenFile, is_loopback
+from streambroker_operator.storage.sqlite_store import Store
+
+_log = logging.getLogger("streambroker")
+
+SHUTDOWN_S = 0.5
+"""How long requests under way may take when the broker stops, in seconds."""
+
+
+class Broker:
+    """A broker in this process.
+
+    Args:
+        db: the SQLite file.
+        host: address to listen at.
+        port: TCP port; 0 picks a free one.
+        tokens: file of those who may call; without it anybody may, and the address has to be
+            of this machine alone.
+        insecure: listen without tokens, or without TLS, at any address, and answer to any name.
+        limits: how much one caller may ask for.
+        certificate: files of certificate and key; None for no TLS.
+    """
+
+    def __init__(
+        self,
+        *,
+        db: Path,
+        host: str = "127.0.0.1",
+        port: int = 8470,
+        tokens: Path | None = None,
+        insecure: bool = False,
+        limits: Limits | None = None,
+        certificate: tuple[Path, Path] | None = None,
+    ) -> None:
+        self._db = db
+        self._host = host
+        self._port = port
+        self._tokens = tokens
+        self._insecure = insecure
+        self._limits = limits
+        self._certificate = certificate
+        self._following: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Open the store, fill the board, listen; afterwards `url` is set.
+
+        Raises:
+            OpenError: others could reach it, and there are no tokens or no TLS; or the certificate
+                cannot be used.
+            TokensError: the token file cannot be used.
+            StoreError: the file cannot be used.
+            AddressError: the address is taken.
+        """
+        tokens = self._guard()
+        shown = None if self._certificate is None else Certificate(*self._certificate)
+        self._store = Store(self._db)
+        if self._store.emptied:
+            _log.warning("%s", self._store.emptied)
+        self._sender = HintSender()
+        self.runtime = Runtime(self._store, self._sender)
+        self.runtime.start()
+        local = is_loopback(self._host) and not self._insecure
+        app = create_app(self.runtime, tokens, self._limits, local=local)
+        tls = None if shown is None else shown.context
+        limits = self._limits or Limits()
+        room = limits.room(places(limits.connections))
+        try:
+            self._runner, self.url = await listen(app, self._host, self._port, room=room, tls=tls)
+        except AddressError:
+            self._close()
+            raise
+        if shown is not None:
+            self._following = asyncio.create_task(shown.follow())
+
+    def _guard(self) -> TokenFile | None:
+        """Return the tokens; refuse an address that others reach without tokens or without TLS."""
+        tokens = None if self._tokens is None else TokenFile(self._tokens)
+        if is_loopback(self._host):
+            return tokens
+        if tokens is None:
+            danger = "without tokens everyone who reaches it can change every route"
+            remedy = "Give a token file with --tokens"
+        elif self._certificate is None:
+            danger = "without TLS everyone on the network can read the tokens"
+            remedy = "Give --tls-cert and --tls-key, or --tls-self-signed"
+        else:
+            return tokens
+        problem = f"{self._host} can be reached from other machines, and {danger}"
+        if not self._insecure:
+            raise OpenError(
+                f"{problem}. {remedy}, listen at 127.0.0.1, or accept the risk with --insecure."
+            )
+        _log.warning("%s", problem)
+        return tokens
+
+    async def failed(self) -> None:
+        """Return never: it has no part that could fail by itself."""
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        """Answer what is under way, then close everything."""
+        if self._following is not None:
+            self._following.cancel()
+        self.runtime.close()
+        await self._runner.cleanup()
+        self._close()
+
+    def _close(self) -> None:
+        self._sender.close()
+        self._store.close()
+
+
+async def listen(
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    room: tuple[int, int],
+    tls: ssl.SSLContext | None = None,
+    option: str = "--port",
+) -> tuple[web.AppRunner, str]:
+    """Begin to answer requests to an application; return what ends it, and its URL.
+
+    Args:
+        app: what is asked.
+        host: address to listen at.
+        port: TCP port; 0 picks a free one.
+        room: connections in all, and of one address.
+        tls: shows the certificate; None for plain HTTP.
+        option: by which another port is chosen.
+
+    Raises:
+        AddressError: the address is taken, or is not of this machine.
+    """
+    doors = Doors(*room, tls)
+    app.middlewares.insert(0, occupied)
+    app.on_shutdown.append(doors.close)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=HttpLog(doors.tally),
+        # Bodies are unpacked, and long headers refused, where there is an answer for it.
+        auto_decompress=False,
+        max_field_size=MAX_HEADER,
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    await runner.setup()
+    server = cast(Callable[[], asyncio.Protocol], runner.server)
+    try:
+        await doors.open(host, port, server)
+    except OSError as error:
+        await runner.cleanup()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise AddressError(
+            f"Cannot listen at {host}:{port}: {reason}. Is a broker running there already?"
+            f" Choose another port with {option}, or 0 for any."
+        ) from error
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "http" if tls is None else "https"
+    return runner, f"{scheme}://{shown}:{doors.port}"
+
+
+class Served(Protocol):
+    """A broker that can be started and stopped.
+
+    Attributes:
+        url: where it is asked, once it is started.
+    """
+
+    url: str
+
+    async def start(self) -> None:
+        """Begin to answer requests."""
+
+    async def stop(self) -> None:
+        """End."""
+
+    async def failed(self) -> None:
+        """Return when it cannot go on."""
+
+
+async def serve(broker: Served, ready: Callable[[str], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT, or until it cannot go on.
+
+    Args:
+        broker: not started yet.
+        ready: called once with the URL when requests are answered.
+
+    Raises:
+        StoreError: the file cannot be used.
+        AddressError: the address is taken.
+        RuntimeError: it could not go on; the log says why.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    await broker.start()
+    try:
+        ready(broker.url)
+        ends = [asyncio.ensure_future(end) for end in (stopping.wait(), broker.failed())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if not stopping.is_set():
+            raise RuntimeError("a part of the broker failed")
+    finally:
+        await broker.stop()

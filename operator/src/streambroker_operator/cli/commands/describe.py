@@ -1,0 +1,276 @@
+"""``describe``: one resource with its status, its routes, what is near, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from streambroker_core.matching import NEAR
+from streambroker_operator.cli.commands.diagnose import explained
+from streambroker_operator.cli.commands.get import WHAT
+from streambroker_operator.cli.commands.top import FIGURES, HEAD, row_of
+from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.errors import OK, UsageError
+from streambroker_operator.cli.io.options import add_everywhere, caller_of, namespace_of, remote
+from streambroker_operator.cli.io.targets import (
+    SINGULAR,
+    Item,
+    chosen,
+    find,
+    names_of,
+    read_targets,
+)
+from streambroker_operator.cli.io.terminal import age, flat, paint, plain, say, seconds_since
+from streambroker_operator.cli.output.table import as_yaml, fellows_text, port_of, short
+from streambroker_operator.errors import RequestError
+
+NEAREST = 5
+"""Pairs without a route that are shown."""
+MOST_ROUTES = 20
+SILENT_S = 90.0
+"""An agent that was not heard of for so long is away: it reports every 30 seconds."""
+MOST_EXPLAINED = 500
+"""Pairs that a broker explains in one answer."""
+
+REMEDIES = {
+    "NamespaceNotAllowed": "Name the importing namespace in the Export's allowedNamespaces.",
+    "ScopeDiffers": "Make the Import's applicationScope the scope of the Export's application.",
+    "NothingWanted": "Give the Import a subscription or streams: `streambroker set-subscription`.",
+    "ExportedByProperties": "The Export has properties; import it by a subscription.",
+    "ExportedByName": "The Export has a streamId; import it by streams.",
+    "StreamIdDiffers": "Make the Import's streamId that of the Export.",
+    "ApplicationDiffers": "Make applicationName that of the Export's application, or leave it out.",
+    "SubscriptionInvalid": "Correct the subscription; the message points at the place.",
+    "SubscriptionFalse": "Change the subscription, or the Export's properties.",
+    "SubscriptionUnknown": "The Export lacks a property or has it as another type: set-properties.",
+    "Revoked": "Take the importing job and its namespace out of the Export's revoked.",
+    "FilterForbidden": "Clear the filter, or set allowFilter at the Export.",
+    "FilterInvalid": "Let the filter name columns that the Export has, with their types.",
+    "SchemaMismatch": "Let the Import's schema ask only for columns that the Export has.",
+    "PortTaken": "Delete the older resource, or use its name or another port.",
+    "StreamIdTaken": "Delete the older Export of this streamId, or choose another one.",
+}
+
+_NOTHING_TO_DO = ("NobodyImports",)
+"""What the linter finds that is no mistake of the resource."""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    describe = remote(commands, "describe", "show all about a resource, and what to do")
+    describe.add_argument("words", nargs="+", metavar=WHAT)
+    add_everywhere(describe)
+    describe.set_defaults(run=_describe)
+
+
+def _describe(options: argparse.Namespace) -> int:
+    targets, caller = read_targets(options.words), caller_of(options)
+    parts = []
+    for target in targets:
+        if target.kinds == ("routes",) and target.name is None:
+            raise UsageError("Name a route by one of its ports: `describe route JOB/PE/PORT`.")
+        for kind, items in find(caller, target, namespace_of(options)):
+            parts += [_DESCRIBED[kind](caller, kind, item) for item in items]
+    say("\n".join(parts) if parts else "nothing to describe\n")
+    return OK
+
+
+def _resource(caller: Caller, kind: str, item: Item) -> str:
+    metadata, spec = item["metadata"], item["spec"]
+    key = f"{metadata['namespace']}/{port_of(spec)}"
+    status = item.get("status") or {}
+    routes = chosen("routes", caller.items("/routes", namespace=metadata["namespace"]), key)
+    side = SINGULAR[kind]
+    routes = [route for route in routes if route[side] == key]
+    near, lint = _not_connected(caller, kind, key, status)
+    shown = {k: v for k, v in spec.items() if k not in ("job", "pe", "port")}
+    lines = [
+        f"Name:        {metadata['name']}",
+        f"Kind:        {item['kind']}",
+        f"Port:        {key}",
+        f"Generation:  {metadata.get('generation', '-')}",
+        f"Created:     {metadata.get('creationTimestamp', '-')} "
+        f"({age(metadata.get('creationTimestamp'))} ago)",
+        *_block("Spec", as_yaml([shown]).rstrip("\n").split("\n")),
+        *_block("Status", _status(status)),
+        *_block("Routes", _cut([_route_line(route, kind) for route in routes], f"routes {key}")),
+        *_block(
+            "Not connected, the nearest first", [_pair_line(pair, kind, status) for pair in near]
+        ),
+        *_to_do([*lint, *_advice(status, near, routed=bool(routes), told=bool(lint))]),
+    ]
+    return _text(lines)
+
+
+def _cut(lines: Sequence[str], words: str) -> list[str]:
+    """Return the first lines, and where the others are."""
+    if len(lines) <= MOST_ROUTES:
+        return list(lines)
+    more = f"… and {len(lines) - MOST_ROUTES} more: `streambroker get {words}`"
+    return [*lines[:MOST_ROUTES], more]
+
+
+def _to_do(lines: Sequence[str]) -> list[str]:
+    """Return what to do; nothing at all, if there is nothing."""
+    return _block("To do", lines) if lines else []
+
+
+def _status(status: Item) -> list[str]:
+    accepted = "yes" if status.get("accepted") else "no"
+    lines = [f"Accepted: {accepted} ({status.get('reason', 'Unknown')})"]
+    if status.get("message"):
+        lines.append(f"Message:  {status['message']}")
+    if status.get("ended"):
+        lines.append("Ended:    yes, its program has said that nothing will follow")
+    if status.get("damaged"):
+        lines.append(f"Damaged:  {status['damaged']}")
+    if status.get("ring"):
+        lines.append(f"Ring:     {status['ring']}")
+    return [*lines, f"Matches:  {status.get('matches', 0)}"]
+
+
+def _not_connected(
+    caller: Caller, kind: str, key: str, status: Item
+) -> tuple[list[Item], list[str]]:
+    """Return the nearest pairs that do not match, and what the linter says has to be done.
+
+    Matching pairs come first in an explanation; where they fill it, the status has to do.
+    """
+    told = [{"import": key, **pair} for pair in status.get("refused", [])][:NEAREST]
+    limit = NEAREST + int(status.get("matches", 0))
+    if limit > MOST_EXPLAINED:
+        return told, []
+    try:
+        answer = explained(caller, {SINGULAR[kind]: key}, limit)
+    except RequestError as error:
+        if error.status != 404:
+            raise
+        return told, []
+    pairs = [pair for pair in answer["pairs"] if not pair["matched"]]
+    lint = [one for one in answer["lint"] if one["code"] not in _NOTHING_TO_DO]
+    return pairs[:NEAREST], [str(finding["message"]) for finding in lint]
+
+
+def _advice(status: Item, near: Sequence[Item], *, routed: bool, told: bool) -> list[str]:
+    """Return general remedies.
+
+    Args:
+        status: of the resource.
+        near: the nearest pairs that do not match.
+        routed: it has a route.
+        told: the linter has found something, which is nearer to the mistake.
+    """
+    if not status.get("accepted", True):
+        reason = str(status.get("reason"))
+        return [REMEDIES.get(reason, "See the message above.")]
+    reasons = list(dict.fromkeys(str(pair["reason"]) for pair in near))
+    if routed or told:
+        reasons = [reason for reason in reasons if reason in NEAR]
+    if not reasons and not routed and not told:
+        return ["Nothing is there to be connected to yet: `streambroker get exports,imports`."]
+    return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}" for reason in reasons[:3]]
+
+
+def _route_line(route: Item, kind: str) -> str:
+    arrow = f"-> {route['import']}" if kind == "exports" else f"<- {route['export']}"
+    filter_ = f"  filter {short(route['filter'])}" if route.get("filter") else ""
+    return f"{arrow}  {route['policy']}{filter_}"
+
+
+def _pair_line(pair: Item, kind: str, status: Item) -> str:
+    """Return a line for a pair, without the message that the status has already."""
+    other = pair["import"] if kind == "exports" else pair["export"]
+    message = str(pair["message"])
+    if shown := status.get("message"):
+        message = message.removeprefix(str(shown)).removeprefix("; ")
+    return f"{other}  {pair['reason']}" + (f": {message}" if message else "")
+
+
+def _pe(caller: Caller, kind: str, item: Item) -> str:
+    key = names_of(kind, item)[1]
+    routes = [
+        route
+        for route in caller.items("/routes", namespace=item["namespace"])
+        if key in (route["export"].rpartition("/")[0], route["import"].rpartition("/")[0])
+    ]
+    seen = age(item.get("seen"))
+    lines = [
+        f"Name:      {names_of(kind, item)[0]}",
+        "Kind:      PE",
+        f"Namespace: {item['namespace']}",
+        f"Location:  {item['location'] or '-'}",
+        f"Seen:      {seen}{' ago' if item.get('seen') else ''}",
+        f"View:      {item.get('version') or '-'}",
+        f"Exports:   {', '.join(item['exports']) or '-'}",
+        f"Imports:   {', '.join(item['imports']) or '-'}",
+        f"Fellows:   {fellows_text(item.get('fellows', ()))}",
+        *_block(
+            "Routes",
+            _cut([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
+        ),
+        *_to_do([*_silence(item), *_away(item)]),
+    ]
+    return _text(lines)
+
+
+def _away(item: Item) -> list[str]:
+    """Return what to ask about fellows that do not answer."""
+    return [
+        flat(f"Its fellow {one['pe']} is away: {one['away']} What lies there cannot be read.")
+        for one in item.get("fellows", ())
+        if one["away"]
+    ]
+
+
+def _silence(item: Item) -> list[str]:
+    """Return what to ask about a PE whose agent does not report."""
+    if not item["location"]:
+        what = "has never registered"
+    elif not item.get("seen"):
+        what = "was not heard of since the broker started; agents report every 30 seconds"
+    elif seconds_since(item["seen"]) > SILENT_S:
+        what = f"was not heard of for {age(item['seen'])}"
+    else:
+        return []
+    return [f"Its agent {what}: is the job running, and does it reach the broker?"]
+
+
+def _route(caller: Caller, _kind: str, item: Item) -> str:
+    namespace = item["export"].partition("/")[0]
+    lines = [
+        f"Export:  {item['export']}",
+        f"Import:  {item['import']}",
+        f"Policy:  {item['policy']}",
+        f"Filter:  {item['filter'] or '-'}",
+        *_block("Figures", _figures(caller, namespace, item)),
+    ]
+    return _text(lines)
+
+
+def _figures(caller: Caller, namespace: str, item: Item) -> list[str]:
+    """Return what `top` shows of a route, a line for each column."""
+    ends = (item["export"], item["import"])
+    for row in caller.call("GET", "/top", namespace=namespace)["routes"]:
+        if (row["export"], row["import"]) == ends:
+            cells = dict(zip(HEAD, row_of(row), strict=True))
+            return [f"{name.capitalize() + ':':<12} {cells[name]}" for name in FIGURES]
+    return []
+
+
+def _block(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"{title}:", *(f"  {line}" for line in (lines or ["-"]))]
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(_painted(plain(line)) + "\n" for line in lines)
+
+
+def _painted(line: str) -> str:
+    title, colon, rest = line.partition(":")
+    if line.startswith(" ") or not colon:
+        return line
+    return paint(title + colon, "bold") + rest
+
+
+_DESCRIBED = {"exports": _resource, "imports": _resource, "pes": _pe, "routes": _route}

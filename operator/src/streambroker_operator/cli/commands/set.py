@@ -1,0 +1,135 @@
+"""``set-filter``, ``set-subscription`` and ``set-properties``: change a port while it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from streambroker_core.model import PortKey
+from streambroker_core.model.properties import normalise
+from streambroker_core.wire.encoding.fields import Fields
+from streambroker_operator.cli.commands.diagnose import explained
+from streambroker_operator.cli.io.client import Caller, port_path
+from streambroker_operator.cli.io.errors import OK, UsageError, note, with_text
+from streambroker_operator.cli.io.manifest_files import check_value, read_value
+from streambroker_operator.cli.io.options import caller_of, remote
+from streambroker_operator.cli.io.targets import WORDS, find_port, suggested
+from streambroker_operator.cli.io.terminal import flat, say
+from streambroker_operator.cli.output.changes import routes_text
+from streambroker_operator.cli.output.table import properties_text, short
+from streambroker_operator.errors import RequestError
+
+IMPORT = "NAME EXPR | JOB/PE/PORT EXPR"
+EXPORT = "NAME | JOB/PE/PORT, then NAME=VALUE… or one YAML mapping"
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    texts = (
+        ("set-filter", "change which rows an import gets; an empty EXPR clears it", _set_filter),
+        ("set-subscription", "change what an import is connected to", _set_subscription),
+    )
+    for name, text, run in texts:
+        command = remote(commands, name, text)
+        command.add_argument("words", nargs="+", metavar=IMPORT)
+        _add_force(command)
+        command.set_defaults(run=run)
+    command = remote(commands, "set-properties", "replace all properties of an export")
+    command.add_argument("words", nargs="+", metavar=EXPORT, help="no property is {}")
+    _add_force(command)
+    command.set_defaults(run=_set_properties)
+
+
+def _add_force(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--force",
+        action="store_true",
+        help="in a cluster, take fields over that a manifest declares; warns of it",
+    )
+
+
+def _set_filter(options: argparse.Namespace) -> int:
+    return _set_expression(options, "filter")
+
+
+def _set_subscription(options: argparse.Namespace) -> int:
+    return _set_expression(options, "subscription")
+
+
+def _set_expression(options: argparse.Namespace, part: str) -> int:
+    *address, text = _without_kind(options.words, "imports")
+    if not address:
+        raise UsageError(f"Write `streambroker set-{part} NAME EXPR`, or JOB/PE/PORT EXPR.")
+    three = len(address) == 3 and address[1].isdigit()
+    if len(address) > 1 and not three:
+        whole = " ".join([*address[1:], text]).replace("'", "")
+        raise UsageError(
+            f"One port as NAME, JOB/PE/PORT or JOB PE PORT, then one expression in single quotes: "
+            f"`streambroker set-{part} {address[0]} '{whole}'`."
+        )
+    return _set(options, "imports", address, part, {part: text})
+
+
+def _without_kind(words: Sequence[str], kind: str) -> list[str]:
+    """Return the words without the kind before them, which the command knows already."""
+    said = len(words) > 2 and WORDS.get(words[0].lower()) == (kind,)
+    return list(words[1:] if said else words)
+
+
+def _set_properties(options: argparse.Namespace) -> int:
+    words = _without_kind(options.words, "exports")
+    three = len(words) >= 3 and "/" not in words[0] and words[1].isdigit()
+    count = 3 if three else 1
+    return _set(options, "exports", words[:count], "properties", _mapping(words[count:]))
+
+
+def _mapping(words: Sequence[str]) -> Any:
+    found: dict[str, Any] = {}
+    if len(words) == 1 and words[0].lstrip().startswith("{"):
+        found.update(Fields(read_value(words[0]), "properties").raw())
+        words = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"{word!r} is not NAME=VALUE, as in `kind=trade`.")
+        if name in found:
+            raise UsageError(f"{name!r} is given twice; leave one out.")
+        found[name] = read_value(value)
+    for name, value in found.items():
+        check_value(name, value)
+    return normalise(found)
+
+
+def _set(
+    options: argparse.Namespace, kind: str, address: Sequence[str], part: str, body: Any
+) -> int:
+    caller = caller_of(options)
+    key = _port(caller, kind, address, options.namespace)
+    word = kind.removesuffix("s")
+    try:
+        path = f"{port_path(word, key)}/{part}"
+        forced = {"force": "true"} if options.force else {}
+        answer = caller.change("PUT", path, body, namespace=key.namespace, **forced)
+    except RequestError as error:
+        raise with_text(suggested(caller, kind, key, error), body) from error
+    done = "set" if answer["changed"] else "unchanged"
+    stored = f": {short(properties_text(body), 200)}" if kind == "exports" else ""
+    say(f"{word} {key} {part} {done}{flat(stored)}{routes_text(answer)}\n")
+    note(answer.get("warnings", ()))
+    if kind == "imports" and not (answer["routes"]["kept"] or answer["routes"]["added"]):
+        note(_hints(caller, key))
+    return OK
+
+
+def _hints(caller: Caller, key: PortKey) -> list[str]:
+    """Return what the linter says of an import without a route; nothing if it cannot be asked."""
+    try:
+        findings = explained(caller, {"import": str(key)}, 1)["lint"]
+    except RequestError:
+        return []
+    return [str(found["message"]) for found in findings]
+
+
+def _port(caller: Caller, kind: str, address: Sequence[str], namespace: str) -> PortKey:
+    return find_port(caller, kind, "/".join(address), namespace)

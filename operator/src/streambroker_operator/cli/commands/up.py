@@ -1,0 +1,161 @@
+"""``up`` and ``version``: run a broker, and say which release this is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.errors import OK, UsageError
+from streambroker_operator.cli.io.options import add_output, caller_of, one_of, remote
+from streambroker_operator.cli.io.terminal import say
+from streambroker_operator.cli.output.table import as_json, as_yaml
+from streambroker_operator.errors import RequestError
+
+MAX_TCP_PORT = 65_535
+
+
+def add(commands: Any) -> None:
+    """Add the commands."""
+    up = commands.add_parser("up", help="run a broker over a SQLite file")
+    up.add_argument("--db", type=Path, default=Path("streambroker.db"), metavar="FILE")
+    up.add_argument("--host", default="127.0.0.1")
+    up.add_argument("--port", type=tcp_port, default=8470, help="default 8470; 0 picks a free one")
+    up.add_argument("--tokens", type=Path, metavar="FILE", help="who may call; see the documents")
+    up.add_argument(
+        "--insecure",
+        action="store_true",
+        help="let other machines reach a broker without tokens or without TLS",
+    )
+    up.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain to show, PEM")
+    up.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    up.add_argument(
+        "--tls-self-signed",
+        type=Path,
+        metavar="DIR",
+        help="show a certificate of an own CA, which is made in DIR, with pairs for agents",
+    )
+    add_limits(up)
+    up.set_defaults(run=_up)
+    told = remote(commands, "version", "show the release of this command and of the broker")
+    told.add_argument("--client", action="store_true", help="of this command only")
+    add_output(told, "text", "json", "yaml")
+    told.set_defaults(run=_version)
+
+
+def add_limits(command: argparse.ArgumentParser) -> None:
+    """Add what every broker takes: limits, and how much it logs."""
+    command.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        type=_limit,
+        metavar="NAME=VALUE",
+        help="what the broker lets one caller do, for instance writes-per-s=500; repeatable",
+    )
+    command.add_argument(
+        "--log-level",
+        default="WARNING",
+        type=one_of("DEBUG", "INFO", "WARNING"),
+        metavar="DEBUG|INFO|WARNING",
+    )
+
+
+def tcp_port(text: str) -> int:
+    """Read the number of a TCP port; 0 stands for any that is free."""
+    if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_TCP_PORT):
+        raise argparse.ArgumentTypeError(f"{text!r} is no TCP port; write 0 to {MAX_TCP_PORT}")
+    return int(text)
+
+
+def _limit(text: str) -> tuple[str, float]:
+    from streambroker_operator.rest.guard.rate_limits import read_limit
+
+    try:
+        return read_limit(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _up(options: argparse.Namespace) -> int:
+    from streambroker_operator.broker import Broker, serve
+    from streambroker_operator.rest.guard.rate_limits import Limits
+    from streambroker_operator.security import audit_log as audit
+
+    logging.basicConfig(
+        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    if options.tokens is not None:
+        audit.show()
+    broker = Broker(
+        certificate=_certificate(options),
+        db=options.db,
+        host=options.host,
+        port=options.port,
+        tokens=options.tokens,
+        insecure=options.insecure,
+        limits=Limits(**dict(options.limit)),
+    )
+    asyncio.run(serve(broker, lambda url: say(_greeting(url, options.tls_self_signed))))
+    return OK
+
+
+def _greeting(url: str, folder: Path | None) -> str:
+    if folder is None:
+        return f"streambroker listening on {url}\n"
+    from streambroker_operator.security.self_signed import CA
+
+    return (
+        f"streambroker listening on {url}\n"
+        f"clients need STREAMBROKER_CA={(folder / CA).absolute()}\n"
+    )
+
+
+def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:
+    pair = pair_of(options)
+    if options.tls_self_signed is None:
+        return pair
+    from streambroker_operator.security.self_signed import write_certificates
+
+    if pair is not None:
+        raise UsageError("Give --tls-self-signed, or --tls-cert and --tls-key, not both.")
+    return write_certificates(options.tls_self_signed, options.host)
+
+
+def pair_of(options: argparse.Namespace) -> tuple[Path, Path] | None:
+    """Return the files of certificate and key; None for no TLS.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UsageError("Give --tls-cert and --tls-key together, or neither.")
+    return None if options.tls_cert is None else (options.tls_cert, options.tls_key)
+
+
+def _version(options: argparse.Namespace) -> int:
+    found: dict[str, Any] = {"client": version("streambroker-operator")}
+    if not options.client:
+        found["broker"] = _broker(caller_of(options))
+    if options.output == "json":
+        say(as_json(found))
+    elif options.output == "yaml":
+        say(as_yaml([found]))
+    else:
+        say("".join(f"{name} {text}\n" for name, text in found.items()))
+    return OK
+
+
+def _broker(caller: Caller) -> str:
+    """Return the version of the broker's interface, or why it is not known."""
+    try:
+        answer = caller.call("GET", "/api/openapi.json")
+        return f"{answer['info']['version']} at {caller.url}"
+    except RequestError as error:
+        return f"unknown: {error.code} at {caller.url}"
+    except (KeyError, TypeError):
+        return f"unknown at {caller.url}"

@@ -1,0 +1,1 @@
+"""Targets, files, options and the client of the REST API."""

@@ -1,0 +1,89 @@
+"""How a command fails: one line with code, what and remedy, and the exit code."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Mapping
+
+from streambroker_core.errors import StreambrokerError, pointed
+from streambroker_operator.cli.io.terminal import paint, plain
+from streambroker_operator.errors import RequestError
+
+OK = 0
+REFUSED = 1
+USAGE = 2
+WOULD_CUT = 3
+UNREACHABLE = 4
+INTERRUPTED = 130
+
+_CODES = {
+    "Usage": USAGE,
+    "UrlInvalid": USAGE,
+    "BrokerUnavailable": UNREACHABLE,
+    "NotSynced": UNREACHABLE,
+    "AgentAway": UNREACHABLE,
+    "WouldCut": WOULD_CUT,
+}
+_REMEDIES = {
+    "TokenMissing": "Give --token-file, or set STREAMBROKER_TOKEN.",
+    "TokenWrong": "Check --token-file and STREAMBROKER_TOKEN.",
+    "ListExpired": "The resources change faster than they are listed; try again.",
+}
+
+
+class UsageError(StreambrokerError):
+    """A command line that cannot be run; nothing was sent."""
+
+    code = "Usage"
+
+
+def exit_code(error: StreambrokerError) -> int:
+    """Return the exit code that an error ends the command with."""
+    return _CODES.get(error.code, REFUSED)
+
+
+def tell(error: StreambrokerError) -> None:
+    """Write an error to the standard error: a line, and for an expression where it is wrong."""
+    remedy = _REMEDIES.get(error.code)
+    text = str(error) if remedy is None or remedy in str(error) else f"{error} {remedy}"
+    text = text.replace("choose it with ?namespace=", "choose it with -n")
+    code = paint(error.code, "red", sys.stderr)
+    lines = [f"streambroker: {code}: {plain(' '.join(text.split()))}"]
+    if isinstance(error, RequestError):
+        lines += pointed(error.facts.get("text"), error.facts.get("position"))
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def note(lines: Iterable[str]) -> None:
+    """Write to the standard error what is no failure, but may not be what was meant."""
+    for line in lines:
+        sys.stderr.write(f"streambroker: note: {plain(' '.join(line.split()))}\n")
+
+
+def tally(verb: str, done: int, total: int, *, refused: int, how: str = "refused") -> None:
+    """Write to the standard error what became of several changes, of which some were refused."""
+    if total > 1:
+        left = total - done - refused
+        counts = f"{done} of {total} {verb}, {refused} {how}, {left} not tried"
+        sys.stderr.write(f"streambroker: {counts}\n")
+
+
+def with_text(error: RequestError, texts: Mapping[str, object]) -> RequestError:
+    """Return a refusal that carries the expression it is about, so that it can be pointed at.
+
+    Args:
+        error: the refusal.
+        texts: what was sent, by ``subscription`` and ``filter``.
+    """
+    name = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}.get(error.code)
+    if name is None or texts.get(name) is None:
+        return error
+    facts = {**error.facts, "text": texts[name]}
+    return RequestError(error.status, error.code, str(error), facts=facts)
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return ``Did you mean 'x'?`` with a space before it, or nothing."""
+    near = difflib.get_close_matches(word, sorted(set(known)), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,122 @@
+"""Follow a broker's events."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.errors import RequestError
+
+RETRY_S = 1.0
+"""Pause before a lost stream is opened again, in seconds."""
+EVENTS = {
+    "export": "exports",
+    "import": "imports",
+    "pe": "pes",
+    "route-added": "routes",
+    "route-changed": "routes",
+    "route-cut": "routes",
+}
+RESET = "reset"
+
+_ROUTE_CHANGES = {"route-added": "ADDED", "route-changed": "MODIFIED"}
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        name: export, import, pe, route-added, route-changed, route-cut, or reset: some were
+            lost, list again.
+        data: type, object or route, reason, was.
+        id: to resume after it.
+    """
+
+    name: str
+    data: Item = field(default_factory=dict)
+    id: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Of which list the item is."""
+        return EVENTS.get(self.name, "")
+
+    @property
+    def item(self) -> Item:
+        """The resource, PE or route as it is now, or was before it went."""
+        found = self.data.get("route" if self.kind == "routes" else "object")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def change(self) -> str:
+        """ADDED, MODIFIED or DELETED."""
+        if self.kind == "routes":
+            return _ROUTE_CHANGES.get(self.name, "DELETED")
+        return str(self.data.get("type", "MODIFIED")).upper()
+
+
+def follow(caller: Caller, namespace: str) -> Iterator[Event]:
+    """Yield events from now on, for ever; a lost connection is taken up again.
+
+    The first is always a reset, yielded when the stream is open: what is listed
+    then has no gap to what follows.
+
+    Raises:
+        RequestError: the broker refuses, or cannot be reached at the start.
+    """
+    last, opened, away = "", False, False
+    while True:
+        try:
+            with caller.open("GET", "/events", last=last, namespace=namespace) as answer:
+                if not last:
+                    yield Event(name=RESET)
+                opened, away = True, False
+                for event in read_events(answer):
+                    last = event.id or last
+                    if event.name:
+                        yield event
+        except RequestError as error:
+            if not opened or error.status not in (0, 429, 503):
+                raise
+            if not away:
+                sys.stderr.write(f"streambroker: {error.code}: {error} Trying again.\n")
+            away = True
+        except (OSError, http.client.HTTPException):
+            away = False
+        time.sleep(RETRY_S)
+
+
+def read_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """Yield the events of an event stream (HTML, 9.2); one that has only an id has no name."""
+    fields: dict[str, list[str]] = {}
+    for raw in lines:
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        if line:
+            name, _, value = line.partition(":")
+            fields.setdefault(name, []).append(value.removeprefix(" "))
+            continue
+        if "event" in fields or "id" in fields:
+            yield _event(fields)
+        fields = {}
+
+
+def _event(fields: Mapping[str, list[str]]) -> Event:
+    text = "\n".join(fields.get("data", []))
+    try:
+        data = json.loads(text) if text else {}
+    except ValueError:
+        data = {}
+    return Event(
+        name=fields.get("event", [""])[-1],
+        data=data if isinstance(data, dict) else {},
+        id=fields.get("id", [""])[-1],
+    )

@@ -1,0 +1,159 @@
+"""Options that commands share, and a parser whose errors are one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from streambroker_core.model import DEFAULT_NAMESPACE
+from streambroker_operator.cli.io.client import TIMEOUT_S, Caller
+from streambroker_operator.cli.io.errors import UsageError, meant
+
+DEFAULT_URL = "http://127.0.0.1:8470"
+_ELSEWHERE = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")
+"""Outputs that people know from kubectl."""
+_FOR_PEOPLE = ("table", "text")
+"""Two words for one thing: a command takes either."""
+OUTPUTS = ("table", "wide", "json", "yaml", "name")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong with a command line.
+
+        Raises:
+            UsageError: always.
+        """
+        text = message[:1].upper() + message[1:]
+        stop = "" if text.endswith(("?", ".")) else "."
+        raise UsageError(f"{text}{stop} See `{self.prog} --help`.")
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a type for an option that takes one of these words."""
+
+    def read(text: str) -> str:
+        if text.partition("=")[0] in _ELSEWHERE:
+            raise argparse.ArgumentTypeError(f"{text!r} is not known; use json, and jq to select")
+        if text in _FOR_PEOPLE and text not in words:
+            text = next((word for word in words if word in _FOR_PEOPLE), text)
+        if text not in words:
+            listed = ", ".join(words)
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {listed}.{meant(text, words)}")
+        return text
+
+    return read
+
+
+def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
+    """Add what every command that calls a broker takes; the root holds the defaults."""
+    missing: Any = argparse.SUPPRESS
+    command.add_argument(
+        "--url",
+        default=os.environ.get("STREAMBROKER_URL") or DEFAULT_URL if root else missing,
+        help="the broker; default $STREAMBROKER_URL or " + DEFAULT_URL,
+    )
+    command.add_argument(
+        "-n",
+        "--namespace",
+        default=DEFAULT_NAMESPACE if root else missing,
+        help=f"where resources are looked for; default {DEFAULT_NAMESPACE}",
+    )
+    command.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        default=None if root else missing,
+        help="holds the bearer token; default $STREAMBROKER_TOKEN",
+    )
+    command.add_argument(
+        "--ca",
+        type=Path,
+        metavar="FILE",
+        default=os.environ.get("STREAMBROKER_CA") or None if root else missing,
+        help="certificates to trust at https://, PEM; default $STREAMBROKER_CA, or the system's",
+    )
+    command.add_argument(
+        "--request-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        default=TIMEOUT_S if root else missing,
+        help=f"how long the broker may be silent; default {TIMEOUT_S:g}",
+    )
+
+
+def remote(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Return the parser of a command that calls a broker."""
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    add_shared(command)
+    return command
+
+
+def add_output(command: argparse.ArgumentParser, *words: str) -> None:
+    """Add ``-o``; the first word is the default."""
+    found = words or OUTPUTS
+    command.add_argument(
+        "-o",
+        "--output",
+        type=one_of(*found),
+        default=found[0],
+        metavar="|".join(found),
+        help=f"how to show it; default {found[0]}",
+    )
+
+
+def add_everywhere(command: argparse.ArgumentParser) -> None:
+    """Add ``-A``."""
+    command.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
+
+
+def namespace_of(options: argparse.Namespace) -> str:
+    """Return the namespace asked for, ``*`` for all of them."""
+    return "*" if getattr(options, "all_namespaces", False) else str(options.namespace)
+
+
+def caller_of(options: argparse.Namespace) -> Caller:
+    """Return who calls the broker.
+
+    Raises:
+        UsageError: the token cannot be read.
+    """
+    token = _token(options.token_file)
+    return Caller(options.url, token, options.request_timeout, options.ca)
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        text = os.environ.get("STREAMBROKER_TOKEN", "").strip()
+        where = "STREAMBROKER_TOKEN"
+    else:
+        where = str(file)
+        try:
+            text = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"The token file {file} cannot be read: {error}.") from error
+        if not text:
+            raise UsageError(f"The token file {file} is empty; it holds the token alone.")
+    if not text.isascii() or any(c.isspace() or not c.isprintable() for c in text):
+        raise UsageError(f"{where} is no token: it has to be one word of ASCII.")
+    return text or None
+
+
+def seconds(text: str) -> float:
+    """Return a time in seconds, for an option.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        found = float(text.removesuffix("s"))
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found < 86_400.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write seconds, such as 5")
+    return found

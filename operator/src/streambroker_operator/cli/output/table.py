@@ -1,0 +1,220 @@
+"""Show resources as tables, JSON, YAML or names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from streambroker_operator.cli.io.targets import SINGULAR, address_of
+from streambroker_operator.cli.io.terminal import age, flat
+from streambroker_operator.cli.io.yaml_format import dump_all
+
+Row = list[str]
+Item = dict[str, Any]
+
+_BODY_KINDS = {"pes": "PE", "routes": "Route"}
+
+
+def shown(
+    kind: str,
+    items: Sequence[Item],
+    output: str,
+    *,
+    everywhere: bool = False,
+    headers: bool = True,
+    now: datetime | None = None,
+) -> str:
+    """Return a list of one kind as text; nothing of an empty one, but in JSON.
+
+    Args:
+        kind: exports, imports, pes or routes.
+        items: as the broker answers them.
+        output: table, wide, json, yaml or name.
+        everywhere: the items are of several namespaces.
+        headers: the columns of a table have names.
+        now: for ages; None for the present.
+    """
+    if output == "json":
+        items = [with_kind(kind, item) for item in items]
+        return as_json({"apiVersion": "v1", "kind": "List", "items": items})
+    if output == "yaml":
+        return as_yaml([with_kind(kind, item) for item in items])
+    if output == "name":
+        return "".join(f"{SINGULAR[kind]}/{name_in(kind, item, everywhere)}\n" for item in items)
+    if not items:
+        return ""
+    layout = Layout(kind, wide=output == "wide", everywhere=everywhere)
+    head = [layout.head] if headers else []
+    return table([*head, *(layout.row(item, now) for item in items)])
+
+
+def name_in(kind: str, item: Item, everywhere: bool) -> str:
+    """Return a name by which commands find the item; with its namespace for everywhere."""
+    if everywhere and kind != "routes":
+        return address_of(kind, item, 1 if kind == "pes" else 2)
+    return address_of(kind, item)
+
+
+def as_json(body: object) -> str:
+    """Return JSON for people and programs."""
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_yaml(documents: Sequence[object]) -> str:
+    """Return YAML documents."""
+    return dump_all(documents)
+
+
+def with_kind(kind: str, item: Item) -> Item:
+    """Return an item that says what it is; manifests do already."""
+    return item if kind not in _BODY_KINDS else {"kind": _BODY_KINDS[kind], **item}
+
+
+class Layout:
+    """The columns of one kind.
+
+    Args:
+        kind: exports, imports, pes or routes.
+        wide: with all columns.
+        everywhere: with the namespace first.
+    """
+
+    def __init__(self, kind: str, *, wide: bool = False, everywhere: bool = False) -> None:
+        head, self._row = _TABLES[kind]
+        more, self._more = _WIDE[kind] if wide and kind in _WIDE else ([], _nothing)
+        self._everywhere = everywhere and kind != "routes"
+        self._aged = kind in ("exports", "imports")
+        first = ["NAMESPACE"] if self._everywhere else []
+        self.head = [*first, *head, *(["AGE"] if self._aged else []), *more]
+
+    def row(self, item: Item, now: datetime | None = None) -> Row:
+        """Return an item's cells."""
+        metadata = item.get("metadata", item)
+        first = [str(metadata.get("namespace", "-"))] if self._everywhere else []
+        aged = [age(metadata.get("creationTimestamp"), now)] if self._aged else []
+        return [flat(cell) for cell in [*first, *self._row(item), *aged, *self._more(item)]]
+
+
+def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
+    """Return rows in columns as wide as they have to be.
+
+    Args:
+        rows: all with the same number of cells.
+        least: widths that the columns have at least.
+    """
+    widths = widths_of(rows, least)
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def widths_of(rows: Sequence[Row], least: Sequence[int] = ()) -> list[int]:
+    """Return how wide the columns have to be, in characters."""
+    found = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [max(pair) for pair in zip(found, least, strict=True)] if least else found
+
+
+def port_of(spec: Item) -> str:
+    """Return the port of a resource as people write it: ``JOB/PE/PORT``."""
+    return f"{spec['job']}/{spec['pe']}/{spec['port']}"
+
+
+def _state(item: Item) -> Row:
+    status = item.get("status") or {}
+    state = "Ended" if status.get("ended") else str(status.get("reason", "Unknown"))
+    return [str(status.get("matches", 0)), state]
+
+
+def _named(item: Item) -> Row:
+    return [str(item["metadata"].get("name", "-")), port_of(item["spec"])]
+
+
+def offered(spec: Item) -> str:
+    """Return what an Export offers, on one line."""
+    return short(spec.get("streamId") or properties_text(spec.get("properties") or {}))
+
+
+def wanted(spec: Item) -> str:
+    """Return what an Import wants, on one line; ``-`` for nothing yet."""
+    if spec.get("subscription"):
+        return short(spec["subscription"])
+    names = (
+        "/".join(filter(None, (stream.get("applicationName"), stream["streamId"])))
+        for stream in spec.get("streams", [])
+    )
+    return short(", ".join(f"stream {name}" for name in names)) or "-"
+
+
+def _export(item: Item) -> Row:
+    return [*_named(item), offered(item["spec"]), *_state(item)]
+
+
+def _import(item: Item) -> Row:
+    spec = item["spec"]
+    return [*_named(item), wanted(spec), short(spec.get("filter") or "-"), *_state(item)]
+
+
+def _pe(item: Item) -> Row:
+    return [
+        f"{item['job']}/{item['pe']}",
+        item["location"] or "-",
+        age(item.get("seen")),
+        ",".join(item["exports"]) or "-",
+        ",".join(item["imports"]) or "-",
+        fellows_text(item.get("fellows", ())),
+    ]
+
+
+def fellows_text(fellows: Sequence[Item]) -> str:
+    """Return the numbers of fellows; those that do not answer are marked."""
+    names = (f"{f['pe'].rpartition('/')[2]}{' (away)' if f['away'] else ''}" for f in fellows)
+    return ", ".join(names) or "-"
+
+
+def _route(item: Item) -> Row:
+    return [item["export"], item["import"], item["policy"], short(item["filter"] or "-")]
+
+
+def properties_text(properties: Item) -> str:
+    """Return properties on one line."""
+    parts = (
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in properties.items()
+    )
+    return " ".join(parts) or "{}"
+
+
+def short(text: str, limit: int = 60) -> str:
+    """Return a text on one line, cut where it is too long."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def _wide(item: Item) -> Row:
+    status = item.get("status") or {}
+    return [
+        str(item["metadata"].get("generation", "-")),
+        str(item["spec"].get("application", {}).get("scope", "-")),
+        ",".join(status.get("topMatches", [])) or "-",
+        status.get("message") or "-",
+    ]
+
+
+def _nothing(_item: Item) -> Row:
+    return []
+
+
+_TABLES: dict[str, tuple[Row, Callable[[Item], Row]]] = {
+    "exports": (["NAME", "PORT", "OFFERS", "MATCHES", "STATE"], _export),
+    "imports": (["NAME", "PORT", "WANTS", "FILTER", "MATCHES", "STATE"], _import),
+    "pes": (["PE", "LOCATION", "SEEN", "EXPORTS", "IMPORTS", "FELLOWS"], _pe),
+    "routes": (["EXPORT", "IMPORT", "POLICY", "FILTER"], _route),
+}
+_WIDE: dict[str, tuple[Row, Callable[[Item], Row]]] = {
+    "exports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
+    "imports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
+    "pes": (["VIEW"], lambda item: [item.get("version") or "-"]),
+}

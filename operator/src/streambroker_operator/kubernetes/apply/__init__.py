@@ -1,0 +1,1 @@
+"""Write resources by server-side apply."""

@@ -1,0 +1,1 @@
+"""TokenReview, RBAC and authorization of callers."""

@@ -1,0 +1,169 @@
+"""The guard of a broker in a cluster: tokens and signatures, and the cluster's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from aiohttp import web
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import DEFAULT_NAMESPACE, RuleKey, name_of, rule_name_of
+from streambroker_operator.errors import RequestError
+from streambroker_operator.kubernetes.auth.authorize import Admitted, Gate, forces
+from streambroker_operator.kubernetes.auth.rbac import Caller
+from streambroker_operator.kubernetes.auth.token_review import Identities
+from streambroker_operator.rest.guard.authentication import Asked, is_reading
+from streambroker_operator.rest.guard.rate_limits import GAUGES
+from streambroker_operator.rest.http.paths import PATTERN, PORTS, REPORT
+from streambroker_operator.rest.http.requests import HOME, LONG, RUNTIME, path_of, pe_of, port_of
+from streambroker_operator.security.token_file import Job, Principal
+
+ALL = "*"
+_CALLER = web.RequestKey("cluster caller", Caller)
+_BINDS = web.RequestKey("binds", str)
+
+
+class ClusterGuard:
+    """Stands before REST.
+
+    Args:
+        identities: say who sends a request.
+        gate: says who comes through.
+        jobs_of: the jobs of a namespace that are bound to a service account, by name.
+    """
+
+    def __init__(
+        self,
+        identities: Identities,
+        gate: Gate,
+        jobs_of: Callable[[str, str], Iterable[str]],
+    ) -> None:
+        self._identities = identities
+        self._gate = gate
+        self._jobs_of = jobs_of
+
+    async def identify(self, request: web.Request) -> str:
+        """Return the name of the caller; a pod's own, where it shows its token.
+
+        Raises:
+            RequestError: 401, nobody known; 429, too many of this address were not; 503, nobody
+                could say.
+        """
+        with request.app[GAUGES].guessing(request) as unknown:
+            caller = await self._identities.caller(
+                request.headers.getall("Authorization", []),
+                method=request.method,
+                path=request.raw_path,
+                body=request.read,
+                unknown=unknown,
+                # Figures change nothing, and come once a second while somebody looks.
+                repeatable=is_reading(request) or path_of(request) == REPORT,
+                reading=is_reading(request),
+            )
+        request[_CALLER] = caller
+        if caller.namespace:
+            request[HOME] = caller.namespace
+        if caller.agent is not None:
+            return f"{caller.user}/{caller.agent}"
+        return f"{caller.user}/{caller.pod}" if caller.pod else caller.user
+
+    async def authorise(self, request: web.Request, namespaces: Asked) -> Principal:
+        """Return the caller, and what it may do.
+
+        Raises:
+            RequestError: 403, they may not; 503, nobody could say.
+        """
+        caller = request[_CALLER]
+        granted: set[str] = set()
+        for namespace in namespaces.all_of or (() if namespaces.any_of else (DEFAULT_NAMESPACE,)):
+            admitted = await self._admitted(request, caller, namespace)
+            if isinstance(admitted, Principal):
+                return admitted
+            granted.add(namespace)
+        granted |= await self._any(request, caller, namespaces.any_of)
+        return Principal(
+            name=caller.user,
+            role="reader" if is_reading(request) else "admin",
+            within=None if ALL in granted else frozenset(granted),
+        )
+
+    def binding(self, request: web.Request) -> str | None:
+        """Return the service account that a job is fixed to from now on; None for no change."""
+        return request.get(_BINDS)
+
+    async def _any(self, request: web.Request, caller: Caller, names: tuple[str, ...]) -> set[str]:
+        """Return which of some namespaces a caller may ask about; one is enough.
+
+        Raises:
+            RequestError: as of the last one, where there is none.
+        """
+        found: set[str] = set()
+        last: RequestError | None = None
+        for namespace in names:
+            try:
+                await self._admitted(request, caller, namespace)
+                found.add(namespace)
+            except RequestError as error:
+                last = error
+        if last is not None and not found:
+            raise last
+        return found
+
+    async def _admitted(
+        self, request: web.Request, caller: Caller, namespace: str
+    ) -> Admitted | Principal:
+        """Let a caller through by the cluster's rules, or as the job itself."""
+        path = path_of(request)
+        pe = pe_of(request) if "job" in request.match_info else None
+        try:
+            admitted = await self._gate.admit(
+                caller,
+                method=request.method,
+                target=request.raw_path,
+                path=path,
+                namespace=namespace,
+                pe=pe,
+                name=_name(request, path),
+                reading=is_reading(request),
+            )
+        except RequestError as error:
+            own = self._own(caller, namespace)
+            # What a set changes is looked at port by port.
+            set_ = path in LONG and not is_reading(request) and not forces(request.raw_path)
+            if error.status == 403 and own and set_:
+                return Principal(name=caller.user, role="job", jobs=own)
+            raise
+        if admitted.binds is not None:
+            request[_BINDS] = admitted.binds
+        if admitted.own and pe is not None:
+            jobs = frozenset({(pe.namespace, pe.job)})
+            return Principal(name=caller.user, role="job", jobs=jobs)
+        return admitted
+
+    def _own(self, caller: Caller, namespace: str) -> frozenset[Job]:
+        if caller.agent is not None:
+            own = (caller.agent.namespace, caller.agent.job)
+            return frozenset({own} if own[0] == namespace else ())
+        if not caller.in_pod or caller.namespace != namespace:
+            return frozenset()
+        return frozenset((namespace, job) for job in self._jobs_of(namespace, caller.account))
+
+
+def _name(request: web.Request, path: str) -> str:
+    """Return the name of the resource that a path names; empty where there is none.
+
+    One that is not there yet has none: its maker may give it any.
+    """
+    if path.startswith(PATTERN):
+        chosen = pe_of(request)
+        key = RuleKey(chosen.namespace, chosen.job, request.match_info["id"])
+        rule = request.app[RUNTIME].rules.get(key)
+        return "" if rule is None else rule_name_of(rule.rule)
+    kind = next((kind for kind, port in PORTS.items() if path.startswith(port)), None)
+    if kind is None:
+        return ""
+    try:
+        stored = request.app[RUNTIME].stored(kind, port_of(request))
+    except ManifestError:
+        stored = None  # no port can be called so, which the answer will say
+    return "" if stored is None else name_of(stored.resource)

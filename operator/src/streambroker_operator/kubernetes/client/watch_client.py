@@ -1,0 +1,297 @@
+"""A thin client of the Kubernetes API: get, list in pages, watch.
+
+Every call has its own time limit: an API server whose etcd is gone answers nothing, for
+ever. What is no whole and well-formed answer is an error, never an empty list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+
+from streambroker_operator.kubernetes.client.connection import Connection
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+
+JSON = "application/json"
+OBJECT_MARK = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+LIST_MARKS = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+_AGAIN = (429, 503)
+_TRIES = 4
+_LONGEST_PAUSE_S = 30.0
+_MOST_OF_AN_ERROR = 4096
+_SHOWN = 200
+_T = TypeVar("_T")
+
+Body = Mapping[str, Any]
+WatchEvent = tuple[str, Body]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long things may take, in seconds, and how much is asked for at once.
+
+    Attributes:
+        call_s: one call, from connecting to the end of the answer.
+        server_s: after how long the server shall end a watch.
+        idle_s: after how long without a line a watch counts as dead; bookmarks come each minute.
+        page: objects of one page of a list.
+        sweep_s: between two sweeps; 10 % more or less.
+        refused_s: between two questions whether a namespace that was refused can be listed again.
+        settle_s: how long a sweep leaves the watch to tell what the list has shown.
+        confirm_s: before a list that is too old is asked for again.
+        retry_s: the shortest and the longest pause after a failure.
+        restart_s: the same for kopf's process.
+    """
+
+    call_s: float = 10.0
+    server_s: int = 300
+    idle_s: float = 90.0
+    page: int = 500
+    sweep_s: float = 60.0
+    refused_s: float = 10.0
+    settle_s: float = 1.0
+    confirm_s: float = 2.0
+    retry_s: tuple[float, float] = (0.2, 5.0)
+    restart_s: tuple[float, float] = (2.0, 30.0)
+
+
+class ApiError(Exception):
+    """A call that was not answered, or not as asked.
+
+    Attributes:
+        status: of the HTTP answer; 0 if there was none that could be used.
+        retry_after_s: how long the server asks to wait; 0 if it does not.
+    """
+
+    def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        self.status = status
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class GoneError(ApiError):
+    """The versions asked for are forgotten, or the watch is not to be trusted: list again."""
+
+
+async def within(
+    seconds: float, awaitable: Awaitable[_T], lose: Callable[[_T], None] | None = None
+) -> _T:
+    """Return what comes of an awaitable, like `asyncio.wait_for`.
+
+    Before Python 3.12 that one loses a cancellation that meets the answer, and who is told to
+    end goes on for ever.
+
+    Args:
+        seconds: how long it may take.
+        awaitable: what is waited for.
+        lose: takes what comes of it when nobody wants it any more.
+
+    Raises:
+        asyncio.TimeoutError: nothing came in time.
+    """
+    task = asyncio.ensure_future(awaitable)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except BaseException:
+        _abandon(task, lose)
+        raise
+    if not done:
+        _abandon(task, lose)
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+def _abandon(task: asyncio.Future[_T], lose: Callable[[_T], None] | None) -> None:
+    def late(done: asyncio.Future[_T]) -> None:
+        # What comes of it too late is of no interest, not even as an error.
+        if not done.cancelled() and done.exception() is None and lose is not None:
+            lose(done.result())
+
+    task.add_done_callback(late)
+    task.cancel()
+
+
+class Lines:
+    """Cut a stream of bytes into lines."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that are whole now; what is left waits for more."""
+        end = data.rfind(b"\n")
+        if end < 0:
+            self._rest += data
+            return []
+        whole = bytes(self._rest) + data[:end]
+        self._rest = bytearray(data[end + 1 :])
+        return [line for line in whole.split(b"\n") if line]
+
+
+class ApiClient:
+    """One connection pool to one API server.
+
+    Args:
+        access: where it is, and the credentials.
+        timing: how long calls may take.
+    """
+
+    def __init__(self, access: Access, timing: Timing | None = None) -> None:
+        self.timing = timing or Timing()
+        self.access = access
+        self._connection = Connection(access)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._connection.close()
+
+    async def get(
+        self, path: str, params: Mapping[str, str] | None = None, *, accept: str = JSON
+    ) -> Body:
+        """Return the answer to a GET; 429 and 503 with Retry-After are waited for, a few times.
+
+        Raises:
+            GoneError: 410.
+            ApiError: any other answer, none in time, or one that is no JSON object.
+        """
+        tries = 1
+        while True:
+            try:
+                return await self._get(path, params or {}, accept)
+            except ApiError as error:
+                again = error.status in _AGAIN and error.retry_after_s > 0
+                if not again or tries == _TRIES:
+                    raise
+                await asyncio.sleep(min(error.retry_after_s, _LONGEST_PAUSE_S))
+            tries += 1
+
+    async def _get(self, path: str, params: Mapping[str, str], accept: str) -> Body:
+        limit = aiohttp.ClientTimeout(total=self.timing.call_s)
+        async with self._answer(path, params, accept, limit) as answer:
+            text = await answer.read()
+        try:
+            body = json.loads(text)
+        except ValueError as error:
+            raise ApiError(0, f"{path}: the answer is no JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise ApiError(0, f"{path}: the answer is no object")
+        return body
+
+    async def pages(
+        self, path: str, params: Mapping[str, str], *, accept: str = JSON
+    ) -> AsyncIterator[tuple[list[Body], int]]:
+        """Yield the pages of a consistent list, each with the version of the whole list.
+
+        Raises:
+            GoneError: the list was forgotten before its end.
+            ApiError: a page could not be had.
+        """
+        asked = {"limit": str(self.timing.page), **params}
+        while True:
+            body = await self.get(path, asked, accept=accept)
+            metadata, items = body.get("metadata"), _items(body)
+            if not isinstance(metadata, dict) or not isinstance(items, list):
+                raise ApiError(0, f"{path}: the answer is no list: {str(body)[:_SHOWN]}")
+            yield items, _version(path, metadata)
+            if not metadata.get("continue"):
+                return
+            asked = {"limit": str(self.timing.page), "continue": str(metadata["continue"])}
+
+    async def watch(self, path: str, version: int) -> AsyncGenerator[list[WatchEvent], None]:
+        """Yield what happens after a version, as many events at once as have come.
+
+        The first that comes is an empty list: the server has begun to answer. Ends when the
+        server ends the watch.
+
+        Raises:
+            GoneError: the version is forgotten, the server tells of an error, or nothing comes,
+                not even bookmarks.
+            ApiError: the server refuses, or the connection breaks.
+        """
+        params = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": str(version),
+            "timeoutSeconds": str(self.timing.server_s),
+        }
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self.timing.call_s)
+        async with self._answer(path, params, JSON, limit) as answer:
+            yield []
+            loop, lines = asyncio.get_running_loop(), Lines()
+            until = loop.time() + self.timing.idle_s
+            while data := await self._more(path, answer, until - loop.time()):
+                events = [_event(path, line) for line in lines.feed(data)]
+                if events:
+                    until = loop.time() + self.timing.idle_s
+                    yield events
+
+    async def _more(self, path: str, answer: aiohttp.ClientResponse, seconds: float) -> bytes:
+        try:
+            return await within(max(seconds, 0.001), answer.content.readany())
+        except asyncio.TimeoutError as error:
+            raise GoneError(0, f"{path}: the watch is silent") from error
+
+    @asynccontextmanager
+    async def _answer(
+        self, path: str, params: Mapping[str, str], accept: str, limit: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            headers = {"Accept": accept}
+            asked = self._connection.request(
+                "GET", path, query=params, headers=headers, timeout=limit
+            )
+            answer = await within(self.timing.call_s, asked, aiohttp.ClientResponse.close)
+            async with answer:
+                if answer.status != 200:
+                    raise await _refusal(path, answer)
+                yield answer
+        except asyncio.TimeoutError as error:
+            raise ApiError(0, f"{path}: no answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, f"{path}: {type(error).__name__}: {error}") from error
+
+
+async def _refusal(path: str, answer: aiohttp.ClientResponse) -> ApiError:
+    text = await answer.content.read(_MOST_OF_AN_ERROR)
+    try:
+        said = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        said = text[:_SHOWN].decode(errors="replace")
+    try:
+        pause = float(answer.headers.get("Retry-After", "0"))
+    except ValueError:
+        pause = 0.0
+    kind = GoneError if answer.status == 410 else ApiError
+    return kind(answer.status, f"{path}: {answer.status}: {said}", pause)
+
+
+def _items(body: Body) -> object:
+    """Return the items of a list; none at all are written as null where only metadata is asked."""
+    if body.get("kind") == "PartialObjectMetadataList" and body.get("items", ...) is None:
+        return []
+    return body.get("items")
+
+
+def _version(path: str, metadata: Body) -> int:
+    try:
+        return int(metadata["resourceVersion"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ApiError(0, f"{path}: a list without a version") from error
+
+
+def _event(path: str, line: bytes) -> WatchEvent:
+    try:
+        event = json.loads(line)
+        kind, body = event["type"], event["object"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise GoneError(0, f"{path}: the watch has a line that is no event") from error
+    if kind == "ERROR":
+        raise GoneError(int(body.get("code", 0)), f"{path}: {body.get('message')}")
+    return kind, body

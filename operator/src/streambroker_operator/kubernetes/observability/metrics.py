@@ -1,0 +1,228 @@
+"""The broker's figures for Prometheus: what is counted here, and what is read when asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal, TypeAlias
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from streambroker_core.model import AnyKind
+from streambroker_core.wire.manifests.ports import OBJECTS
+from streambroker_operator.kubernetes.replicas.lease import Lease
+from streambroker_operator.kubernetes.status.events import EventWriter
+from streambroker_operator.kubernetes.status.programmed import AgentState
+from streambroker_operator.kubernetes.status.writer import StatusFigures
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+State: TypeAlias = Literal["accepted", "refused"]
+Labelled: TypeAlias = Mapping[Any, float]
+"""Values by the values of their labels."""
+
+# Shown from the beginning: what rises from nothing to one is no increase to Prometheus.
+_DIFFERENCES = tuple(product(OBJECTS.values(), ("missing", "changed", "ghost")))
+_WRITES = tuple(
+    product(("spec", "status", "event", "lease"), ("done", "conflict", "refused", "failed"))
+)
+_REVIEWS = tuple(product(("token", "access"), ("allowed", "denied", "failed")))
+_MATCH_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_APPLIED_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What is read when Prometheus asks.
+
+    Attributes:
+        release: of the broker.
+        synced: whether both kinds have been read once, so that requests are answered.
+        leads: whether this process holds the Lease.
+        routes: how many there are.
+        board: processed version by kind.
+        watch_age_s: seconds since the last sign of life, by kind.
+        followed: whether each watched namespace can be listed, by kind and namespace.
+        resources: how many, by kind and whether they take part.
+        agents: how many registered agents are in which state; empty where that is not known.
+        reported_routes: how many routes are in which state, as agents reported it to this process.
+        hints_sent: datagrams handed to the network.
+        hints_lost: those after which the agent came by its poll only.
+        sweeps: how often what is known was compared with a list.
+        sweep_differences: what came to light by that, by kind and what it was: ``missing``,
+            ``changed`` or ``ghost``.
+        relists: whole lists taken in after the first, by kind.
+        feeder_restarts: how often the feeder's own process was started again.
+        writes: requests that change something in the cluster, by object and result: see
+            `writes_of`.
+        reviews: questions to the API server, by review and result: see `Reviews.counts`.
+    """
+
+    release: str
+    synced: bool = False
+    leads: bool = False
+    routes: int = 0
+    board: Mapping[AnyKind, int] = field(default_factory=dict)
+    watch_age_s: Mapping[AnyKind, float] = field(default_factory=dict)
+    followed: Mapping[tuple[AnyKind, str], bool] = field(default_factory=dict)
+    resources: Mapping[tuple[AnyKind, State], int] = field(default_factory=dict)
+    agents: Mapping[AgentState, int] = field(default_factory=dict)
+    reported_routes: Mapping[str, int] = field(default_factory=dict)
+    hints_sent: int = 0
+    hints_lost: int = 0
+    sweeps: int = 0
+    sweep_differences: Mapping[tuple[AnyKind, str], int] = field(default_factory=dict)
+    relists: Mapping[AnyKind, int] = field(default_factory=dict)
+    feeder_restarts: int = 0
+    writes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    reviews: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+def families(found: Figures) -> Iterator[Metric]:
+    """Yield figures as Prometheus names them."""
+    yield _gauge("build_info", "The release that runs.", ("version",), {(found.release,): 1})
+    synced = {(): float(found.synced)}
+    yield _gauge("feed_synced", "1 once all resources have been read.", (), synced)
+    yield _gauge("leader", "1 if this process holds the Lease.", (), {(): float(found.leads)})
+    yield _gauge("routes", "Routes on the board.", (), {(): found.routes})
+    yield _gauge("board_version", "Processed version.", ("kind",), _by_kind(found.board))
+    yield _gauge(
+        "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(found.watch_age_s)
+    )
+    followed = {
+        (OBJECTS[kind], watched): float(on) for (kind, watched), on in found.followed.items()
+    }
+    text = "1 if resources of a watched namespace can be listed."
+    yield _gauge("namespace_followed", text, ("kind", "watched"), followed)
+    resources = {(OBJECTS[kind], state): n for (kind, state), n in found.resources.items()}
+    yield _gauge("resources", "Exports and Imports.", ("kind", "state"), resources)
+    agents = {(state,): count for state, count in found.agents.items()}
+    yield _gauge("agents", "Registered agents.", ("state",), agents)
+    reported = {(state,): count for state, count in found.reported_routes.items()}
+    yield _gauge("reported_routes", "Routes that agents report.", ("state",), reported)
+    yield _counter("hints_sent", "Hints handed to the network.", (), {(): found.hints_sent})
+    yield _counter("hints_lost", "Hints that did not arrive.", (), {(): found.hints_lost})
+    yield _counter("sweeps", "Comparisons with a list.", (), {(): found.sweeps})
+    mended = {(OBJECTS[kind], what): n for (kind, what), n in found.sweep_differences.items()}
+    mended = {**dict.fromkeys(_DIFFERENCES, 0), **mended}
+    yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), mended)
+    yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(found.relists))
+    yield _counter("feeder_restarts", "Starts of the feeder.", (), {(): found.feeder_restarts})
+    writes = {**dict.fromkeys(_WRITES, 0), **found.writes}
+    yield _counter("api_writes", "Writes in the cluster.", ("object", "result"), writes)
+    reviews = {**dict.fromkeys(_REVIEWS, 0), **found.reviews}
+    yield _counter("reviews", "Token and access reviews.", ("review", "result"), reviews)
+
+
+def writes_of(
+    status: StatusFigures,
+    events: EventWriter,
+    lease: Lease,
+    objects: Mapping[tuple[str, str], int],
+) -> Mapping[tuple[str, str], int]:
+    """Return what was written in the cluster, for `Figures.writes`.
+
+    Args:
+        status: of the one who writes statuses.
+        events: who writes Events.
+        lease: who keeps the Lease.
+        objects: what was written for agents and by REST: see `Objects.writes`.
+    """
+    found: Counter[tuple[str, str]] = Counter(objects)
+    found["status", "done"] += status.written
+    found["status", "conflict"] += status.conflicts
+    found["status", "refused"] += status.refused
+    found["status", "failed"] += status.failed
+    found["event", "done"] += events.written
+    found["event", "refused"] += events.refused
+    found["event", "failed"] += events.failed
+    for result, count in lease.writes.items():
+        found["lease", result] += count
+    return found
+
+
+class Metrics(Collector):
+    """All figures of a broker.
+
+    Args:
+        read: returns what is read when Prometheus asks.
+    """
+
+    def __init__(self, read: Callable[[], Figures]) -> None:
+        self._read = read
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(self)
+        self._match = self._histogram("match_seconds", "To match one change.", _MATCH_S)
+        self._applied = self._histogram(
+            "change_applied_seconds", "From a changed view until its agent runs it.", _APPLIED_S
+        )
+        self._requests = Histogram(
+            "streambroker_rest_request_seconds",
+            "To answer a REST request, long polls and streams of events apart.",
+            ("method",),
+            registry=self.registry,
+            buckets=_REQUEST_S,
+        )
+        self._answers: Counter[tuple[str, str]] = Counter()
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        return Histogram(
+            f"streambroker_{name}", text, registry=self.registry, buckets=tuple(buckets)
+        )
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: what is collected is not asked for before there is something."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is read at this moment."""
+        yield from families(self._read())
+        yield _counter("rest_requests", "Answers of REST.", ("method", "code"), self._answers)
+
+    def matched(self, seconds: float) -> None:
+        """Count the time that one change took to be matched."""
+        self._match.observe(seconds)
+
+    def applied(self, seconds: float) -> None:
+        """Count the time from a change of an agent's view until the agent ran it."""
+        self._applied.observe(seconds)
+
+    def answered(self, method: str, code: int, seconds: float | None) -> None:
+        """Count a REST answer.
+
+        Args:
+            method: of the request.
+            code: status of the answer.
+            seconds: it took; None for a long poll or a stream of events.
+        """
+        self._answers[method, str(code)] += 1
+        if seconds is not None:
+            self._requests.labels(method).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return all figures in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+
+def _by_kind(values: Mapping[AnyKind, float]) -> Labelled:
+    return {(OBJECTS[kind],): value for kind, value in values.items()}
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
+    family = GaugeMetricFamily(f"streambroker_{name}", text, labels=labels)
+    for found, value in values.items():
+        family.add_metric(found, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
+    family = CounterMetricFamily(f"streambroker_{name}", text, labels=labels)
+    for found, value in values.items():
+        family.add_metric(found, value)
+    return family

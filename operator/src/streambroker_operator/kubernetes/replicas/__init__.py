@@ -1,0 +1,1 @@
+"""Leader election by a Lease, and relays from the other replicas to the leader."""

@@ -1,0 +1,266 @@
+"""Hold a Lease as long as it can be held, and know at every moment whether it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from streambroker_operator.kubernetes.client.http_api import (
+    Answer,
+    Api,
+    ApiUnreachableError,
+    micro_time,
+)
+from streambroker_operator.kubernetes.replicas.election import Election, LeaseTiming, Record, Write
+
+TIMEOUT_S = 5.0
+"""For one request, in seconds."""
+RELEASE_S = 2.0
+"""For letting go of the Lease when the process ends, in seconds."""
+JITTER = 0.2
+ADDRESS = "streambroker.io/address"
+"""Annotation of the Lease: where its holder is asked."""
+
+_API = "coordination.k8s.io/v1"
+
+_log = logging.getLogger("streambroker.lease")
+
+
+def new_identity(host: str) -> str:
+    """Return an identity that no other process has had, which begins with the host's name."""
+    return f"{host[:63]}_{secrets.token_hex(8)}"
+
+
+class Lease:
+    """A candidate for a Lease.
+
+    Args:
+        api: makes the calls.
+        namespace: of the Lease.
+        name: of the Lease.
+        identity: as `new_identity` returns it.
+        timing: how the Lease is kept.
+        address: where this process is asked by the others.
+        changed: called with whether this process leads, each time that is another answer.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        timing: LeaseTiming | None = None,
+        address: str = "",
+        changed: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._timing = LeaseTiming() if timing is None else timing
+        self._election = Election(identity, self._timing)
+        self._address = address
+        self._leader = ""
+        self._changed = changed
+        self._told = False
+        self._trouble = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._path = f"/apis/{_API}/namespaces/{namespace}/leases"
+        self.writes: Counter[str] = Counter()
+        """Renewals and the like, by result: ``done``, ``conflict``, ``refused`` or ``failed``."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads now, whatever a request under way may do."""
+        return self._election.leads(_now())
+
+    @property
+    def holder(self) -> str:
+        """Who held the Lease when it was seen last; empty for nobody."""
+        return self._election.holder
+
+    @property
+    def leader(self) -> str:
+        """Where whoever held the Lease when it was seen last is asked; empty if that is unknown."""
+        return self._leader if self.holder else ""
+
+    async def run(self) -> None:
+        """Hold the Lease or wait for it, until cancelled; `release` comes after that."""
+        while True:
+            try:
+                trouble = await self._turn()
+            except ApiUnreachableError as error:
+                self._election.failed()
+                self.writes["failed"] += 1
+                trouble = f"the API server is not reached: {error}"
+            self._note(trouble)
+            self._settle()
+            await asyncio.sleep(self._pause())
+
+    def _pause(self) -> float:
+        """Return the seconds until the next turn; who waits comes back when the Lease runs out."""
+        if self.leads:
+            return self._timing.retry_s
+        spread = 1 + JITTER * random.random()  # noqa: S311 - spreads load, hides nothing
+        pause = spread * self._timing.retry_s
+        left = self._election.dead_at - _now()
+        # Whoever else comes back then as well: one of the writes succeeds.
+        return min(pause, left) if left > 0 else pause
+
+    async def release(self) -> None:
+        """Stop leading and let others lead at once; takes at most `RELEASE_S` seconds."""
+        self._election.release(time.time())
+        self._settle()
+        releasing = asyncio.ensure_future(self._let_go())
+        await asyncio.wait([releasing], timeout=RELEASE_S)
+        if not releasing.done() or not releasing.result():
+            releasing.cancel()
+            _log.info("the Lease %s could not be released; it runs out by itself", self._name)
+
+    async def _let_go(self) -> bool:
+        """Release the Lease, whatever a renewal that was under way has made of it meanwhile."""
+        while True:
+            try:
+                if self._election.must_read and await self._read():
+                    return False
+                write = self._election.release(time.time())
+                if write is None:
+                    return True
+                answer = await self._call("PUT", f"{self._path}/{self._name}", self._body(write))
+            except ApiUnreachableError:
+                return False
+            if answer.status != 409:
+                return answer.status == 200
+            self._election.failed()
+
+    async def _turn(self) -> str:
+        """Look, and write where it is this candidate's turn; return what went wrong, or nothing."""
+        if self._election.must_read and (trouble := await self._read()):
+            return trouble
+        sent = _now()
+        write = self._election.write(sent, time.time())
+        if write is None:
+            return ""
+        self._election.failed()  # until the answer says that it has not
+        if write.version is None:
+            answer = await self._call("POST", self._path, self._body(write))
+        else:
+            answer = await self._call("PUT", f"{self._path}/{self._name}", self._body(write))
+        version = _version(answer.body)
+        if answer.status in (200, 201) and version:
+            self.writes["done"] += 1
+            self._election.wrote(write.record, version, sent=sent, now=_now())
+            return ""
+        if answer.status == 409:
+            self.writes["conflict"] += 1
+            return ""
+        self.writes["refused"] += 1
+        return _refusal(answer)
+
+    async def _read(self) -> str:
+        answer = await self._call("GET", f"{self._path}/{self._name}")
+        if answer.status == 404:
+            self._election.read(None, None, _now())
+        elif answer.status == 200 and (version := _version(answer.body)):
+            self._election.read(_record(answer.body), version, _now())
+            self._leader = _address(answer.body)
+        else:
+            return _refusal(answer)
+        return ""
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        return await self._api.call(method, path, body, timeout_s=TIMEOUT_S)
+
+    def _body(self, write: Write) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
+        if self._address:
+            metadata["annotations"] = {ADDRESS: self._address}
+        if write.version is not None:
+            metadata["resourceVersion"] = write.version
+        record = write.record
+        return {
+            "apiVersion": _API,
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": {
+                "holderIdentity": record.holder,
+                "leaseDurationSeconds": record.duration_s,
+                "acquireTime": micro_time(record.acquired),
+                "renewTime": micro_time(record.renewed),
+                "leaseTransitions": record.transitions,
+            },
+        }
+
+    def _settle(self) -> None:
+        """Tell of a change, and come back when leading would end by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        leads = self.leads
+        if leads:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._election.leads_until, self._settle)
+        if leads != self._told:
+            self._told = leads
+            _log.info("%s the Lease %s/%s", "got" if leads else "lost", self._namespace, self._name)
+            self._changed(leads)
+
+    def _note(self, trouble: str) -> None:
+        """Write one line for each change between well and not well."""
+        if trouble and not self._trouble:
+            _log.warning("the Lease %s/%s: %s", self._namespace, self._name, trouble)
+        elif self._trouble and not trouble:
+            _log.info("the Lease %s/%s is kept again", self._namespace, self._name)
+        self._trouble = trouble
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _refusal(answer: Answer) -> str:
+    return f"the API server answers {answer.status}: {answer.body.get('message', '')}"
+
+
+def _address(body: Mapping[str, Any]) -> str:
+    """Return where the holder of a Lease is asked; empty where it does not say."""
+    annotations = body["metadata"].get("annotations")
+    found = annotations.get(ADDRESS) if isinstance(annotations, Mapping) else None
+    return found if isinstance(found, str) else ""
+
+
+def _version(body: Mapping[str, Any]) -> str:
+    """Return the version of a Lease; empty for what is none.
+
+    No write may name an empty one: to the API server it stands for any.
+    """
+    metadata = body.get("metadata")
+    return str(metadata.get("resourceVersion", "")) if isinstance(metadata, Mapping) else ""
+
+
+def _record(body: Mapping[str, Any]) -> Record:
+    spec = body.get("spec")
+    spec = spec if isinstance(spec, Mapping) else {}
+    return Record(
+        holder=str(spec.get("holderIdentity") or ""),
+        duration_s=int(spec.get("leaseDurationSeconds") or 1),
+        acquired=_time(spec.get("acquireTime")),
+        renewed=_time(spec.get("renewTime")),
+        transitions=int(spec.get("leaseTransitions") or 0),
+    )
+
+
+def _time(text: object) -> float:
+    """Return seconds since 1970; 0 for what is no time."""
+    try:
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,1 @@
+"""Compute conditions and write the status of resources."""

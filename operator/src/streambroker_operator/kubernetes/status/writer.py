@@ -1,0 +1,303 @@
+"""Write statuses: few at a time, not too fast, only by the one who leads, only what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from streambroker_core.model import AnyKind
+from streambroker_core.wire.manifests.ports import API_VERSION
+from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
+from streambroker_operator.kubernetes.client.objects import APPLY, Place
+from streambroker_operator.kubernetes.client.rate_limiter import StatusPace
+from streambroker_operator.kubernetes.status.conditions import MANAGER
+from streambroker_operator.kubernetes.status.work_queue import (
+    LIVE,
+    REST,
+    URGENT,
+    StatusQueue,
+    delay_s,
+)
+
+TIMEOUT_S = 10.0
+_QUIET_S = 60.0
+
+Name: TypeAlias = tuple[AnyKind, str]
+"""Kind and uid of a resource."""
+
+_MANY = 50
+"""How many names are looked at before others get their turn on the event loop."""
+
+_log = logging.getLogger("streambroker.status")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusWrite:
+    """A status to be sent.
+
+    Attributes:
+        status: all that the manager of statuses owns.
+    """
+
+    kind: AnyKind
+    namespace: str
+    name: str
+    uid: str
+    status: Mapping[str, Any]
+
+
+class StatusSource(Protocol):
+    """Knows what has to stand in a status, and learns what stands there now."""
+
+    def draw(self, name: Name) -> StatusWrite | None:
+        """Return what is to be written now; None where it stands there, or the resource is gone."""
+
+    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+        """Take in the resource as the API server has it after a write."""
+
+
+@dataclass(slots=True)
+class StatusFigures:
+    """What came of it.
+
+    Attributes:
+        written: statuses that the API server took.
+        right: turns in which there was nothing to write.
+        gone: resources that were no longer there.
+        conflicts: writes that somebody else came before, and which are tried again.
+        failed: writes that the API server did not take at this time, and which are tried again.
+        refused: writes that the API server will never take.
+    """
+
+    written: int = 0
+    right: int = 0
+    gone: int = 0
+    conflicts: int = 0
+    failed: int = 0
+    refused: int = 0
+
+
+class StatusWriter:
+    """Takes names, asks what is to be written for them, and writes it.
+
+    All methods are called on one event loop.
+
+    Args:
+        api: makes the calls.
+        source: what is to be written.
+        leads: whether this process may write.
+        remembers: whether it may write a certain one in any case, for it knows what no other does.
+        pace: how fast it may write; shared with others who write statuses.
+        settle_s: how long a change may settle.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        source: StatusSource,
+        *,
+        leads: Callable[[], bool],
+        remembers: Callable[[Name], bool] = lambda _: False,
+        pace: StatusPace | None = None,
+        settle_s: float = 1.0,
+    ) -> None:
+        self._api = api
+        self._source = source
+        self._leads = leads
+        self._remembers = remembers
+        self._queue: StatusQueue[Name] = StatusQueue(settle_s)
+        self._pace = StatusPace() if pace is None else pace
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._paused_until = 0.0
+        self._outages = 0
+        self._quiet_until: dict[tuple[str, int], float] = {}
+        self._token_held = False
+        self.figures = StatusFigures()
+
+    @property
+    def waiting(self) -> int:
+        """How many names wait for their turn."""
+        return len(self._queue)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+        return not self._queue and not self._tasks
+
+    def offer(self, name: Name, *, urgent: bool = False, live: bool = False) -> None:
+        """Ask for a look at a status; nothing happens while this process may not write it.
+
+        Args:
+            name: of the resource.
+            urgent: it is refused, which its user should see first.
+            live: its job runs, so it goes before those that are merely there.
+        """
+        if self._may(name):
+            self._queue.offer(name, self._now(), rank=URGENT if urgent else LIVE if live else REST)
+            self._wake.set()
+
+    def _may(self, name: Name) -> bool:
+        return self._leads() or self._remembers(name)
+
+    def drop_all(self) -> None:
+        """Forget all that waits: this process no longer leads."""
+        self._queue.clear()
+
+    async def run(self) -> None:
+        """Write until cancelled; what is under way then is left to itself for no longer."""
+        try:
+            looked = 0
+            while True:
+                # A place is taken only when something is due: others may need the last one.
+                await self._due()
+                if not self._token_held:
+                    await self._pace.token()
+                    # It stays until it is used.
+                    self._token_held = True
+                await self._pace.begin()
+                if not self._next():
+                    looked += 1
+                    if looked % _MANY == 0:
+                        await asyncio.sleep(0)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _next(self) -> bool:
+        """Begin the next write and return True; give the place back where there is none."""
+        now = self._now()
+        name = self._queue.take(now) if now >= self._paused_until else None
+        write = None if name is None else self._drawn(name)
+        if name is None or write is None:
+            self._pace.end()
+            return False
+        self._token_held = False
+        task = asyncio.create_task(self._send(name, write))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return True
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pace.end()
+        # It may have been offered again meanwhile, and waits now.
+        self._wake.set()
+
+    async def _due(self) -> None:
+        """Return when something is due."""
+        while True:
+            at = self._queue.next_at()
+            due = None if at is None else max(at, self._paused_until)
+            if due is not None and due <= self._now():
+                return
+            await self._woken(due)
+
+    async def _woken(self, until: float | None) -> None:
+        """Return when something is new, or at a time."""
+        self._wake.clear()
+        timer = None
+        if until is not None:
+            timer = asyncio.get_running_loop().call_at(until, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _drawn(self, name: Name) -> StatusWrite | None:
+        try:
+            write = self._source.draw(name) if self._may(name) else None
+        except Exception:
+            _log.exception("the status of %s %s cannot be made", *name)
+            write = None
+        if write is None:
+            self.figures.right += 1
+            self._queue.done(name, self._now())
+        return write
+
+    async def _send(self, name: Name, write: StatusWrite) -> None:
+        place = Place(kind=write.kind, namespace=write.namespace, name=write.name)
+        began = self._now()
+        try:
+            answer = await self._api.call(
+                "PATCH",
+                f"{place.path}/status",
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": write.kind,
+                    "metadata": {"name": write.name, "namespace": write.namespace},
+                    "status": write.status,
+                },
+                query={"fieldManager": MANAGER, "force": "true"},
+                content_type=APPLY,
+                timeout_s=TIMEOUT_S,
+            )
+        except ApiUnreachableError as error:
+            _log.debug("the status of %s %s was not written: %s", write.kind, write.name, error)
+            self._pace.answered(began, refused=True)
+            self._again(name, pause=True)
+            return
+        self._pace.answered(began, refused=answer.status == 429 or answer.status >= 500)
+        self._answered(name, write, answer)
+
+    def _answered(self, name: Name, write: StatusWrite, answer: Answer) -> None:
+        wrote = answer.status in (200, 201)
+        if wrote:
+            self._outages = 0
+            self.figures.written += 1
+            self._told(write, answer)
+        elif answer.status == 404:
+            self.figures.gone += 1
+        elif answer.status == 409:
+            self.figures.conflicts += 1
+            self._again(name, answer.retry_after_s or 0.0)
+            return
+        elif answer.status == 429 or answer.status >= 500:
+            self._again(name, answer.retry_after_s or 0.0, pause=True)
+            return
+        else:
+            self.figures.refused += 1
+            self._complain(write, answer)
+        self._queue.done(name, self._now(), wrote=wrote)
+
+    def _complain(self, write: StatusWrite, answer: Answer) -> None:
+        """Log a refusal; of each namespace and status one a minute, for there may be thousands."""
+        what, now = (write.namespace, answer.status), self._now()
+        if now < self._quiet_until.get(what, 0.0):
+            return
+        self._quiet_until[what] = now + _QUIET_S
+        _log.error(
+            "the API server refuses the status of %s %s/%s with %d: %s",
+            write.kind,
+            write.namespace,
+            write.name,
+            answer.status,
+            str(answer.body.get("message", ""))[:300],
+        )
+
+    def _told(self, write: StatusWrite, answer: Answer) -> None:
+        try:
+            self._source.wrote(write, answer.body)
+        except Exception:
+            _log.exception("what was written of %s %s was not taken in", write.kind, write.name)
+
+    def _again(self, name: Name, after_s: float = 0.0, *, pause: bool = False) -> None:
+        """Try later; where the API server itself is in trouble, everything waits."""
+        now, jitter = self._now(), random.random()  # noqa: S311 - spreads load, hides nothing
+        if pause:
+            self.figures.failed += 1
+            # Of those under way together, one counts: they all met the same trouble.
+            self._outages += now >= self._paused_until
+            wait = max(after_s, delay_s(self._outages, jitter))
+            self._paused_until = max(self._paused_until, now + wait)
+        self._queue.failed(name, now, jitter=jitter, after_s=after_s)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""Watch resources and keep them in a cache."""

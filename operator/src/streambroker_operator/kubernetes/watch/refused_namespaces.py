@@ -1,0 +1,43 @@
+"""Watched namespaces that the API server does not let the broker list.
+
+A Role goes with its namespace, so a deleted namespace first answers 403. Whether it is gone is a
+question of its own, for which the chart grants `get` on the namespaces that are named.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from streambroker_core.model import AnyKind
+from streambroker_operator.kubernetes.client.watch_client import OBJECT_MARK, ApiClient, ApiError
+
+_log = logging.getLogger("streambroker.kubernetes")
+
+Refusal: TypeAlias = Literal["Forbidden", "NamespaceGone"]
+"""Why a watched namespace is not followed."""
+
+_EFFECTS: Mapping[Refusal, str] = {
+    "Forbidden": "cannot be listed (403); they stay as they were seen last",
+    "NamespaceGone": "are gone with it",
+}
+
+
+async def why_refused(client: ApiClient, namespace: str) -> Refusal:
+    """Return why a namespace cannot be listed; if that is not certain, it is still there."""
+    try:
+        await client.get(f"/api/v1/namespaces/{namespace}", accept=OBJECT_MARK)
+    except ApiError as error:
+        if error.status == 404:
+            return "NamespaceGone"
+    return "Forbidden"
+
+
+def log_changes(kind: AnyKind, before: Mapping[str, Refusal], after: Mapping[str, Refusal]) -> None:
+    """Log each namespace that is refused for another reason than before, or no longer."""
+    for namespace, why in after.items():
+        if before.get(namespace) != why:
+            _log.warning("namespace %s: %ss %s", namespace, kind, _EFFECTS[why])
+    for namespace in before.keys() - after.keys():
+        _log.info("namespace %s: %ss are followed again", namespace, kind)

@@ -1,0 +1,1 @@
+"""Requests of agents: registration, polling, control tuples and reports."""

@@ -1,0 +1,1 @@
+"""Explain routes, preview changes and find mistakes."""

@@ -1,0 +1,1 @@
+"""Authentication, rate limits, fairness and idempotency of requests."""

@@ -1,0 +1,81 @@
+"""One long question at a time, and everybody's in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from streambroker_operator.rest.guard.rate_limits import too_many
+
+MAX_WAITING = 8
+"""Requests of one caller that may wait for their turn."""
+
+
+class Turns:
+    """One at a time; the next is of the caller who was not served for longest.
+
+    So a caller with many requests waits for its own, and others for one of them at most.
+
+    Args:
+        most: requests of one caller that may wait.
+    """
+
+    def __init__(self, most: int = MAX_WAITING) -> None:
+        self._most = most
+        self._busy = False
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def of(self, who: str) -> AsyncIterator[None]:
+        """Wait for a caller's turn, and keep it.
+
+        Raises:
+            RequestError: 429, too many of the caller's requests are waiting.
+        """
+        await self._wait(who)
+        try:
+            yield
+        finally:
+            self._next()
+
+    async def _wait(self, who: str) -> None:
+        if not self._busy:
+            self._busy = True
+            return
+        mine = self._waiting.get(who, ())
+        if len(mine) >= self._most:
+            raise too_many(f"{self._most} such requests of one caller are waiting already.", 1.0)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(who, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._give_up(who, turn)
+            else:
+                self._next()
+            raise
+
+    def _give_up(self, who: str, turn: asyncio.Future[None]) -> None:
+        mine = self._waiting[who]
+        mine.remove(turn)
+        if not mine:
+            del self._waiting[who]
+
+    def _next(self) -> None:
+        while self._waiting:
+            who, mine = self._waiting.popitem(last=False)
+            turn = mine.popleft()
+            if mine:
+                self._waiting[who] = mine
+            turn.set_result(None)
+            return
+        self._busy = False
+
+
+TURNS = web.AppKey("turns", Turns)
+"""Who asks what looks at every resource, so that most of the core stays the broker's."""

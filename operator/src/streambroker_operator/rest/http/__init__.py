@@ -1,0 +1,1 @@
+"""Paths, parameters, requests and responses of the REST API."""

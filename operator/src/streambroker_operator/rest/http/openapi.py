@@ -1,0 +1,40 @@
+"""``GET /api/openapi.json``: what this interface is, for programs to read.
+
+``openapi.yaml`` of the package `rest` is the source of truth: the tests hold every answer
+against it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_operator.rest.http.paths import OPENAPI
+
+routes = web.RouteTableDef()
+
+
+@lru_cache(maxsize=1)
+def description() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    text = (resources.files("streambroker_operator.rest") / "openapi.yaml").read_text(
+        encoding="utf-8"
+    )
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _encoded() -> bytes:
+    return canonical(description())
+
+
+@routes.get(OPENAPI)
+async def get_description(_: web.Request) -> web.Response:
+    """Answer the OpenAPI document."""
+    return web.Response(body=_encoded(), content_type="application/json")

@@ -1,0 +1,1 @@
+"""Lists of resources, routes and PEs, page by page."""

@@ -1,0 +1,1 @@
+"""Read and change Exports, Imports and pattern processors."""

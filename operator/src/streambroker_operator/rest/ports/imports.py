@@ -1,0 +1,136 @@
+"""``…/import/{port}/filter``, ``/subscription`` and ``/streams``: what an Import wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.model import Import
+from streambroker_core.wire.encoding.fields import Fields, json_type
+from streambroker_core.wire.manifests.ports import read_expression, read_streams, streams_out
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.http.paths import PORTS
+from streambroker_operator.rest.http.preconditions import etag_of
+from streambroker_operator.rest.http.requests import (
+    RUNTIME,
+    import_of,
+    json_body,
+    stored_of,
+    terms_of,
+    text_body,
+)
+from streambroker_operator.rest.http.responses import json_answer, written_answer
+
+IMPORT = PORTS["Import"]
+routes = web.RouteTableDef()
+
+
+@routes.get(IMPORT + "/filter")
+async def get_filter(request: web.Request) -> web.Response:
+    """Answer an Import's filter; null where it has none."""
+    import_ = _import(request)
+    return json_answer({"filter": import_.filter}, headers={"ETag": etag_of(import_)})
+
+
+@routes.put(IMPORT + "/filter")
+async def put_filter(request: web.Request) -> web.Response:
+    """Set the filter, or clear it with an empty one; ``text/plain`` is the bare text."""
+    fields = await _text_field(request, "filter")
+    import_ = import_of(request)
+    changed = replace(import_, filter=read_expression(fields, "filter"))
+    return await _put(request, changed, "filter")
+
+
+@routes.get(IMPORT + "/subscription")
+async def get_subscription(request: web.Request) -> web.Response:
+    """Answer an Import's subscription; null where it wants nothing yet."""
+    import_ = _import(request)
+    _not_by_name(import_)
+    return json_answer({"subscription": import_.subscription}, headers={"ETag": etag_of(import_)})
+
+
+@routes.put(IMPORT + "/subscription")
+async def put_subscription(request: web.Request) -> web.Response:
+    """Set the subscription; filter and scope stay."""
+    fields = await _text_field(request, "subscription")
+    import_ = import_of(request)
+    _not_by_name(import_)
+    changed = replace(import_, subscription=read_expression(fields, "subscription"))
+    return await _put(request, changed, "subscription")
+
+
+@routes.get(IMPORT + "/streams")
+async def get_streams(request: web.Request) -> web.Response:
+    """Answer what an Import wants: a subscription, or streams by name."""
+    import_ = _import(request)
+    body: dict[str, Any] = {"applicationScope": import_.application_scope}
+    if import_.streams:
+        body["streams"] = streams_out(import_.streams)
+    else:
+        body["subscription"] = import_.subscription
+    return json_answer(body, headers={"ETag": etag_of(import_)})
+
+
+@routes.put(IMPORT + "/streams")
+async def put_streams(request: web.Request) -> web.Response:
+    """Replace what an Import wants; the filter stays, and the scope unless it is given."""
+    fields = Fields(await json_body(request))
+    fields.only(("streams", "subscription", "applicationScope"))
+    streams = read_streams(fields, "streams")
+    subscription = read_expression(fields, "subscription")
+    if streams and subscription is not None:
+        raise fields.bad("streams", "and subscription exclude each other; leave one out")
+    import_ = import_of(request)
+    changed = replace(
+        import_,
+        streams=streams,
+        subscription=subscription,
+        application_scope=fields.text("applicationScope", import_.application_scope),
+    )
+    scope = ["applicationScope"] if fields.has("applicationScope") else []
+    return await _put(request, changed, "streams", "subscription", *scope)
+
+
+async def _put(request: web.Request, changed: Import, *fields: str) -> web.Response:
+    touched = tuple((field,) for field in fields)
+    written = await request.app[RUNTIME].put(changed, touched=touched, terms=terms_of(request))
+    return written_answer(written)
+
+
+def _import(request: web.Request) -> Import:
+    resource = stored_of(request, "Import").resource
+    if not isinstance(resource, Import):
+        raise TypeError("the store keeps kinds apart")
+    return resource
+
+
+def _not_by_name(import_: Import) -> None:
+    if import_.streams:
+        raise RequestError(
+            409,
+            "WrongKind",
+            f"{import_.key} imports by name and has no subscription; PUT …/streams changes that.",
+        )
+
+
+async def _text_field(request: web.Request, name: str) -> Fields:
+    """Return ``{name: text}`` from an object, a bare JSON text, null, or ``text/plain``."""
+    if request.content_type == "text/plain":
+        return Fields({name: await text_body(request)})
+    body = await json_body(request)
+    if body is None or isinstance(body, str):
+        return Fields({name: body})
+    if not isinstance(body, Mapping):
+        raise RequestError(
+            422,
+            "ManifestInvalid",
+            f"The body is {json_type(body)}; send a text or an object with the field {name}.",
+        )
+    fields = Fields(body)
+    fields.only((name,))
+    if name not in body:
+        raise fields.bad(name, "is required; null or an empty text clears it")
+    return fields

@@ -1,0 +1,198 @@
+"""``…/export/{port}`` and ``…/import/{port}``: read, declare, merge, withdraw whole resources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from streambroker_core.errors import ManifestError
+from streambroker_core.model import Kind, PortKey, Resource
+from streambroker_core.wire.encoding.fields import Fields, json_type
+from streambroker_core.wire.encoding.merge_patch import merged
+from streambroker_core.wire.manifests.ports import read_manifest, read_spec, write_manifest
+from streambroker_operator.errors import RequestError
+from streambroker_operator.rest.guard.rate_limits import GAUGES
+from streambroker_operator.rest.http.paths import PORTS
+from streambroker_operator.rest.http.preconditions import check_match, shown_etag
+from streambroker_operator.rest.http.requests import (
+    RUNTIME,
+    json_body,
+    port_of,
+    stored_of,
+    terms_of,
+)
+from streambroker_operator.rest.http.responses import json_answer, written_answer
+from streambroker_operator.runtime.bodies import resource_body
+from streambroker_operator.storage.write_options import Touched
+
+MAX_OWNERS = 16
+"""Owner references of a resource."""
+_OWNER = ("apiVersion", "kind", "name", "uid")
+_WHOLE = ("apiVersion", "kind", "metadata", "spec")
+
+
+def port_routes(kind: Kind) -> list[web.RouteDef]:
+    """Return the routes of whole resources of a kind."""
+
+    async def get(request: web.Request) -> web.Response:
+        return show(request, kind)
+
+    async def put(request: web.Request) -> web.Response:
+        return await declare(request, kind)
+
+    async def patch(request: web.Request) -> web.Response:
+        return await merge(request, kind)
+
+    async def delete(request: web.Request) -> web.Response:
+        return await withdraw(request, kind)
+
+    async def give_up(request: web.Request) -> web.Response:
+        return await release(request, kind)
+
+    path = PORTS[kind]
+    return [
+        web.get(path, get),
+        web.put(path, put),
+        web.patch(path, patch),
+        web.delete(path, delete),
+        web.post(path + "/release", give_up),
+    ]
+
+
+routes = [*port_routes("Export"), *port_routes("Import")]
+
+
+def show(request: web.Request, kind: Kind) -> web.Response:
+    """Answer a resource's manifest with its status.
+
+    Raises:
+        RequestError: 404, there is none.
+    """
+    stored = stored_of(request, kind)
+    runtime = request.app[RUNTIME]
+    body = resource_body(runtime.board, stored, runtime.endings)
+    return json_answer(body, headers={"ETag": shown_etag(stored.resource, body["status"])})
+
+
+async def declare(request: web.Request, kind: Kind) -> web.Response:
+    """Create or replace a resource from a spec, or from a whole manifest.
+
+    Raises:
+        RequestError: 412, a condition does not hold.
+        TakenError: the port or the name is another resource's.
+        ManifestError: a field is missing or wrong, or says another port.
+    """
+    body = await json_body(request)
+    key = port_of(request)
+    resource = _read(kind, body, key)
+    runtime = request.app[RUNTIME]
+    stored = runtime.stored(kind, key)
+    check_match(request, stored)
+    if stored is None:
+        request.app[GAUGES].check_ports(runtime.board, [(kind, key)])
+    written = await runtime.put(resource, terms=terms_of(request, owners_of(body)))
+    return written_answer(written, status=201 if written.stored.created else 200)
+
+
+async def merge(request: web.Request, kind: Kind) -> web.Response:
+    """Change a resource by a merge patch (RFC 7396) of its spec, or of its whole manifest.
+
+    Raises:
+        RequestError: 404, there is none; 412, a condition does not hold.
+        TakenError: the name is another resource's, or the port has one.
+        ManifestError: a field of the outcome is missing or wrong.
+    """
+    patch = await json_body(request)
+    stored = stored_of(request, kind)
+    check_match(request, stored)
+    resource = _patched(kind, patch, stored.resource)
+    touched = _touched(patch)
+    written = await request.app[RUNTIME].put(resource, touched=touched, terms=terms_of(request))
+    return written_answer(written)
+
+
+async def withdraw(request: web.Request, kind: Kind) -> web.Response:
+    """Delete a resource.
+
+    Raises:
+        RequestError: 404, there is none; 412, a condition does not hold.
+    """
+    stored = stored_of(request, kind)
+    check_match(request, stored)
+    terms = terms_of(request)
+    written = await request.app[RUNTIME].delete(kind, stored.resource.key, terms=terms)
+    if written is None:
+        raise RequestError(404, "UnknownPort", f"{stored.resource.key} has gone meanwhile.")
+    return written_answer(written)
+
+
+async def release(request: web.Request, kind: Kind) -> web.Response:
+    """Give up what was changed here, so that what is declared elsewhere holds again.
+
+    Raises:
+        RequestError: 404, there is none; 409, nobody else declares it; 412, a condition does
+            not hold.
+    """
+    stored = stored_of(request, kind)
+    check_match(request, stored)
+    terms = terms_of(request)
+    written = await request.app[RUNTIME].release(kind, stored.resource.key, terms=terms)
+    return written_answer(written)
+
+
+def owners_of(body: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return the owner references of a manifest; none of a bare spec."""
+    metadata = body.get("metadata") if isinstance(body, Mapping) and "apiVersion" in body else None
+    if not isinstance(metadata, Mapping):
+        return ()
+    fields = Fields(metadata, "metadata")
+    found = fields.items("ownerReferences", most=MAX_OWNERS)
+    for place, item in enumerate(found):
+        owner = Fields(item, f"{fields.at('ownerReferences')}[{place}]")
+        owner.only((*_OWNER, "controller", "blockOwnerDeletion"))
+        for name in _OWNER:
+            owner.text(name)
+        if owner.text("kind") == "Pod":
+            raise owner.bad(
+                "kind",
+                "is Pod, which a restart of the driver replaces: name what outlives it, for"
+                " instance the SparkApplication",
+            )
+    return tuple(found)
+
+
+def _touched(patch: Any) -> Touched:
+    """Return what of a spec a patch is about."""
+    spec = patch.get("spec", {}) if any(name in patch for name in _WHOLE) else patch
+    found: list[tuple[str, ...]] = []
+    for name, value in spec.items() if isinstance(spec, Mapping) else ():
+        below = value if isinstance(value, Mapping) else ()
+        found += [(name, key) for key in below] or [(name,)]
+    return tuple(found)
+
+
+def _read(kind: Kind, body: Any, key: PortKey) -> Resource:
+    if not isinstance(body, Mapping) or "apiVersion" not in body:
+        return read_spec(kind, body, key=key)
+    fields = Fields(body)
+    if fields.get("kind") in list(PORTS) and fields.get("kind") != kind:
+        raise fields.bad("kind", f"is {fields.get('kind')}, but the address says {kind}")
+    document = read_manifest(body, namespace=key.namespace)
+    if document.key.namespace != key.namespace:
+        raise fields.child("metadata").bad(
+            "namespace", f"is {document.key.namespace!r}, but the address says {key.namespace!r}"
+        )
+    return replace(read_spec(kind, body["spec"], key=key, path="spec"), name=document.name)
+
+
+def _patched(kind: Kind, patch: Any, resource: Resource) -> Resource:
+    if not isinstance(patch, Mapping):
+        raise ManifestError(path="", reason=f"has to be an object, not {json_type(patch)}")
+    whole = any(name in patch for name in _WHOLE)
+    current = write_manifest(resource)
+    if not resource.name:
+        del current["metadata"]["name"]
+    return _read(kind, merged(current, patch if whole else {"spec": patch}), resource.key)

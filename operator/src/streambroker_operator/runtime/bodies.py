@@ -1,0 +1,99 @@
+"""What resources, PEs and routes look like to those who read them: JSON-like data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streambroker_core.board import Board, Status
+from streambroker_core.model import Export, PeKey, Route, kind_of
+from streambroker_core.wire.broker.registration import Registration
+from streambroker_core.wire.manifests.ports import write_manifest
+from streambroker_operator.agents.ended_exports import Endings
+from streambroker_operator.agents.liveness import Fellow, Heard
+from streambroker_operator.storage.backend import Stored
+
+
+def route_body(route: Route) -> dict[str, Any]:
+    """Return a route."""
+    return {
+        "export": str(route.export),
+        "import": str(route.import_),
+        "filter": route.filter,
+        "policy": route.policy,
+    }
+
+
+def earlier_body(now: Route, was: Route) -> dict[str, Any]:
+    """Return what of a route is another now, as it was."""
+    old, new = route_body(was), route_body(now)
+    return {name: value for name, value in old.items() if value != new[name]}
+
+
+def resource_body(board: Board, stored: Stored, endings: Endings) -> dict[str, Any]:
+    """Return a resource's manifest with the status that the board gives it."""
+    resource = stored.resource
+    return shown(stored, board.status(kind_of(resource), resource.uid), endings)
+
+
+def shown(stored: Stored, status: Status | None, endings: Endings) -> dict[str, Any]:
+    """Return a resource's manifest with a status; an empty one where there is none.
+
+    An Export's says, too, whether it has ended, and what of its log is damaged, if any is.
+    """
+    resource = stored.resource
+    found = {} if status is None else _status_body(status)
+    if status is not None and isinstance(resource, Export):
+        found["ended"] = status.accepted and endings.shows(resource)
+        damaged = endings.damage(resource) if status.accepted else ""
+        found.update({"damaged": damaged} if damaged else {})
+    return {**write_manifest(resource, version=stored.version), "status": found}
+
+
+def _status_body(status: Status) -> dict[str, Any]:
+    return {
+        "accepted": status.accepted,
+        "reason": status.reason,
+        "message": status.message,
+        "matches": status.matches,
+        "topMatches": [str(key) for key in status.peers],
+        "refused": [
+            {"export": str(pair.export), "reason": pair.reason, "message": pair.message}
+            for pair in status.refused
+        ],
+        **({"ring": status.ring} if status.ring else {}),
+    }
+
+
+def pe_body(board: Board, pe: PeKey, heard: Heard) -> dict[str, Any]:
+    """Return a PE: where its agent is, when it was heard of, and the names of its ports."""
+    exports, imports = board.ports(pe)
+    found = board.registration(pe)
+    return shown_pe(pe, found, board.version(pe), exports, imports, heard)
+
+
+def shown_pe(
+    pe: PeKey,
+    registration: Registration | None,
+    version: str | None,
+    exports: Sequence[str],
+    imports: Sequence[str],
+    heard: Heard,
+) -> dict[str, Any]:
+    """Return a PE with what its agent said last and when, and the names of its ports, in order."""
+    return {
+        "namespace": pe.namespace,
+        "job": pe.job,
+        "pe": pe.pe,
+        "location": None if registration is None else registration.location,
+        "seen": heard.moment(pe),
+        "version": version,
+        "exports": list(exports),
+        "imports": list(imports),
+        "fellows": fellow_bodies(heard.fellows(pe)),
+    }
+
+
+def fellow_bodies(fellows: Sequence[Fellow]) -> list[dict[str, Any]]:
+    """Return the fellows of an agent."""
+    return [{"pe": str(f.pe), "active": f.active, "away": f.away} for f in fellows]

@@ -1,0 +1,1 @@
+"""Token file, audit log and local certificates."""

@@ -1,0 +1,1 @@
+"""Storage of the embedded broker: the interface and SQLite."""

@@ -1,0 +1,97 @@
+"""Read the rows of the SQLite file, and name the one that is damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import PeKey, PortKey
+from streambroker_core.wire.broker.registration import Registration, split_address
+from streambroker_core.wire.manifests.ports import read_spec
+from streambroker_operator.errors import StoreError
+from streambroker_operator.storage.backend import KnownPe, Stored
+
+Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+
+RESOURCE = "kind, namespace, job, pe, port, uid, name, generation, created, version, spec"
+PE = "namespace, job, pe, version, instance, location, hint"
+
+_DAMAGE = (StreambrokerError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def read_row(path: Path, table: str, what: str, read: Callable[[Row], T], row: Row) -> T:
+    """Return what a row says.
+
+    Args:
+        path: of the file.
+        table: that has the row.
+        what: the row is of.
+        read: reads it.
+        row: its values.
+
+    Raises:
+        StoreError: the row cannot be read; it names file, table and resource.
+    """
+    try:
+        return read(row)
+    except _DAMAGE as error:
+        raise damaged(path, table, what, str(error) or type(error).__name__) from error
+
+
+def damaged(path: Path, table: str, what: str, reason: str) -> StoreError:
+    """Return the error that names a damaged row."""
+    return StoreError(
+        f"{path} is damaged: the row of {what} in the table {table} cannot be read: {reason}."
+        " Restore the file from a backup, or delete that row with the program sqlite3 and declare"
+        f" {what} again."
+    )
+
+
+def name_of(row: Row) -> str:
+    """Return the name of what a row is of, by its first values."""
+    return f"{row[0]} {'/'.join(map(str, row[1:5]))}"
+
+
+def read_resource(row: Row) -> Stored:
+    """Read a row with the columns of `RESOURCE`."""
+    kind, namespace, job, pe, port, uid, name, generation, created, version, spec = row
+    key = PortKey(namespace=namespace, job=job, pe=pe, port=port)
+    if PortKey.parse(str(key)) != key:
+        raise ValueError(f"{key} is no port")
+    if not (isinstance(uid, str) and uid and isinstance(name, str)):
+        raise ValueError("uid and name have to be texts")
+    if not (_is_count(generation) and _is_count(version) and math.isfinite(created)):
+        raise ValueError("generation, version and time of creation have to be numbers")
+    resource = replace(
+        read_spec(kind, json.loads(spec), key=key),
+        uid=uid,
+        name=name,
+        generation=generation,
+        created=created,
+    )
+    return Stored(resource=resource, version=version)
+
+
+def read_pe(row: Row) -> KnownPe:
+    """Read a row with the columns of `PE`."""
+    namespace, job, pe, version, instance, location, hint = row
+    key = PeKey(namespace=namespace, job=job, pe=pe)
+    if PeKey.parse(str(key)) != key or not _is_count(version):
+        raise ValueError("it is no PE with a version")
+    registration = None
+    if instance is not None:
+        split_address(location.partition("://")[2])
+        if hint is not None:
+            split_address(hint)
+        registration = Registration(instance=str(instance), location=location, hint=hint)
+    return KnownPe(pe=key, version=version, registration=registration)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0

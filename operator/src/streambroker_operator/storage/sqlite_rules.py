@@ -1,0 +1,165 @@
+"""The rules of patterns in the SQLite file of a broker without Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from streambroker_core.board import Synced
+from streambroker_core.model import RULE, Rule, RuleKey, rule_name_of
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.manifests.rules import read_rule_spec, write_rule_spec
+from streambroker_operator.errors import RequestError
+from streambroker_operator.storage.backend import StoredRule
+from streambroker_operator.storage.sqlite_rows import read_row
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS rules (
+  namespace TEXT NOT NULL, job TEXT NOT NULL, id TEXT NOT NULL, uid TEXT NOT NULL UNIQUE,
+  name TEXT NOT NULL, generation INTEGER NOT NULL, created REAL NOT NULL,
+  version INTEGER NOT NULL, spec TEXT NOT NULL,
+  PRIMARY KEY (namespace, job, id), UNIQUE (namespace, name)
+) WITHOUT ROWID
+"""
+_COLUMNS = "namespace, job, id, uid, name, generation, created, version, spec"
+_HERE = "namespace = ? AND job = ? AND id = ?"
+
+
+class RuleTable:
+    """Rules, one row each.
+
+    Args:
+        db: the open file.
+        transaction: makes all changes that are made inside, or none.
+        next_version: gives a change its version.
+        clock: seconds since 1970.
+        new_uid: makes identities.
+    """
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        transaction: Callable[[], AbstractContextManager[None]],
+        next_version: Callable[[], int],
+        clock: Callable[[], float],
+        new_uid: Callable[[], str],
+    ) -> None:
+        self._db, self._transaction, self._next_version = db, transaction, next_version
+        self._clock, self._new_uid = clock, new_uid
+
+    def listed(self, version: int, path: Path) -> Synced:
+        """Return the list of all rules.
+
+        Args:
+            version: of the file.
+            path: of the file.
+
+        Raises:
+            StoreError: a row is damaged.
+        """
+        rows = self._db.execute(f"SELECT {_COLUMNS} FROM rules").fetchall()  # noqa: S608 - ours
+        found = tuple(
+            read_row(path, "rules", f"rule {'/'.join(map(str, row[:3]))}", _read, row)
+            for row in rows
+        )
+        return Synced(kind=RULE, listed=found, version=version)
+
+    def get(self, key: RuleKey) -> StoredRule | None:
+        """Return a rule."""
+        row = self._db.execute(
+            f"SELECT {_COLUMNS} FROM rules WHERE {_HERE}",  # noqa: S608 - ours
+            key,
+        ).fetchone()
+        if row is None:
+            return None
+        rule, version = _read(row)
+        return StoredRule(rule=rule, version=version)
+
+    def put(self, rule: Rule) -> StoredRule:
+        """Create or replace a rule; an equal one is not written again.
+
+        Raises:
+            RequestError: 409 `NameTaken`, its name is another rule's.
+        """
+        with self._transaction():
+            known = self.get(rule.key)
+            wanted = _named(rule, None if known is None else known.rule)
+            if known is not None and _same(known.rule, wanted):
+                return known
+            self._check_name(wanted)
+            stored = self._numbered(wanted, None if known is None else known.rule)
+            version = self._next_version()
+            self._db.execute(
+                "INSERT OR REPLACE INTO rules VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *stored.key,
+                    stored.uid,
+                    stored.name,
+                    stored.generation,
+                    stored.created,
+                    version,
+                    _text(stored),
+                ),
+            )
+        return StoredRule(rule=stored, version=version, created=known is None, changed=True)
+
+    def _numbered(self, rule: Rule, known: Rule | None) -> Rule:
+        if known is None:
+            return replace(rule, uid=self._new_uid(), generation=1, created=self._clock())
+        generation = known.generation + (_text(rule) != _text(known))
+        return replace(rule, uid=known.uid, generation=generation, created=known.created)
+
+    def _check_name(self, rule: Rule) -> None:
+        row = self._db.execute(
+            "SELECT job, id FROM rules WHERE namespace = ? AND name = ?",
+            (rule.key.namespace, rule.name),
+        ).fetchone()
+        if row is not None and row != tuple(rule.key[1:]):
+            raise name_taken(rule.name, rule.key, RuleKey(rule.key.namespace, *row))
+
+    def delete(self, key: RuleKey) -> StoredRule | None:
+        """Delete a rule; return what it was, at the version of the deletion, None if there is none.
+
+        Its id is free again.
+        """
+        with self._transaction():
+            known = self.get(key)
+            if known is None:
+                return None
+            version = self._next_version()
+            self._db.execute(f"DELETE FROM rules WHERE {_HERE}", key)  # noqa: S608 - ours
+        return StoredRule(rule=known.rule, version=version, changed=True)
+
+
+def name_taken(name: str, key: RuleKey, holder: RuleKey) -> RequestError:
+    """Return the refusal of a name that is another rule's."""
+    return RequestError(
+        409,
+        "NameTaken",
+        f"The name {name!r} is that of the rule {holder}. Give {key} another one in"
+        " metadata.name, or delete that one first.",
+    )
+
+
+def _named(rule: Rule, known: Rule | None) -> Rule:
+    kept = known.name if known is not None and not rule.name else rule.name
+    return replace(rule, name=kept or rule_name_of(rule))
+
+
+def _same(one: Rule, other: Rule) -> bool:
+    return one.name == other.name and _text(one) == _text(other)
+
+
+def _text(rule: Rule) -> str:
+    return canonical(write_rule_spec(rule)).decode()
+
+
+def _read(row: tuple[Any, ...]) -> tuple[Rule, int]:
+    namespace, job, id_, uid, name, generation, created, version, spec = row
+    rule = read_rule_spec(json.loads(spec), key=RuleKey(namespace, job, id_))
+    return replace(rule, uid=uid, name=name, generation=generation, created=created), version

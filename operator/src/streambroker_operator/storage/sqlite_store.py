@@ -1,0 +1,515 @@
+"""The SQLite file of a broker without Kubernetes.
+
+Rule 1: what was answered as done is on disk: WAL, and a flush at each commit.
+Rule 2: one broker per file; a second one is refused by a lock beside the file.
+Rule 3: one counter gives every change its version, so versions only go up.
+Rule 4: nobody else writes the file, so the resources are read once and then known.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from streambroker_core.board import AgentRegistered, Event, PeDeclared, Synced
+from streambroker_core.diagnose import Proposal
+from streambroker_core.model import Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
+from streambroker_core.wire.broker.registration import Registration
+from streambroker_core.wire.encoding.canonical import canonical
+from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
+from streambroker_operator.storage.backend import KnownPe, Stored, StoredRule, by_port
+from streambroker_operator.storage.responses import Answered
+from streambroker_operator.storage.sqlite_rows import (
+    PE,
+    RESOURCE,
+    damaged,
+    name_of,
+    read_pe,
+    read_resource,
+    read_row,
+)
+from streambroker_operator.storage.sqlite_rules import TABLE as RULES_TABLE
+from streambroker_operator.storage.sqlite_rules import RuleTable
+from streambroker_operator.storage.write_options import FREELY, Terms, Touched
+
+FORMAT_VERSION = 1
+
+_SECRET = 32
+"""Bytes of the broker's secret."""
+_REMEDY = (
+    "Jobs that run declare their ports again; what was declared by REST or the command line alone"
+    " is lost. If that was not intended, stop the broker and restore the file from a backup."
+)
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS resources (
+  kind TEXT NOT NULL, namespace TEXT NOT NULL, job TEXT NOT NULL, pe INTEGER NOT NULL,
+  port TEXT NOT NULL, uid TEXT NOT NULL UNIQUE, name TEXT NOT NULL, generation INTEGER NOT NULL,
+  created REAL NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL,
+  PRIMARY KEY (kind, namespace, job, pe, port)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS pes (
+  namespace TEXT NOT NULL, job TEXT NOT NULL, pe INTEGER NOT NULL, version INTEGER NOT NULL,
+  instance TEXT, location TEXT, hint TEXT, PRIMARY KEY (namespace, job, pe)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS owners (
+  namespace TEXT NOT NULL, job TEXT NOT NULL, pe INTEGER NOT NULL, token TEXT NOT NULL,
+  PRIMARY KEY (namespace, job, pe)
+) WITHOUT ROWID;
+"""
+
+
+class Store:
+    """All that a broker has to remember.
+
+    Args:
+        path: the database file; it is made if it does not exist.
+        clock: seconds since 1970, for creation times.
+        new_uid: makes identities.
+
+    Attributes:
+        ordered: True: one counter gives every change its version.
+        emptied: what to report of a file that is not as the broker left it; empty for nothing.
+
+    Raises:
+        StoreError: the file is taken by another broker, of a newer release, not a database, or
+            damaged.
+    """
+
+    ordered = True
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        new_uid: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._new_uid = new_uid
+        self._known: dict[Kind, dict[PortKey, Stored]] = {}
+        self._undo: list[tuple[Kind, PortKey, Stored | None]] = []
+        self._lock = _locked(path)
+        try:
+            self._open()
+        except (sqlite3.Error, OSError, RequestError) as error:
+            os.close(self._lock)
+            raise StoreError(
+                f"{path} cannot be used as the broker's database: {error}. "
+                "Give another file with --db."
+            ) from error
+        except StoreError:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        # The broker's secret is in it; SQLite gives its side files the same mode.
+        self._path.touch(mode=0o600)
+        self._db = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if found > FORMAT_VERSION:
+            raise StoreError(
+                f"{self._path} has format {found}, of a newer release; this one reads up to "
+                f"{FORMAT_VERSION}. Start the newer release or give another file with --db."
+            )
+        with self.transaction():
+            for statement in (*_TABLES.split(";"), RULES_TABLE):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            self._db.execute(
+                "INSERT OR IGNORE INTO meta VALUES ('secret', ?), ('version', 0), ('identity', ?)",
+                (secrets.token_bytes(_SECRET), secrets.token_hex(16)),
+            )
+            count = "SELECT 'resources', count(*) FROM resources"
+            self._db.execute(f"INSERT OR IGNORE INTO meta {count}")
+        self._check()
+        self.secret = bytes(self._meta("secret"))
+        self.emptied = self._missing()
+        latest = self._db.execute("SELECT max(created) FROM resources").fetchone()[0]
+        self._latest = 0.0 if latest is None else float(latest)
+        self.answered = Answered(self._db, self._clock)
+        self._rules = RuleTable(
+            self._db, self.transaction, self._next_version, self._clock, self._new_uid
+        )
+        self._rules.listed(self.version, self._path)
+
+    def _check(self) -> None:
+        """Read everything once, so that damage is reported at the start and by its name."""
+        found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise StoreError(f"{self._path} is damaged: {found}. Restore it from a backup.")
+        secret, version = self._meta("secret"), self._meta("version")
+        if not (isinstance(secret, bytes) and len(secret) == _SECRET):
+            raise damaged(self._path, "meta", "the secret", f"it is not {_SECRET} bytes")
+        if not isinstance(version, int):
+            raise damaged(self._path, "meta", "the version", "it is no number")
+        kinds = get_args(Kind)
+        for row in self._db.execute(f"SELECT {RESOURCE} FROM resources"):  # noqa: S608 - ours
+            if row[0] not in kinds:
+                raise damaged(self._path, "resources", name_of(row), "it is of no kind")
+        for kind in kinds:
+            self._all(kind)
+        for _ in self.pes():
+            pass
+
+    def _missing(self) -> str:
+        """Return what to report of a file that is another one than before, or has lost rows."""
+        identity, known = (
+            str(self._meta("identity")),
+            os.pread(self._lock, 64, 0).decode("ascii", "replace"),
+        )
+        has = sum(len(self._all(kind)) for kind in get_args(Kind))
+        had = self._meta("resources")
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, identity.encode(), 0)
+        self._db.execute("UPDATE meta SET value = ? WHERE name = 'resources'", (has,))
+        if known not in ("", identity):
+            return (
+                f"{self._path} is another database than at the last start, with {has} exports and"
+                f" imports: it was emptied, deleted or replaced. {_REMEDY}"
+            )
+        if has != had:
+            return (
+                f"{self._path} has {has} exports and imports, and the broker left {had}: something"
+                f" else has changed it. {_REMEDY}"
+            )
+        return ""
+
+    def _count(self, more: int) -> None:
+        """Note how many resources there are, in the transaction that is open."""
+        self._db.execute("UPDATE meta SET value = value + ? WHERE name = 'resources'", (more,))
+
+    def close(self) -> None:
+        """Close the file and let another broker have it."""
+        self._db.close()
+        os.close(self._lock)
+
+    @property
+    def version(self) -> int:
+        """The version of the last change."""
+        return int(self._meta("version"))
+
+    def _meta(self, name: str) -> Any:
+        return self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0]
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make all changes that are made inside, or none; inside of another one, with that.
+
+        Raises:
+            RequestError: 503, the file cannot be written to; nothing is changed.
+        """
+        if self._db.in_transaction:
+            yield
+            return
+        self._undo.clear()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            # A full disk may have ended it already; a COMMIT that failed has not.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            for kind, key, stored in reversed(self._undo):
+                self._keep(kind, key, stored)
+            if isinstance(error, sqlite3.OperationalError):
+                raise _not_written(self._path, error) from error
+            raise
+
+    def _next_version(self) -> int:
+        version = self.version + 1
+        self._db.execute("UPDATE meta SET value = ? WHERE name = 'version'", (version,))
+        self.answered.claim(version)
+        return version
+
+    def resources(self, kind: Kind) -> list[Stored]:
+        """Return all resources of one kind, in order of their ports."""
+        return sorted(self._all(kind).values(), key=by_port)
+
+    def each(self, kind: Kind) -> tuple[Stored, ...]:
+        """Return all resources of one kind, in no order."""
+        return tuple(self._all(kind).values())
+
+    def _all(self, kind: Kind) -> dict[PortKey, Stored]:
+        known = self._known.get(kind)
+        if known is None:
+            rows = self._db.execute(
+                f"SELECT {RESOURCE} FROM resources WHERE kind = ? "  # noqa: S608 - ours
+                "ORDER BY namespace, job, pe, port",
+                (kind,),
+            )
+            found = [
+                read_row(self._path, "resources", name_of(row), read_resource, row) for row in rows
+            ]
+            known = self._known[kind] = {stored.resource.key: stored for stored in found}
+        return known
+
+    def _note(self, kind: Kind, key: PortKey, stored: Stored | None) -> None:
+        """Know what the transaction that is open makes of a port, until it is taken back."""
+        self._undo.append((kind, key, self._all(kind).get(key)))
+        self._keep(kind, key, stored)
+
+    def _keep(self, kind: Kind, key: PortKey, stored: Stored | None) -> None:
+        if stored is None:
+            del self._all(kind)[key]
+        else:
+            self._all(kind)[key] = Stored(resource=stored.resource, version=stored.version)
+
+    def pes(self) -> Iterator[KnownPe]:
+        """Return all PEs that are known, one by one."""
+        rows = self._db.execute(f"SELECT {PE} FROM pes")  # noqa: S608 - ours
+        # A PE has the texts of its ports, which are not kept twice.
+        keys = (key for kind in get_args(Kind) for key in self._all(kind))
+        texts = {text: text for key in keys for text in (key.namespace, key.job)}
+        for row in rows:
+            kept = (*(texts.get(one, one) for one in row[:2]), *row[2:])
+            yield read_row(self._path, "pes", f"PE {'/'.join(map(str, row[:3]))}", read_pe, kept)
+
+    def get(self, kind: Kind, key: PortKey) -> Stored | None:
+        """Return the resource of a port."""
+        return self._all(kind).get(key)
+
+    def load(self) -> Iterator[Event]:
+        """Yield the events that fill a board with all that is on disk."""
+        version = self.version
+        for known in self.pes():
+            yield PeDeclared(pe=known.pe)
+            if known.registration is not None:
+                yield AgentRegistered(
+                    pe=known.pe, registration=known.registration, version=known.version
+                )
+        # Before the ports, so that the first views have them.
+        yield self._rules.listed(version, self._path)
+        for kind in get_args(Kind):
+            listed = ((s.resource, s.version) for s in self.resources(kind))
+            yield Synced(kind=kind, listed=listed, version=version)
+
+    async def write(
+        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> list[Stored]:
+        """Make changes, all of them or none; return what puts became and removals were.
+
+        It never waits for anybody. Nobody else writes the file, so what the caller has seen
+        still holds, and what is not touched is as it was.
+        """
+        with self.transaction():
+            done = [self.put(resource) for resource in proposal.puts]
+            gone = [self.delete(kind, key) for kind, key, _ in proposal.deletes]
+        return [*done, *gone]
+
+    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+        """Refuse: nobody but the broker declares what is in the file.
+
+        Raises:
+            RequestError: 404, there is none; 409 `NotDeclared`.
+        """
+        if self.get(kind, key) is None:
+            raise unknown_port(kind, key)
+        raise not_declared(f"{kind} {key}")
+
+    def put(self, resource: Resource) -> Stored:
+        """Create or replace the resource of a port.
+
+        Identity and creation time are given here; the generation goes up if the
+        spec is another. An equal resource is not written again.
+        """
+        kind = kind_of(resource)
+        known = self.get(kind, resource.key)
+        spec = canonical(write_spec(resource)).decode()
+        if known is None:
+            return self._insert(kind, resource, spec)
+        name = resource.name or known.resource.name
+        same = spec == canonical(write_spec(known.resource)).decode()
+        if same and name == known.resource.name:
+            return known
+        stored = replace(
+            resource,
+            uid=known.resource.uid,
+            created=known.resource.created,
+            generation=known.resource.generation + (not same),
+            name=name,
+        )
+        with self.transaction():
+            version = self._next_version()
+            self._db.execute(
+                "UPDATE resources SET name = ?, generation = ?, version = ?, spec = ? "
+                "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
+                (name, stored.generation, version, spec, *_identity(kind, resource.key)),
+            )
+            found = Stored(resource=stored, version=version, changed=True)
+            self._note(kind, resource.key, found)
+        return found
+
+    def _insert(self, kind: Kind, resource: Resource, spec: str) -> Stored:
+        with self.transaction():
+            version = self._next_version()
+            created = max(self._clock(), self._latest + 1e-6)
+            stored = replace(resource, uid=self._new_uid(), generation=1, created=created)
+            self._db.execute(
+                "INSERT INTO resources VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *_identity(kind, resource.key),
+                    stored.uid,
+                    stored.name,
+                    stored.generation,
+                    stored.created,
+                    version,
+                    spec,
+                ),
+            )
+            self._count(1)
+            owner = resource.key.owner
+            self._db.execute(
+                "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
+                (owner.namespace, owner.job, owner.pe, version),
+            )
+            found = Stored(resource=stored, version=version, created=True, changed=True)
+            self._note(kind, resource.key, found)
+            self._latest = created
+        return found
+
+    def delete(self, kind: Kind, key: PortKey) -> Stored:
+        """Delete the resource of a port; return what it was, at the version of the deletion.
+
+        Raises:
+            KeyError: there is none.
+        """
+        known = self._all(kind)[key]
+        with self.transaction():
+            version = self._next_version()
+            self._db.execute(
+                "DELETE FROM resources "
+                "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
+                _identity(kind, key),
+            )
+            self._count(-1)
+            self._note(kind, key, None)
+        return Stored(resource=known.resource, version=version, changed=True)
+
+    async def put_rule(
+        self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
+    ) -> StoredRule:
+        """Create or replace a rule, as `RuleTable.put` does."""
+        return self._rules.put(rule)
+
+    async def delete_rule(self, key: RuleKey, *, terms: Terms = FREELY) -> StoredRule | None:
+        """Delete a rule, as `RuleTable.delete` does."""
+        return self._rules.delete(key)
+
+    def owner(self, pe: PeKey) -> str | None:
+        """Return the name of the token that a PE's agent is bound to; None if to none."""
+        row = self._db.execute(
+            "SELECT token FROM owners WHERE namespace = ? AND job = ? AND pe = ?",
+            (pe.namespace, pe.job, pe.pe),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    async def register(
+        self, pe: PeKey, registration: Registration, owner: str | None = None
+    ) -> int:
+        """Remember where a PE's agent is; return the version.
+
+        The same registration again is not written again.
+
+        Args:
+            pe: the PE.
+            registration: what its agent says.
+            owner: name of the token to bind the agent to; None leaves that as it is.
+        """
+        row = self._db.execute(
+            f"SELECT {PE} FROM pes "  # noqa: S608 - ours
+            "WHERE namespace = ? AND job = ? AND pe = ?",
+            (pe.namespace, pe.job, pe.pe),
+        ).fetchone()
+        same = row is not None and read_pe(row).registration == registration
+        bound = owner is None or owner == self.owner(pe)
+        if same and bound:
+            return int(row[3])
+        with self.transaction():
+            if not bound:
+                self._db.execute(
+                    "INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?)",
+                    (pe.namespace, pe.job, pe.pe, owner),
+                )
+            if same:
+                return int(row[3])
+            version = self._next_version()
+            self._db.execute(
+                "INSERT OR REPLACE INTO pes VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    pe.namespace,
+                    pe.job,
+                    pe.pe,
+                    version,
+                    registration.instance,
+                    registration.location,
+                    registration.hint,
+                ),
+            )
+        return version
+
+    async def withdraw(self, pe: PeKey) -> int:
+        """Forget a PE; return the version of that."""
+        with self.transaction():
+            version = self._next_version()
+            for table in ("pes", "owners"):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE namespace = ? AND job = ? AND pe = ?",  # noqa: S608 - ours
+                    (pe.namespace, pe.job, pe.pe),
+                )
+        return version
+
+
+def _not_written(path: Path, error: sqlite3.Error) -> RequestError:
+    return RequestError(
+        503,
+        "StoreFailed",
+        f"{path} cannot be written to: {error}. Nothing is changed, and routes go on as they are. "
+        "Look after the disk and try again.",
+        headers={"Retry-After": "5"},
+    )
+
+
+def _locked(path: Path) -> int:
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be used as the broker's database: {error.strerror}. "
+            "Give a file in a directory that exists and can be written to with --db."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StoreError(
+            f"{path} is in use by another broker. Stop that one or give another file with --db."
+        ) from error
+    return lock
+
+
+def _identity(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:
+    return kind, *key

@@ -1,0 +1,124 @@
+"""An export that waits for its readers: for whom, for how long, and which wait would never end."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+from pe_agent.agent.exports.export_state import ExportState
+from pe_agent.agent.exports.wait_times import ASKS_SECONDS
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.ledger import Holder
+from streambroker_core.ledger.wait_chains import RING_SECONDS
+from streambroker_core.model import job_of
+
+log = logging.getLogger("pe_agent")
+
+SELF_WAIT_SECONDS = 60.0
+"""For so long readers of the publisher's own job may stand still while it waits for them."""
+
+
+class SelfWaitError(StreambrokerError):
+    """An export would wait for its own publisher, for ever; nothing was staged."""
+
+    code = "SelfWait"
+
+
+class WaitingSide(ExportState):
+    """Whom an export waits for. All public calls are safe from any thread."""
+
+    _told_to_wait: tuple[str, float] = ("", -math.inf)
+    """The query that asked for admission last and has to wait, and when."""
+
+    def waits_for(self) -> list[Holder]:
+        """Return who makes the export wait at this moment, slowest first; asking is waiting."""
+        with self._lock:
+            return self._holders(self._clock())
+
+    def _holders(self, now: float) -> list[Holder]:
+        holders = self.ledger.blocked_by(now)
+        self.waits.asked(now, [h.reader for h in holders])
+        limit, since = self.ledger.limits.wait_limit, self.waits.since(now)
+        if limit is None or since is None or now - since < limit:
+            return self.chains.marked(holders, now)
+        self._let_drop(now)
+        self.waits.asked(now, ())
+        return []
+
+    def _let_drop(self, now: float) -> None:
+        """Let the slowest readers drop: the export has waited for them for long enough."""
+        for reader in self.ledger.turn(now):
+            self._save_reader(reader.id)
+            log.warning(
+                "export %s has waited for %s for as long as buffer.waitLimit allows: reader %s"
+                " drops until it has caught up",
+                self.key,
+                reader.import_,
+                reader.id,
+            )
+        self._sweep()
+
+    def _wait_for(self, query: str, now: float) -> list[Holder]:
+        """Return whom a query has to wait for before it may stage rows.
+
+        Raises:
+            SelfWaitError: the wait would not end by itself.
+        """
+        holders = self._holders(now)
+        if holders:
+            self._refuse_self(query, holders, now)
+            self._told_to_wait = query, now
+        return holders
+
+    def note_chains(self, import_: str, chains: Mapping[str, Sequence[str]]) -> None:
+        """Take in for which exports the queries of readers wait, as the agent of theirs reports."""
+        with self._lock:
+            for id_, chain in chains.items():
+                reader = self.ledger.readers.get(id_)
+                if reader is not None and reader.import_ == import_:
+                    self.chains.note(id_, chain, self._clock())
+
+    def chain(self, query: str, *, gated: bool) -> list[str]:
+        """Return the exports for which a query waits here, this one first; empty if it does not.
+
+        Args:
+            query: that publishes here.
+            gated: it reads nothing because the export is full; else it waits if a task of it has
+                asked for admission in vain.
+        """
+        with self._lock:
+            now, (asked, at) = self._clock(), self._told_to_wait
+            waits = gated or (asked == query and now - at <= ASKS_SECONDS)
+            if not waits or self.ledger.limits.wait_limit is not None:
+                return []
+            return self.chains.behind(self.ledger.blocked_by(now), now)
+
+    def _refuse_self(self, query: str, holders: list[Holder], now: float) -> None:
+        own = next((h for h in holders if h.query == query), None)
+        if own is not None:
+            raise SelfWaitError(
+                f"export {self.key} is full of rows that {own.import_} has not finished, and the"
+                f" query that reads that import is the one that publishes here: it would wait for"
+                " itself. Give the export a larger buffer.maxBytes, read and publish in two"
+                " queries, or read that import under `drop`."
+            )
+        ring = next((h for h in holders if h.ring is not None), None)
+        if ring is not None:
+            raise SelfWaitError(
+                f"export {self.key} is full of rows that {ring.import_} has not finished; the query"
+                f" that reads that import waits for {', '.join(ring.ring or ('it',))}, which waits"
+                " for this export in turn. They wait for each other in a ring, and nothing in it"
+                f" has moved for {RING_SECONDS:.0f} s. Read one of the imports in the ring under"
+                " `drop`, or give an export in it a buffer.waitLimit or a larger buffer.maxBytes."
+            )
+        job = job_of(self.key)
+        still = now - max(self.waits.since(now) or now, *(h.moved for h in holders))
+        if still > SELF_WAIT_SECONDS and all(job_of(h.import_) == job for h in holders):
+            names = ", ".join(sorted({h.import_ for h in holders}))
+            raise SelfWaitError(
+                f"export {self.key} has been full for {still:.0f} s of rows that {names} of the"
+                " same job did not finish, and none of them has moved: their queries seem to wait"
+                " for the tasks of this one. Give the job more cores, a larger buffer.maxBytes, or"
+                " read these imports under `drop`."
+            )

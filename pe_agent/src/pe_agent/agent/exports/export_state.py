@@ -1,0 +1,185 @@
+"""What both sides of an export share: its log, ledger and store, and what is kept of them.
+
+One lock per export guards all of it; rows are written outside of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from pe_agent.agent.exports.state_codec import encode_reader
+from pe_agent.agent.exports.stream import retained_epochs as retained
+from pe_agent.agent.exports.stream.delivery_counts import Deliveries
+from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.wait_times import Waits
+from pe_agent.agent.state.orphan_logs import Unnamed
+from pe_agent.agent.state.store import FORGOTTEN, REMOVED, Store
+from pe_agent.log.commit import Committer
+from streambroker_core.ledger.ledger import Ledger, Limits
+from streambroker_core.ledger.publisher import Publisher
+from streambroker_core.ledger.wait_chains import Chains
+
+log = logging.getLogger("pe_agent")
+
+SEGMENT_BYTES = 64 << 20
+
+
+_STARTED = time.time() - time.monotonic()
+
+
+def steady_clock() -> float:
+    """Return seconds since 1970 that never jump: leases must not end because a clock was set."""
+    return _STARTED + time.monotonic()
+
+
+class ExportState:
+    """The state of one export of this agent's PE, and its retention.
+
+    Attributes:
+        published_rows: of all streams there ever were; it never goes down.
+        accepted: control tuples from outside since the agent's start, by delivery; likewise
+            ``published``, those in epochs, whoever emitted them.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        directory: Path,
+        store: Store,
+        committer: Committer,
+        *,
+        notify: Callable[[], None],
+        clock: Callable[[], float] = steady_clock,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self.key = key
+        self.streams: dict[str, HostedStream] = {}
+        self.ledger = Ledger()
+        self.publisher = Publisher(key)
+        self.deliveries = Deliveries(self.streams, self._rows_between)
+        self.waits = Waits()
+        self.chains = Chains(key)
+        self.published_rows = 0
+        self.accepted: Counter[str] = Counter()
+        self.published: Counter[str] = Counter()
+        self._directory = directory
+        self._unnamed = Unnamed(store, key, directory)
+        self._store = store
+        self._committer = committer
+        self._notify = notify
+        self._clock = clock
+        self._segment_bytes = segment_bytes
+        self._lock = threading.RLock()
+        self._publishing = threading.RLock()
+        """Held around a publish as a whole, also while fellows are called; taken first."""
+        self.ledger.restore_cut(store.value(f"cut/{key}", json.loads, []))
+        self._told = store.value(f"limits/{key}", lambda text: Limits(**json.loads(text)), None)
+        self.ledger.limits = self._told or Limits()
+
+    @property
+    def newest(self) -> HostedStream | None:
+        """The stream that grows, None if the next epoch opens one."""
+        last = next(reversed(self.streams.values()), None)
+        return None if last is None or self.ledger.streams[last.id].sealed else last
+
+    def _rows_between(self, stream: str, first: int, next_: int) -> int:
+        """Return the rows of epochs ``[first, next_)``, be they there or removed."""
+        known = self.ledger.streams.get(stream)
+        return 0 if known is None else known.rows_between(first, next_)
+
+    def _present(self, stream: str, first: int, next_: int) -> Iterator[int]:
+        """Give the retained epochs of ``[first, next_)``, which anybody may have asked for."""
+        known = self.ledger.streams.get(stream)
+        for low, high in () if known is None else known.present(first, next_):
+            yield from range(low, high)
+
+    def heads(self) -> dict[str, int]:
+        """Return the number the next epoch of each stream gets."""
+        with self._lock:
+            return {s.id: s.next for s in self.ledger.streams.values()}
+
+    def ended(self) -> bool:
+        """Whether the publisher has said that nothing will follow, and nothing has."""
+        with self._lock:
+            return self.publisher.ended == self._end()
+
+    def _end(self) -> tuple[str, int]:
+        """Return the last stream that ever had an epoch, and what its next number is."""
+        streams = [s for s in self.ledger.streams.values() if s.next]
+        return (streams[-1].id, streams[-1].next) if streams else ("", 0)
+
+    def _sweep(self) -> None:
+        for name, epochs in self.ledger.sweep(self._clock()).items():
+            self.streams[name].remove(epochs)
+        oldest = True
+        for stream in list(self.ledger.streams.values()):
+            empty = stream.sealed and not stream.epochs and not stream.missing
+            oldest = oldest and empty
+            if empty and stream.id in self.streams:
+                self._remove_log(stream.id)
+            oldest = oldest and not self.ledger.wanted(stream.id)
+            if oldest:
+                self.ledger.forget_stream(stream.id)
+                self._store.write(
+                    "UPDATE streams SET sealed = ? WHERE id = ?", FORGOTTEN, stream.id
+                )
+
+    def _host(self, hosted: HostedStream) -> None:
+        """Take in a stream's log; what is retained is noted before it gives back disk."""
+        id_ = hosted.id
+        self.streams[id_] = hosted
+        hosted.before_drop = lambda: retained.note(
+            self._store, id_, retained.level_of(self.ledger.streams[id_])
+        )
+
+    def _remove_log(self, id_: str) -> None:
+        """Give back the disk of a stream without epochs; what it was stays known."""
+        known = self.ledger.streams[id_]
+        with self._store.transaction() as db:
+            db.execute(
+                "UPDATE streams SET sealed = ?, next = ?, rows = ? WHERE id = ?",
+                (REMOVED, known.next, known.rows, id_),
+            )
+            retained.forget(id_, db)
+            self._unnamed.add(id_, db)
+        self.streams.pop(id_).log.close()
+        self._unnamed.remove(id_)
+
+    def _save_reader(self, id_: str) -> None:
+        reader = self.ledger.readers[id_]
+        state = encode_reader(reader, self.deliveries.of(id_))
+        state["rows_before"] = {
+            s.id: [[n, s.rows_before(n)] for n in sorted(reader.places(s.id)) if s.knows(n)]
+            for s in self.ledger.streams.values()
+        }
+        self._store.write(
+            "INSERT OR REPLACE INTO readers VALUES (?, ?, ?)", self.key, id_, json.dumps(state)
+        )
+
+    def _save_cut(self) -> None:
+        """Keep which imports lost their route: a capability of theirs must not open it again."""
+        self._store.set(f"cut/{self.key}", json.dumps(self.ledger.cut))
+
+    def _save_limits(self, limits: Limits) -> None:
+        """Keep what a view said: it holds after a restart until the next one comes."""
+        if limits == self._told:
+            return
+        self._told = limits
+        try:
+            self._store.set(f"limits/{self.key}", json.dumps(asdict(limits)))
+        except sqlite3.Error:
+            log.exception("limits hold, but could not be kept", extra={"export": self.key})
+
+    def close(self) -> None:
+        """Close the logs."""
+        with self._lock:
+            for stream in self.streams.values():
+                stream.log.close()

@@ -1,0 +1,530 @@
+"""The publishing side of an export: admission, staging, publishing.
+
+The decisions are made by the publisher and the ledger of core; this file performs them on the
+log and the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.agent.exports.backpressure import WaitingSide
+from pe_agent.agent.exports.shard_coordinator import Sealed, SpreadSide, joined
+from pe_agent.agent.exports.state_codec import save_publisher
+from pe_agent.agent.exports.stream import retained_epochs as retained
+from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.manifests import Control, Manifest, Stage
+from pe_agent.agent.state.store import GROWS, SEALED
+from pe_agent.log.errors import LogError
+from streambroker_core.control.tuples.epoch_control import Placed, encode, placed_once
+from streambroker_core.control.tuples.window_bounds import head_of
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.ledger import Epoch, Stream
+from streambroker_core.ledger.publisher import Occupied
+
+log = logging.getLogger("pe_agent")
+
+BATCH_BYTES = 1 << 30
+"""What one batch may take in any case; more, where ``buffer.maxBytes`` is more."""
+EPOCH_MEMORY = 1200
+"""What the agent keeps of an epoch in memory, beside its blocks; bytes of CPython, measured."""
+BLOCK_MEMORY = 250
+"""What it keeps of each block of an epoch."""
+
+
+class StageMissingError(StreambrokerError):
+    """A stage that the batch names is not here or is not whole; nothing was published."""
+
+    code = "StageMissing"
+
+
+class NotAdmittedError(StreambrokerError):
+    """Rows came without admission: another query publishes, or the log is full."""
+
+    code = "NotAdmitted"
+
+
+class StageTooLargeError(StreambrokerError):
+    """A batch with more rows than an export takes at once; nothing was published."""
+
+    code = "StageTooLarge"
+
+    def __init__(self, batch: int, of: str, *, staged: int, more: int, limit: int) -> None:
+        super().__init__(
+            f"batch {batch} of {of} has staged {staged:,} bytes and wants {more:,} more; it may"
+            f" have {limit:,} there. Nothing of it is published: let the query take less at once"
+            " (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the export's buffer.maxBytes."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a driver commits; see :meth:`PublishingSide.publish`."""
+
+    query: str
+    run: str
+    batch: int
+    stages: list[dict[str, Any]]
+    ddl: str | None
+    rows: int
+    control: list[Placed]
+    schema: pa.Schema | None
+
+
+class PublishingSide(WaitingSide, SpreadSide):
+    """What the publishing query asks of an export. All public calls are safe from any thread."""
+
+    _admitted: tuple[str, int] | None = None
+    _again: frozenset[tuple[str, int]] = frozenset()
+
+    def admit(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        ddl: str,
+        renewed: int | None,
+        schema: pa.Schema | None = None,
+    ) -> dict[str, Any]:
+        """Decide whether a task may stage rows now; see the ``publisher.admit`` action.
+
+        With the schema of its rows a task may be sent to fellows; the answer then names export
+        and stream, the fellows that take stages, and the bytes that a batch may have at each.
+
+        Returns:
+            ``{"admitted": true}``, or ``{"occupied": …}`` while another query's lease runs, or
+            ``{"waiting": …}`` while the log is full of what ``wait`` readers have not finished.
+
+        Raises:
+            SelfWaitError: they are read by those who wait here, so nobody would ever go on.
+            FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
+        """
+        with self._lock:
+            now, before = self._clock(), self.publisher.run
+            verdict = self.publisher.admit(
+                query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
+            )
+            if isinstance(verdict, Occupied):
+                return {
+                    "occupied": {
+                        "holder": verdict.holder,
+                        "renewed": verdict.renewed,
+                        "seconds": max(0.0, verdict.until - now),
+                    }
+                }
+            if self.publisher.run != before:
+                self._sweep_stages()
+            save_publisher(self.publisher, self._store)
+            if self.publisher.is_published(batch):
+                self._again |= {(run, batch)}
+                return {"admitted": True}
+            if self._admitted != (run, batch):
+                holders = self._wait_for(query, now)
+                if holders:
+                    return {
+                        "waiting": {
+                            "held": self.ledger.held_bytes(now),
+                            "limit": self.ledger.limits.max_bytes,
+                            "memory": self.ledger.held_memory(now),
+                            "memory_limit": self.ledger.max_memory,
+                            "since": self.waits.since(now),
+                            "holders": [
+                                {
+                                    "reader": h.reader,
+                                    "import": h.import_,
+                                    "bytes": h.bytes,
+                                    "away": h.away,
+                                }
+                                for h in holders
+                            ],
+                        }
+                    }
+            self._admitted = (run, batch)
+            fellows = self.fellows.staging() if self.fellows and schema is not None else []
+            if not fellows:
+                return {"admitted": True}
+            return {
+                "admitted": True,
+                "home": self.key,
+                "stream": self._current(query, batch, ddl, schema).id,
+                "limit": self._batch_limit(),
+                "fellows": fellows,
+            }
+
+    def stage(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        ddl: str,
+        schema: pa.Schema,
+        batches: Iterable[pa.RecordBatch],
+    ) -> dict[str, Any]:
+        """Write one task's rows to the log; durable when this returns.
+
+        Rows of a batch that is published are counted and not kept: its publish needs no more.
+
+        Raises:
+            NotAdmittedError: the task did not ask, or its admission is over.
+            StageTooLargeError: the batch would take more than one may; the stage is discarded.
+            LogFull: the disk is full; what was written of this stage is discarded.
+        """
+        begun = self._begin(query, run, batch, ddl, schema)
+        if begun is None:
+            return _passed_over(batches)
+        stream, stage = begun
+        try:
+            stream.write(stage, batches, partial(self._check_size, stream, batch))
+        finally:
+            with contextlib.suppress(LogError), self._lock:
+                self._reclaim()
+        return stage.summary()
+
+    def _check_size(self, stream: HostedStream, batch: int, more: int) -> None:
+        staged, limit = stream.staged_bytes, self._batch_limit()
+        if staged + more > limit:
+            raise StageTooLargeError(batch, self.key, staged=staged, more=more, limit=limit)
+
+    def _batch_limit(self) -> int:
+        return max(self.ledger.limits.max_bytes, BATCH_BYTES)
+
+    def _begin(
+        self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
+    ) -> tuple[HostedStream, Stage] | None:
+        """Open a stage for an admitted task; None if its batch is published."""
+        with self._lock:
+            admitted = self._admitted == (run, batch) or (run, batch) in self._again
+            if self.publisher.query != query or not admitted:
+                raise NotAdmittedError(
+                    f"batch {batch} of query {query} is not admitted to {self.key}: the task has to"
+                    " ask for admission again."
+                )
+            self.publisher.check_run(run)
+            self.publisher.renew(query, self._clock())
+            if self.publisher.is_published(batch):
+                return None
+            current = self._current(query, batch, ddl, schema)
+            return current, current.begin(query=query, run=run, batch=batch)
+
+    def _current(self, query: str, batch: int, ddl: str, schema: pa.Schema) -> HostedStream:
+        """Return the stream that a batch is written to.
+
+        A query's first batch opens one, and so does another schema; and a batch before which
+        others are missing, or their readers would take it for one of those.
+        """
+        current = self.newest
+        if current is None or (current.query, current.ddl) != (query, ddl):
+            return self._open_stream(query, ddl, schema)
+        if self.publisher.gap_before(batch) and self.ledger.streams[current.id].next:
+            return self._open_stream(query, ddl, schema)
+        return current
+
+    def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
+        id_ = secrets.token_hex(8)
+        schema = schema.remove_metadata()
+        self._unnamed.add(id_)
+        stream = HostedStream.open(
+            id_,
+            self._directory / id_,
+            committer=self._committer,
+            query=query,
+            ddl=ddl,
+            schema=schema,
+            segment_bytes=self._segment_bytes,
+        )
+        with self._store.transaction(durable=True) as db:
+            seal = "UPDATE streams SET sealed = ? WHERE export = ? AND sealed = ?"
+            db.execute(seal, (SEALED, self.key, GROWS))
+            db.execute(
+                "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
+                " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, ?, 0, 0, ?"
+                " FROM streams WHERE export = ?",
+                (id_, self.key, ddl, bytes(schema.serialize()), GROWS, query, self.key),
+            )
+            retained.write(id_, retained.level_of(Stream(id_)), db)
+            self._unnamed.forget(id_, db)
+        self._host(stream)
+        self.ledger.open(id_)
+        self._notify()
+        return stream
+
+    def publish(
+        self,
+        *,
+        query: str,
+        run: str,
+        batch: int,
+        stages: list[dict[str, Any]],
+        ddl: str | None,
+        control: Iterable[Placed] = (),
+        schema: pa.Schema | None = None,
+    ) -> dict[str, Any]:
+        """Make the stages of a batch an epoch, whole and once.
+
+        Args:
+            query: streaming query id.
+            run: its run id.
+            batch: its batch id.
+            stages: summaries as :meth:`stage` returned them, in partition order.
+            ddl: Spark schema of the rows, None if there is neither a row nor control.
+            control: control tuples, each behind so many rows of the batch; copies count once.
+            schema: Arrow schema of the rows; needed where there is control and no row.
+
+        Returns:
+            ``{"published": bool, "epoch": int | null, "stream": id | null}``; not published again
+            if it was already, no epoch if the batch has neither rows nor control.
+
+        Raises:
+            StageMissingError: a stage is not here, or not as it was told.
+            ControlError, ControlLimitError: the control tuples cannot be in one epoch.
+            FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
+        """
+        ddl = None if ddl is None else sys.intern(ddl)  # once in memory for all epochs
+        rows = sum(s["rows"] for s in stages)
+        placed = placed_once(control, rows, f"batch {batch} of {self.key}", query)
+        one = _Batch(query, run, batch, stages, ddl, rows, placed, schema)
+        with self._publishing:
+            sealed = self._seal(
+                query=query, run=run, batch=batch, stages=stages, ddl=ddl, control=len(placed)
+            )
+            return self._publish(one, sealed)
+
+    def _publish(self, one: _Batch, sealed: Mapping[str, Sealed]) -> dict[str, Any]:
+        with self._lock:
+            fresh = self.publisher.publish(
+                query=one.query,
+                run=one.run,
+                batch=one.batch,
+                rows=one.rows,
+                schema=one.ddl,
+                now=self._clock(),
+                control=len(one.control),
+            )
+            if not fresh:
+                self._pass_over(one)
+                return {"published": False, "epoch": None, "stream": None}
+            answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
+            if one.rows or one.control:
+                manifest, stream = self._manifest(one, sealed)
+                self._append(stream, manifest, one.control)
+                answer.update(epoch=manifest.epoch, stream=stream.id)
+            # Before the store is told: if that fails, the batch is published all the same.
+            gap = self.publisher.published(
+                batch=one.batch, rows=one.rows, schema=one.ddl, control=len(one.control)
+            )
+            if gap:
+                log.warning(
+                    "batch %s of export %s follows batch %s: was the checkpoint restored?",
+                    one.batch,
+                    self.key,
+                    one.batch - gap - 1,
+                )
+            if answer["epoch"] is not None:
+                self._note_next(stream, manifest)
+            # An epoch is in the log; of a batch without one this is the only trace.
+            save_publisher(self.publisher, self._store, durable=answer["epoch"] is None)
+            self._admitted, self._again = None, frozenset()
+            self._emit_kept()
+            self._sweep_stages()
+            self._sweep()
+        self._notify()
+        return answer
+
+    def _emit_kept(self) -> None:
+        """Open an epoch for control tuples from outside that are in none."""
+
+    def _pass_over(self, one: _Batch) -> None:
+        """Discard what a batch has staged that was published before."""
+        for summary in one.stages:
+            self._discard(summary["stage"])
+        self._sweep_stages()
+        if self._admitted == (one.run, one.batch):
+            self._admitted = None
+        if one.query != self.publisher.query:
+            save_publisher(self.publisher, self._store, durable=True)
+
+    def _append(
+        self, stream: HostedStream, manifest: Manifest, placed: Sequence[Placed] = ()
+    ) -> None:
+        """Put an epoch into the log, and tell the ledger of it."""
+        stream.publish(manifest, encode(placed) if placed else b"")
+        self.ledger.publish(stream.id, epoch_of(manifest, stream.size_of(manifest.epoch)))
+        self.published_rows += manifest.rows
+        self.published.update(one.delivery.value for _, one in placed)
+
+    def _note_next(self, stream: HostedStream, manifest: Manifest) -> None:
+        """Keep how far a stream is, also for the time when its epochs are removed."""
+        self._store.write(
+            "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
+            manifest.epoch + 1,
+            manifest.rows_after,
+            stream.id,
+        )
+
+    def _manifest(self, one: _Batch, sealed: Mapping[str, Sealed]) -> tuple[Manifest, HostedStream]:
+        named = [s for s in one.stages if s["rows"]]
+        stream = self._stream_of(one, staged=bool(named))
+        stages = {
+            s["stage"]: verified(stream, s, f"export {self.key}")
+            for s in named
+            if s["stage"] not in sealed
+        }
+        known = self.ledger.streams[stream.id]
+        blocks, agents = joined(
+            [
+                ((), sealed[s["stage"]])
+                if s["stage"] in sealed
+                else (stages[s["stage"]].blocks, None)
+                for s in named
+            ]
+        )
+        manifest = Manifest(
+            epoch=known.next,
+            query=one.query,
+            run=one.run,
+            batch=one.batch,
+            rows=one.rows,
+            bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
+            published=self._clock(),
+            ddl=str(one.ddl),
+            rows_before=known.rows,
+            blocks=blocks,
+            agents=agents,
+            gap=self.publisher.gap_before(one.batch),
+            control=_control(known.next, one.control),
+        )
+        return manifest, stream
+
+    def _stream_of(self, one: _Batch, *, staged: bool) -> HostedStream:
+        """Return the stream that a batch is published in; one without rows may open it.
+
+        Raises:
+            StageMissingError: there is none.
+        """
+        stream = self.newest
+        if not staged and one.schema is not None and one.ddl is not None:
+            return self._current(one.query, one.batch, one.ddl, one.schema)
+        if stream is None or not staged:
+            raise StageMissingError(
+                f"batch {one.batch} of {self.key} names no stage of this agent."
+            )
+        return stream
+
+    def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
+        """Discard what a batch has staged; after a publish nothing changes.
+
+        Args:
+            query: streaming query id.
+            run: its run id.
+            batch: its batch id; all its stages go, also of tasks the driver did not hear of.
+            stages: stages it did hear of.
+        """
+        with self._publishing, self._lock:
+            for stage in stages:
+                self._discard(stage)
+            if self._admitted == (run, batch):
+                self._admitted = None
+            if self.publisher.abort(query=query, run=run, batch=batch):
+                save_publisher(self.publisher, self._store)
+            self._sweep_stages()
+
+    def finish(self, *, query: str | None, run: str | None) -> None:
+        """Tell the readers that nothing will follow; a later epoch takes it back.
+
+        Raises:
+            PublisherInUseError, FencedError: see core.publishing.
+        """
+        with self._lock:
+            self.publisher.finish(query, run, self._end())
+            free = self._clock() >= self.publisher.until
+            save_publisher(self.publisher, self._store, free=free, durable=True)
+        self._notify()
+
+    def renew_publisher(self, query: str) -> None:
+        """The publishing driver lives."""
+        with self._lock:
+            self.publisher.renew(query, self._clock())
+
+    def renounce(self, query: str) -> None:
+        """The publishing query ended in order; also an agent that restarts need not wait for it."""
+        with self._lock:
+            self.publisher.renounce(query, self._clock())
+            save_publisher(self.publisher, self._store, free=query == self.publisher.query)
+
+    def _discard(self, stage: str) -> None:
+        for stream in self.streams.values():
+            stream.discard(stage)
+
+    def _sweep_stages(self) -> None:
+        """Forget the stages that are of no use any more, and give back their disk."""
+        for stream in self.streams.values():
+            stream.sweep_stages(lambda s: self.publisher.useless(s.run, s.batch))
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        for stream in self.streams.values():
+            stream.reclaim()
+
+
+def verified(stream: HostedStream | None, summary: Mapping[str, Any], where: str) -> Stage:
+    """Return the stage that a task has told of.
+
+    Args:
+        stream: that it should be in, None if there is none.
+        summary: ``stage``, ``rows`` and ``crc``, as the task was answered.
+        where: whose log it is, for the message.
+
+    Raises:
+        StageMissingError: it is not there, not complete, or not what was told.
+    """
+    stage = stream.stages.get(summary["stage"]) if stream else None
+    if stage is None or not stage.complete:
+        raise StageMissingError(
+            f"stage {summary['stage']} is not in the log of {where} (was the agent's data directory"
+            " replaced?). Nothing was published; the query stops and replays."
+        )
+    if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
+        raise StageMissingError(
+            f"stage {stage.id} has {stage.rows} rows and crc {stage.crc} in the log of {where}, the"
+            f" task reported {summary['rows']} and {summary['crc']}. Nothing was published."
+        )
+    return stage
+
+
+def _passed_over(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+    """Return the summary of a stage of which only the rows are counted."""
+    rows = sum(batch.num_rows for batch in batches)
+    return {"stage": secrets.token_hex(8), "stream": None, "rows": rows, "bytes": 0, "crc": 0}
+
+
+def _control(epoch: int, placed: Sequence[Placed]) -> Control | None:
+    """Return what a manifest says of the tuples that came with a batch."""
+    if not placed:
+        return None
+    return Control(head=head_of(epoch, (one for _, one in placed)), own=len(placed))
+
+
+def epoch_of(manifest: Manifest, size: int) -> Epoch:
+    """Return an epoch of ``size`` bytes as the ledger sees it."""
+    return Epoch(
+        number=manifest.epoch,
+        rows=manifest.rows,
+        bytes=size,
+        published=manifest.published,
+        query=manifest.query,
+        batch=manifest.batch,
+        gap=manifest.gap,
+        memory=EPOCH_MEMORY + BLOCK_MEMORY * len(manifest.blocks),
+        control=manifest.control.head if manifest.control else None,
+    )

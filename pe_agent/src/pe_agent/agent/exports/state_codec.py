@@ -1,0 +1,157 @@
+"""Readers and publishers of an export as JSON, for the agent's store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pe_agent.agent.exports.stream.delivery_counts import Delivery
+from streambroker_core.ledger.ledger import Cursor, Reader
+from streambroker_core.ledger.publisher import LEASE, Published, Publisher
+
+if TYPE_CHECKING:
+    from pe_agent.agent.exports.stream.export_stream import HostedStream
+    from pe_agent.agent.state.store import Store
+
+
+T = TypeVar("T")
+
+_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
+
+
+def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
+    """Return a reader's claims and counts."""
+    return {
+        "id": reader.id,
+        "import": reader.import_,
+        "policy": reader.policy,
+        "start": reader.start,
+        "routed": reader.routed,
+        "resume": reader.resume,
+        "opened": reader.opened,
+        "agreed": reader.agreed,
+        "cursors": {s: [c.next, c.planned, c.first] for s, c in reader.cursors.items()},
+        "given": {s: c.given for s, c in reader.cursors.items()},
+        "query": reader.query,
+        "turned": reader.turned,
+        "turns": reader.turns,
+        "control": reader.control,
+        "delivery": asdict(delivery),
+    }
+
+
+def decode_reader(
+    state: dict[str, Any], *, streams: Collection[str], now: float
+) -> tuple[Reader, Delivery]:
+    """Rebuild a reader; it counts as seen at ``now``, so that grace begins again.
+
+    What it says of streams that have been removed since it was written is left aside.
+    """
+    reader = Reader(
+        id=state["id"],
+        import_=state["import"],
+        policy=state["policy"],
+        start=state["start"],
+        until=now,
+        routed=state["routed"],
+        resume=_of(streams, state["resume"]),
+        opened=state["opened"],
+        agreed=_of(streams, state["agreed"]),
+        query=state.get("query"),
+        moved=now,
+        turned=state.get("turned", False),
+        turns=state.get("turns", 0),
+        control=state.get("control", False),
+        cursors={
+            s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
+            for s, (next_, planned, first) in _of(streams, state["cursors"]).items()
+        },
+    )
+    for name, cursor in reader.cursors.items():
+        before = max(cursor.next, cursor.planned[1] if cursor.planned else 0)
+        cursor.given = state.get("given", {}).get(name, before)
+    delivery = Delivery(**state["delivery"])
+    pending = _of(streams, delivery.pending)
+    delivery.pending = {s: tuple(n) for s, n in pending.items()}
+    delivery.missed = {s: [(g[0], g[1], g[2]) for g in of] for s, of in delivery.missed.items()}
+    delivery.counted = _of(streams, delivery.counted)
+    return reader, delivery
+
+
+def _of(streams: Collection[str], values: Mapping[str, T]) -> dict[str, T]:
+    return {stream: value for stream, value in values.items() if stream in streams}
+
+
+def save_publisher(
+    publisher: Publisher, store: Store, *, free: bool = False, durable: bool = False
+) -> None:
+    """Write who publishes, its runs and its last batch.
+
+    Args:
+        publisher: of one export.
+        store: the agent's.
+        free: it has given up its lease.
+        durable: survive a power cut, too.
+    """
+    state = {
+        "query": publisher.query,
+        "schema": publisher.schema,
+        "runs": publisher.runs,
+        "last": None if publisher.last is None else _encode_published(publisher.last),
+        "earlier": {q: _encode_published(last) for q, last in publisher.earlier.items()},
+        "free": free,
+        "aborted": publisher.aborted,
+        "gaps": publisher.gaps,
+        "skipped": publisher.skipped,
+        "ended": publisher.ended,
+    }
+    row = (publisher.export, json.dumps(state))
+    if durable:
+        with store.transaction(durable=True) as db:
+            db.execute(_PUBLISHER, row)
+    else:
+        store.write(_PUBLISHER, *row)
+
+
+def _encode_published(last: Published) -> dict[str, Any]:
+    """Return a batch as JSON; one without control as an older release reads it, too."""
+    return {k: v for k, v in asdict(last).items() if k != "control" or v}
+
+
+def restore_publisher(
+    publisher: Publisher, store: Store, streams: Iterable[HostedStream], *, now: float
+) -> None:
+    """Rebuild the publisher; epochs in the log count for more than what the store says.
+
+    Its lease begins again at ``now``: it may live, and has had no agent to tell so.
+    """
+    rows = store.query("SELECT state FROM publishers WHERE export = ?", publisher.export)
+    if rows:
+        state = json.loads(rows[0][0])
+        publisher.query, publisher.schema = state["query"], state["schema"]
+        publisher.runs = dict(state["runs"])
+        publisher.earlier = {q: Published(**last) for q, last in state["earlier"].items()}
+        publisher.until = now if state["free"] else now + LEASE
+        publisher.gaps = state.get("gaps", 0)
+        publisher.skipped = state.get("skipped", 0)
+        if state.get("ended"):
+            publisher.ended = (state["ended"][0], state["ended"][1])
+        if state.get("aborted"):
+            publisher.aborted = (state["aborted"][0], state["aborted"][1])
+        if state["last"] is not None:
+            publisher.last = Published(**state["last"])
+            publisher.history[publisher.last.batch] = publisher.last
+    for stream in streams:
+        for manifest in sorted(stream.manifests.values(), key=lambda m: m.epoch):
+            if manifest.query != publisher.query:
+                continue
+            batch, count, ddl = manifest.batch, manifest.rows, manifest.ddl
+            own = manifest.control.own if manifest.control else 0
+            if publisher.last is None or batch >= publisher.last.batch:
+                publisher.restore(batch=batch, rows=count, schema=ddl, control=own)
+            else:
+                publisher.history[batch] = Published(
+                    batch=batch, rows=count, schema=ddl, control=own
+                )

@@ -1,0 +1,135 @@
+"""An export in figures, for people: streams, readers, what is held and by whom."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pe_agent.agent.exports.export import HostedExport
+    from pe_agent.agent.exports.stream.delivery_counts import Delivery
+    from streambroker_core.ledger.ledger import Reader, Stream
+
+
+def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
+    """Return the figures of an export; its lock is held.
+
+    Args:
+        export: the export.
+        now: on the export's clock.
+
+    Returns:
+        Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
+        admission waits for, since when a task waits and the seconds in all, control tuples by
+        delivery, what of its log is damaged, and by reader what :func:`reader_figures` and
+        :func:`lag_figures` return.
+    """
+    ledger, publisher = export.ledger, export.publisher
+    return {
+        "streams": {
+            s.id: {
+                "next": s.next,
+                "retained": len(s.epochs),
+                "bytes": s.bytes,
+                "rows": s.rows,
+                "sealed": s.sealed,
+                "schema": export.streams[s.id].ddl if s.id in export.streams else None,
+            }
+            for s in ledger.streams.values()
+        },
+        "publisher": {
+            "query": publisher.query,
+            "batch": publisher.last.batch if publisher.last else None,
+            "gaps": publisher.gaps,
+        },
+        "ended": export.ended(),
+        "held": ledger.held_bytes(now),
+        "limit": ledger.limits.max_bytes,
+        "waiting_for": [h.import_ for h in ledger.blocked_by(now)],
+        "waitingSince": moment(export.waits.since(now)),
+        "waitedSeconds": round(export.waits.seconds, 3),
+        "publishedRows": export.published_rows,
+        "control": {"accepted": dict(export.accepted), "published": dict(export.published)},
+        "gaps": publisher.gaps,
+        "damaged": damages(export),
+        "damagedSegments": len(damaged_segments(export)),
+        "missing": sum(n - m for s in ledger.streams.values() for m, n in s.missing),
+        "readers": {
+            id_: {
+                **reader_figures(reader, export.deliveries.of(id_), now),
+                **lag_figures(export, reader, now),
+                "blockedSeconds": round(export.waits.of(id_), 3),
+                "sentControl": dict(export.deliveries.control(id_)),
+            }
+            for id_, reader in ledger.readers.items()
+        },
+    }
+
+
+def damaged_segments(export: HostedExport) -> list[str]:
+    """Return the segments in which the scrub has met damage, as paths in the export's log."""
+    return [segment for stream in export.streams.values() for segment in stream.damaged()]
+
+
+def missing_epochs(stream: Stream) -> list[str]:
+    """Return which epochs are not in a stream's log though nothing removed them, range by range."""
+    return [
+        f"epochs {first} to {next_ - 1} of stream {stream.id}"
+        f" ({stream.rows_between(first, next_):,} rows) are missing"
+        for first, next_ in stream.missing
+    ]
+
+
+def damages(export: HostedExport) -> list[str]:
+    """Return what of an export's log is damaged: epochs that are missing, and segments."""
+    missing = [text for s in export.ledger.streams.values() for text in missing_epochs(s)]
+    return [*missing, *damaged_segments(export)]
+
+
+def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, Any]:
+    """Return where a reader stands and what it got; rows are counted before the filter."""
+    return {
+        "import": reader.import_,
+        "policy": reader.policy,
+        "turned": reader.turned,
+        "turns": reader.turns,
+        "routed": reader.routed,
+        "alive": now <= reader.until,
+        "positions": {s: c.next for s, c in reader.cursors.items()},
+        "planned": {s: list(c.planned) for s, c in reader.cursors.items() if c.planned},
+        "delivered": delivery.delivered,
+        "filtered": delivery.filtered,
+        "counting": sum(rows for _, _, _, rows, _ in delivery.owed),
+        "dropped": [delivery.dropped_epochs, delivery.dropped_rows],
+        "duplicates": [delivery.duplicate_epochs, delivery.duplicate_rows],
+        "lost": [delivery.lost_epochs, delivery.lost_rows],
+        "sentRows": delivery.sent_rows,
+        "sentBytes": delivery.sent_bytes,
+        "plannedSince": moment(delivery.planned_since),
+        "releasedPlans": delivery.released_plans,
+        "filter": delivery.filter,
+    }
+
+
+def lag_figures(export: HostedExport, reader: Reader, now: float) -> dict[str, Any]:
+    """Return what a reader has still to finish, and how full of it the log is.
+
+    ``congestion`` is 100 where it alone comes to ``buffer.maxBytes``, or to so many epochs as may
+    be kept in memory: then an export that has to wait for it waits, and one that need not drops
+    its oldest epochs.
+    """
+    lag = export.ledger.lag(reader)
+    full = int(100 * export.ledger.fullness(lag.bytes, lag.memory))
+    return {
+        "lag": [lag.epochs, lag.bytes],
+        "lagRows": lag.rows,
+        "lagSeconds": 0.0 if lag.since is None else round(max(0.0, now - lag.since), 3),
+        "congestion": min(100, full),
+    }
+
+
+def moment(at: float | None) -> str | None:
+    """Return a time on the export's clock as text, to the second; None for None."""
+    if at is None:
+        return None
+    return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"

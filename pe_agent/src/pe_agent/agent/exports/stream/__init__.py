@@ -1,0 +1,1 @@
+"""The streams of one export: frames, manifests, blocks and filters."""

@@ -1,0 +1,305 @@
+"""Blocks of planned epochs, filtered and cut to columns, for many readers at once.
+
+Readers with equal filter and columns share the filtered batch; different filters on one block
+share the masks of their common predicates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.manifests import Manifest
+from pe_agent.agent.exports.stream.row_filter import compiled
+from pe_agent.log.errors import AddressGone, LogCorrupt, LogError
+from streambroker_core.control.runtime.control_rows import to_batch
+from streambroker_core.control.runtime.packing import SEQ
+from streambroker_core.errors import StreambrokerError
+
+CACHE_BYTES = 64 << 20
+ENTRY_BYTES = 1024
+"""What an entry of a cache takes beside its columns or masks, also without a row."""
+COLUMN_BYTES = 512
+"""What a column or a mask takes beside its values."""
+_NUMBER = pa.field(SEQ, pa.int64(), nullable=False)
+Sent: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
+"""A block as it is sent, and what is said of it: ``epoch``, and ``latest`` if that is asked."""
+
+
+class NotPlannedError(StreambrokerError):
+    """A read of epochs that the reader has not planned; nothing was sent."""
+
+    code = "NotPlanned"
+
+
+class BytesCache:
+    """The most recently used values, up to a number of bytes; safe from any thread."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._size = 0
+        self._lock = threading.Lock()
+        self._items: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+
+    def get(self, key: Hashable) -> Any:
+        """Return a value and make it the most recently used, None if it is not here."""
+        with self._lock:
+            found = self._items.get(key)
+            if found is None:
+                return None
+            self._items.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Keep a value of ``size`` bytes, above 0; one larger than the limit is not kept."""
+        if size > self._limit:
+            return
+        with self._lock:
+            old = self._items.pop(key, None)
+            self._size += size - (old[1] if old else 0)
+            self._items[key] = (value, size)
+            while self._size > self._limit:
+                self._size -= self._items.popitem(last=False)[1][1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """A question beside the rows: the largest time of all rows that a wider filter lets pass.
+
+    Attributes:
+        column: with the time, a timestamp.
+        filter: the wider filter; None for all rows.
+    """
+
+    column: str
+    filter: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What one slice asks for: blocks ``[first, last)`` of each epoch, in order.
+
+    ``query`` is the streaming query whose task asks, None if it does not say. With ``numbered``
+    rows that pass a filter come with their number in their block, as column ``_seq``. ``latest`` is
+    told beside the rows, for who has less sent than passes its time.
+    """
+
+    reader: str
+    stream: str
+    pieces: tuple[tuple[int, int, int], ...]
+    filter: str | None
+    columns: tuple[str, ...] | None
+    query: str | None = None
+    numbered: bool = False
+    latest: Latest | None = None
+
+
+class Readable(Protocol):
+    """Streams, and who may read what of them: an export, or what a fellow keeps of one."""
+
+    @property
+    def streams(self) -> Mapping[str, HostedStream]:
+        """Return the streams, by id."""
+
+    def may_read(
+        self,
+        reader: str,
+        stream: str,
+        epoch: int,
+        *,
+        filter_: str | None,
+        columns: Sequence[str] | None,
+        query: str | None = None,
+    ) -> Manifest | None:
+        """Return the manifest of an epoch, None if the reader may not read it so."""
+
+    def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
+        """Note how many rows of a block passed the filter."""
+
+    def count_sent(self, reader: str, rows: int, size: int) -> None:
+        """Note what goes over the wire."""
+
+    def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
+        """Note which control tuples go over the wire."""
+
+    def unreadable(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
+        """Return what a reader is told of a block that is damaged, or not where it should be."""
+
+
+class BlockReader:
+    """Serves slices. One per agent."""
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._filtered = BytesCache(cache_bytes)
+        self._masks = BytesCache(cache_bytes // 4)
+
+    def schema(self, stream: HostedStream, read: Read) -> pa.Schema:
+        """Return the Arrow schema a read yields."""
+        schema = stream.schema
+        if read.columns is not None:
+            schema = pa.schema([schema.field(c) for c in read.columns])
+        return schema.append(_NUMBER) if read.numbered and read.filter is not None else schema
+
+    def control(self, export: Readable, read: Read) -> Iterator[Sent]:
+        """Yield the control tuples of each epoch, whatever the filter, with their places in it.
+
+        Raises:
+            NotPlannedError: an epoch is not in the reader's plan.
+        """
+        for epoch, _, _ in read.pieces:
+            manifest = _planned(export, read, epoch)
+            stream = export.streams.get(read.stream)
+            try:
+                placed = stream.control_of(epoch) if stream else []
+            except LogError as error:
+                raise export.unreadable(read.stream, epoch, error) from None
+            if manifest.control and len(placed) != manifest.control.head.tuples:
+                raise NotPlannedError(f"epoch {epoch} of stream {read.stream} was removed.")
+            export.count_control(read.reader, (one.delivery.value for _, one in placed))
+            yield to_batch(placed), {"epoch": epoch}
+
+    def batches(self, export: Readable, read: Read) -> Iterator[Sent]:
+        """Yield the rows that pass and what is said of them for each block, also when none pass.
+
+        Raises:
+            NotPlannedError: an epoch is not in the reader's plan.
+        """
+        for epoch, first, last in read.pieces:
+            manifest = _planned(export, read, epoch)
+            count = len(manifest.own)
+            if not 0 <= first <= last <= count:
+                raise NotPlannedError(
+                    f"epoch {epoch} of stream {read.stream} has {count} blocks here, not"
+                    f" blocks {first} to {last}."
+                )
+            for index in range(first, last):
+                told: dict[str, Any] = {"epoch": epoch}
+                batch, manifest = self._found(export, read, manifest, index, told)
+                export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
+                export.count_sent(read.reader, batch.num_rows, batch.nbytes)
+                yield batch, told
+
+    def _found(
+        self,
+        export: Readable,
+        read: Read,
+        manifest: Manifest,
+        index: int,
+        told: dict[str, Any],
+    ) -> tuple[pa.RecordBatch, Manifest]:
+        """Return a block, and the manifest by which it was found: it may have been moved.
+
+        What is asked beside its rows goes into ``told``.
+        """
+        while True:
+            try:
+                return self._block(export, read, manifest, index, told), manifest
+            except AddressGone as error:
+                before, manifest = manifest, _planned(export, read, manifest.epoch)
+                if manifest == before:
+                    raise export.unreadable(read.stream, manifest.epoch, error) from None
+            except LogCorrupt as error:
+                raise export.unreadable(read.stream, manifest.epoch, error) from None
+
+    def _block(
+        self,
+        export: Readable,
+        read: Read,
+        manifest: Manifest,
+        index: int,
+        told: dict[str, Any],
+    ) -> pa.RecordBatch:
+        stream = export.streams.get(read.stream)
+        if stream is None:
+            raise NotPlannedError(f"stream {read.stream} is not in the log of this agent any more.")
+        block, epoch = manifest.own[index], manifest.epoch
+        load = cache(partial(stream.read, block))
+        if read.latest is not None:
+            told["latest"] = self._latest(stream, read.latest, (epoch, index), load)
+        if read.filter is None:
+            return _project(load(), read.columns)
+        key = (stream.id, epoch, index, read.filter, read.columns, read.numbered)
+        found = self._filtered.get(key)
+        if found is not None:
+            return found
+        mask = self._mask(stream, load(), read.filter, (epoch, index))
+        result = _project(load(), read.columns).filter(mask)
+        if read.numbered:
+            numbers = pc.indices_nonzero(mask).cast(pa.int64())
+            columns = [*result.columns, numbers]
+            result = pa.RecordBatch.from_arrays(columns, schema=result.schema.append(_NUMBER))
+        size = _size(result.num_columns, len(read.filter) + result.nbytes)
+        self._filtered.put(key, result, size)
+        return result
+
+    def _latest(
+        self,
+        stream: HostedStream,
+        asked: Latest,
+        block: tuple[int, int],
+        load: Callable[[], pa.RecordBatch],
+    ) -> int | None:
+        """Return the largest time of a block in microseconds; None if no row has one."""
+        key = (stream.id, *block, asked)
+        found: tuple[int | None] | None = self._masks.get(key)
+        if found is None:
+            batch = load()
+            times = batch.column(asked.column)
+            if asked.filter is not None:
+                times = times.filter(self._mask(stream, batch, asked.filter, block))
+            found = (pc.max(times).cast(pa.timestamp("us", "UTC")).value,)
+            self._masks.put(key, found, _size(0, len(asked.filter or "")))
+        return found[0]
+
+    def _mask(
+        self, stream: HostedStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
+    ) -> pa.BooleanArray:
+        """Return the rows of a block that pass; masks of predicates are kept for other filters."""
+        key = (stream.id, *block)
+        atoms: dict[str, Any] = self._masks.get(key) or {}
+        mask = compiled(filter_, stream.schema).mask(batch, cache=atoms)
+        masks = list(atoms.items())
+        self._masks.put(
+            key, atoms, _size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
+        )
+        return mask
+
+
+def _planned(export: Readable, read: Read, epoch: int) -> Manifest:
+    """Return the manifest of an epoch that the reader has planned.
+
+    Raises:
+        NotPlannedError: it has not, or not under this filter with these columns.
+    """
+    manifest = export.may_read(
+        read.reader,
+        read.stream,
+        epoch,
+        filter_=read.filter,
+        columns=read.columns,
+        query=read.query,
+    )
+    if manifest is None:
+        raise NotPlannedError(
+            f"epoch {epoch} of stream {read.stream} is not in the plan of reader {read.reader}: it"
+            " was acknowledged, or planned under another filter or with other columns, or another"
+            " run of the query went on, or the reader was away for longer than `grace`."
+        )
+    return manifest
+
+
+def _size(columns: int, values: int) -> int:
+    """Return what a cache entry takes; one without a row takes some, and there may be very many."""
+    return ENTRY_BYTES + columns * COLUMN_BYTES + values
+
+
+def _project(batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> pa.RecordBatch:
+    return batch if columns is None else batch.select(list(columns))

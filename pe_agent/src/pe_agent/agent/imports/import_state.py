@@ -1,0 +1,82 @@
+"""What the importing side of an agent knows: its readers, and where exports are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pe_agent.agent.imports.peer_agents import Peers
+from pe_agent.agent.imports.readers import OwnReader, OwnReaders
+from pe_agent.agent.notifier import News
+from pe_agent.agent.state.control_log import ControlLog
+from pe_agent.agent.state.route_table import RouteTable
+from pe_agent.agent.state.store import Store
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.offset import Offset
+from streambroker_core.model import port_of
+from streambroker_core.wire.broker.view import ImportPort
+
+
+class UnknownPortError(StreambrokerError):
+    """A port that nobody declared."""
+
+    code = "UnknownPort"
+
+
+class ImportState:
+    """Readers, routes and other agents, as both halves of :class:`ImportHost` need them."""
+
+    def __init__(
+        self,
+        pe: str,
+        routes: RouteTable,
+        store: Store,
+        news: News,
+        declared: Callable[[str], bool],
+        control_log: ControlLog | None = None,
+    ) -> None:
+        self._pe = pe
+        self._routes = routes
+        self._news = news
+        self._declared = declared
+        self.control_log = control_log or ControlLog(store, news.tell)
+        self.readers = OwnReaders(store)
+        self.missing: dict[str, list[str]] = {}
+        self.peers = Peers(news, self.readers.alive, self.readers.unfinished, self.readers.pass_of)
+
+    def _claim(self, request: Mapping[str, Any], reader_id: str) -> OwnReader | dict[str, Any]:
+        import_ = f"{self._pe}/{request['import']}"
+        renewals = request.get("renewals")
+        return self.readers.claim(reader_id, import_, request["session"], renewals=renewals)
+
+    def _import_of(self, port: str) -> ImportPort | None:
+        """Return an import of the view, None while the view does not have it yet.
+
+        Raises:
+            UnknownPortError: nobody declared it.
+        """
+        import_ = self._routes.imported(port)
+        if import_ is None and self._routes.view is not None and not self._declared(port):
+            raise UnknownPortError(
+                f"import {self._pe}/{port} does not exist. Declare it with subscribe(),"
+                " `streambroker apply` or kubectl, or correct the option `import`."
+            )
+        return import_
+
+    @staticmethod
+    def _positions(reader: OwnReader, export: str, start: Offset) -> dict[str, Any]:
+        """Return the reader's positions in streams that are, or may be, of an export."""
+        homes = {s: reader.homes.get(s) for s in start.streams}
+        return {
+            "positions": {
+                s: p.next for s, p in start.streams.items() if homes[s] in (export, None)
+            },
+            "own": [s for s, home in homes.items() if home == export],
+        }
+
+    def _route_to(self, reader: OwnReader, export: str) -> tuple[str, str | None]:
+        import_ = self._routes.imported(port_of(reader.import_))
+        for route in import_.routes if import_ else ():
+            if str(route.export) == export and route.location is not None:
+                return route.location, route.capability
+        return reader.addresses[export], None

@@ -1,0 +1,318 @@
+"""Other agents, as the importing side sees them: heads by long poll, plans by call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pe_agent.agent.notifier import News
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentRefusedError
+from streambroker_core.errors import CapabilityError, StreambrokerError
+from streambroker_core.wire.broker.view import ImportRoute, View
+
+log = logging.getLogger("pe_agent")
+
+WATCH_SECONDS = 2.0
+READER_LEASE = 5.0
+PLAN_SECONDS = 2.0
+WATCHED = 64
+"""Imports in one watch: with their capabilities and readers far below what an agent takes."""
+
+Routes = Mapping[str, Mapping[str, str | None]]
+"""Exports of one agent that this agent reads: ``{export: {import: capability}}``."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    location: str
+    routes: Routes
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+
+class Peers:
+    """One watch per other agent: it brings heads and carries the leases of our readers.
+
+    Attributes:
+        chains: returns for which exports the queries of readers wait, by reader.
+    """
+
+    def __init__(
+        self,
+        news: News,
+        alive: Callable[[], dict[str, list[str]]],
+        unfinished: Callable[[], Iterable[tuple[str, str, str]]],
+        pass_of: Callable[[str, str], str | None] = lambda *_: None,
+    ) -> None:
+        """Begin without any watch; :meth:`follow` starts them.
+
+        Args:
+            news: told when a head moved.
+            alive: returns the living readers by import.
+            unfinished: returns address, export and import of what living readers have planned
+                and not acknowledged, also where the route is gone.
+            pass_of: returns what a reader shows to an export's agent.
+        """
+        self.chains: Callable[[Iterable[str]], dict[str, list[str]]] = lambda _: {}
+        self._news = news
+        self._alive = alive
+        self._unfinished = unfinished
+        self._pass_of = pass_of
+        self._routed: dict[str, dict[str, dict[str, str | None]]] = {}
+        self._lock = threading.Lock()
+        self._watched: dict[tuple[str, int], _Watched] = {}
+        self._heads: dict[str, dict[str, int]] = {}
+        self._ended: set[str] = set()
+        self._away: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+
+    def follow(self, view: View) -> None:
+        """Watch the agents of this view's import routes."""
+        routed: dict[str, dict[str, dict[str, str | None]]] = {}
+        for port, import_ in view.imports.items():
+            for route in import_.routes:
+                if route.location is not None:
+                    exports = routed.setdefault(route.location, {})
+                    exports.setdefault(str(route.export), {})[f"{view.pe}/{port}"] = (
+                        route.capability
+                    )
+        self._routed = routed
+        self.refresh()
+        self._news.tell()
+
+    def refresh(self) -> None:
+        """Watch routed agents, and those that hold what a living reader has not finished."""
+        wanted = {place: {e: dict(i) for e, i in r.items()} for place, r in self._routed.items()}
+        for location, export, import_ in self._unfinished():
+            if not self._is_home(export, location):
+                continue  # its agent has moved, with all that it holds
+            wanted.setdefault(location, {}).setdefault(export, {}).setdefault(import_, None)
+        parts = {(at, n): part for at, r in wanted.items() for n, part in enumerate(_parts(r))}
+        with self._lock:
+            for key in list(self._watched):
+                if key not in parts:
+                    self._watched.pop(key).stopped.set()
+            self._away = {at: why for at, why in self._away.items() if at in wanted}
+            for (location, n), routes in parts.items():
+                watched = self._watched.get((location, n))
+                if watched is None:
+                    watched = self._watched[location, n] = _Watched(location, routes)
+                    threading.Thread(
+                        target=self._watch, args=(watched,), daemon=True, name=f"watch {location}"
+                    ).start()
+                elif watched.routes != routes:
+                    watched.routes = routes
+            known = {export for routes in wanted.values() for export in routes}
+            self._heads = {e: h for e, h in self._heads.items() if e in known}
+            self._ended &= known
+            self._refused = {e: why for e, why in self._refused.items() if e in known}
+
+    def _is_home(self, export: str, location: str) -> bool:
+        """Whether an export is at an address, as far as routes say."""
+        routed = {at for at, exports in self._routed.items() if export in exports}
+        return not routed or location in routed
+
+    def heads(self, export: str) -> dict[str, int] | None:
+        """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
+        return self._heads.get(export)
+
+    def ended(self, export: str) -> bool:
+        """Whether an export was said to have ended with the heads that are known of it."""
+        return export in self._ended
+
+    def is_away(self, location: str) -> bool:
+        """Whether the agent did not answer lately; its watch goes on asking."""
+        return location in self._away
+
+    def refusal(self, export: str) -> str | None:
+        """Return why an export's agent refuses its heads, None if it does not, or is away."""
+        return self._refused.get(export)
+
+    def refused(self) -> dict[str, str]:
+        """Return why an agent that answers refuses the heads of an export, by export."""
+        return dict(self._refused)
+
+    def note_away(self, location: str, why: str) -> None:
+        """Another call has found that the agent does not answer."""
+        if (location, 0) in self._watched:
+            self._away[location] = why
+
+    def away(self) -> dict[str, str]:
+        """Return why an agent does not answer, by location."""
+        return dict(self._away)
+
+    def _watch(self, watched: _Watched) -> None:
+        client = AgentClient(watched.location)
+        pause = 0.05
+        while not watched.stopped.is_set():
+            try:
+                given = self._watch_once(client, watched)
+                self.refresh()
+                self._away.pop(watched.location, None)
+                if given:
+                    pause = 0.05
+                    continue
+            except Exception as error:
+                if not isinstance(error, StreambrokerError):
+                    log.exception("watch failed", extra={"location": watched.location})
+                elif watched.location not in self._away:
+                    log.warning("agent away: %s", error, extra={"location": watched.location})
+                self._away[watched.location] = str(error)
+            watched.stopped.wait(pause)
+            pause = min(1.0, pause * 2)
+
+    def _watch_once(self, client: AgentClient, watched: _Watched) -> bool:
+        """Ask once; return whether the agent gave the heads of any export.
+
+        Raises:
+            StreambrokerError: it does not answer, or refuses the request as a whole.
+        """
+        alive = self._alive()
+        exports = {
+            export: {
+                "heads": self._heads.get(export),
+                "ended": export in self._ended,
+                "imports": {
+                    import_: self._asked(export, imports[import_], alive.get(import_, []))
+                    for import_ in imports
+                },
+            }
+            for export, imports in watched.routes.items()
+        }
+        began = time.monotonic()
+        try:
+            answer = client.call(
+                "peer.watch",
+                exports=exports,
+                wait=WATCH_SECONDS,
+                lease=READER_LEASE,
+                timeout=WATCH_SECONDS + 5.0,
+            )
+        except StreambrokerError:
+            self._note_refused(dict.fromkeys(exports))
+            raise
+        self._note_refused({e: told.get("error") for e, told in answer["exports"].items()})
+        moved: set[str] = set()
+        refused = 0
+        for export, told in answer["exports"].items():
+            if "error" in told:
+                refused += 1
+                if self._is_home(export, watched.location):
+                    with self._lock:
+                        self._heads.pop(export, None)
+                        self._ended.discard(export)
+                continue
+            known = export in watched.routes and self._is_home(export, watched.location)
+            with self._lock:
+                if known and self._heads.get(export) != told["heads"]:
+                    self._heads[export] = told["heads"]
+                    moved.update(watched.routes[export])
+                if known and bool(told.get("ended")) != (export in self._ended):
+                    self._ended ^= {export}
+                    moved.update(watched.routes[export])
+        if moved:
+            self._news.tell(*moved)
+        if exports and refused == len(exports):
+            return False
+        if not moved and time.monotonic() - began < 0.01:
+            watched.stopped.wait(0.05)
+        return True
+
+    def _asked(self, export: str, capability: str | None, readers: list[str]) -> dict[str, Any]:
+        """Return what is said of an import; for what its queries wait only if they do."""
+        waits = self.chains(readers)
+        return {
+            "capability": capability,
+            "readers": {reader: self._pass_of(reader, export) for reader in readers},
+            **({"waits": waits} if waits else {}),
+        }
+
+    def _note_refused(self, told: Mapping[str, str | None]) -> None:
+        """Note of which exports an agent that answers tells nothing, and why."""
+        with self._lock:
+            for export, why in told.items():
+                before = self._refused.pop(export, None)
+                if why is not None:
+                    self._refused[export] = why
+                    if before != why:
+                        log.info("heads of export %s refused: %s", export, why)
+
+    def ask_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+        """Return how far the streams of one export reach at this moment, and whether it has ended.
+
+        Raises:
+            AgentUnreachableError: its agent does not answer.
+            AgentRefusedError: its agent refuses.
+        """
+        export = str(route.export)
+        imports: dict[str, Any] = {import_: {"capability": route.capability, "readers": []}}
+        answer = AgentClient(str(route.location)).call(
+            "peer.watch",
+            timeout=PLAN_SECONDS,
+            wait=0,
+            lease=READER_LEASE,
+            exports={export: {"heads": None, "imports": imports}},
+        )
+        told = answer["exports"][export]
+        if told.get("heads") is None:
+            why = str(told.get("error", "it has no key to open it with"))
+            raise AgentRefusedError(str(told.get("code", CapabilityError.code)), why)
+        return dict(told["heads"]), bool(told.get("ended"))
+
+    def tell_leave(self, location: str, export: str, import_: str, reader: str) -> None:
+        """Say that a reader's process ended in order; nobody waits for the answer."""
+        shown = self._pass_of(reader, export)
+        body = {"export": export, "import": import_, "reader": reader, "pass": shown}
+        try:
+            AgentClient(location).call("peer.leave", timeout=1.0, **body)
+        except StreambrokerError as error:
+            log.info("leave not delivered: %s", error)
+
+    def close(self) -> None:
+        """End all watches."""
+        with self._lock:
+            for watched in self._watched.values():
+                watched.stopped.set()
+            self._watched.clear()
+
+
+def _parts(routes: Routes) -> list[Routes]:
+    """Divide what is read at one agent into watches."""
+    parts: list[dict[str, Mapping[str, str | None]]] = [{}]
+    left = WATCHED
+    for export, imports in sorted(routes.items()):
+        if parts[-1] and len(imports) > left:
+            parts.append({})
+            left = WATCHED
+        parts[-1][export] = imports
+        left -= len(imports)
+    return list(parts)
+
+
+def plan_body(answer: Any) -> dict[str, Any]:
+    """Return a ledger's answer as JSON."""
+    return {
+        "planned": [
+            {
+                "stream": p.stream,
+                "from": p.from_,
+                "next": p.next,
+                "dropped": list(p.dropped),
+                "duplicates": list(p.duplicates),
+                "lost": list(p.lost),
+                "moved": p.moved,
+            }
+            for p in answer.planned
+        ],
+        "bytes": answer.bytes,
+        "last": None if answer.last is None else list(answer.last),
+        "routed": answer.routed,
+        "gone": list(answer.gone),
+        "quiet": dict(answer.quiet),
+        "tuples": answer.tuples,
+        "payload": answer.payload,
+    }

@@ -1,0 +1,340 @@
+"""The readers of a PE's own imports: who holds their leases, where their streams live."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pe_agent.agent.imports.peer_agents import READER_LEASE
+from pe_agent.agent.imports.receive_counts import Received
+from pe_agent.agent.state.store import Store
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.ledger import NotRoutedError, ReadersExceededError
+from streambroker_core.ledger.offset import Lost
+
+READERS = 1_000
+
+
+class ReaderInUseError(StreambrokerError):
+    """Two living processes use one checkpoint; the second stops."""
+
+    code = "ReaderInUse"
+
+    def __init__(self, reader: str) -> None:
+        super().__init__(
+            f"reader {reader} is in use by another living query: was the checkpoint copied, or is"
+            " the query running twice? Stop the other one, or start this one with a new checkpoint."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """Epochs that a planned batch was cut without, of one stream.
+
+    Attributes:
+        before: epochs that the batch's own offset counts as lost.
+        next: where the batch ends in the stream.
+        lost: what it was cut without.
+    """
+
+    before: int
+    next: int
+    lost: Lost
+
+    def state(self) -> list[Any]:
+        """Return it for the store."""
+        return [self.before, self.next, *self.lost]
+
+
+@dataclass(slots=True)
+class OwnReader:
+    """A reader of one of our imports.
+
+    Attributes:
+        session: the source process that holds the lease, until ``until`` (monotonic seconds).
+        homes: export by stream, also of streams whose route is gone.
+        addresses: where each export was last seen.
+        passes: what the exporters' agents gave to show without a capability, by export.
+        acknowledged: positions the exporters have been told, by export.
+        finished: exports without a route that hold nothing for it any more.
+        pinned: filter and import generation that hold from the last offset on, and ``from``.
+        switch: first epoch under the present filter and columns, by export and stream, since they
+            were changed.
+        refused: why an export gives nothing, by export.
+        calls: how often it was called; an older call that is still under way stops.
+        asked: how often exporters were asked for a plan of it, in this life of the agent.
+        turn: which route is asked first, counted up at each call.
+        silent: exports that did not answer its last call.
+        ended: at its last call it had read all that ended exports have, and there are no others.
+        left: since when only exports that refuse it keep it from having ended; None if that is
+            not so. Seconds of the monotonic clock.
+        missed: what the last batch was cut without, by stream, until an offset has it.
+        dropped: epochs and rows its offset has as dropped by agreement, over all streams.
+        lost: epochs and rows its offset has as lost, over all streams.
+        quiet: up to where streams are known to have no row beyond its plan, by stream.
+        carries: it carried the agent's control log with its last call.
+        rules: of a reader that pins rules: how far, ``filter``, what is sent because of them, None
+            for all that the Import's own lets pass, and ``why`` that is so.
+    """
+
+    id: str
+    import_: str
+    session: str = ""
+    until: float = 0.0
+    renewals: int = 0
+    homes: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    passes: dict[str, str] = field(default_factory=dict)
+    acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    pinned: dict[str, Any] = field(default_factory=dict)
+    switch: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    turn: int = 0
+    calls: int = 0
+    asked: int = 0
+    ended: bool = False
+    left: float | None = None
+    silent: set[str] = field(default_factory=set)
+    missed: dict[str, Missed] = field(default_factory=dict)
+    dropped: Lost = (0, 0)
+    lost: Lost = (0, 0)
+    quiet: dict[str, int] = field(default_factory=dict)
+    carries: bool = False
+    rules: dict[str, Any] = field(default_factory=dict)
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+    received: Received = field(default_factory=Received)
+
+
+def _restored(id_: str, state: Mapping[str, Any]) -> OwnReader:
+    return OwnReader(
+        id=id_,
+        import_=state["import"],
+        homes={s: h[0] for s, h in state["homes"].items()},
+        addresses=dict(state["homes"].values()),
+        passes=state.get("passes", {}),
+        missed={
+            s: Missed(before=m[0], next=m[1], lost=(m[2], m[3]))
+            for s, m in state.get("missed", {}).items()
+        },
+        switch=state.get("switch", {}),
+    )
+
+
+class OwnReaders:
+    """All readers of one PE's imports, and their leases. Safe from any thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._life = secrets.token_hex(8)
+        self._readers: dict[str, OwnReader] = {}
+        for id_, state in store.states("own_readers", "id").items():
+            with store.row("own_readers", id_):
+                self._readers[id_] = _restored(id_, state)
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._readers
+
+    def __getitem__(self, id_: str) -> OwnReader:
+        return self._readers[id_]
+
+    # -- leases ------------------------------------------------------------------------------
+
+    def claim(
+        self, id_: str, import_: str, session: str, *, renewals: int | None
+    ) -> OwnReader | dict[str, Any]:
+        """Give the lease to the calling process, or say until when another holds it.
+
+        Args:
+            id_: the reader; one that is not known is taken in.
+            import_: key of its import.
+            session: the calling process.
+            renewals: what it was told with its last ``busy`` answer, None at the first try.
+
+        Raises:
+            NotRoutedError: the reader is another import's.
+            ReaderInUseError: the other process has renewed the lease meanwhile.
+            ReadersExceededError: it is not known, and too many live.
+        """
+        now = time.monotonic()
+        with self._lock:
+            reader = self._readers.get(id_) or self._take_in(id_, import_, now)
+            if reader.import_ != import_:
+                raise NotRoutedError(
+                    f"the checkpoint of reader {id_} is one of import {reader.import_}, not of"
+                    f" {import_}. Start the query with a new checkpoint, or set the option `import`"
+                    " back."
+                )
+            if reader.session not in ("", session) and reader.until > now:
+                if renewals is not None and renewals != reader.renewals:
+                    raise ReaderInUseError(id_)
+                return {"busy": {"seconds": reader.until - now, "renewals": reader.renewals}}
+            reader.renewals += reader.session == session
+            reader.session, reader.until = session, now + READER_LEASE
+            return reader
+
+    def call(self, reader: OwnReader) -> int:
+        """Count a call, which is the reader's newest from now on, and return its number."""
+        with self._lock:
+            reader.calls += 1
+            return reader.calls
+
+    def ask(self, reader: OwnReader) -> list[str | int]:
+        """Number a call to an exporter: one that was given up must not take back a later one.
+
+        Returns:
+            The life of this agent, and a number that is higher than all before in it.
+        """
+        with self._lock:
+            reader.asked += 1
+            return [self._life, reader.asked]
+
+    def _take_in(self, id_: str, import_: str, now: float) -> OwnReader:
+        """Beyond so many readers the one that has been away longest is forgotten.
+
+        Raises:
+            ReadersExceededError: all of them live.
+        """
+        if len(self._readers) >= READERS:
+            away = [r for r in self._readers.values() if r.until <= now]
+            if not away:
+                raise ReadersExceededError(
+                    f"{len(self._readers):,} readers of this PE's imports live; a query on"
+                    f" {import_} finds no place. Stop some, or start it in another job."
+                )
+            oldest = min(away, key=lambda r: r.until)
+            del self._readers[oldest.id]
+            self._store.write("DELETE FROM own_readers WHERE id = ?", oldest.id)
+        reader = self._readers[id_] = OwnReader(id=id_, import_=import_)
+        return reader
+
+    def renew(self, id_: str, session: str) -> bool:
+        """Renew a lease; False if another process has it."""
+        with self._lock:
+            known = self._readers.get(id_)
+            if known is None or known.session not in ("", session):
+                return False
+            known.session = session
+            known.until = time.monotonic() + READER_LEASE
+            known.renewals += 1
+            return True
+
+    def release(self, id_: str, session: str) -> OwnReader | None:
+        """End the lease of a process that ends in order; None if another has it."""
+        with self._lock:
+            known = self._readers.get(id_)
+            if known is None or known.session != session:
+                return None
+            known.until, known.session = 0.0, ""
+            return known
+
+    def alive(self) -> dict[str, list[str]]:
+        """Return the readers that hold a lease, by import."""
+        now = time.monotonic()
+        result: dict[str, list[str]] = {}
+        with self._lock:
+            for reader in self._readers.values():
+                if reader.until > now:
+                    result.setdefault(reader.import_, []).append(reader.id)
+        return result
+
+    def pass_of(self, id_: str, export: str) -> str | None:
+        """Return what a reader's exporter gave it to show, None from one of an older release."""
+        known = self._readers.get(id_)
+        return None if known is None else known.passes.get(export)
+
+    # -- where their streams live ------------------------------------------------------------
+
+    def remember(
+        self,
+        reader: OwnReader,
+        export: str,
+        location: str,
+        streams: Iterable[str],
+        pass_: str | None = None,
+    ) -> None:
+        """Note where an export is, its streams and pass, also for the time after a restart."""
+        found = {s: export for s in streams if reader.homes.get(s) != export}
+        known = pass_ is None or reader.passes.get(export) == pass_
+        if not found and known and reader.addresses.get(export) in (None, location):
+            return
+        with self._lock:
+            reader.homes.update(found)
+            reader.addresses[export] = location
+            if pass_ is not None:
+                reader.passes[export] = pass_
+        self._save(reader)
+
+    def forget(self, reader: OwnReader, streams: Collection[str]) -> None:
+        """Forget streams in which the reader has no position any more."""
+        if not streams:
+            return
+        with self._lock:
+            reader.homes = {s: e for s, e in reader.homes.items() if s not in streams}
+            exports = set(reader.homes.values())
+            reader.addresses = {e: at for e, at in reader.addresses.items() if e in exports}
+            reader.passes = {e: shown for e, shown in reader.passes.items() if e in exports}
+        self._save(reader)
+
+    def note_missed(self, reader: OwnReader, missed: dict[str, Missed]) -> None:
+        """Note what a batch is cut without, also for the time after a restart."""
+        if reader.missed == missed:
+            return
+        reader.missed = missed
+        self._save(reader)
+
+    def note_switch(self, reader: OwnReader, switch: dict[str, dict[str, int]]) -> None:
+        """Note where a filter and columns begin to hold, also for the time after a restart."""
+        if reader.switch == switch:
+            return
+        reader.switch = switch
+        self._save(reader)
+
+    def _save(self, reader: OwnReader) -> None:
+        state = {
+            "import": reader.import_,
+            "homes": {s: [e, reader.addresses[e]] for s, e in reader.homes.items()},
+            "passes": reader.passes,
+            "switch": reader.switch,
+            "missed": {s: m.state() for s, m in reader.missed.items()},
+        }
+        self._store.write(
+            "INSERT OR REPLACE INTO own_readers VALUES (?, ?)", reader.id, json.dumps(state)
+        )
+
+    def unfinished(self) -> list[tuple[str, str, str]]:
+        """Return address, export and import of what living readers may have planned."""
+        now = time.monotonic()
+        with self._lock:
+            return [
+                (location, export, reader.import_)
+                for reader in self._readers.values()
+                if reader.until > now
+                for export, location in reader.addresses.items()
+                if export not in reader.finished
+            ]
+
+    def status(self) -> dict[str, Any]:
+        """Return figures for people, by reader."""
+        now = time.monotonic()
+        with self._lock:
+            return {
+                r.id: {
+                    **r.received.status(),
+                    "import": r.import_,
+                    "alive": r.until > now,
+                    "pinned": r.pinned,
+                    "refused": r.refused,
+                    **({"rules": r.rules} if r.rules else {}),
+                    "ended": r.ended,
+                    "dropped": list(r.dropped),
+                    "lost": list(r.lost),
+                }
+                for r in self._readers.values()
+            }

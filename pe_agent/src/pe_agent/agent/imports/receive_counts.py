@@ -1,0 +1,82 @@
+"""What a reader of our own was given, for people: duplicates, successors, how far it is behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streambroker_core.ledger.offset import Offset, Planned
+
+log = logging.getLogger("pe_agent")
+
+
+@dataclass(slots=True)
+class Received:
+    """Figures of one reader since its agent was started.
+
+    Attributes:
+        duplicate_epochs: published again over a lost log, and passed over; likewise
+            ``duplicate_rows``.
+        successors: streams that exports went on in.
+        successor: export and stream of the last of them.
+        behind: epochs that the exporters have beyond what it has read, as they were known at its
+            last call, by export.
+    """
+
+    duplicate_epochs: int = 0
+    duplicate_rows: int = 0
+    successors: int = 0
+    successor: dict[str, str] | None = None
+    behind: dict[str, int] = field(default_factory=dict)
+    _counted: dict[str, int] = field(default_factory=dict)
+
+    def note(self, export: str, planned: Sequence[Planned], start: Offset) -> None:
+        """Take note of an exporter's answer; one that comes again changes nothing."""
+        for plan in planned:
+            known = self._counted.get(plan.stream)
+            read_before = start.last.get(export) is not None
+            if known is None and plan.stream not in start.streams and read_before:
+                self.successors += 1
+                self.successor = {"export": export, "stream": plan.stream}
+                log.warning(
+                    "export %s goes on in stream %s: its checkpoint or its log is a new one, or it"
+                    " has other columns",
+                    export,
+                    plan.stream,
+                )
+            if plan.duplicates[0] and plan.from_ > (known or 0):
+                self.duplicate_epochs += plan.duplicates[0]
+                self.duplicate_rows += plan.duplicates[1]
+            self._counted[plan.stream] = max(known or 0, plan.from_)
+
+    def look(
+        self,
+        export: str,
+        heads: Mapping[str, int] | None,
+        start: Offset,
+        quiet: Mapping[str, int] | None = None,
+    ) -> None:
+        """Take note of how far an export is, and how far the reader; None if nobody knows.
+
+        Up to where a stream is ``quiet`` there is no row beyond what the reader has.
+        """
+        if heads is None:
+            self.behind.pop(export, None)
+            return
+        still = quiet or {}
+        at = {s: max(start.streams[s].next, still.get(s, 0)) for s in heads if s in start.streams}
+        self.behind[export] = sum(max(0, heads[s] - next_) for s, next_ in at.items())
+
+    def status(self) -> dict[str, Any]:
+        """Return the figures."""
+        return {
+            "duplicates": [self.duplicate_epochs, self.duplicate_rows],
+            "successors": self.successors,
+            "successor": self.successor,
+            "lagEpochs": sum(self.behind.values()),
+        }
+
+
+__all__ = ["Received"]

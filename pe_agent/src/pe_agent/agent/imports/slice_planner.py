@@ -1,0 +1,335 @@
+"""Batches cut into slices: plans registered again, and blocks divided among tasks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pe_agent.agent.imports.import_state import ImportState
+from pe_agent.agent.imports.peer_agents import PLAN_SECONDS, READER_LEASE
+from pe_agent.agent.imports.readers import Missed, OwnReader
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
+from streambroker_core.control.tuples.envelope import encode
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.ledger import Gone
+from streambroker_core.ledger.offset import Offset, Piece, cut, ranges, together
+from streambroker_core.model import port_of
+
+
+class FellowSilentError(AgentUnreachableError):
+    """The exporter answers, and an agent that has some of the rows does not: that is no loss."""
+
+
+class PlanRefusedError(StreambrokerError):
+    """The exporter's agent answers, and refuses a plan; the caller tries again for a while."""
+
+    code = "PlanRefused"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one exporter has to give: the epochs ``wanted`` between two offsets.
+
+    With ``control`` their control tuples, too; then ``parts`` numbers the streams of all exporters.
+    """
+
+    start: Offset
+    end: Offset
+    wanted: Mapping[str, tuple[int, int]]
+    lossy: bool
+    control: bool
+    parts: Iterator[int]
+
+
+class Slices(ImportState):
+    """What Spark's ``partitions`` and lost tasks ask."""
+
+    def slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer ``partitions``: register the plan of a batch again and cut it into slices.
+
+        Args:
+            request: ``import``, ``session``, ``start``, ``end`` (offsets), ``lossy`` (epochs that
+                are gone are left out), ``give_up`` (so are those that nobody can have any more),
+                ``control`` (control tuples are read, and rows are numbered).
+
+        Returns:
+            ``{"slices": […], "lost": {stream: [[first, next], …]}}``, each slice a ticket with
+            its address, or ``{"busy": …}``. Epochs are left out whole, of all slices alike.
+
+        Raises:
+            AgentUnreachableError, PlanRefusedError: an exporter is away, or refuses; the caller
+                tries again.
+            DataLossError: planned epochs are gone, and the reader is not lossy.
+        """
+        start, end = Offset.decode(request["start"]), Offset.decode(request["end"])
+        claimed = self._claim(request, str(end.reader))
+        if isinstance(claimed, dict):
+            return claimed
+        wanted = ranges(start, end)
+        lossy = bool(request.get("lossy"))
+        give_up = lossy and bool(request.get("give_up"))
+        slices: list[dict[str, Any]] = []
+        gone: dict[str, list[Gone]] = {}
+        by_export = self._by_export(claimed, wanted)
+        parts = itertools.count()
+        control = bool(request.get("control"))
+        for stream in by_export.pop(None, ()):
+            if not (give_up and self._all_answer(claimed)):
+                raise AgentUnreachableError(
+                    f"no exporter that answers has stream {stream}, which the checkpoint plans to"
+                    f" read (exports read so far: {', '.join(end.last) or 'none'})."
+                )
+            gone[stream] = [(*wanted[stream], None)]
+        claimed.finished -= {e for e in by_export if e is not None}
+        for export, streams in sorted((e, s) for e, s in by_export.items() if e is not None):
+            of_export = {s: wanted[s] for s in streams}
+            batch = _Batch(start, end, of_export, lossy, control, parts)
+            try:
+                cut_, missing = self._slices_of(claimed, export, batch)
+            except FellowSilentError:
+                raise
+            except (AgentUnreachableError, PlanRefusedError):
+                if not (give_up and self._is_cut(claimed, export)):
+                    raise
+                cut_, missing = [], {s: [(*wanted[s], None)] for s in streams}
+            slices += cut_
+            gone |= missing
+        slices += self._log_slices(start, end, lossy=lossy)
+        self._miss(claimed, end, gone)
+        return {"slices": slices, "lost": {s: [g[:2] for g in of] for s, of in gone.items()}}
+
+    def _log_slices(self, start: Offset, end: Offset, *, lossy: bool) -> list[dict[str, Any]]:
+        """Return the slice with what a batch reads of the control log; it has the tuples itself.
+
+        Raises:
+            DataLossError: some of it is gone, and the reader is not lossy.
+        """
+        tuples: list[list[Any]] = []
+        for id_, next_ in end.control.items():
+            first = start.control.get(id_, next_)
+            if first < next_:
+                found = self.control_log.between(id_, first, next_, lossy=lossy)
+                tuples += [[0, encode(one)] for one in found]
+        if not tuples:
+            return []
+        return [{"control": True, "tuples": tuples, "part": 0, "before": [0], "filter": None}]
+
+    def _miss(self, reader: OwnReader, end: Offset, gone: Mapping[str, list[Gone]]) -> None:
+        """Note what a batch is cut without; the offset behind it will have it."""
+        missed = {
+            stream: Missed(
+                before=end.lost.get(stream, (0, 0))[0],
+                next=end.streams[stream].next,
+                lost=together((next_ - first, rows) for first, next_, rows in of),
+            )
+            for stream, of in gone.items()
+        }
+        self.readers.note_missed(reader, missed)
+
+    def _by_export(
+        self, reader: OwnReader, wanted: Mapping[str, Any]
+    ) -> dict[str | None, list[str]]:
+        """Group streams by export; a stream we do not know is looked for at all our exporters.
+
+        Returns:
+            Streams by export; those that none has by None.
+        """
+        unknown = [s for s in wanted if s not in reader.homes]
+        if unknown:
+            self._look_for(reader, unknown)
+        result: dict[str | None, list[str]] = {}
+        for stream in wanted:
+            result.setdefault(reader.homes.get(stream), []).append(stream)
+        return result
+
+    def _all_answer(self, reader: OwnReader) -> bool:
+        """Whether the import is known, and the agents of all its exporters answer."""
+        import_ = self._routes.imported(port_of(reader.import_))
+        return import_ is not None and all(
+            r.location is not None
+            and self.peers.heads(str(r.export)) is not None
+            and not self.peers.is_away(r.location)
+            for r in import_.routes
+        )
+
+    def _is_cut(self, reader: OwnReader, export: str) -> bool:
+        """Whether the import is known, and no route leads to the export any more."""
+        import_ = self._routes.imported(port_of(reader.import_))
+        return import_ is not None and export not in {str(r.export) for r in import_.routes}
+
+    def _look_for(self, reader: OwnReader, streams: list[str]) -> None:
+        import_ = self._routes.imported(port_of(reader.import_))
+        for route in import_.routes if import_ else ():
+            heads = self.peers.heads(str(route.export)) or {}
+            found = [s for s in streams if s in heads]
+            if found and route.location is not None:
+                self.readers.remember(reader, str(route.export), route.location, found)
+
+    def _slices_of(
+        self, reader: OwnReader, export: str, batch: _Batch
+    ) -> tuple[list[dict[str, Any]], dict[str, list[Gone]]]:
+        """Return the slices of one export, and what of it is gone."""
+        end = batch.end
+        columns = None if end.columns is None else list(end.columns)
+        location, capability = self._route_to(reader, export)
+        answer = _replan(
+            location,
+            timeout=PLAN_SECONDS,
+            export=export,
+            reader=reader.id,
+            call=self.readers.ask(reader),
+            capability=capability,
+            lease=READER_LEASE,
+            **self._positions(reader, export, batch.start),
+            ranges={s: list(r) for s, r in batch.wanted.items()},
+            lossy=batch.lossy,
+            filter=end.filter,
+            columns=columns,
+            **({"control": []} if batch.control else {}),
+            **{"import": reader.import_, "pass": reader.passes.get(export)},
+        )
+        self.readers.remember(reader, export, location, batch.wanted, answer.get("pass"))
+        common = {
+            "location": location,
+            "export": export,
+            "reader": reader.id,
+            "import": reader.import_,
+            "filter": end.filter,
+            "columns": columns,
+            # An exporter of the release before gives none, and asks for none.
+            **({"grant": answer["grant"]} if "grant" in answer else {}),
+        }
+        at: list[dict[str, str]] = [{}] + [
+            {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}
+            for one in answer.get("agents", ())
+        ]
+        slices = []
+        for stream in answer.get("order") or answer["blocks"]:
+            epochs = answer["blocks"][stream]
+            numbers = _Numbers.of(next(batch.parts), epochs) if batch.control else None
+            slices += [
+                {
+                    **common,
+                    **at[agent],
+                    "stream": stream,
+                    "pieces": [_piece(p) for p in pieces],
+                    **(numbers.of_pieces(agent, pieces) if numbers else {}),
+                }
+                for agent, sizes in _by_agent(epochs).items()
+                for pieces in cut(sizes)
+            ]
+            if numbers and answer.get("control", {}).get(stream):
+                slices.append({**common, **numbers.of_control(stream, answer["control"][stream])})
+        gone = answer.get("gone", {})
+        return slices, {s: [(g[0], g[1], g[2]) for g in of] for s, of in gone.items()}
+
+    def where(self, export: str, stream: str, reader: str, agent: str | None = None) -> str:
+        """Return the present address of an export's agent, for a task that has lost it.
+
+        Args:
+            export: the export.
+            stream: the stream that is read.
+            reader: the reader.
+            agent: PE of the fellow that has the blocks; None for the export's own agent.
+
+        Raises:
+            AgentUnreachableError: the export's own agent is away, too, and was to be asked.
+        """
+        own = self.readers[reader]
+        location, capability = self._route_to(own, export)
+        if agent is None:
+            return location
+        body = {"export": export, "reader": reader, "import": own.import_, "pe": agent}
+        told = AgentClient(location).call(
+            "peer.where",
+            timeout=PLAN_SECONDS,
+            capability=capability,
+            **{**body, "pass": own.passes.get(export)},
+        )
+        return str(told["location"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The places of rows among all rows of a stream that one batch reads, before any filter.
+
+    Attributes:
+        part: number of the stream in the batch.
+        rows: how many there are.
+        epochs: rows before each epoch.
+        blocks: rows before each block, by agent and epoch.
+    """
+
+    part: int
+    rows: int
+    epochs: Mapping[int, int]
+    blocks: Mapping[int, Mapping[int, list[int]]]
+
+    @staticmethod
+    def of(part: int, epochs: Mapping[str, list[list[int]]]) -> _Numbers:
+        """Count the rows of a stream's epochs, as the exporter tells its blocks."""
+        before, rows = dict[int, int](), 0
+        blocks: dict[int, dict[int, list[int]]] = {}
+        for number, of in sorted((int(n), of) for n, of in epochs.items()):
+            before[number] = rows
+            for count, _, *agent in of:
+                by_epoch = blocks.setdefault(agent[0] if agent else 0, {})
+                by_epoch.setdefault(number, []).append(rows)
+                rows += count
+        return _Numbers(part, rows, before, blocks)
+
+    def of_pieces(self, agent: int, pieces: list[Piece]) -> dict[str, Any]:
+        """Return what the ticket of a slice says of its rows, block by block."""
+        of = self.blocks[agent]
+        return {
+            "part": self.part,
+            "rows": self.rows,
+            "before": [n for p in pieces for n in of[p.epoch][p.first : p.last]],
+            "numbered": True,
+        }
+
+    def of_control(self, stream: str, epochs: list[int]) -> dict[str, Any]:
+        """Return what the ticket of a stream's control tuples says, epoch by epoch."""
+        return {
+            "control": True,
+            "stream": stream,
+            "pieces": [[n, 0, 1] for n in epochs],
+            "part": self.part,
+            "rows": self.rows,
+            "before": [self.epochs[n] for n in epochs],
+        }
+
+
+def _replan(location: str, **body: Any) -> dict[str, Any]:
+    """Let an exporter's agent register a plan; loss and revocation are final, all else may pass.
+
+    Raises:
+        PlanRefusedError: it refuses, and may not for long: its view, or ours, is on its way.
+    """
+    try:
+        return AgentClient(location).call("peer.replan", **body)
+    except AgentRefusedError as error:
+        if error.code in ("DataLoss", "Revoked"):
+            raise
+        if error.code == AgentUnreachableError.code:
+            raise FellowSilentError(str(error)) from error
+        raise PlanRefusedError(f"{error.code}: {error}") from error
+
+
+def _piece(piece: Piece) -> list[int]:
+    return [piece.epoch, piece.first, piece.last]
+
+
+def _by_agent(epochs: Mapping[str, list[list[int]]]) -> dict[int, dict[int, list[int]]]:
+    """Return the bytes of blocks by the agent that has them, 0 for the exporter's own.
+
+    What is read at an agent counts the blocks there, so each agent has slices of its own.
+    """
+    result: dict[int, dict[int, list[int]]] = {}
+    for number, blocks in epochs.items():
+        for _, size, *agent in blocks:
+            result.setdefault(agent[0] if agent else 0, {}).setdefault(int(number), []).append(size)
+    return dict(sorted(result.items()))

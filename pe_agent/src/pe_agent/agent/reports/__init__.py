@@ -1,0 +1,1 @@
+"""Metrics, log file and reports of jobs."""

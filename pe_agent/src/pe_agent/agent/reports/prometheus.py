@@ -1,0 +1,323 @@
+"""The agent's figures for Prometheus: ``GET /metrics`` on a port of its own.
+
+Without ``--metrics-port`` nothing listens. What is told are names of ports and numbers, no rows, so
+no token is asked for; whoever reaches the port reads them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeAlias
+
+from pe_agent.agent.reports.log_limiter import Sparse
+
+VARIABLE = "STREAMBROKER_METRICS_PORT"
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ROUTES = 2_000
+"""Routes that are told; of more, those that are farthest behind."""
+_PREFIX = "streambroker_"
+_TIMEOUT = 10.0
+
+_Sample = tuple[Mapping[str, str], float]
+
+_EXPORTS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+    "export_published_rows_total": (
+        "counter",
+        "Rows published.",
+        lambda e: e["publishedRows"],
+    ),
+    "export_held_bytes": (
+        "gauge",
+        "Bytes that readers which are waited for have not finished.",
+        lambda e: e["held"],
+    ),
+    "export_limit_bytes": ("gauge", "What the export may keep.", lambda e: e["limit"]),
+    "export_waiting": ("gauge", "1 while a task waits.", lambda e: e["waitingSince"] is not None),
+    "export_waited_seconds_total": (
+        "counter",
+        "Seconds that tasks have waited.",
+        lambda e: e["waitedSeconds"],
+    ),
+    "export_batch_gaps_total": ("counter", "Batch ids that were left out.", lambda e: e["gaps"]),
+    "export_damaged_segments": (
+        "gauge",
+        "Segments of the log that are damaged.",
+        lambda e: e["damagedSegments"],
+    ),
+    "export_missing_epochs": (
+        "gauge",
+        "Epochs that are not in the log though nothing removed them.",
+        lambda e: e["missing"],
+    ),
+}
+_ROUTES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+    "route_lag_epochs": ("gauge", "Epochs to read, of the slowest.", lambda r: r["lag"][0]),
+    "route_lag_rows": ("gauge", "Rows to read, of the slowest.", lambda r: r["lagRows"]),
+    "route_lag_bytes": ("gauge", "Bytes to read, of the slowest.", lambda r: r["lag"][1]),
+    "route_lag_seconds": (
+        "gauge",
+        "Age of the oldest epoch to read, of the slowest.",
+        lambda r: r["lagSeconds"],
+    ),
+    "route_congestion": (
+        "gauge",
+        "Percent of the log that the slowest has still to read.",
+        lambda r: r["congestion"],
+    ),
+    "route_delivered_rows_total": ("counter", "Rows delivered.", lambda r: r["delivered"]),
+    "route_filtered_rows_total": ("counter", "Rows filtered out.", lambda r: r["filtered"]),
+    "route_dropped_rows_total": ("counter", "Rows dropped.", lambda r: r["dropped"][1]),
+    "route_lost_rows_total": ("counter", "Rows lost.", lambda r: r["lost"][1]),
+    "route_duplicate_rows_total": (
+        "counter",
+        "Rows passed over that were read from a lost log.",
+        lambda r: r["duplicates"][1],
+    ),
+    "route_sent_rows_total": ("counter", "Rows sent.", lambda r: r["sentRows"]),
+    "route_sent_bytes_total": ("counter", "Bytes sent.", lambda r: r["sentBytes"]),
+    "route_blocked_seconds_total": (
+        "counter",
+        "Seconds that the export has waited for a reader.",
+        lambda r: r["blockedSeconds"],
+    ),
+    "route_released_plans_total": (
+        "counter",
+        "Plans that ended because their reader was away.",
+        lambda r: r["releasedPlans"],
+    ),
+}
+_Figure: TypeAlias = "tuple[str, str, Callable[[Mapping[str, Any]], float | None]]"
+"""Kind, meaning, and what it is of an item; None where that has none."""
+_SIDES: Mapping[str, _Figure] = {
+    "side_waiting_rows": ("gauge", "Rows that wait for it.", lambda s: s["waitingRows"]),
+    "side_waiting_bytes": ("gauge", "Their bytes.", lambda s: s["waitingBytes"]),
+    "side_waiting_seconds": (
+        "gauge",
+        "For how long the first of them has waited.",
+        lambda s: s["waitingSeconds"] or 0.0,
+    ),
+    "side_entries": ("gauge", "Values that are seen.", lambda s: s["entries"]),
+    "side_bytes": ("gauge", "Their bytes.", lambda s: s["size"]),
+    "side_windows": ("gauge", "Windows with values.", lambda s: s["windows"]),
+    "side_staged_rows": ("gauge", "Rows of a load that is not complete.", lambda s: s["staged"]),
+    "side_version_seconds": ("gauge", "Age of its version.", lambda s: s["versionSeconds"]),
+    "side_reported_seconds": ("gauge", "Age of these figures.", lambda s: s["age"]),
+    "side_rows_total": ("counter", "Rows taken.", lambda s: s["rows"]),
+    "side_late_rows_total": ("counter", "Rows that came too late.", lambda s: s["late"]),
+    "side_refused_rows_total": ("counter", "Rows not taken.", lambda s: s["refused"]),
+}
+_RULE = ("operator", "log", "rule", "version")
+_RULES: Mapping[str, _Figure] = {
+    "rule_tested_events_total": ("counter", "Events it has seen.", lambda r: r["tested"]),
+    "rule_matches_total": ("counter", "Matches found.", lambda r: r["matches"]),
+    "rule_timeouts_total": ("counter", "Partial matches that timed out.", lambda r: r["timeouts"]),
+    "rule_dropped_runs_total": ("counter", "Runs beyond its limits.", lambda r: r["dropped"]),
+    "rule_errors_total": ("counter", "How often it failed.", lambda r: r["errors"]),
+    "rule_runs": ("gauge", "Partial matches alive.", lambda r: r["alive"]),
+    "rule_seconds_total": ("counter", "Time spent on it.", lambda r: r["nanoseconds"] / 1e9),
+    "rule_reported_seconds": ("gauge", "Age of these figures.", lambda r: r["age"]),
+}
+_RULES_WAITING: Mapping[str, _Figure] = {
+    "rule_waiting_rows": ("gauge", "Rows that wait for the watermark.", lambda r: r["rows"]),
+    "rule_watermark_seconds": (
+        "gauge",
+        "The watermark, in seconds since 1970.",
+        lambda r: None if r["watermark"] is None else r["watermark"] / 1e6,
+    ),
+}
+
+
+def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
+    """Return figures in Prometheus' text format.
+
+    Readers of one import are one route: what is counted is their sum, how far they are behind
+    that of the slowest.
+
+    Args:
+        status: as the agent's action ``status`` returns it.
+        agent: figures of the agent itself, by name.
+    """
+    lines = [
+        line
+        for name, value in agent.items()
+        for line in _family(
+            name, "counter" if name.endswith("_total") else "gauge", _AGENT[name], [({}, value)]
+        )
+    ]
+    exports = status["exports"]
+    for name, (kind, told, of) in _EXPORTS.items():
+        samples = [({"export": key}, float(of(export))) for key, export in exports.items()]
+        lines += _family(name, kind, told, samples)
+    routes = _readers_by_route(exports)
+    for name, (kind, told, of) in _ROUTES.items():
+        together = sum if kind == "counter" else max
+        samples = [
+            ({"export": export, "import": import_}, float(together([of(r) for r in readers])))
+            for (export, import_), readers in routes.items()
+        ]
+        lines += _family(name, kind, told, samples)
+    lines += _control(status, routes)
+    lines += _of_sides(status.get("sides", ()))
+    lines += _of_each(status.get("ruleFigures", ()), _RULE, _RULES)
+    lines += _of_each(status.get("ruleWaiting", ()), _RULE[:2], _RULES_WAITING)
+    return "\n".join(lines) + "\n"
+
+
+def _control(
+    status: Mapping[str, Any], routes: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+) -> Iterator[str]:
+    """Give the counts of control tuples, which are apart from rows, by delivery."""
+    for what, told in _CONTROL_OF_EXPORTS.items():
+        samples = [
+            ({"export": key, "delivery": delivery}, float(count))
+            for key, export in status["exports"].items()
+            for delivery, count in sorted(export["control"][what].items())
+        ]
+        yield from _family(f"export_control_{what}_total", "counter", told, samples)
+    sent = [
+        ({"export": export, "import": import_, "delivery": delivery}, float(count))
+        for (export, import_), readers in routes.items()
+        for delivery, count in sorted(_together(r["sentControl"] for r in readers).items())
+    ]
+    yield from _family("route_sent_control_total", "counter", "Control tuples sent.", sent)
+    for what, told in _CONTROL_LOG.items():
+        of_log = sorted(status["controlLog"][what].items())
+        samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
+        yield from _family(f"control_log_{what}_total", "counter", told, samples)
+    waiting = float(status["controlLog"]["waiting"])
+    yield from _family("control_log_waiting_tuples", "gauge", _WAITING, [({}, waiting)])
+
+
+def _of_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Give the figures of side inputs, and which version holds."""
+    names = ("query", "operator", "input")
+    yield from _of_each(sides, names, _SIDES)
+    versions = [
+        ({name: side[name] for name in (*names, "version")}, 1.0)
+        for side in sides
+        if side["version"] is not None
+    ]
+    yield from _family("side_version", "gauge", "1 for the version that holds.", versions)
+
+
+def _of_each(
+    items: Sequence[Mapping[str, Any]], names: Sequence[str], figures: Mapping[str, _Figure]
+) -> Iterator[str]:
+    """Give figures of items by some of their members; what one does not have is not told of it."""
+    for name, (kind, told, of) in figures.items():
+        values = [({label: str(item[label]) for label in names}, of(item)) for item in items]
+        yield from _family(name, kind, told, [(at, float(v)) for at, v in values if v is not None])
+
+
+def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in counts:
+        found.update(one)
+    return found
+
+
+_CONTROL_OF_EXPORTS = {
+    "accepted": "Control tuples from outside.",
+    "published": "Control tuples in epochs, whoever emitted them.",
+}
+_CONTROL_LOG = {
+    "accepted": "Control tuples for the job's own operators.",
+    "applied": "Those that queries have finished a window with.",
+}
+_WAITING = "Control tuples that the query farthest behind has before it."
+_AGENT = {
+    "recovery_seconds": "What reading the logs at the start took.",
+    "scrub_verified_bytes_total": "Bytes of the logs verified since the start.",
+    "scrub_waiting_segments": "Segments that are not verified yet.",
+}
+
+
+def _readers_by_route(
+    exports: Mapping[str, Mapping[str, Any]],
+) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for key, export in exports.items():
+        for reader in export["readers"].values():
+            found.setdefault((key, reader["import"]), []).append(reader)
+    if len(found) <= ROUTES:
+        return found
+    behind = sorted(found, key=lambda route: -max(r["lag"][1] for r in found[route]))
+    return {route: found[route] for route in behind[:ROUTES]}
+
+
+def _family(name: str, kind: str, told: str, samples: Sequence[_Sample]) -> Iterator[str]:
+    yield f"# HELP {_PREFIX}{name} {told}"
+    yield f"# TYPE {_PREFIX}{name} {kind}"
+    for labels, value in samples:
+        inside = ",".join(f'{label}="{_escaped(of)}"' for label, of in labels.items())
+        number = int(value) if value == int(value) else value
+        yield f"{_PREFIX}{name}{'{' + inside + '}' if inside else ''} {number}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class MetricsServer:
+    """Answers ``GET /metrics``, in threads of its own.
+
+    Args:
+        host: what to listen on.
+        port: likewise; 0 for any.
+        read: returns the text.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, host: str, port: int, read: Callable[[], str]) -> None:
+        self._server = _Server((host, port), _handler(read))
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        threading.Thread(
+            target=self._server.serve_forever, daemon=True, name="agent metrics"
+        ).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write nothing about a caller that breaks off: anybody may, as often as it likes."""
+
+
+def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    broken = Sparse()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _TIMEOUT
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(404, "only /metrics is here")
+                return
+            try:
+                body = read().encode()
+            except Exception as error:
+                broken.warning(f"no figures: {error!r:.500}")
+                self.send_error(500, "the figures cannot be read, see the agent's log")
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Say nothing: it is asked every few seconds."""
+
+    return Handler
+
+
+__all__ = ["ROUTES", "VARIABLE", "MetricsServer", "text"]

@@ -1,0 +1,175 @@
+"""What importers' agents ask: the fields of a plan, checked before anything is done with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
+from streambroker_core.errors import ManifestError, StreambrokerError
+from streambroker_core.ledger.ledger import Ask
+from streambroker_core.ledger.wait_chains import MAX_CHAIN
+from streambroker_core.wire.broker.view import STARTS
+from streambroker_core.wire.encoding.fields import Fields
+
+MAX_LEASE = 60.0
+MAX_READER = 64
+"""Characters of a reader's id; an agent makes them of 32."""
+_MOST = (1 << 63) - 1
+_TEXT = 16 << 20
+
+
+class BodyInvalidError(StreambrokerError):
+    """A request that is not the JSON this agent understands; nothing was done."""
+
+    code = "BodyInvalid"
+
+
+def read_ask(body: Mapping[str, Any], what: str) -> Ask:
+    """Read who asks and from where; its policy is the export's to say.
+
+    Args:
+        body: of the request; what it says beyond an ask is checked, too.
+        what: the request, as its error names it.
+
+    Raises:
+        BodyInvalidError: a field is missing, or is not what it has to be.
+    """
+    try:
+        fields = Fields(body)
+        _check_rest(fields)
+        return Ask(
+            reader=fields.text("reader", longest=MAX_READER),
+            import_=fields.text("import", longest=_TEXT),
+            policy="",
+            start=fields.word("start", STARTS, "latest"),
+            known=fields.boolean("known", True),
+            last=_last(fields),
+            positions=_numbers(fields, "positions", required=True),
+            own=frozenset(_texts(fields, "own") or ()),
+            limit=_numbers(fields, "limit") if fields.has("limit") else None,
+            budget=fields.integer("budget", 0, high=_MOST),
+            one=fields.boolean("one", True),
+            lease=min(MAX_LEASE, _seconds(fields, "lease")),
+            lossy=fields.boolean("lossy", False),
+            call=_call(fields),
+            control=_types(fields),
+            tuples=fields.integer("tuples", MAX_TUPLES, high=_MOST),
+            payload=fields.integer("payload", MAX_BYTES, high=_MOST),
+        )
+    except ManifestError as error:
+        raise BodyInvalidError(
+            f"the fields of {what} are not as they have to be: {error} Nothing was planned; are"
+            " both agents of one release?"
+        ) from None
+
+
+def under(ask: Ask, policy: str, *, granted: bool) -> Ask:
+    """Return what is asked under the policy that the export has for it.
+
+    Without a capability it acknowledges nothing.
+    """
+    positions = ask.positions if granted else {}
+    return replace(ask, policy=policy, positions=positions, granted=granted)
+
+
+def read_ranges(body: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the epochs ``[first, next)`` of a plan that is registered again, by stream.
+
+    Raises:
+        BodyInvalidError: they are not two numbers each, in order.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    found = body.get("ranges")
+    for stream, pair in found.items() if isinstance(found, Mapping) else [("", None)]:
+        numbers = list(pair) if isinstance(pair, list | tuple) else []
+        if len(numbers) != 2 or not all(_is_number(n) for n in numbers) or numbers[0] > numbers[1]:
+            raise BodyInvalidError(
+                f"ranges of peer.replan have to be [first, next] by stream, not {stream!r}:"
+                f" {pair!r:.80}. Nothing was planned; are both agents of one release?"
+            )
+        ranges[stream] = (numbers[0], numbers[1])
+    return ranges
+
+
+def read_chains(body: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Read for which exports the queries of readers wait, by reader; an older agent says nothing.
+
+    Raises:
+        BodyInvalidError: it is something else.
+    """
+    try:
+        fields = Fields(body).child("waits")
+        return {r: _texts(fields, r, MAX_CHAIN) or [] for r in fields.names()}
+    except ManifestError as error:
+        raise BodyInvalidError(f"`waits` of peer.watch is not as it has to be: {error}") from None
+
+
+def _check_rest(fields: Fields) -> None:
+    fields.optional_text("filter", longest=_TEXT)
+    fields.optional_text("schema", longest=_TEXT)
+    _texts(fields, "columns")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+
+
+def _last(fields: Fields) -> tuple[str, int] | None:
+    found = fields.get("last")
+    if found is None:
+        return None
+    if (
+        not isinstance(found, list | tuple)
+        or [type(v) for v in found] != [str, int]
+        or not -1 <= found[1] <= _MOST
+    ):
+        raise fields.bad("last", "has to be a query id and the id of a batch")
+    return found[0], found[1]
+
+
+def _call(fields: Fields) -> tuple[str, int] | None:
+    found = fields.get("call")
+    if found is None:
+        return None
+    if (
+        not isinstance(found, list | tuple)
+        or [type(v) for v in found] != [str, int]
+        or not (len(found[0]) <= MAX_READER and _is_number(found[1]))
+    ):
+        raise fields.bad("call", "has to be a life of an agent and the number of a call in it")
+    return found[0], found[1]
+
+
+def _numbers(fields: Fields, key: str, *, required: bool = False) -> dict[str, int]:
+    """Return epochs by stream."""
+    if required and not fields.has(key):
+        raise fields.bad(key, "is required")
+    child = fields.child(key)
+    return {stream: child.integer(stream, high=_MOST) for stream in child.names()}
+
+
+def _texts(fields: Fields, key: str, most: int = _MOST) -> list[str] | None:
+    if not fields.has(key):
+        return None
+    found = fields.items(key, most=most)
+    if not all(isinstance(one, str) for one in found):
+        raise fields.bad(key, "has to be a list of texts")
+    return found
+
+
+def _types(fields: Fields) -> frozenset[str] | None:
+    """Return the control types that do not cut, None from one who reads no control."""
+    found = _texts(fields, "control")
+    return None if found is None else frozenset(found)
+
+
+def _seconds(fields: Fields, key: str) -> float:
+    found = fields.get(key)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise fields.bad(key, "has to be a number of seconds")
+    if not (math.isfinite(found) and found >= 0):
+        raise fields.bad(key, f"is {found}, which is no time to live")
+    return float(found)

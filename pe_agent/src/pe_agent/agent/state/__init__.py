@@ -1,0 +1,1 @@
+"""Durable state of an agent: SQLite, control log and routes."""

@@ -1,0 +1,104 @@
+"""How far an agent is with reading its logs, for who waits until it serves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pe_agent.log.atomic_file import replace_file
+from pe_agent.log.segments import SUFFIX
+
+log = logging.getLogger("pe_agent")
+
+FILE = "recovering.json"
+WRITE_SECONDS = 0.2
+TELL_SECONDS = 5.0
+
+
+class Progress:
+    """What recovery has read of all logs below a data directory.
+
+    It stands in ``recovering.json``: the stream that is read, and bytes done and in all. After
+    :meth:`end` the file is gone.
+
+    Attributes:
+        seconds: since it was made; since :meth:`end` unchanged.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / FILE
+        self._begun = time.monotonic()
+        self._ended: float | None = None
+        self._total = sum(p.stat().st_size for p in home.rglob(f"*{SUFFIX}"))
+        self._before, self._of, self._stream = 0, 0, ""
+        self._written = self._told = self._begun - WRITE_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes, or took."""
+        return (self._ended or time.monotonic()) - self._begun
+
+    def __call__(self, stream: str, done: int, total: int) -> None:
+        """Take note that ``done`` of the ``total`` bytes of a stream's log were read."""
+        if stream != self._stream:
+            self._before += self._of
+            self._stream, self._of = stream, total
+        now, read = time.monotonic(), self._before + done
+        if now - self._written < WRITE_SECONDS:
+            return
+        self._written = now
+        found = {"stream": stream, "done": read, "total": self._total}
+        replace_file(self._path, json.dumps(found))
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            log.info("recovering: %d of %d MiB read", read >> 20, self._total >> 20)
+
+    def end(self) -> None:
+        """The agent serves."""
+        self._ended = time.monotonic()
+        self._path.unlink(missing_ok=True)
+
+
+def read_progress(home: Path) -> dict[str, Any] | None:
+    """Return how far the agent of a data directory is with its recovery, None if it has none."""
+    try:
+        found: dict[str, Any] = json.loads((home / FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+class Patience:
+    """Waits ``seconds`` for an agent, and as long again whenever its recovery has got on."""
+
+    def __init__(
+        self, home: Path, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._home, self._seconds, self._clock = home, seconds, clock
+        self._seen = read_progress(home)  # an agent that was killed may have left one
+        self._deadline = clock() + seconds
+        self._told = clock()
+
+    def lasts(self) -> bool:
+        """Whether to wait on."""
+        now, found = self._clock(), read_progress(self._home)
+        if found is not None and found != self._seen:
+            self._seen = found
+            self._deadline = now + self._seconds
+            if now - self._told >= TELL_SECONDS:
+                self._told = now
+                log.info("the agent recovers its logs: %s", said(found))
+        return now < self._deadline
+
+
+def said(progress: dict[str, Any]) -> str:
+    """Return how far a recovery is, for people."""
+    share = 100 * progress["done"] // max(1, progress["total"])
+    return f"{share} % of {progress['total'] / 2**20:,.0f} MiB"
+
+
+__all__ = ["Patience", "Progress", "read_progress", "said"]

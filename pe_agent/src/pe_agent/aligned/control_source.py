@@ -1,0 +1,290 @@
+"""Control tuples from a file: for streams that are not imported, and for trying things out.
+
+A program appends tuples to the file; a stream of them is put beside the rows of others by a union.
+The file has an id and its lines are never changed, so the number of lines is an offset that Spark
+can pin, and what is replayed is the same. A line is durable when ``append`` returns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+from pe_agent.aligned.errors import AlignedError
+from pe_agent.aligned.runtime.frames import CONTROL, control_text
+from pe_agent.log.line_tail import Lines, last_line
+from pe_agent.spark.session import active, register
+from pe_agent.streams.stream import Beside, Stream
+from streambroker_core.control.tuples import (
+    EVERYBODY,
+    ControlLimitError,
+    ControlTuple,
+    Delivery,
+    Limits,
+    Target,
+    delivery_of,
+    envelope,
+    logged,
+)
+from streambroker_core.control.tuples.payloads import encode
+from streambroker_core.wire.encoding.canonical import canonical
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VERSION = 1
+FORMAT = "streambroker-control-file"
+AT_ONCE = Limits().tuples * 9 // 10, Limits().bytes * 9 // 10
+"""Tuples, and bytes of their lines, that one window takes; the rest is for what comes beside it."""
+
+
+class ControlFile:
+    """A file of control tuples, to which programs append."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the file, or make it.
+
+        Raises:
+            AlignedError: it is no file of control tuples.
+        """
+        self.path = Path(path)
+        with self._locked() as file:
+            if not file.read(1):
+                head = {"v": VERSION, "log": f"file-{uuid.uuid4().hex}"}
+                self._write(file, canonical(head))
+        self.log = read_head(self.path)
+
+    def append(
+        self,
+        payload: object,
+        *,
+        delivery: Delivery | str = Delivery.BEGIN,
+        at: int | None = None,
+        target: Target = EVERYBODY,
+    ) -> ControlTuple:
+        """Append a control tuple; it goes into the next window of each query that reads the file.
+
+        Args:
+            payload: a dataclass.
+            delivery: when it is delivered, its name will do; not ``IMMEDIATE``.
+            at: event time in microseconds, with ``AT_TIME``.
+            target: for whom.
+
+        Returns:
+            The tuple with its identity.
+
+        Raises:
+            AlignedError: it is ``IMMEDIATE``: it has no place between rows of another stream.
+            ControlError: the payload cannot be written, or delivery, event time and target do not
+                fit; nothing was appended.
+            ControlLimitError: it is too large.
+        """
+        delivery = delivery_of(delivery)
+        if delivery is Delivery.IMMEDIATE:
+            raise AlignedError(
+                "a tuple of a control file cannot be IMMEDIATE: it has no place between the rows of"
+                " another stream. Take BEGIN, END_WINDOW or AT_TIME."
+            )
+        kind, text = encode(payload)
+        if len(text.encode()) > Limits().payload:
+            raise ControlLimitError(
+                f"the payload of control tuple {kind} has {len(text.encode())} bytes, the limit is"
+                f" {Limits().payload}: send data as rows."
+            )
+        with self._locked() as file:
+            seq = _next(file)
+            control = logged(
+                self.log, seq, type_=kind, text=text, delivery=delivery, at=at, target=target
+            )
+            self._write(file, control_text(control))
+        return control
+
+    def tuples(self) -> list[ControlTuple]:
+        """Return the tuples of the file in order; what a crash left of a last one is not there."""
+        lines = Lines(self.path)
+        return [self._read(line) for line in lines.between(0, lines.count())]
+
+    def newest_first(self) -> Iterator[ControlTuple]:
+        """Give the tuples of the file, the last one first; no more is read than is asked for."""
+        for line in Lines(self.path).backwards():
+            yield self._read(line)
+
+    def _read(self, line: bytes) -> ControlTuple:
+        return envelope.decode(json.loads(line), str(self.path))
+
+    def _locked(self) -> IO[bytes]:
+        file = self.path.open("a+b")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        return file
+
+    def _write(self, file: IO[bytes], line: bytes) -> None:
+        file.seek(0, os.SEEK_END)
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _next(file: IO[bytes]) -> int:
+    """Return the number of the next tuple; what a crash left of one at the end is cut off."""
+    line, end = last_line(file)
+    if end < file.seek(0, os.SEEK_END):
+        file.truncate(end)
+    return int(json.loads(line).get("seq", -1)) + 1
+
+
+def read_head(path: Path) -> str:
+    """Return the id of a file of control tuples.
+
+    Raises:
+        AlignedError: there is none, or it is of a newer release.
+    """
+    try:
+        with path.open("rb") as file:
+            head = json.loads(file.readline())
+        version, log = int(head["v"]), str(head["log"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise AlignedError(
+            f"{path} is no file of control tuples: {error!r}. Make one with"
+            f" ControlFile({str(path)!r})."
+        ) from error
+    if version > VERSION:
+        raise AlignedError(
+            f"{path} has form {version}, of a newer release; this reads {VERSION}: start that one."
+        )
+    return log
+
+
+def control_stream(spark: SparkSession, path: str | Path) -> Stream:
+    """Return the control tuples of a file as a stream, to be put beside others by ``union``.
+
+    Raises:
+        AlignedError: it is no file of control tuples.
+    """
+    read_head(Path(path))
+    return control_rows(spark, ControlFileSource, path=str(path))
+
+
+def control_rows(spark: SparkSession, source: type[DataSource], **options: Any) -> Stream:
+    """Return the control tuples of a source as a stream, to be put beside others by ``union``."""
+    register(spark, source)
+    with active(spark):
+        frame = spark.readStream.format(source.name()).options(**options).load()
+    return Stream(spark=spark, beside=(Beside(frame=frame),))
+
+
+class ControlSource(DataSource):
+    """A source of control tuples alone; the class of each says its format and reader."""
+
+    FORMAT = ""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return cls.FORMAT
+
+    def schema(self) -> str:
+        """Return its one column."""
+        return f"{CONTROL} binary"
+
+
+class ControlFileSource(ControlSource):
+    """``format("streambroker-control-file")``."""
+
+    FORMAT = FORMAT
+
+    def streamReader(self, schema: Any) -> ControlFileReader:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        del schema
+        return ControlFileReader(Path(self.options["path"]))
+
+
+class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads whole lines; the offset is the file's id and the number of tuples read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = Lines(path)
+        self._until: int | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the offset before the first tuple."""
+        return self._offset(0)
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Any], limit: Any
+    ) -> dict[str, Any]:
+        """Return the offset behind what the next window takes; without ``start``, behind all.
+
+        Raises:
+            AlignedError: lines that ``start`` has behind it have been removed.
+        """
+        del limit
+        count = self._count() if self._until is None else self._until
+        first = start.get("next", count)
+        if first > count and start.get("log") == read_head(self._path):
+            raise self._lost(count, first)
+        return self._offset(self._window(first, count) if first < count else count)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read what there is now, and no more."""
+        self._until = self._count()
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Return the tuples between two offsets.
+
+        Raises:
+            AlignedError: the file is another one, or has lost lines.
+        """
+        log = read_head(self._path)
+        for offset in (start, end):
+            if offset["log"] != log:
+                raise AlignedError(
+                    f"{self._path} is the control file {log}, and the checkpoint has read"
+                    f" {offset['log']}: put that one back, or begin a new checkpoint."
+                )
+        count = self._count()
+        if count < end["next"]:
+            raise self._lost(count, end["next"])
+        chosen = self._lines.between(start["next"], end["next"])
+        for line in chosen:
+            envelope.decode(json.loads(line), str(self._path))
+        return [InputPartition(chosen)] if chosen else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the tuples of a batch, which came with the task, so that it needs no file."""
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(partition.value, pa.binary())], schema=pa.schema([(CONTROL, pa.binary())])
+        )
+
+    def _offset(self, count: int) -> dict[str, Any]:
+        return {"log": read_head(self._path), "next": count, "v": VERSION}
+
+    def _window(self, first: int, count: int) -> int:
+        """Return behind which tuple a window ends; it has one in any case."""
+        tuples, room = AT_ONCE
+        until = min(count, first + tuples)
+        for taken, size in enumerate(self._lines.sizes(first, until)):
+            room -= size
+            if room < 0 and taken:
+                return first + taken
+        return until
+
+    def _lost(self, count: int, known: int) -> AlignedError:
+        return AlignedError(
+            f"{self._path} has {count} tuples, and the checkpoint has planned {known}: lines have"
+            " been removed. Put them back."
+        )
+
+    def _count(self) -> int:
+        """Return how many tuples there are."""
+        return self._lines.count()

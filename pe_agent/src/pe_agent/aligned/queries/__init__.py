@@ -1,0 +1,1 @@
+"""Checks and listeners of queries, beside the driver."""

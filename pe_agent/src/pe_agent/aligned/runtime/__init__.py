@@ -1,0 +1,1 @@
+"""Operators inside Spark tasks."""

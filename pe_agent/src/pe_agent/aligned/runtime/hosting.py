@@ -1,0 +1,185 @@
+"""An operator on Spark: its inputs packed, shuffled by bucket, and run on Spark's state store."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pe_agent.aligned.errors import AlignedError
+from pe_agent.aligned.idleness import Reporter
+from pe_agent.aligned.runtime.frames import EMITTED_DDL, NOW, PACKED_DDL, arrow_of, nullable
+from pe_agent.aligned.runtime.lazy_operator import Deferred
+from pe_agent.aligned.runtime.packer import Packer, Repacker
+from pe_agent.aligned.runtime.processor import Hosted
+from pe_agent.datasource.schemas import Columns, spark_of, text_of
+from streambroker_core.control.operators.operator import Operator
+from streambroker_core.control.runtime.emitter import Stage
+from streambroker_core.control.runtime.runner import AlignedRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("pe_agent")
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+LOCAL_FILES = "spark.hadoop.fs.file.impl"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+CHANGES = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+"""A window's commit writes what has changed, and files of the whole state are written beside it."""
+
+SHUFFLE = "spark.sql.shuffle.partitions"
+"""How many tasks run the buckets of an operator; a checkpoint keeps the number it began with."""
+THRESHOLD = "spark.broadcast.UDFCompressionThreshold"
+"""What is larger Spark sends as a broadcast, for which the process that asks for the states of an
+operator does not look."""
+FRAME_BYTES = 16 << 10
+"""Bytes of what is pickled around an operator, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """A frame that feeds a port.
+
+    Attributes:
+        frame: rows, what an operator emitted, or packed rows.
+        pack: packs it, inside a task; None if it is packed.
+        delay: of its watermark, as Spark writes it; None for a frame without event time.
+        port: the input.
+    """
+
+    frame: DataFrame
+    pack: Packer | Repacker | None = None
+    delay: str | None = None
+    port: str = ""
+
+
+def prepare(spark: SparkSession) -> None:
+    """Set what operators need; what is not a must, only where the session has no such setting.
+
+    On one machine an operator gets as many tasks as there are cores. Spark's default of 200 starts
+    200 Python workers for each micro-batch, so that one takes longer than any time limit.
+
+    Raises:
+        AlignedError: the package protobuf is missing, or the session uses another state store.
+    """
+    if importlib.util.find_spec("google") is None or (
+        importlib.util.find_spec("google.protobuf") is None
+    ):
+        raise AlignedError(
+            "Spark's state for Python needs the package protobuf, on the driver and on executors:"
+            " pip install 'pe-agent[spark]'."
+        )
+    settings = spark.conf.getAll
+    check_settings(settings)
+    spark.conf.set(PROVIDER, ROCKSDB)
+    if CHANGES not in settings:
+        spark.conf.set(CHANGES, "true")
+    context = spark.sparkContext
+    if SHUFFLE not in settings and (context.master or "").startswith("local"):
+        spark.conf.set(SHUFFLE, str(context.defaultParallelism))
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Look whether state can be kept in a session.
+
+    Raises:
+        AlignedError: it uses another state store, or a local file system that RocksDB refuses.
+    """
+    found = settings.get(PROVIDER, ROCKSDB)
+    if not found.endswith("RocksDBStateStoreProvider"):
+        raise AlignedError(
+            f"the session keeps state with {found}, which cannot keep that of operators. Leave"
+            f" {PROVIDER} unset, or set it to {ROCKSDB}."
+        )
+    if settings.get(LOCAL_FILES, "").endswith("RawLocalFileSystem"):
+        raise AlignedError(
+            f"the session has {LOCAL_FILES} set to {settings[LOCAL_FILES]}, with which Spark's"
+            " RocksDB cannot write checkpoints. Leave it unset."
+        )
+
+
+def checked(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRunner:
+    """Return what is known of an operator: its inputs and outputs.
+
+    Raises:
+        OperatorError: inputs or outputs have no names, or one name twice.
+    """
+    return AlignedRunner(make, Stage(query="", operator=name, buckets=buckets))
+
+
+def columns(schema: Columns) -> StructType:
+    """Return columns, all of which may be null.
+
+    Raises:
+        AlignedError: they cannot be read.
+        SchemaError: they are neither DDL nor a schema.
+    """
+    if isinstance(schema, StructType | pa.Schema):
+        return nullable(spark_of(schema))
+    from pyspark.errors import PySparkException
+
+    schema = text_of(schema)
+    try:
+        return nullable(cast(StructType, StructType.fromDDL(schema)))
+    except (PySparkException, ValueError) as error:
+        raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
+
+
+def arrow_schemas(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema]:
+    """Return Arrow's schema of each output."""
+    return {output: arrow_of(one) for output, one in schemas.items()}
+
+
+def deferred(hosted: Hosted, spark: SparkSession) -> Deferred:
+    """Return an operator as Spark's plan has it.
+
+    Raises:
+        AlignedError: it is larger than Spark can hand to the process that asks for its states.
+    """
+    made = Deferred(hosted)
+    context: Any = spark.sparkContext
+    most = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
+    if made.size() + FRAME_BYTES > most:
+        raise AlignedError(
+            f"operator {hosted.name} has {made.size()} bytes with all that it refers to, and Spark"
+            f" takes {most - FRAME_BYTES}. Read large data from a file in begin_window, or set"
+            f" {THRESHOLD} to more, such as 64m, when the session is made."
+        )
+    return made
+
+
+def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
+    """Return what an operator emits, for all of its outputs.
+
+    Raises:
+        AlignedError: the operator is too large.
+    """
+    from pyspark.sql import functions
+
+    made, frames = deferred(hosted, feeds[0].frame.sparkSession), []
+    # A union has the event time of its first frame.
+    for feed in sorted(feeds, key=lambda one: one.delay is None):
+        frame = feed.frame
+        if feed.pack is not None:
+            frame = frame.mapInArrow(feed.pack, PACKED_DDL)
+        if feed.port in hosted.paces and feed.delay is not None:
+            frame = frame.mapInArrow(Reporter(feed.port, hosted.buckets), PACKED_DDL)
+        if feed.delay is not None:
+            frame = frame.withWatermark("event_time", feed.delay)
+        frames.append(frame)
+    packed = reduce(lambda one, other: one.unionByName(other), frames)
+    packed = packed.withColumn(NOW, functions.unix_micros(functions.current_timestamp()))
+    return packed.groupBy("bucket").transformWithStateInPandas(
+        made,
+        EMITTED_DDL,
+        "append",
+        "EventTime" if hosted.timed else "None",
+    )

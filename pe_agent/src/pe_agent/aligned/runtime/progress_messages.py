@@ -1,0 +1,77 @@
+"""What the runtime tells itself between operators of one query: time that has passed, what is held.
+
+Notes travel as control rows do, to every bucket of the operators that follow, and users never see
+them. A *tick* says which watermark an operator has reached. A *hold* says from which event time on
+a bucket of it holds something back; None that it holds nothing any more. The *latest* event time of
+an input is reported where one of the inputs may be idle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from streambroker_core.control.operators.operator import OperatorError
+from streambroker_core.wire.encoding.canonical import canonical
+
+CLOCK = -1
+"""The bucket of an operator that has no rows: it passes the time on, and watches the checkpoint."""
+NOTE = -1
+"""The number of rows that a packed row with notes names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """An operator's watermark, in microseconds."""
+
+    operator: str
+    watermark: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """The earliest event time that a bucket of an operator holds back; None for nothing."""
+
+    operator: str
+    bucket: int
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The latest event time of an input in a micro-batch, in microseconds."""
+
+    port: str
+    at: int
+
+
+Note = Tick | Hold | Latest
+
+_KINDS: dict[str, type] = {"tick": Tick, "hold": Hold, "latest": Latest}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(notes: Iterable[Note]) -> bytes:
+    """Return notes as canonical JSON."""
+    return canonical([[_NAMES[type(one)], _fields(one)] for one in notes])
+
+
+def decode(data: bytes) -> list[Note]:
+    """Read notes.
+
+    Raises:
+        OperatorError: they are none.
+    """
+    try:
+        return [_KINDS[kind](**fields) for kind, fields in json.loads(data)]
+    except (KeyError, TypeError, ValueError) as error:
+        raise OperatorError(
+            f"a row between two operators is not what this release writes: {error!r}. Was the"
+            " query changed under its checkpoint?"
+        ) from error
+
+
+def _fields(note: Note) -> dict[str, Any]:
+    return {name: getattr(note, name) for name in note.__slots__}

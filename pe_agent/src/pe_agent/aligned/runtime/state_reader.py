@@ -1,0 +1,68 @@
+"""The state of an operator as a checkpoint has it, for those who look into a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pe_agent.aligned.errors import AlignedError
+from pe_agent.aligned.runtime.state_store import read_own
+from streambroker_core.control.runtime import runner_state as keeping
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_KIND = "transformWithStateInPandasExec"
+
+
+def states(
+    spark: SparkSession, checkpoint: str | Path, operator: str
+) -> dict[int, dict[str, bytes]]:
+    """Return the blobs of an operator by bucket, as the last window left them that has ended.
+
+    The query may run meanwhile. All of the state is read into the driver.
+
+    Args:
+        spark: a session.
+        checkpoint: directory of the query's checkpoint.
+        operator: name of the operator.
+
+    Raises:
+        AlignedError: the checkpoint has no state of that operator.
+    """
+    known = set()
+    for number in _operators(spark, checkpoint):
+        owns = {
+            row.key.bucket: read_own(bytes(row.value.blob), operator)
+            for row in _read(spark, checkpoint, number, "own").collect()
+        }
+        names = {keeping.operator_of(own.blobs) for own in owns.values()} - {None}
+        if names != {operator}:
+            known |= names
+            continue
+        found: dict[int, dict[str, bytes]] = {}
+        for row in _read(spark, checkpoint, number, "blobs").collect():
+            blobs = found.setdefault(row.key.bucket, {})
+            blobs[row.user_map_key.name] = bytes(row.user_map_value.blob)
+        return found
+    told = ", ".join(sorted(map(str, known))) or "none"
+    raise AlignedError(
+        f"checkpoint {checkpoint} has no state of operator {operator}; it has that of {told}."
+    )
+
+
+def _operators(spark: SparkSession, checkpoint: str | Path) -> list[int]:
+    from pyspark.errors import PySparkException
+
+    try:
+        rows = spark.read.format("state-metadata").load(str(checkpoint)).collect()
+    except PySparkException as error:
+        raise AlignedError(
+            f"checkpoint {checkpoint} has no state that can be read: {error}"
+        ) from error
+    return sorted({row.operatorId for row in rows if row.operatorName == _KIND})
+
+
+def _read(spark: SparkSession, checkpoint: str | Path, number: int, variable: str) -> DataFrame:
+    reader = spark.read.format("statestore").option("operatorId", number)
+    return reader.option("stateVarName", variable).load(str(checkpoint))

@@ -1,0 +1,193 @@
+"""The state of one bucket in Spark's store: the runner's own blobs in one value, others by name.
+
+What a window does not touch is neither read nor written. The one value is read in each window, so
+that what the runner needs of a bucket is one call: a head in JSON, then the blobs that it names.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pe_agent.aligned.idleness import Seen
+from pe_agent.aligned.runtime.progress_messages import Hold, Latest, Note, Tick
+from streambroker_core.control.operators.operator import Changes, StateError
+from streambroker_core.control.runtime import runner_state as keeping
+from streambroker_core.wire.encoding.canonical import canonical
+
+VERSION = 1
+_LENGTH = struct.Struct("<I")
+
+
+class Value(Protocol):
+    """A value of Spark's store, of the key that is being processed."""
+
+    def get(self) -> tuple[Any, ...] | None:
+        """Return it; None if there is none."""
+
+    def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - Spark's name
+        """Set it."""
+
+
+class Values(Protocol):
+    """A map of Spark's store, of the key that is being processed."""
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
+        """Return a value; None if there is none."""
+
+    def containsKey(self, key: tuple[Any, ...]) -> bool:  # noqa: N802
+        """Whether there is a value."""
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
+        """Set a value."""
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:  # noqa: N802
+        """Remove a value."""
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        """Give the keys."""
+
+
+@dataclass(slots=True)
+class Own:
+    """What the runtime keeps for a bucket.
+
+    Attributes:
+        wake: event time at which the bucket wants a window; None for never.
+        held: earliest event time of what waits in it; None for nothing.
+        floor: the watermark of its last window; it never goes back.
+        ticks: watermarks of the operators before this one, by name.
+        holds: what their buckets hold back, by operator and bucket.
+        blobs: the runner's own, by name.
+        seen: of inputs, where one of them may be idle.
+    """
+
+    wake: int | None = None
+    held: int | None = None
+    floor: int | None = None
+    ticks: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    seen: Seen = field(default_factory=dict)
+
+    def hear(self, note: Note, now: int) -> None:
+        """Take in what an operator before this one, or an input, reports of its time."""
+        if isinstance(note, Tick):
+            self.ticks[note.operator] = max(note.watermark, self.ticks.get(note.operator, 0))
+        elif isinstance(note, Hold):
+            name = f"{note.operator}.{note.bucket}"
+            if note.at is None:
+                self.holds.pop(name, None)
+            else:
+                self.holds[name] = note.at
+        elif isinstance(note, Latest):
+            before = self.seen.get(note.port, [None])[0]
+            self.seen[note.port] = [note.at if before is None else max(before, note.at), now]
+
+    def passed(self, spark: int | None, clocks: frozenset[str]) -> int | None:
+        """Return the watermark of a window.
+
+        Args:
+            spark: Spark's, in microseconds, where it is this operator's; None for none.
+            clocks: operators whose ticks are this operator's time.
+        """
+        times = [self.ticks[name] for name in clocks if name in self.ticks]
+        now = spark
+        if clocks:
+            now = min(times) if len(times) == len(clocks) else None
+        if now is not None and self.holds:
+            now = min(now, min(self.holds.values()) - 1)
+        if now is None or self.floor is None:
+            return self.floor if now is None else now
+        return max(now, self.floor)
+
+    def write(self) -> bytes:
+        """Return it as bytes."""
+        names = sorted(self.blobs)
+        head = canonical(
+            {
+                "v": VERSION,
+                "wake": self.wake,
+                "held": self.held,
+                "floor": self.floor,
+                "ticks": self.ticks,
+                "holds": self.holds,
+                **({"seen": self.seen} if self.seen else {}),
+                "blobs": [[name, len(self.blobs[name])] for name in names],
+            }
+        )
+        return b"".join([_LENGTH.pack(len(head)), head, *(self.blobs[name] for name in names)])
+
+
+def read_own(data: bytes | None, operator: str) -> Own:
+    """Read what the runtime keeps for a bucket.
+
+    Raises:
+        StateError: it is damaged, or of a newer release.
+    """
+    if data is None:
+        return Own()
+    try:
+        (size,) = _LENGTH.unpack_from(data)
+        at = _LENGTH.size + size
+        head = json.loads(data[_LENGTH.size : at])
+        if head["v"] > VERSION:
+            raise StateError(
+                f"state of operator {operator} has form {head['v']}, of a newer release; this"
+                f" reads {VERSION}. Nothing was overwritten: start that release."
+            )
+        own = Own(head["wake"], head["held"], head["floor"], head["ticks"], head["holds"])
+        own.seen = head.get("seen", {})
+        for name, length in head["blobs"]:
+            own.blobs[name] = data[at : at + length]
+            at += length
+    except (KeyError, TypeError, ValueError, struct.error) as error:
+        raise StateError(f"state of operator {operator} is damaged: {error!r}.") from error
+    if at != len(data):
+        raise StateError(f"state of operator {operator} is damaged: it has another length.")
+    return own
+
+
+class SparkBlobs(Mapping[str, bytes]):
+    """The blobs of a bucket, as an operator's runner reads them."""
+
+    def __init__(self, own: Own, values: Values) -> None:
+        self._own, self._values = own, values
+
+    def __getitem__(self, name: str) -> bytes:
+        if name.startswith(keeping.OWN):
+            return self._own.blobs[name]
+        found = self._values.getValue((name,))
+        if found is None:
+            raise KeyError(name)
+        return bytes(found[0])
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        if name.startswith(keeping.OWN):
+            return name in self._own.blobs
+        return bool(self._values.containsKey((name,)))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own.blobs
+        yield from sorted(str(key[0]) for key in self._values.keys())  # noqa: SIM118 - no mapping
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def apply(self, changes: Changes) -> None:
+        """Write what a window changed."""
+        for name, blob in changes.items():
+            if name.startswith(keeping.OWN):
+                if blob is None:
+                    self._own.blobs.pop(name, None)
+                else:
+                    self._own.blobs[name] = bytes(blob)
+            elif blob is None:
+                self._values.removeKey((name,))
+            else:
+                self._values.updateValue((name,), (bytes(blob),))

@@ -1,0 +1,166 @@
+"""Ticks for operators in which something ends by the clock.
+
+Spark wakes an operator by event time or by the clock, not by both. An operator with side inputs, or
+with patterns in processing time, therefore gets a source of ticks. Each tick is a control tuple
+that gives every bucket a window. Its time is in the checkpoint; the time that counts is the pinned
+clock of its micro-batch. Where there is no time limit the source is silent, so that setting one
+later adds no source.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+from pe_agent.aligned.control_source import ControlSource, control_rows
+from pe_agent.aligned.runtime.frames import CONTROL, control_text
+from pe_agent.log.atomic_file import replace_file
+from pe_agent.streams.stream import Stream
+from streambroker_core.control.tuples import Delivery, SideTick, logged
+from streambroker_core.control.tuples.payloads import encode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "streambroker-side-ticks"
+SHORTEST = 0.5
+PARTS = 4
+"""How many ticks a timeout has at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickPlan:
+    """Which ticks an operator needs.
+
+    Attributes:
+        seconds: the least time between two ticks; 0 for no ticks.
+        due: pinned time, in microseconds, from which on a tick is needed; None for no such time.
+    """
+
+    seconds: float = 0.0
+    due: int | None = None
+
+
+class TickFile:
+    """A plan in a file, written by the driver, read by its source of ticks.
+
+    The source runs in a process of its own. The offset pins each tick, so a replay needs no file.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / f"ticks-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._plan: TickPlan | None = None
+        self.update()
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the plan.
+
+        Raises:
+            OSError: the file cannot be written; the plan stays.
+        """
+        with self._lock:
+            plan = replace(self._plan or TickPlan(), **changes)
+            if plan != self._plan:
+                replace_file(self.path, json.dumps(asdict(plan)))
+                self._plan = plan
+
+
+def seconds_for(timeout: float) -> float:
+    """Return how long a tick is, so that a row waits at most a quarter longer than its timeout."""
+    return max(SHORTEST, timeout / PARTS)
+
+
+def tick_stream(spark: SparkSession, plan: TickPlan | TickFile) -> Stream:
+    """Return ticks as a stream of control tuples, to be put beside others by ``union``.
+
+    Args:
+        spark: the session.
+        plan: which ticks there are; a file if that changes while the query runs.
+    """
+    options = {"path": str(plan.path)} if isinstance(plan, TickFile) else asdict(plan)
+    return control_rows(spark, TickSource, **options)
+
+
+class TickSource(ControlSource):
+    """``format("streambroker-side-ticks")``."""
+
+    FORMAT = FORMAT
+
+    def streamReader(self, schema: Any) -> TickReader:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        del schema
+        path = self.options.get("path")
+        if path is not None:
+            return TickReader(Path(path))
+        seconds, due = float(self.options["seconds"]), int(self.options["due"])
+        return TickReader(TickPlan(seconds=seconds, due=due))
+
+
+class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Gives one tuple for each micro-batch in which a tick has come."""
+
+    def __init__(self, plan: TickPlan | Path) -> None:
+        self._path = plan if isinstance(plan, Path) else None
+        self._plan = TickPlan() if isinstance(plan, Path) else plan
+        self._began = _now()
+        self._until: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """Return the offset before any tick."""
+        return {"tick": 0}
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, int], limit: Any
+    ) -> dict[str, int]:
+        """Return the offset of the next tick, if it is time; a clock that was put back gives none.
+
+        What buckets wait for is unknown until each has had a window. So there is a first tick
+        whatever the plan says is due.
+        """
+        del limit
+        plan, last = self._read(), start["tick"]
+        now = _now() if self._until is None else self._until
+        if not plan.seconds or now < last + round(plan.seconds * 1000):
+            return dict(start)
+        if last >= self._began and (plan.due is None or plan.due > now * 1000):
+            return dict(start)
+        return {"tick": now}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Give one tick, and no more."""
+        self._until = _now()
+
+    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
+        """Return one part if a tick has come."""
+        return [InputPartition(end["tick"])] if end != start else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the tick."""
+        number = int(partition.value)
+        kind, text = encode(SideTick(number))
+        tick = logged("side-ticks", number, type_=kind, text=text, delivery=Delivery.BEGIN)
+        yield pa.RecordBatch.from_pydict({CONTROL: pa.array([control_text(tick)], pa.binary())})
+
+    def _read(self) -> TickPlan:
+        """Return the plan; a file that cannot be read changes nothing."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._plan = TickPlan(**json.loads(self._path.read_text()))
+        return self._plan
+
+
+def _now() -> int:
+    """Return the time in milliseconds, which numbers ticks and rises though they get longer."""
+    return int(time.time() * 1000)

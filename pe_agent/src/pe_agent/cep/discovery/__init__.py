@@ -1,0 +1,1 @@
+"""Sources of rules: the broker, folders, HTTP and tables."""

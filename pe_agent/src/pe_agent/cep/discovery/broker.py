@@ -1,0 +1,199 @@
+"""Rules that the broker has for the job: the custom resource `PatternProcessor`, or its REST."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pe_agent.cep.discovery.discoverer import DiscoveryError, Wanted
+from pe_agent.cep.discovery.manager import PatternProcessorManager
+from pe_agent.cep.rule_progress import RuleReport
+from streambroker_core.cep.rules.rule_set import Unreadable
+from streambroker_core.errors import StreambrokerError
+
+if TYPE_CHECKING:
+    from pe_agent.pe import PE
+    from pe_agent.transport.agent_client import AgentClient
+
+log = logging.getLogger("pe_agent.cep")
+
+WAIT_SECONDS = 5.0
+TELL_SECONDS = 20.0
+TELL_TIMEOUT_SECONDS = 5.0
+AGAIN_SECONDS = 0.5
+LONGEST_AGAIN_SECONDS = 10.0
+
+
+class BrokerDiscoverer:
+    """Asks the job's agent, which has the rules with the broker's view, and reports to it.
+
+    The agent keeps the last rules on its disk: while broker or agent is away, they stay.
+
+    Attributes:
+        problem: why the agent could not be asked when last tried, or that it does not hear of the
+            broker; None if neither is so.
+    """
+
+    def __init__(self, pe: PE, *, timeout: float = 30.0) -> None:
+        """Define whose rules.
+
+        Args:
+            pe: the PE, as `pe_agent.start` returns it.
+            timeout: seconds that the first rules are waited for.
+        """
+        self._agent: Callable[[], AgentClient] = lambda: pe.agent
+        self._timeout = timeout
+        self._name, self._query = secrets.token_hex(8), ""
+        self._known: str | None = None
+        self._enable: dict[str, int] = {}
+        self._closed = threading.Event()
+        self._reports: Sequence[RuleReport] | None = None
+        self._handled: dict[str, int] = {}
+        self._news = threading.Condition()
+        self._reporter = threading.Thread(target=self._report, name="rule-reports", daemon=True)
+        self.problem: str | None = None
+
+    def for_query(self, query: str) -> None:
+        """Take in for which query it finds rules: each turns its own on again."""
+        self._query = query
+
+    def initial_pattern_processors(self) -> Wanted:
+        """Return the rules that the broker has said last.
+
+        Raises:
+            DiscoveryError: the agent does not answer, or no broker has said anything of rules yet.
+        """
+        tries = max(1, round(self._timeout / WAIT_SECONDS))
+        try:
+            for _ in range(tries):
+                answer = self._ask(min(WAIT_SECONDS, self._timeout))
+                if answer["rules"] is not None:
+                    # What was enabled while nobody listened is enabled when rules are watched.
+                    self._handled = dict(answer["enabled"])
+                    self._reporter.start()
+                    return self._taken(answer)
+        except StreambrokerError as error:
+            raise DiscoveryError(f"the agent cannot say which rules there are: {error}") from error
+        raise DiscoveryError(
+            "the broker has not said yet which rules the job is to have: is it there, and has the"
+            " cluster the resource PatternProcessor?"
+        )
+
+    def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
+        """Wait for other rules until `close` is called; an agent that is away changes nothing."""
+        self._enable_all(manager)
+        again = AGAIN_SECONDS
+        while not self._closed.is_set():
+            try:
+                answer = self._ask(WAIT_SECONDS)
+                if answer["rules"] is not None:
+                    manager.on_pattern_processors_updated(self._taken(answer))
+                    self._enable_all(manager)
+                self._heard(away=bool(answer.get("away")))
+                again = AGAIN_SECONDS
+            except Exception as error:  # whatever it is, the rules stay
+                self._ill(f"{type(error).__name__}: {error}")
+                self._closed.wait(again)
+                again = min(2 * again, LONGEST_AGAIN_SECONDS)
+
+    def close(self) -> None:
+        """Stop."""
+        self._closed.set()
+        with self._news:
+            self._news.notify_all()
+        if self._reporter.is_alive():
+            self._reporter.join(TELL_TIMEOUT_SECONDS)
+        try:
+            self._agent().call("rules.leave", timeout=2.0, discoverer=self._name)
+        except StreambrokerError as error:
+            log.debug("the agent is not told that nobody asks for rules any more: %s", error)
+
+    # ---- rules -----------------------------------------------------------
+
+    def _ask(self, wait: float) -> dict[str, Any]:
+        return self._agent().call(
+            "rules.wanted",
+            timeout=wait + 5.0,
+            discoverer=self._name,
+            query=self._query,
+            known=self._known,
+            wait=wait,
+        )
+
+    def _taken(self, answer: Mapping[str, Any]) -> Wanted:
+        self._known = answer["digest"]
+        self._enable = {rule["id"]: rule["enable"] for rule in answer["rules"]}
+        return [_wanted(rule) for rule in answer["rules"]]
+
+    def _enable_all(self, manager: PatternProcessorManager) -> None:
+        """Turn those on again that were enabled since the job heard of it last."""
+        for rule, count in self._enable.items():
+            if count and count != self._handled.get(rule, 0) and rule in manager.rules.rules:
+                manager.enable(rule)
+        if self._handled != self._enable:
+            with self._news:
+                self._handled = dict(self._enable)
+                self._news.notify_all()
+
+    def _heard(self, *, away: bool) -> None:
+        if away:
+            self._ill("the broker does not answer the agent; rules are those that it said last")
+        elif self.problem is not None:
+            log.info("it is known again which rules there are")
+            self.problem = None
+
+    def _ill(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("rules cannot be asked for, those so far stay: %s", problem)
+        self.problem = problem
+
+    # ---- reports ---------------------------------------------------------
+
+    def on_reports(self, reports: Sequence[RuleReport]) -> None:
+        """Have the agent told what has become of the rules."""
+        with self._news:
+            self._reports = list(reports)
+            self._news.notify_all()
+
+    def _report(self) -> None:
+        """Tell the agent of what is new; now and then of all, for it may be another one by now."""
+        sent: Any = None
+        at = 0.0
+        while not self._closed.is_set():
+            with self._news:
+                now = self._reports, self._handled
+                if now == sent and time.monotonic() - at < TELL_SECONDS:
+                    self._news.wait(WAIT_SECONDS)
+                    continue
+            try:
+                self._tell(*now)
+                sent, at = now, time.monotonic()
+            except StreambrokerError as error:
+                log.debug("the agent is not told of rules: %s", error)
+                self._closed.wait(AGAIN_SECONDS)
+
+    def _tell(self, reports: Sequence[RuleReport] | None, handled: Mapping[str, int]) -> None:
+        rules = {each.rule: each.document() for each in reports or ()}
+        self._agent().call(
+            "rules.report",
+            timeout=TELL_TIMEOUT_SECONDS,
+            discoverer=self._name,
+            query=self._query,
+            rules=rules,
+            enabled=dict(handled),
+        )
+
+
+def _wanted(rule: Mapping[str, Any]) -> Any:
+    if not rule["problem"]:
+        return rule["document"]
+    version = rule["document"].get("version")
+    return Unreadable(
+        rule=rule["id"],
+        version=version if type(version) is int else None,
+        problem=str(rule["problem"]).rstrip("."),
+    )

@@ -1,0 +1,182 @@
+"""Rules in a table of a database: one row for each version of a rule.
+
+Columns ``id`` and ``version``, and either ``pattern``, as JSON, or ``class_name`` with
+``constructor_params``, a JSON list of ``{"type": …, "value": …}``. Of the other fields of a rule
+those count that the table has, by their names in documents or with underscores (``on_error``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Protocol
+
+from pe_agent.cep.discovery.discoverer import (
+    DiscoveryError,
+    PeriodicPatternProcessorDiscoverer,
+    Wanted,
+)
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.rules.document_schema import RULE_FIELDS
+from streambroker_core.cep.rules.rule_set import Unreadable
+
+Factory = Callable[..., PatternProcessor]
+"""Called with id, version and the values of ``constructor_params``."""
+
+_JSON = ("pattern", "key", "limits", "labels")
+_PARAMS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "double": (float, int),
+    "boolean": (bool,),
+}
+
+
+class Connection(Protocol):
+    """A connection of a database driver, as DB-API 2.0 (PEP 249) has it."""
+
+    def cursor(self) -> Any:
+        """Return a cursor."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def sqlite_table(path: str | Path) -> Callable[[], Connection]:
+    """Return what connects to an SQLite file, for reading only."""
+    return lambda: sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
+
+
+class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
+    """Reads a table; each look has a connection of its own, so a database may come and go.
+
+    A row that says what cannot be is refused by itself, as any rule; its reason names it.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        *,
+        table: str = "pattern_processors",
+        classes: Mapping[str, Factory] | None = None,
+        interval: float = 10.0,
+    ) -> None:
+        """Define where.
+
+        Args:
+            connect: returns a new connection of any DB-API driver; see `sqlite_table`.
+            table: its name, with its schema if it needs one.
+            classes: what ``class_name`` may name; nothing else is built.
+            interval: seconds between two looks.
+
+        Raises:
+            ValueError: the name is not one of a table.
+        """
+        super().__init__(interval)
+        parts = table.split(".")
+        if not all(part.isidentifier() for part in parts):
+            raise ValueError(f"{table!r} is no name of a table: give letters, digits, _ and dots")
+        self._connect, self._table = connect, table
+        self._classes = dict(classes or {})
+        self._rows: list[dict[str, Any]] | None = None
+        self._known: list[dict[str, Any]] | None = None
+
+    def check_pattern_processor_update(self) -> bool:
+        """Tell whether a row came, went or was changed."""
+        self._rows = self._read()
+        return self._rows != self._known
+
+    def latest_pattern_processors(self) -> Wanted:
+        """Return the rules of the table.
+
+        Raises:
+            DiscoveryError: the table cannot be read, or lacks a column.
+        """
+        rows = self._read() if self._rows is None else self._rows
+        self._rows, self._known = None, rows
+        return [self._rule(row) for row in rows]
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            with closing(self._connect()) as connection, closing(connection.cursor()) as cursor:
+                cursor.execute(f"SELECT * FROM {self._table}")  # noqa: S608 - checked in __init__
+                names = [column[0].lower() for column in cursor.description]
+                rows = [
+                    dict(zip(names, map(_plain, row), strict=True)) for row in cursor.fetchall()
+                ]
+        except Exception as error:  # each driver has errors of its own
+            raise DiscoveryError(f"table {self._table} cannot be read: {error}") from error
+        lost = [name for name in ("id", "version") if name not in names]
+        if lost or not {"pattern", "class_name"} & set(names):
+            raise DiscoveryError(
+                f"table {self._table} has the columns {', '.join(names)}: rules need id, version,"
+                " and pattern or class_name."
+            )
+        return sorted(rows, key=lambda row: (str(row["id"]), str(row["version"])))
+
+    def _rule(self, row: Mapping[str, Any]) -> Any:
+        """Return a rule or its document; or why the row cannot be read."""
+        document: dict[str, Any] = {"id": row["id"], "version": row["version"]}
+        try:
+            if row.get("class_name") is not None:
+                return self._built(row)
+            for name in RULE_FIELDS:
+                value = row.get(_underscored(name), row.get(name.lower()))
+                if value is not None:
+                    document[name] = _value(name, value)
+            return document
+        except Exception as error:  # a class may raise anything
+            version = row["version"] if type(row["version"]) is int else None
+            problem = f"its row cannot be read: {error}"
+            return Unreadable(rule=str(row["id"]), version=version, problem=problem)
+
+    def _built(self, row: Mapping[str, Any]) -> PatternProcessor:
+        name = row["class_name"]
+        if row.get("pattern") is not None:
+            raise ValueError("it has both a pattern and a class_name")
+        if name not in self._classes:
+            known = ", ".join(sorted(self._classes)) or "none"
+            raise ValueError(f"class {name} is not registered; the job has {known}")
+        params = json.loads(row.get("constructor_params") or "[]")
+        values = [_param(each) for each in params]
+        rule = self._classes[name](row["id"], row["version"], *values)
+        if (rule.id, rule.version) != (row["id"], row["version"]):
+            raise ValueError(f"class {name} made rule {rule.id} {rule.version}")
+        return rule
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as SQLite has it, whatever objects a driver makes of it."""
+    if hasattr(value, "read"):
+        value = value.read()  # a large object, as long as the connection is open
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode()
+    if isinstance(value, Decimal | float) and math.isfinite(value) and value == int(value):
+        return int(value)
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _param(given: Mapping[str, Any]) -> Any:
+    kind, value = given["type"], given["value"]
+    fits = isinstance(value, _PARAMS.get(kind, ()))
+    if not fits or (isinstance(value, bool) and kind != "boolean"):
+        raise ValueError(f"{value!r} is no {kind}; the types are {', '.join(_PARAMS)}")
+    return float(value) if kind == "double" else value
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _JSON and isinstance(value, str):
+        if name == "key" and not value.lstrip().startswith("["):
+            return value
+        return json.loads(value)
+    return bool(value) if name == "keepMatches" and value in (0, 1) else value
+
+
+def _underscored(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)

@@ -1,0 +1,119 @@
+"""How a source process asks its agent: it keeps its lease, and hears of news without waiting."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pe_agent.transport.agent_client import AgentClient
+from streambroker_core.errors import StreambrokerError
+
+log = logging.getLogger("pe_agent")
+
+RENEW_SECONDS = 1.0
+HEARD_SECONDS = 2.0
+FRESH_SECONDS = 0.25
+
+Answer = dict[str, Any]
+
+
+class Lease:
+    """Renews a reader's lease from the source process, for as long as that process lives.
+
+    Attributes:
+        heard: when the last call began that renewed the lease by itself.
+    """
+
+    def __init__(self, client: AgentClient, reader: str, session: str) -> None:
+        self.heard = time.monotonic()
+        self._client, self._reader, self._session = client, reader, session
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="reader lease").start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(RENEW_SECONDS):
+            if time.monotonic() < self.heard + HEARD_SECONDS:
+                continue
+            try:
+                self._client.call(
+                    "reader.renew", reader=self._reader, session=self._session, timeout=2.0
+                )
+            except Exception as error:
+                # The driver restarts its agent; without this thread the lease would end.
+                log.info("lease not renewed: %s", error)
+
+    def end(self) -> None:
+        """Give the lease back, so that a restart need not wait for it."""
+        self._ended.set()
+        try:
+            self._client.call(
+                "reader.leave", reader=self._reader, session=self._session, timeout=1.0
+            )
+        except StreambrokerError as error:
+            log.info("lease not given back: %s", error)
+
+
+class Ahead:
+    """Asks for news in a thread, one call at a time, so that nobody waits for the answer.
+
+    It is for who comes again at once while there is nothing new. An answer that has lain for a
+    while is not used, for by now there may be news, or more of them; and who comes from elsewhere,
+    as with a trigger of some seconds, asks itself.
+    """
+
+    def __init__(self, ask: Callable[[dict[str, Any]], Answer]) -> None:
+        self._ask = ask
+        self._asked: dict[str, Any] | None = None
+        self._done = threading.Event()
+        self._answer: Answer | StreambrokerError | None = None
+        self._at = 0.0
+        self._nothing: tuple[dict[str, Any], float] | None = None
+
+    def nothing(self, start: dict[str, Any]) -> None:
+        """It is known that there is nothing behind ``start`` at this moment."""
+        self._nothing = (start, time.monotonic())
+
+    def look(self, start: dict[str, Any], seconds: float) -> Answer | None:
+        """Return what there is behind ``start``, None if the caller has to ask itself.
+
+        Args:
+            start: an offset.
+            seconds: how long to wait for an answer; without one there is nothing new.
+
+        Raises:
+            StreambrokerError: what the call ended with.
+        """
+        if self._asked != start:
+            if self._nothing is None or self._nothing[0] != start or _lain(self._nothing[1]):
+                return None
+            self._asked, self._done, self._answer = start, threading.Event(), None
+            threading.Thread(target=self._run, args=(start, self._done), daemon=True).start()
+        if not self._done.wait(seconds):
+            return {"offset": None}
+        self._asked, answer = None, self._answer
+        if isinstance(answer, StreambrokerError):
+            raise answer
+        if answer is None or _lain(self._at):
+            return None
+        if answer["offset"] is None:
+            self.nothing(start)
+        return answer
+
+    def _run(self, start: dict[str, Any], done: threading.Event) -> None:
+        try:
+            answer: Answer | StreambrokerError | None = self._ask(start)
+        except StreambrokerError as error:
+            answer = error
+        except Exception:
+            log.exception("news cannot be asked for")
+            answer = None
+        if done is self._done:
+            self._answer, self._at = answer, time.monotonic()
+        done.set()
+
+
+def _lain(since: float) -> bool:
+    return time.monotonic() > since + FRESH_SECONDS

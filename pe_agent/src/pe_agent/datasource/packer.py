@@ -1,0 +1,282 @@
+"""Rows and control tuples of an import, packed for the buckets of an operator.
+
+What ``read()`` gives with ``control`` is the packed row schema of core: rows with their place among
+all rows of the batch, control tuples for every bucket, and of each task one for no bucket, with the
+largest event time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streambroker_core.control.operators.operator import Input, OperatorError
+from streambroker_core.control.runtime.buckets import Layout, layout_of
+from streambroker_core.control.runtime.control_rows import Placed, from_batch
+from streambroker_core.control.runtime.packing import (
+    SEQ,
+    numbers,
+    pack_control,
+    pack_watermark,
+    sequence,
+)
+from streambroker_core.control.runtime.row_packer import Gathering
+from streambroker_core.control.runtime.spacing import in_front, slot_bits, spaced
+from streambroker_core.control.tuples import Delivery
+from streambroker_core.control.tuples.window_bounds import merged
+from streambroker_core.errors import StreambrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+UNKNOWN_ROWS = (1 << 31) - 1
+"""Rows of a stream of which a ticket does not say how many there are."""
+PACKED_DDL = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
+
+
+class NotNumberedError(StreambrokerError):
+    """An exporter of an older release sends rows without their places."""
+
+    code = "NotNumbered"
+
+
+class NotTimedError(StreambrokerError):
+    """An exporter of an older release does not tell the time of rows that rules leave out."""
+
+    code = "NotTimed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How an import is packed; see the options of the data source.
+
+    Attributes:
+        columns: of its rows, as DDL; empty until they are known.
+        input: name of the operator's input.
+        buckets: how many there are.
+        key: columns whose values decide the bucket, with their types if they are to be cast.
+        broadcast: every bucket gets every row.
+        nulls: rows with a null in their key go to bucket 0.
+        event_time: the column with the event time, None if rows have none.
+        rank: which of the frames that the input's rows come from.
+        mergeable: types of control tuples of which the last one holds, and that do not cut.
+        apart: what comes is taken apart into rows again, so each task is given the ``IMMEDIATE``
+            tuples that are between its rows.
+        log: the frame carries the agent's control log.
+        rules: control file with the rules that the frame carries, and that say which rows it needs;
+            None for none.
+    """
+
+    columns: str = ""
+    input: str = "in"
+    buckets: int = 64
+    key: str = ""
+    broadcast: bool = False
+    nulls: bool = False
+    event_time: str | None = None
+    rank: int = 0
+    mergeable: tuple[str, ...] = ()
+    apart: bool = False
+    log: bool = False
+    rules: str | None = None
+
+    @cached_property
+    def struct(self) -> StructType:
+        """The columns as Spark types."""
+        from pe_agent.datasource.columns import struct_of
+
+        return struct_of(self.columns)
+
+    def layout(self, schema: pa.Schema) -> Layout:
+        """Return how rows are spread.
+
+        Args:
+            schema: of the rows, as they come.
+
+        Raises:
+            OperatorError: a column of the key is not there, or there cannot be such a layout.
+            SchemaError: the key cannot be read.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        typed = self.key_types()
+        names = tuple(typed.names) if typed else _names(self.key)
+        given = Input(name=self.input, key=names, broadcast=self.broadcast)
+        wanted = to_arrow_schema(typed, timezone="UTC") if typed else schema
+        for name in names if typed else ():
+            layout_of(Input(name=self.input, key=(name,)), schema, self.buckets)
+        return layout_of(given, wanted, self.buckets, nulls=self.nulls)
+
+    def check(self) -> None:
+        """Refuse a key or an event time that the columns do not have.
+
+        Raises:
+            OperatorError: they do not have it, or it is no time.
+            SchemaError: the columns or the key cannot be read.
+        """
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        schema = to_arrow_schema(self.struct, timezone="UTC")
+        self.layout(schema)
+        name = self.event_time
+        if name is not None and (
+            name not in schema.names or not pa.types.is_timestamp(schema.field(name).type)
+        ):
+            raise OperatorError(
+                f"input {self.input} has the event time {name}, and its rows have no timestamp"
+                f" column of that name; they have {self.columns}."
+            )
+
+    def key_types(self) -> StructType | None:
+        """Return the key's columns with their types; None if the rows' own types hold."""
+        from pe_agent.datasource.columns import struct_of
+
+        entries = [one.strip() for one in self.key.split(",")]
+        return struct_of(self.key) if any(" " in one for one in entries) else None
+
+
+def _names(key: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in key.split(",") if one.strip())
+
+
+class Packer:
+    """Packs what one task reads of one slice."""
+
+    def __init__(self, packing: Packing, ticket: Mapping[str, Any]) -> None:
+        self._packing = packing
+        self._part = int(ticket["part"])
+        self._before: Sequence[int] = ticket["before"]
+        self._bits = slot_bits(int(ticket.get("rows", UNKNOWN_ROWS)))
+        self._timed = "latest" in ticket
+        self._gathering: Gathering | None = None
+        self._latest: int | None = None
+
+    def _place(self, number: int) -> int:
+        return sequence(rank=self._packing.rank, part=self._part, number=number)
+
+    def rows(
+        self, batch: pa.RecordBatch, block: int, places: pa.Array | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Pack the rows of one block.
+
+        Args:
+            batch: those that passed the filter, in the importer's columns.
+            block: which of the slice's blocks they are of.
+            places: their numbers in the block; None if all of it passed.
+        """
+        if self._gathering is None:
+            self._gathering = Gathering(self._packing.layout(batch.schema))
+        first = self._place(self._before[block])
+        seq = numbers(first, batch.num_rows) if places is None else pc.add(places, first)
+        yield from self._gathering.add(batch, spaced(seq, self._bits))
+
+    def note_time(self, batch: pa.RecordBatch, told: Mapping[str, Any]) -> None:
+        """Note the largest event time of a block.
+
+        Args:
+            batch: the rows that came of it.
+            told: what its exporter says of it; rows that rules leave out make time pass as well.
+
+        Raises:
+            NotTimedError: it does not say how far time is.
+        """
+        name = self._packing.event_time
+        if name is None:
+            return
+        if not self._timed:
+            latest = pc.max(batch.column(name)).cast(pa.timestamp("us", "UTC")).value
+        elif "latest" in told:
+            latest = told["latest"]
+        else:
+            raise NotTimedError(
+                "the exporter's agent does not tell the times of rows that no rule has to see, so"
+                " time would not pass as without: update it, or leave push_down out."
+            )
+        if latest is not None:
+            self._latest = max(latest, self._latest) if self._latest is not None else latest
+
+    def control(self, epochs: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pack the control tuples of a stream's epochs for every bucket."""
+        yield from self._pack_control(self._positions(self._before, epochs))
+
+    def between(
+        self, before: Sequence[int], epochs: Sequence[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Pack copies of those ``IMMEDIATE`` tuples of a stream that may be between these rows.
+
+        Args:
+            before: rows before each epoch.
+            epochs: the control tuples of each.
+        """
+        first = in_front(self._place(min(self._before, default=0) + 1), self._bits)
+        placed = [
+            (position, one)
+            for position, one in self._positions(before, epochs)
+            if one.delivery is Delivery.IMMEDIATE and position >= first
+        ]
+        yield from self._pack_control(placed)
+
+    def _positions(self, before: Sequence[int], epochs: Sequence[pa.RecordBatch]) -> list[Placed]:
+        """Return tuples of a stream with positions that rise in the order of their emission."""
+        placed: list[Placed] = []
+        there: Counter[int] = Counter()
+        for rows, batch in zip(before, epochs, strict=True):
+            for at, one in from_batch(batch):
+                position = self._place(len(placed))
+                if one.delivery is Delivery.IMMEDIATE:
+                    place = self._place(rows + at)
+                    position = in_front(place, self._bits, there[place])
+                    there[place] += 1
+                placed.append((position, one))
+        return placed
+
+    def _pack_control(self, placed: Sequence[Placed]) -> Iterator[pa.RecordBatch]:
+        mergeable = frozenset(self._packing.mergeable)
+        kept = {one.id for one in merged([one for _, one in placed], mergeable)}
+        yield pack_control(
+            [(at, one) for at, one in placed if one.id in kept],
+            self._packing.input,
+            self._packing.buckets,
+        )
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """Give the rows that are left, and the task's row for no bucket.
+
+        That one has the largest event time that was met.
+        """
+        if self._gathering is not None:
+            yield from self._gathering.end()
+        yield pack_watermark(self._latest)
+
+
+def with_marks(slices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return slices in which those with rows name the one with the control tuples of its stream."""
+    told = {one["stream"]: one for one in slices if one.get("control") and "stream" in one}
+    return [
+        {**one, "marks": told[one["stream"]]}
+        if not one.get("control") and one["stream"] in told
+        else one
+        for one in slices
+    ]
+
+
+def places_of(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:
+    """Return the numbers of rows in their block, as an exporter sends them under a filter.
+
+    Raises:
+        NotNumberedError: it does not send them.
+    """
+    if not filtered:
+        return None
+    if SEQ not in batch.schema.names:
+        raise NotNumberedError(
+            "the exporter's agent does not number the rows that pass a filter, so control tuples"
+            " would not find their places: update it, or read without a filter."
+        )
+    return batch.column(SEQ)

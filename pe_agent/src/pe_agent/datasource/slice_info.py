@@ -1,0 +1,43 @@
+"""What a slice says to people, and what a task adds to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from streambroker_core.ledger.offset import Offset, ranges
+from streambroker_core.model import pe_of
+
+
+def query() -> str | None:
+    """Return the query that this task belongs to."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
+
+
+def source_column(
+    type_: pa.DataType, rows: int, ticket: dict[str, Any], meta: dict[str, Any]
+) -> pa.Array:
+    """Return the column that says whence rows came."""
+    _, job, _, port = ticket["export"].split("/")
+    value = {"job": job, "port": port, "stream": ticket["stream"], "epoch": meta["epoch"]}
+    return pa.array([value] * rows, type=type_)
+
+
+def planned(start: dict[str, Any], end: dict[str, Any]) -> str:
+    """Return what a batch reads, in words."""
+    wanted = ranges(Offset.decode(start), Offset.decode(end))
+    return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in wanted.items())
+
+
+def epochs(ticket: dict[str, Any]) -> str:
+    """Return which epochs a ticket is for, in words."""
+    numbers = [p[0] for p in ticket["pieces"]]
+    return f"{min(numbers)} to {max(numbers)}"
+
+
+def holder(ticket: dict[str, Any]) -> str:
+    """Return the PE whose agent has the blocks."""
+    return str(ticket.get("agent") or pe_of(ticket["export"]))

@@ -1,0 +1,366 @@
+"""The functions of IBM Streams for running jobs, with their codes.
+
+::
+
+    0 DONE       accepted and durable; of a getter: the broker said so just now
+    1 NO_PORT    no such port, or one of the wrong kind
+    2 INVALID    what was given cannot be read, or can never work; nothing was changed
+    3 UNKNOWN    not done, or not known to be done; of a getter: the last known value
+
+They take the PE first, and are its methods, too. None of them raises: a job calls them in the
+middle of its work. A setter takes as long as its ``timeout`` says at most, and a getter two
+seconds; an agent that hangs can add ten. The setters of
+``pe.imports[…]`` and ``pe.exports[…]`` do the same and raise.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pe_agent.functions.typed_properties import as_properties
+from pe_agent.job.port_client import PortLink
+from pe_agent.job.ports import Change, ExportPort, ImportPort, NotAppliedError, names
+from pe_agent.transport.broker_client import (
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    ChangeRefusedError,
+    UnknownPortError,
+    WrongKindError,
+)
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.matching import canonical_filter
+from streambroker_core.model import is_port_name
+
+if TYPE_CHECKING:
+    from pe_agent.pe import PE
+
+DONE, NO_PORT, INVALID, UNKNOWN = 0, 1, 2, 3
+PROGRAMMED = "programmed"
+
+_PAUSE_SECONDS = 0.02
+_LONGEST_SECONDS = 1e9
+_NOTHING: Mapping[str, Any] = MappingProxyType({"kept": [], "added": [], "cut": []})
+_T = TypeVar("_T")
+
+log = logging.getLogger("pe_agent")
+
+
+class Outcome(int):
+    """What a setter answers: its code, with what is known beside it.
+
+    Attributes:
+        accepted: whether the change is durable; with code 3 it is, where only the wait for the
+            exporters ended too early.
+        generation: of the resource, None if nothing is known to be changed.
+        routes: ``kept``, ``added`` and ``cut`` routes; those cut have a ``reason``.
+        reason: code word of the error, empty for none.
+        message: a sentence with the place and the remedy, empty for none.
+    """
+
+    accepted: bool
+    generation: int | None
+    routes: Mapping[str, Any]
+    reason: str
+    message: str
+
+    def __new__(
+        cls, code: int, change: Change | None = None, error: BaseException | None = None
+    ) -> Outcome:
+        """Return the outcome of a change, or of the error that came instead."""
+        made = super().__new__(cls, code)
+        made.accepted = change is not None
+        made.generation = None if change is None else change.generation
+        made.routes = _NOTHING if change is None else change.routes
+        made.reason = "" if error is None else str(getattr(error, "code", type(error).__name__))
+        made.message = "" if error is None else str(error)
+        return made
+
+    @property
+    def code(self) -> int:
+        """0, 1, 2 or 3."""
+        return int(self)
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.code}, generation={self.generation}, reason={self.reason!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Generic[_T]):
+    """What a getter answers; ``value, code = get_import_filter(pe, "trades")`` works, too.
+
+    Attributes:
+        value: as the broker has it; with code 3 the last known one, None if none is known.
+        code: 0, 1 or 3.
+        stale: whether the broker did not confirm the value.
+        message: why not.
+    """
+
+    value: _T | None
+    code: int
+    stale: bool = False
+    message: str = ""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.value
+        yield self.code
+
+
+# ---- imports -----------------------------------------------------------------------------------
+
+
+def set_import_subscription(
+    pe: PE, port: str, subscription: str, *, wait: str | None = None, timeout: float = 30.0
+) -> Outcome:
+    """Replace the subscription of an import by subscription; filter and scope stay.
+
+    Args:
+        pe: the PE.
+        port: name of the import.
+        subscription: an expression over properties; blank matches nothing.
+        wait: None, or ``programmed`` to wait until the exporters apply it.
+        timeout: seconds above 0, for the broker and then the exporters.
+
+    Returns:
+        0; 1 also for an import by name; 2; 3.
+    """
+
+    def change(at: ImportPort) -> Change:
+        return at.set_subscription(subscription, keep_kind=True)
+
+    return _set(ImportPort, pe, port, change, wait, timeout)
+
+
+def set_import_filter(
+    pe: PE,
+    port: str,
+    filter: str,  # noqa: A002 - the word of the API
+    *,
+    wait: str | None = None,
+    timeout: float = 30.0,
+) -> Outcome:
+    """Replace the filter of an import; an empty one lets every row through.
+
+    Args:
+        pe: the PE.
+        port: name of the import.
+        filter: an expression over the columns of a row.
+        wait: None, or ``programmed`` to wait until the exporters apply it.
+        timeout: seconds above 0, for the broker and then the exporters.
+
+    Returns:
+        0; 1; 2 also if it fits no connected export; 3.
+    """
+    return _set(ImportPort, pe, port, lambda at: at.set_filter(filter), wait, timeout)
+
+
+def set_import_streams(
+    pe: PE,
+    port: str,
+    streams: Sequence[Mapping[str, str]],
+    *,
+    wait: str | None = None,
+    timeout: float = 30.0,
+) -> Outcome:
+    """Import by these names, and by no subscription any more; filter and scope stay.
+
+    Args:
+        pe: the PE.
+        port: name of the import.
+        streams: ``[{"applicationName": …, "streamId": …}]``; an empty list matches nothing.
+        wait: None, or ``programmed`` to wait until the exporters apply it.
+        timeout: seconds above 0, for the broker and then the exporters.
+
+    Returns:
+        0; 1; 2; 3.
+    """
+    return _set(ImportPort, pe, port, lambda at: at.set_streams(streams), wait, timeout)
+
+
+def get_import_subscription(pe: PE, port: str) -> Known[str]:
+    """Return the subscription of an import; empty for one that wants nothing yet.
+
+    Returns:
+        Code 0; 1 also for an import by name; 3 with the last known one.
+    """
+    return _get(
+        PortLink(pe, "import", port),
+        "subscription",
+        lambda body: {"subscription": body["subscription"]},
+        lambda known: known["subscription"] or "",
+    )
+
+
+def get_import_filter(pe: PE, port: str) -> Known[str]:
+    """Return the filter of an import in its canonical text; empty for none.
+
+    Returns:
+        Code 0; 1; 3 with the last known one.
+    """
+    return _get(
+        PortLink(pe, "import", port),
+        "filter",
+        lambda body: {"filter": canonical_filter(body["filter"])},
+        lambda known: known["filter"] or "",
+    )
+
+
+def get_import_streams(pe: PE, port: str) -> Known[list[dict[str, str]]]:
+    """Return the names that an import wants; an empty list for one that wants nothing yet.
+
+    Returns:
+        Code 0; 1 also for an import by subscription; 3 with the last known ones.
+    """
+
+    def read(body: Mapping[str, Any]) -> dict[str, Any]:
+        if body.get("subscription") is not None:
+            raise WrongKindError(409, {"detail": f"{port} imports by subscription, not by name."})
+        return {"streams": body.get("streams", []), "subscription": None}
+
+    return _get(
+        PortLink(pe, "import", port), "streams", read, lambda known: names(known["streams"])
+    )
+
+
+# ---- exports -----------------------------------------------------------------------------------
+
+
+def set_export_properties(
+    pe: PE, port: str, properties: object, *, wait: str | None = None, timeout: float = 30.0
+) -> Outcome:
+    """Replace all properties of an export at once.
+
+    Args:
+        pe: the PE.
+        port: name of the export.
+        properties: a mapping, a dataclass or named tuple, or (name, value, type) triples, with
+            the types int64, float64, rstring, boolean and list<…> of them; empty matches nothing.
+        wait: None, or ``programmed`` to wait until the exporter applies it.
+        timeout: seconds above 0, for the broker and then the exporters.
+
+    Returns:
+        0; 1 also for an export by name; 2; 3.
+    """
+
+    def change(at: ExportPort) -> Change:
+        return at.set_properties(as_properties(properties))
+
+    return _set(ExportPort, pe, port, change, wait, timeout)
+
+
+def get_export_properties(pe: PE, port: str) -> Known[dict[str, Any]]:
+    """Return all properties of an export.
+
+    Returns:
+        Code 0; 1 also for an export by name; 3 with the last known ones.
+    """
+    return _get(
+        PortLink(pe, "export", port),
+        "properties",
+        lambda body: {"properties": body},
+        lambda known: dict(known["properties"]),
+    )
+
+
+# ---- codes -------------------------------------------------------------------------------------
+
+_P = TypeVar("_P", ImportPort, ExportPort)
+
+
+def _set(
+    kind: type[_P],
+    pe: PE,
+    name: str,
+    change: Callable[[_P], Change],
+    wait: str | None,
+    timeout: float,
+) -> Outcome:
+    if not _is_name(name):
+        return Outcome(NO_PORT, error=_no_name(name))
+    if wait not in (None, PROGRAMMED) or not (isinstance(timeout, int | float) and timeout > 0):
+        wrong = f"wait is {wait!r} for {timeout!r} s; give {PROGRAMMED!r} or None, and seconds."
+        return Outcome(INVALID, error=ValueError(wrong))
+    deadline = time.monotonic() + min(timeout, _LONGEST_SECONDS)
+    try:
+        made = change(kind(pe, name, until=deadline))
+    except Exception as error:
+        return Outcome(_code(error), error=error)
+    if wait is None or _programmed(made, deadline):
+        return Outcome(DONE, made)
+    late = NotAppliedError(
+        f"generation {made.generation} of {kind.kind} {name} is accepted, but not known to be"
+        f" applied after {timeout:g} s."
+    )
+    return Outcome(UNKNOWN, made, late)
+
+
+def _programmed(change: Change, deadline: float) -> bool:
+    """Wait until a change holds; what an agent of another release may answer is no answer."""
+    while True:
+        try:
+            if change.programmed():
+                return True
+        except Exception as error:
+            log.debug("it is not known yet whether a change is applied: %s", error)
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _code(error: Exception) -> int:
+    """Return the code of what came instead of a change."""
+    if isinstance(error, UnknownPortError | WrongKindError):
+        return NO_PORT
+    if isinstance(error, BrokerUnavailableError | AgentUnreachableError):
+        return UNKNOWN
+    if isinstance(error, BrokerRefusedError):
+        return INVALID if isinstance(error, ChangeRefusedError) else UNKNOWN
+    if isinstance(error, StreambrokerError | TypeError | ValueError | AttributeError):
+        return INVALID
+    log.error("a change failed in a way that nobody expected", exc_info=error)
+    return UNKNOWN
+
+
+def _get(
+    port: PortLink,
+    part: str,
+    read: Callable[[Any], Mapping[str, Any]],
+    value: Callable[[Mapping[str, Any]], _T],
+) -> Known[_T]:
+    """Return a part of a port as the broker has it, or else as it is known here.
+
+    Args:
+        port: the port.
+        part: of its address.
+        read: makes the fields of a view out of the broker's answer.
+        value: picks the value out of the fields.
+    """
+    if not _is_name(port.name):
+        return Known(None, NO_PORT, message=str(_no_name(port.name)))
+    try:
+        return Known(value(port.get(part, read)), DONE)
+    except (UnknownPortError, WrongKindError) as error:
+        return Known(None, NO_PORT, message=str(error))
+    except Exception as error:
+        return Known(_last(port, value), UNKNOWN, stale=True, message=str(error))
+
+
+def _last(port: PortLink, value: Callable[[Mapping[str, Any]], _T]) -> _T | None:
+    known = port.last()
+    try:
+        return None if known is None else value(known)
+    except (LookupError, TypeError):
+        return None
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and is_port_name(name)
+
+
+def _no_name(name: object) -> Exception:
+    return ValueError(f"{name!r} cannot name a port.")

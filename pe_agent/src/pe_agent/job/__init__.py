@@ -1,0 +1,1 @@
+"""The job's side: ports, subscribe, publish and the agent's process."""

@@ -1,0 +1,83 @@
+"""Forward the log of an agent to the driver's standard error, where ``kubectl logs`` shows it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from pe_agent.agent.reports import log_file as own_log
+
+FORWARDED = "STREAMBROKER_AGENT_LOG"
+MOST_BYTES = 1 << 20
+"""Bytes that are forwarded at once, at most."""
+
+
+def forwarding() -> bool:
+    """Return whether lines are forwarded: in a pod, or as the environment variable says."""
+    chosen = os.environ.get(FORWARDED)
+    return chosen == "forward" if chosen else "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+class AgentLines:
+    """Copies complete lines of ``agent.log`` to a stream, each with a prefix.
+
+    Only lines that are written after this object was made are copied. When the agent begins a new
+    file, the rest of the former one is copied first.
+
+    Args:
+        home: the agent's data directory.
+        prefix: of each line.
+        to: None for the standard error.
+    """
+
+    def __init__(self, home: Path, prefix: str, to: TextIO | None = None) -> None:
+        self._path, self._prefix, self._to = home / own_log.NAME, prefix, to
+        self._file: BinaryIO | None = None
+        self._part = b""
+        if self._open() and self._file is not None:
+            self._file.seek(0, os.SEEK_END)
+
+    def copy(self) -> None:
+        """Copy what was written since the last call."""
+        self._write(self._read())
+        if self._is_replaced() and self._open():
+            self._write(self._read())
+
+    def close(self) -> None:
+        """Copy what is left and close the file."""
+        self.copy()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> bool:
+        try:
+            opened = self._path.open("rb")
+        except OSError:
+            return False
+        if self._file is not None:
+            self._file.close()
+        self._file = opened
+        return True
+
+    def _is_replaced(self) -> bool:
+        if self._file is None:
+            return True
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except OSError:
+            return False
+
+    def _read(self) -> bytes:
+        return b"" if self._file is None else self._file.read(MOST_BYTES)
+
+    def _write(self, read: bytes) -> None:
+        if not read:
+            return
+        *lines, self._part = (self._part + read).split(b"\n")
+        stream = self._to or sys.stderr
+        for line in lines:
+            stream.write(f"{self._prefix}{line.decode(errors='replace')}\n")
+        stream.flush()

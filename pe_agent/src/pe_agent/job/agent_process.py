@@ -1,0 +1,309 @@
+"""Start, adopt and keep alive the agent process of a PE, from the driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pe_agent.agent.process import read_address
+from pe_agent.agent.reports import log_file as own_log
+from pe_agent.agent.state.recovery_progress import Patience, read_progress, said
+from pe_agent.job.agent_log import AgentLines, forwarding
+from pe_agent.transport import agent_tls, tokens
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from pe_agent.transport.tokens import Token
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.model import PeKey
+
+log = logging.getLogger("pe_agent")
+
+SHOWN_FILE = "broker-token"
+"""Where in the data directory an agent finds its token; it looks again, so that who adopts the
+agent can give it another one."""
+START_SECONDS = 60.0
+ADOPT_SECONDS = 60.0
+"""How long an agent that has the data directory may take until it can be adopted; both begin
+again whenever its recovery has got on."""
+PING_SECONDS = 0.5
+STOP_SECONDS = 10.0
+KEEPER_SECONDS = 5.0
+
+
+class AgentFailedError(StreambrokerError):
+    """The agent process did not start; the message has its last words."""
+
+    code = "AgentFailed"
+
+
+def default_home(pe: PeKey) -> Path:
+    """Return ``$STREAMBROKER_HOME/<job>/<pe>``; below the user's home if that is not set."""
+    base = os.environ.get("STREAMBROKER_HOME")
+    root = Path(base) if base else Path.home() / ".streambroker"
+    return root / pe.job / str(pe.pe)
+
+
+class AgentProcess:
+    """The agent of one PE, adopted if it lives, started if not, restarted on the same port."""
+
+    def __init__(
+        self,
+        pe: PeKey,
+        home: Path,
+        *,
+        broker: str | None,
+        linger: float,
+        host: str,
+        port: int,
+        hint_port: int = 0,
+        token: Token | None = None,
+        broker_ca: Path | None = None,
+        certificate: AgentCertificate | None = None,
+        trust: AgentTrust | None = None,
+        clients: str | None = None,
+        insecure: bool | None = None,
+    ) -> None:
+        self._pe, self.home = pe, home
+        self._broker, self._linger, self._host, self._port = broker, linger, host, port
+        self._hint_port, self._broker_ca = hint_port, broker_ca
+        self._certificate, self.trust = certificate, trust or AgentTrust()
+        self._clients, self._insecure = clients, agent_tls.insecure(insecure)
+        self._not_adopted = ""
+        self._token = token or Token()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        self.beat: list[Any] = []
+        self._lines = AgentLines(home, f"agent {pe.job}/{pe.pe}: ") if forwarding() else None
+        self.client = self._adopt_or_start(port)
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="agent keeper")
+        self._keeper.start()
+
+    @property
+    def pe(self) -> PeKey:
+        """The PE that the agent is of."""
+        return self._pe
+
+    def _adopt_or_start(self, port: int) -> AgentClient:
+        """Take over the agent that runs, also one that is only just starting, or start one.
+
+        A driver that was killed may have left an agent that still recovers its log.
+
+        Raises:
+            AgentFailedError: see :meth:`_start`; the directory may be another PE's, or its agent
+                asks callers for less than it is to.
+        """
+        patience = Patience(self.home, ADOPT_SECONDS)
+        while True:
+            adopted = self._adopt()
+            if adopted is not None:
+                return adopted
+            try:
+                return self._start(port)
+            except AgentFailedError as error:
+                if "HomeInUse" not in str(error):
+                    raise
+                if not patience.lasts():
+                    raise AgentFailedError(f"{error} {self._not_adopted}".rstrip()) from None
+            time.sleep(0.2)
+
+    def _adopt(self) -> AgentClient | None:
+        found = read_address(self.home)
+        if found is None:
+            return None
+        client = AgentClient(found["location"], found["token"], self.trust)
+        try:
+            pe = client.call("status", timeout=2.0)["pe"]
+        except StreambrokerError as error:
+            self._not_adopted = f"It is not adopted: {error}"
+            return None
+        if pe != str(self._pe):
+            raise AgentFailedError(
+                f"the data directory {self.home} is in use by the agent of {pe}. Give"
+                f" {self._pe} a `data_dir` of its own."
+            )
+        self._check_clients(found)
+        if self._token.value is not None:
+            tokens.write(self._token, self.home / SHOWN_FILE)
+        log.info("adopted the agent of %s at %s", self._pe, client.location)
+        return client
+
+    def _check_clients(self, found: dict[str, Any]) -> None:
+        """Refuse an agent that serves callers without a certificate where none are to be served.
+
+        It is not ended from here: a kubelet may keep it, and start it again as it was.
+
+        Raises:
+            AgentFailedError: it does, or does not say.
+        """
+        wanted = agent_tls.clients_required(self._clients, self._host, insecure=self._insecure)
+        if wanted and found.get("clients") != agent_tls.REQUIRED:
+            raise AgentFailedError(
+                f"the agent of {self._pe} that lives in {self.home} (process {found['pid']}) serves"
+                " callers without a certificate, and here they are required. End it first:"
+                " by SIGTERM or with `pe.stop(end_agent=True)`, or wait until its `linger` is over;"
+                " its log stays. A sidecar needs `--clients required`."
+            )
+
+    def _start(self, port: int) -> AgentClient:
+        """Start the process and wait until it serves.
+
+        Raises:
+            AgentFailedError: it ended or did not answer in time.
+        """
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.home / own_log.NAME
+        with path.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                self._command(port),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        patience = Patience(self.home, START_SECONDS)
+        while patience.lasts() and self._process.poll() is None:
+            client = self._serving(self._process.pid)
+            if client is not None:
+                return client
+            time.sleep(0.02)
+        if self._process.poll() is not None:
+            # The agent that serves, if one does, is somebody else's.
+            self._process = None
+        raise AgentFailedError(
+            f"the agent of {self._pe} did not start: {self._last_words(path)} (all of it in {path})"
+        )
+
+    def _last_words(self, path: Path) -> str:
+        found = read_progress(self.home) if self._process is not None else None
+        if found is not None:
+            return f"it stands still in its recovery, at {said(found)}"
+        lines = path.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def _command(self, port: int) -> list[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "pe_agent.agent",
+            "--home",
+            str(self.home),
+            "--job",
+            self._pe.job,
+            "--pe",
+            str(self._pe.pe),
+            "--namespace",
+            self._pe.namespace,
+            "--host",
+            self._host,
+            "--port",
+            str(port),
+            "--hint-port",
+            str(self._hint_port),
+            "--linger",
+            str(self._linger),
+        ]
+        if self._broker:
+            command += ["--broker", self._broker]
+        if self._broker_ca:
+            command += ["--broker-ca", str(self._broker_ca)]
+        if self._certificate:
+            command += ["--tls-cert", str(self._certificate.chain)]
+            command += ["--tls-key", str(self._certificate.key)]
+        if self.trust.path:
+            command += ["--agent-ca", str(self.trust.path)]
+        if self._clients:
+            command += ["--clients", self._clients]
+        if self._insecure:
+            command += ["--insecure"]
+        command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
+        return command
+
+    def _serving(self, pid: int) -> AgentClient | None:
+        """Return a client of the process once it answers.
+
+        A connection that was refused a moment ago is refused from memory for a while, so one
+        answer too many is asked for rather than one too few.
+        """
+        found = read_address(self.home)
+        if found is None or found["pid"] != pid:
+            return None
+        client = AgentClient(found["location"], found["token"], self.trust)
+        try:
+            client.call("status", timeout=5.0)
+        except AgentUnreachableError:
+            return None
+        return client
+
+    def _keep(self) -> None:
+        """Say that the driver lives; start the agent again when it is gone."""
+        failures = 0
+        while not self._ended.wait(PING_SECONDS):
+            try:
+                if self._lines is not None:
+                    self._lines.copy()
+                self.client.call("driver.renew", timeout=2.0)
+                failures = 0
+                for told in list(self.beat):
+                    told()
+                continue
+            except AgentUnreachableError:
+                failures += 1
+            except Exception as error:
+                # A listener's fault must not end this thread: it restarts the agent.
+                log.warning("agent: %s", error)
+                continue
+            if self._is_dead(failures) and not self._ended.is_set():
+                self._restart()
+
+    def _is_dead(self, failures: int) -> bool:
+        if self._process is not None:
+            return self._process.poll() is not None
+        return failures >= 4
+
+    def _restart(self) -> None:
+        log.warning("the agent of %s is gone, starting it again", self._pe)
+        try:
+            self.client = self._start(int(self.client.location.rpartition(":")[2]))
+        except StreambrokerError:
+            log.exception("the agent could not be started again; trying on")
+
+    def stop(self, *, end_agent: bool) -> None:
+        """Let go of the agent; ``end_agent`` ends its process, else it serves on for linger."""
+        self._ended.set()
+        if self._keeper is not threading.current_thread():
+            self._keeper.join(KEEPER_SECONDS)
+        try:
+            if end_agent:
+                self._end()
+        finally:
+            if self._lines is not None:
+                self._lines.close()
+
+    def _end(self) -> None:
+        try:
+            self.client.call("stop", timeout=2.0)
+        except StreambrokerError as error:
+            log.info("the agent was not told to stop: %s", error)
+        deadline = time.monotonic() + STOP_SECONDS
+        while read_address(self.home) is not None and time.monotonic() < deadline:
+            if self._process is not None and self._process.poll() is not None:
+                break
+            time.sleep(0.02)
+        if self._process is not None:
+            self._end_process(self._process)
+
+    @staticmethod
+    def _end_process(process: subprocess.Popen[bytes]) -> None:
+        """Wait for our own child, which is about to end; one that does not is killed."""
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

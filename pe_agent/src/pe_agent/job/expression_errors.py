@@ -1,0 +1,33 @@
+"""Show where the fault of an expression is, in the text of the error that a program gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pe_agent.transport.broker_client import BrokerRefusedError
+from streambroker_core.errors import ExpressionError, pointed
+
+_FIELDS = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}
+
+
+@contextmanager
+def pointing(texts: Mapping[str, Any]) -> Iterator[None]:
+    """Add the line of the expression and a caret to a refusal of one.
+
+    Args:
+        texts: the expressions, by ``subscription`` and ``filter``.
+
+    Raises:
+        ExpressionError, BrokerRefusedError: as they come, with two more lines of text.
+    """
+    try:
+        yield
+    except (ExpressionError, BrokerRefusedError) as error:
+        position = (
+            error.position if isinstance(error, ExpressionError) else error.problem.get("position")
+        )
+        text = texts.get(_FIELDS.get(error.code, ""))
+        error.args = ("\n".join([str(error), *pointed(text, position)]),)
+        raise

@@ -1,0 +1,191 @@
+"""Ask the broker about one port of the PE, and make each change of it once."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pe_agent.transport.broker_client import (
+    BrokerAnswer,
+    BrokerRefusedError,
+    BrokerUnavailableError,
+    UnknownPortError,
+    pe_path,
+)
+from streambroker_core.errors import StreambrokerError
+
+if TYPE_CHECKING:
+    from pe_agent.pe import PE
+
+DECLARED_SECONDS = 5.0
+"""How long a port is waited for that the job has declared, until the broker has it."""
+LOST_SECONDS = 10.0
+"""How long a change is asked for again whose answer was lost."""
+AGAIN_SECONDS = 0.1
+CHANGE_SECONDS = 5.0
+READ_SECONDS = 2.0
+SHORTEST_SECONDS = 0.05
+"""What a request gets at least, however little time is left."""
+
+
+class PortLink:
+    """One port, as the broker, the agent and this program know it.
+
+    Args:
+        pe: whose port it is.
+        kind: ``export`` or ``import``.
+        name: of the port.
+        until: when the caller wants an answer at the latest (monotonic); no end by default.
+    """
+
+    def __init__(self, pe: PE, kind: str, name: str, *, until: float = math.inf) -> None:
+        self._pe, self.kind, self.name = pe, kind, name
+        self._until = until
+        self._path = f"{pe_path(pe.key.job, pe.key.pe)}/{kind}/{name}"
+
+    def last(self) -> dict[str, Any] | None:
+        """Return the port as it is known here; never raises."""
+        return self._pe.known.port(self.kind, self.name)
+
+    def in_view(self) -> dict[str, Any] | None:
+        """Return the port as the agent has it; never raises."""
+        return self._pe.known.in_view(self.kind, self.name)
+
+    def get(self, part: str, read: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return a part of the port as the broker has it now.
+
+        Args:
+            part: of its address.
+            read: makes the fields of a view out of the answer.
+
+        Raises:
+            BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
+        """
+        answer = self.ask("GET", part)
+        uid, _, generation = answer.headers.get("etag", "").strip('"').rpartition(".")
+        if not uid or not generation.isdigit():
+            raise BrokerUnavailableError("what answers there is not the broker.")
+        fields = read(answer.body)
+        self._remember(uid, int(generation), fields)
+        return fields
+
+    def put(
+        self,
+        part: str,
+        body: Any,
+        fields: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Mapping[str, Any]:
+        """Change a part of the port and return the broker's answer.
+
+        Args:
+            part: of its address; empty for the whole.
+            body: what to send.
+            fields: what a view has afterwards.
+            headers: conditions.
+
+        Raises:
+            BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
+        """
+        answer = self.ask("PUT", part, body, headers=headers).body
+        try:
+            made: dict[str, Any] = {**answer, "generation": int(answer["generation"])}
+            uid = str(made["uid"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise BrokerUnavailableError(
+                "what answers there is not the broker, or one of another release: whether the"
+                f" change of {self.kind} {self.name} was made is not known.",
+                sent=True,
+            ) from error
+        self._remember(uid, made["generation"], fields)
+        return made
+
+    def _remember(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
+        self._pe.known.remember(self.kind, self.name, uid=uid, generation=generation, fields=fields)
+
+    def ask(
+        self,
+        method: str,
+        part: str = "",
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        patient: bool = True,
+    ) -> BrokerAnswer:
+        """Ask the broker.
+
+        Args:
+            method: GET, or that of a change.
+            part: of the port's address; empty for the whole.
+            body: what to send.
+            headers: conditions.
+            patient: wait for a port that the job has declared and the broker does not have yet.
+
+        Raises:
+            BrokerUnavailableError: no answer; ``sent`` says whether a change may have been made.
+            BrokerRefusedError: the broker says no, and why.
+        """
+        path = f"{self._path}/{part}" if part else self._path
+        deadline = self._at_most(DECLARED_SECONDS)
+        while True:
+            try:
+                if method == "GET":
+                    return self._pe.broker().request(method, path, timeout=self._left(READ_SECONDS))
+                return self._change(method, path, body, headers or {})
+            except UnknownPortError:
+                if not patient or time.monotonic() > deadline or not self._on_its_way():
+                    raise
+            time.sleep(0.05)
+
+    def _at_most(self, seconds: float) -> float:
+        """Return when an attempt ends that may take so long from now on."""
+        return min(time.monotonic() + seconds, self._until)
+
+    def _left(self, seconds: float) -> float:
+        """Return how long one request may take, in seconds."""
+        return max(SHORTEST_SECONDS, self._at_most(seconds) - time.monotonic())
+
+    def _on_its_way(self) -> bool:
+        try:
+            return f"{self.kind}/{self.name}" in self._pe.status()["declarations"]
+        except StreambrokerError:
+            return False
+
+    def _change(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str]
+    ) -> BrokerAnswer:
+        """Make a change, and ask for it again if the answer was lost.
+
+        It goes under a name of its own: the broker makes it once, however often it comes, and
+        answers as the first time. One that never reached the broker is not repeated.
+        """
+        sent = {**headers, "Request-Id": secrets.token_hex(16)}
+        deadline, perhaps_made = self._at_most(LOST_SECONDS), False
+        while True:
+            try:
+                return self._pe.broker().request(
+                    method, path, body, headers=sent, timeout=self._left(CHANGE_SECONDS)
+                )
+            except BrokerUnavailableError as error:
+                perhaps_made = perhaps_made or error.sent
+                if not perhaps_made:
+                    raise
+                if time.monotonic() > deadline:
+                    raise self._lost(error) from error
+            except BrokerRefusedError as error:
+                if not (perhaps_made and error.status >= 500):
+                    raise
+                if time.monotonic() > deadline:
+                    raise self._lost(error) from error
+            time.sleep(AGAIN_SECONDS)
+
+    def _lost(self, error: Exception) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"the answer to the change of {self.kind} {self.name} was lost, and the broker did not"
+            f" answer again: whether it was made is not known. {error}",
+            sent=True,
+        )

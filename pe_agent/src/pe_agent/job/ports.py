@@ -1,0 +1,347 @@
+"""Ports of a running PE: read and change subscriptions, filters and properties."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pe_agent.job.expression_errors import pointing
+from pe_agent.job.port_client import PortLink
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.expression import parse
+from streambroker_core.matching import canonical_filter
+from streambroker_core.model.properties import normalise
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from pe_agent.pe import PE
+
+log = logging.getLogger("pe_agent")
+
+
+class NotAppliedError(StreambrokerError):
+    """A change is accepted and durable, but was not seen applied in time."""
+
+    code = "NotApplied"
+
+
+class QueryActiveError(StreambrokerError):
+    """What can be said only of a query that has ended was said of one that runs."""
+
+    code = "QueryActive"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that the broker has accepted and stored.
+
+    Attributes:
+        generation: of the resource; later changes have higher ones.
+        routes: ``{"kept": …, "added": …, "cut": …}`` as the broker answered.
+    """
+
+    generation: int
+    routes: Mapping[str, Any]
+    _wait: Callable[[int, float], Mapping[str, Any]] = field(repr=False)
+    _programmed: Callable[[int], bool] = field(repr=False)
+
+    def programmed(self) -> bool:
+        """Say whether it holds: the agent follows it, and every living reader has pinned it.
+
+        A reader that has pinned a change of its import has told the exporters. Without a reader
+        there is nothing to tell.
+
+        Raises:
+            AgentUnreachableError: the agent does not answer.
+        """
+        return self._programmed(self.generation)
+
+    def wait_applied(self, timeout: float = 30.0) -> Mapping[str, Any]:
+        """Wait until the change holds and say where.
+
+        Returns:
+            For an import, what each living reader has pinned, by reader id; for an export, its
+            routes.
+
+        Raises:
+            NotAppliedError: not in ``timeout`` seconds; the change stays accepted.
+        """
+        return self._wait(self.generation, timeout)
+
+
+class _Port:
+    """A port of a PE.
+
+    Args:
+        pe: whose port it is.
+        name: of the port.
+        until: when the broker is asked no more (monotonic); no end by default.
+    """
+
+    kind = ""
+
+    def __init__(self, pe: PE, name: str, *, until: float = math.inf) -> None:
+        self._pe, self.name = pe, name
+        self._link = PortLink(pe, self.kind, name, until=until)
+
+    @property
+    def routes(self) -> list[dict[str, Any]]:
+        """The port's routes as the agent knows them; last known while it does not answer."""
+        known = self._link.in_view()
+        return [] if known is None else list(known["routes"])
+
+    @property
+    def stale(self) -> bool:
+        """Whether the broker does not confirm now what the getters say; never raises.
+
+        True while the broker is away, while nothing is known, and for the moment in which the
+        change of somebody else has not reached the agent. Asks the broker.
+        """
+        known = self._link.last()
+        try:
+            metadata = self._link.ask("GET", patient=False).body["metadata"]
+            now = (metadata["uid"], metadata["generation"])
+        except Exception:
+            return True
+        return known is None or now != (known["uid"], known["generation"])
+
+    def on_routes(self, callback: Callable[[list[dict[str, Any]]], None]) -> Callable[[], None]:
+        """Call ``callback`` with the routes now and after each change, in a thread of its own.
+
+        Returns:
+            A function that ends the calls; ``pe.stop()`` ends them, too.
+        """
+        ended = threading.Event()
+
+        def follow() -> None:
+            seen, last = "", None
+            while not (ended.is_set() or self._pe.stopped.is_set()):
+                try:
+                    answer = self._pe.agent.call("view", seen=seen, wait=1.0)
+                except StreambrokerError:
+                    ended.wait(0.5)
+                    continue
+                seen = answer["version"]
+                ports = (answer["view"] or {}).get(f"{self.kind}s", {})
+                routes = ports.get(self.name, {}).get("routes", [])
+                if routes != last:
+                    last = routes
+                    try:
+                        callback(routes)
+                    except Exception:
+                        log.exception("the listener to routes failed", extra={"port": self.name})
+
+        threading.Thread(target=follow, daemon=True, name=f"routes of {self.name}").start()
+        return ended.set
+
+    def _put(
+        self,
+        part: str,
+        body: Any,
+        fields: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> Change:
+        answer = self._link.put(part, body, fields, headers=headers)
+        return Change(
+            int(answer["generation"]), answer.get("routes", {}), self._applied, self._programmed
+        )
+
+    def _applied(self, generation: int, timeout: float) -> Mapping[str, Any]:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                held = self._holds(generation)
+            except StreambrokerError:
+                held = None
+            if held is not None:
+                return held
+            time.sleep(0.02)
+        raise NotAppliedError(
+            f"generation {generation} of {self.kind} {self.name} is accepted but not seen applied"
+            f" after {timeout:g} s: is the query running, and the agent connected to the broker?"
+        )
+
+    def _holds(self, generation: int) -> Mapping[str, Any] | None:
+        raise AssertionError(generation)
+
+    def _programmed(self, generation: int) -> bool:
+        raise AssertionError(generation)
+
+
+class ImportPort(_Port):
+    """One import of the PE, while its queries run."""
+
+    kind = "import"
+
+    @property
+    def filter(self) -> str | None:
+        """The filter, None for none; last known while nobody answers (see ``stale``)."""
+        known = self._link.last()
+        return None if known is None else known.get("filter")
+
+    @property
+    def subscription(self) -> str | None:
+        """The subscription, None for none; last known while nobody answers (see ``stale``)."""
+        known = self._link.last()
+        return None if known is None else known.get("subscription")
+
+    @property
+    def streams(self) -> list[dict[str, str]]:
+        """The streams imported by name; last known while nobody answers (see ``stale``)."""
+        known = self._link.last()
+        return [] if known is None else names(known.get("streams"))
+
+    def set_subscription(self, subscription: str, *, keep_kind: bool = False) -> Change:
+        """Replace the subscription; filter and scope stay.
+
+        Args:
+            subscription: an expression over properties.
+            keep_kind: refuse an import by name, instead of making it one by subscription.
+
+        Raises:
+            SubscriptionError: it cannot be read; nothing was changed.
+            WrongKindError: it is an import by name, and ``keep_kind`` is set.
+            UnknownPortError, ChangeRefusedError: the broker says no.
+            BrokerUnavailableError: the broker does not answer.
+        """
+        body = {"subscription": subscription}
+        part = "subscription" if keep_kind else "streams"
+        with pointing(body):
+            parse(subscription, "subscription")
+            return self._put(part, body, {**body, "streams": []})
+
+    def set_streams(self, streams: Sequence[Mapping[str, str]]) -> Change:
+        """Import by these names instead; filter and scope stay.
+
+        Raises:
+            UnknownPortError, ChangeRefusedError: the broker says no.
+            BrokerUnavailableError: the broker does not answer.
+        """
+        wanted = [dict(s) for s in streams]
+        return self._put("streams", {"streams": wanted}, {"subscription": None, "streams": wanted})
+
+    def set_filter(self, filter: str | None) -> Change:  # noqa: A002 - the word of the API
+        """Replace the filter; None or empty text lets every row through.
+
+        Raises:
+            FilterError: it cannot be read; nothing was changed.
+            ChangeRefusedError: code FilterInvalid, it fits no connected export.
+            UnknownPortError: there is no such import.
+            BrokerUnavailableError: the broker does not answer.
+        """
+        body = {"filter": filter or ""}
+        with pointing(body):
+            parse(body["filter"], "filter")
+            return self._put("filter", body, {"filter": canonical_filter(filter)})
+
+    def _programmed(self, generation: int) -> bool:
+        known = self._link.in_view()
+        if known is None or known["generation"] < generation:
+            return False
+        return all(p.get("generation", 0) >= generation for p in self._pinned().values())
+
+    def _pinned(self) -> dict[str, Any]:
+        readers = self._pe.status()["imports"]["readers"]
+        return {
+            id_: r["pinned"]
+            for id_, r in readers.items()
+            if r["import"].endswith(f"/{self.name}") and r["alive"]
+        }
+
+    def _holds(self, generation: int) -> Mapping[str, Any] | None:
+        """Return what each living reader has pinned once all have the generation."""
+        mine = self._pinned()
+        if mine and all(p.get("generation", 0) >= generation for p in mine.values()):
+            return mine
+        return None
+
+
+class ExportPort(_Port):
+    """One export of the PE, while its query runs.
+
+    Args:
+        pe: whose port it is.
+        name: of the port.
+        until: when the broker is asked no more (monotonic); no end by default.
+        query: what publishes there, if it was started here.
+    """
+
+    kind = "export"
+
+    def __init__(
+        self, pe: PE, name: str, *, until: float = math.inf, query: StreamingQuery | None = None
+    ) -> None:
+        super().__init__(pe, name, until=until)
+        self._query = query
+        self._ids = (None, None) if query is None else (str(query.id), str(query.runId))
+
+    def finish(self) -> None:
+        """Say that nothing more will come: importers that wait for the end are told.
+
+        It outlives the program and its agent. Rows published later take it back.
+
+        Raises:
+            QueryActiveError: the query still runs; stop it first.
+            AgentRefusedError: code PublisherInUse or Fenced, another query or run publishes here.
+            AgentUnreachableError: the agent does not answer.
+        """
+        if _is_active(self._query):
+            raise QueryActiveError(
+                f"the query that publishes to {self.name} is active: stop it, or wait for its end"
+                " (awaitTermination), then finish."
+            )
+        query, run = self._ids
+        self._pe.agent.call("publisher.finish", export=self.name, query=query, run=run)
+
+    @property
+    def properties(self) -> dict[str, Any] | None:
+        """The properties, None of an export by name; last known while nobody answers."""
+        known = self._link.last()
+        return None if known is None else known.get("properties")
+
+    def set_properties(self, properties: Mapping[str, Any]) -> Change:
+        """Replace all properties at once.
+
+        Raises:
+            PropertyError: a value cannot be kept; nothing was changed.
+            WrongKindError: it is an export by name.
+            UnknownPortError, ChangeRefusedError: the broker says no.
+            BrokerUnavailableError: the broker does not answer.
+        """
+        kept = normalise(properties)
+        return self._put("properties", kept, {"properties": kept})
+
+    def set_congestion_policy(self, policy: str) -> Change:
+        """Change ``wait`` to ``drop`` or back; a waiting writer hears of it by hint."""
+        found = self._link.ask("GET")
+        spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
+        spec["congestionPolicy"] = policy
+        match = {"If-Match": found.headers["etag"]}
+        return self._put("", spec, {"congestionPolicy": policy}, match)
+
+    def _programmed(self, generation: int) -> bool:
+        return self._holds(generation) is not None
+
+    def _holds(self, generation: int) -> Mapping[str, Any] | None:
+        known = self._link.in_view()
+        if known is not None and known["generation"] >= generation:
+            return {"routes": known["routes"]}
+        return None
+
+
+def _is_active(query: StreamingQuery | None) -> bool:
+    try:
+        return query is not None and bool(query.isActive)
+    except Exception:
+        return False  # the session has ended, and its queries with it
+
+
+def names(streams: Sequence[Mapping[str, str | None]] | None) -> list[dict[str, str]]:
+    """Return streams by name without what they do not say."""
+    return [{k: v for k, v in stream.items() if v is not None} for stream in streams or ()]

@@ -1,0 +1,165 @@
+"""Exporting: what ``publish`` declares, and the query that it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_agent.datasource.options import ddl_of
+from pe_agent.job.ports import ExportPort
+from pe_agent.job.subscribe import ArgumentError
+from pe_agent.spark.batch_size import counted_in_rows
+from pe_agent.spark.query_failure import with_cause_first
+from pe_agent.spark.session import active
+from streambroker_core.model.properties import normalise
+from streambroker_core.model.schema import parse_ddl, to_items
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+    from pe_agent.pe import PE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """What a query writes to.
+
+    Attributes:
+        exports: columns and settings of each export, by port.
+        format: of the sink.
+        options: of the sink, beside those by which it finds the agent.
+        counted: columns that decide whether batches are cut by rows; None for all of the frame.
+    """
+
+    exports: Mapping[str, tuple[StructType, Mapping[str, Any]]]
+    format: str = "streambroker"
+    options: Mapping[str, str] = field(default_factory=dict)
+    counted: StructType | None = None
+
+
+def publish(
+    pe: PE,
+    frame: DataFrame,
+    port: str,
+    *,
+    stream_id: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    allow_filter: bool | None = None,
+    congestion_policy: str | None = None,
+    buffer: Mapping[str, Any] | None = None,
+    checkpoint: str | Path,
+    trigger: Mapping[str, Any] | None = None,
+    query_name: str | None = None,
+    redeclare: bool = False,
+) -> StreamingQuery:
+    """Export a streaming DataFrame; starts and returns its query.
+
+    Args:
+        pe: whose export it is.
+        frame: the streaming DataFrame.
+        port: name of the export port.
+        stream_id: name to be imported by; excludes ``properties``.
+        properties: what the stream is; values are text, numbers, booleans or lists of one.
+        allow_filter: whether importers may filter.
+        congestion_policy: ``wait`` or ``drop``.
+        buffer: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
+        checkpoint: directory of the query's checkpoint.
+        trigger: as for ``DataStreamWriter.trigger``, for instance
+            ``{"processingTime": "1 second"}``.
+        query_name: name of the query.
+        redeclare: overwrite the Export that exists.
+
+    Raises:
+        ArgumentError, PropertyError: nothing was declared or started.
+    """
+    spec = export_spec(
+        port,
+        stream_id=stream_id,
+        properties=properties,
+        allow_filter=allow_filter,
+        congestion_policy=congestion_policy,
+        buffer=buffer,
+    )
+    sink = Sink(exports={port: (frame.schema, spec)}, options={"export": port})
+    return start(
+        pe,
+        frame,
+        sink,
+        checkpoint=checkpoint,
+        trigger=trigger,
+        query_name=query_name,
+        redeclare=redeclare,
+    )
+
+
+def export_spec(
+    port: str,
+    *,
+    stream_id: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    allow_filter: bool | None = None,
+    congestion_policy: str | None = None,
+    buffer: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return settings of :func:`publish` as those of an Export; empty if there are none.
+
+    Raises:
+        ArgumentError, PropertyError: they exclude each other, or one is wrong.
+    """
+    if stream_id is not None and properties is not None:
+        raise ArgumentError(
+            f"export {port}: stream_id and properties exclude each other; give one of them."
+        )
+    given = {
+        "streamId": stream_id,
+        "properties": None if properties is None else normalise(properties),
+        "allowFilter": allow_filter,
+        "congestionPolicy": congestion_policy,
+        "buffer": None if buffer is None else dict(buffer),
+    }
+    spec = {name: value for name, value in given.items() if value is not None}
+    if spec and stream_id is None:
+        spec.setdefault("properties", {})
+    return spec
+
+
+def start(
+    pe: PE,
+    frame: DataFrame,
+    sink: Sink,
+    *,
+    checkpoint: str | Path,
+    trigger: Mapping[str, Any] | None = None,
+    query_name: str | None = None,
+    redeclare: bool = False,
+) -> StreamingQuery:
+    """Declare the exports of a sink, and start the query that publishes to them."""
+    for port, (columns, spec) in sink.exports.items():
+        schema = to_items(parse_ddl(ddl_of(columns)))
+        pe._declare("export", port, dict(spec), redeclare=redeclare, schema=schema)
+        pe.exports[port] = ExportPort(pe, port)
+    sources, ports = pe._queries.sources(frame), tuple(sink.exports)
+    pe._queries.announce(ports, sources)
+    writer = (
+        frame.writeStream.format(sink.format)
+        .options(**pe._to_agent(), **sink.options)
+        .option("checkpointLocation", str(checkpoint))
+        .outputMode("append")
+    )
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    with (
+        counted_in_rows(frame.sparkSession, sink.counted or frame.schema),
+        active(frame.sparkSession),
+    ):
+        query = with_cause_first(writer.start())
+    for port in ports:
+        pe.exports[port] = ExportPort(pe, port, query=query)
+    pe._queries.add(ports, query, sources)
+    return query

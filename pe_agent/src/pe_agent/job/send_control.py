@@ -1,0 +1,167 @@
+"""Control tuples that a program emits: to the importers of an export, or to its own operators."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from streambroker_core.control.tuples import (
+    EVERYBODY,
+    ControlError,
+    Delivery,
+    Target,
+    check_target,
+)
+from streambroker_core.control.tuples.envelope import encode_target
+from streambroker_core.control.tuples.payloads import encode
+from streambroker_core.control.tuples.request import read_emission
+
+if TYPE_CHECKING:
+    from pe_agent.pe import PE
+
+POLL_SECONDS = 0.1
+
+
+class Emitted:
+    """A tuple that was emitted; the agent has it on its disk.
+
+    Attributes:
+        id: its identity.
+    """
+
+    def __init__(self, answer: Mapping[str, Any], ask: Callable[[], dict[str, Any]]) -> None:
+        self.id = str(answer["id"])
+        self._ask = ask
+
+    def state(self) -> dict[str, Any]:
+        """Return where it is and which readers have applied it.
+
+        Returns:
+            ``id``, ``seq``, ``readers`` (each with ``applied``) and ``applied``; of one for the
+            importers of an export also ``stream`` and ``epoch``, null while it waits for the first.
+
+        Raises:
+            AgentRefusedError: ``NotEmitted``, it was so long ago that it is forgotten.
+        """
+        return self._ask()
+
+    def wait_applied(self, timeout: float) -> bool:
+        """Wait until all readers have finished a window with it; False after ``timeout`` seconds.
+
+        As long as nobody reads it, nobody has applied it.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.state()["applied"]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+
+def emit_control(
+    pe: PE,
+    port: str,
+    payload: object,
+    *,
+    delivery: Delivery | str = Delivery.BEGIN,
+    at: int | None = None,
+    target: Target = EVERYBODY,
+    request: str | None = None,
+) -> Emitted:
+    """Send a control tuple to all importers of an export that read control.
+
+    It stands in an epoch of its own, behind all that was published before.
+
+    Args:
+        pe: whose export it is.
+        port: name of the export.
+        payload: a dataclass, or a mapping with ``type`` and ``payload``.
+        delivery: when it is handed to operators.
+        at: event time in microseconds, with ``AT_TIME``.
+        target: for whom it is meant.
+        request: id of the request; the same one again emits nothing more. Random by default.
+
+    Raises:
+        ControlError, ControlLimitError, ManifestError: it cannot be a control tuple.
+        AgentRefusedError: the export is not known, or full.
+    """
+    answer = pe.agent.call(
+        "export.emit",
+        export=port,
+        request=request or secrets.token_hex(16),
+        what=_asked(payload, delivery, at, target),
+    )
+    seq = answer["seq"]
+    return Emitted(answer, lambda: pe.agent.call("export.emitted", export=port, seq=seq))
+
+
+def send_control(
+    pe: PE,
+    payload: object,
+    *,
+    operator: str | None = None,
+    delivery: Delivery | str = Delivery.BEGIN,
+    at: int | None = None,
+    target: Target = EVERYBODY,
+    request: str | None = None,
+) -> Emitted:
+    """Send a control tuple to the job's own operators, through the agent's control log.
+
+    It is delivered in the next window of each query of which a source carries the log.
+
+    Args:
+        pe: whose operators they are.
+        payload: a dataclass, or a mapping with ``type`` and ``payload``.
+        operator: name of the operator; None for all.
+        delivery: when it is handed to operators; ``IMMEDIATE`` is before all rows of the window.
+        at: event time in microseconds, with ``AT_TIME``.
+        target: for whom it is meant, where ``operator`` does not say enough: a bucket, a key.
+        request: id of the request; the same one again sends nothing more. Random by default.
+
+    Raises:
+        ControlError, ControlLimitError, ManifestError: it cannot be a control tuple, or
+            ``operator`` and ``target`` name two operators.
+        AgentRefusedError: the log is full of what a query has not read.
+    """
+    check_target(target)
+    if operator is not None:
+        if target.operator not in (None, operator):
+            raise ControlError(
+                f"the tuple is for operator {operator}, and its target names {target.operator}:"
+                " leave one of both out."
+            )
+        target = replace(target, operator=operator)
+    answer = pe.agent.call(
+        "control.append",
+        request=request or secrets.token_hex(16),
+        what=_asked(payload, delivery, at, target),
+    )
+    seq = answer["seq"]
+    return Emitted(answer, lambda: pe.agent.call("control.entry", seq=seq))
+
+
+def _asked(
+    payload: object, delivery: Delivery | str, at: int | None, target: Target
+) -> dict[str, Any]:
+    """Return a tuple as agents take it.
+
+    Raises:
+        ControlError, ControlLimitError, ManifestError: it cannot be one.
+    """
+    check_target(target)
+    told: dict[str, Any]
+    if isinstance(payload, Mapping):
+        told = dict(payload)
+    else:
+        kind, text = encode(payload)
+        told = {"type": kind, "payload": json.loads(text)}
+    told["delivery"] = delivery.value if isinstance(delivery, Delivery) else delivery
+    if at is not None:
+        told["at"] = at
+    if target != EVERYBODY:
+        told["target"] = encode_target(target)
+    return read_emission(told).encode()

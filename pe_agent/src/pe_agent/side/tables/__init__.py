@@ -1,0 +1,1 @@
+"""Versioned tables as side inputs."""

@@ -1,0 +1,156 @@
+"""How queries hear of versions: a control file beside the tables, read by each query.
+
+A query's offset has the number of tuples that it has read, so a version holds from the window that
+its announcement came in, and a replay hears the same. Of several versions of one side input in one
+window the last one is heard: nothing stands between them. Each query is a *reader* with an id in
+its offset; how far it has come, and what its window has, is a small file, so that versions which
+none can ask for any more go.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+from pe_agent.aligned.control_source import ControlFileReader, ControlFileSource, control_rows
+from pe_agent.side.tables.versions import Place, write_whole
+from pe_agent.streams.stream import Stream
+from streambroker_core.control.tuples import Delivery, envelope
+from streambroker_core.side.control_messages import SideVersion
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "streambroker-side-versions"
+CONTROL_FILE, READERS = "control", "readers"
+_SEEN_EVERY = 60.0
+
+
+def version_stream(spark: SparkSession, folder: Path) -> Stream:
+    """Return the announcements in a folder of tables, to be put beside a stream by ``union``."""
+    return control_rows(spark, VersionsSource, path=str(folder / CONTROL_FILE))
+
+
+def places(folder: Path, grace: float, now: float) -> list[Place]:
+    """Return how far each query has come with the control file.
+
+    A query whose file is damaged counts as one that has finished nothing.
+
+    Args:
+        folder: of the tables.
+        grace: seconds after which a query that was not heard of does not count; its file is
+            removed.
+        now: seconds since 1970.
+    """
+    found = []
+    for path in (folder / READERS).glob("*.json"):
+        if path.stat().st_mtime < now - grace:
+            path.unlink(missing_ok=True)
+        else:
+            found.append(_place_in(path))
+    return found
+
+
+def _place_in(path: Path) -> Place:
+    try:
+        told = json.loads(path.read_bytes())
+        planned = told.get("planned")
+        return Place(int(told["next"]), None if planned is None else int(planned))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Place(0)
+
+
+class VersionsSource(ControlFileSource):
+    """``format("streambroker-side-versions")``."""
+
+    FORMAT = FORMAT
+
+    def streamReader(self, schema: Any) -> VersionsReader:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        del schema
+        return VersionsReader(Path(self.options["path"]))
+
+
+class VersionsReader(ControlFileReader):
+    """Reads a control file, and tells how far it has come."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._readers = path.with_name(READERS)
+        self._told: tuple[Place, float] = (Place(-1), 0.0)
+        self._once = False
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the offset before the first tuple, of a reader that is new."""
+        return {**super().initialOffset(), "reader": uuid.uuid4().hex}
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Any], limit: Any
+    ) -> dict[str, Any]:
+        """Return the offset behind the last whole line; what ``start`` has is finished.
+
+        While that line is looked for nothing that may be in the window is removed.
+        """
+        reader, finished = str(start["reader"]), int(start["next"])
+        end = super().latestOffset(start, limit)
+        if self._once or Place(finished, int(end["next"])) != self._told[0]:
+            self._tell(reader, Place(finished))
+            if self._once:
+                super().prepareForTriggerAvailableNow()
+                self._once = False
+            end = super().latestOffset(start, limit)
+        self._tell(reader, Place(finished, int(end["next"])))
+        return {**end, "reader": start["reader"]}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read what there is when the first offset is asked for, and no more."""
+        self._once = True
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Return the tuples between two offsets, of each side input its last version.
+
+        Raises:
+            AlignedError: the file is another one, or has lost lines.
+        """
+        return [
+            InputPartition(last_versions(part.value)) for part in super().partitions(start, end)
+        ]
+
+    def _window(self, first: int, count: int) -> int:
+        """Return the end of the file: what is hidden on the way is not heard, and may be gone.
+
+        So a window has one version of each side input, however many came since the last one.
+        """
+        del first
+        return count
+
+    def _tell(self, reader: str, place: Place) -> None:
+        now = time.time()
+        if place == self._told[0] and now < self._told[1] + _SEEN_EVERY:
+            return
+        self._readers.mkdir(exist_ok=True)
+        told = {"next": place.finished, "planned": place.planned}
+        write_whole(self._readers / f"{reader}.json", json.dumps(told).encode())
+        self._told = (place, now)
+
+
+def last_versions(lines: Sequence[bytes]) -> list[bytes]:
+    """Return control tuples without versions that another one of the same window hides."""
+    last: dict[str, int] = {}
+    hidden = set()
+    for at, line in enumerate(lines):
+        control = envelope.decode(json.loads(line), "a control file")
+        if control.type != SideVersion.__name__ or control.delivery is not Delivery.BEGIN:
+            continue
+        said = control.payload
+        if said.get("at") is None:
+            name = str(said["input"])
+            hidden.add(last.get(name, -1))
+            last[name] = at
+    return [line for at, line in enumerate(lines) if at not in hidden]

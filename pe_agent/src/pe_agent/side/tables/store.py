@@ -1,0 +1,479 @@
+"""Tables that are side inputs: read as a whole beside the driver, version by version.
+
+A ``TableStore`` is a folder that driver and workers see. A thread for each table looks whether it
+is due, reads it, checks it as its side inputs will, writes it as a version, and announces that to
+the queries; another removes versions that no query asks for. A table that cannot be read stays as
+it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pe_agent.aligned.control_source import ControlFile
+from pe_agent.datasource.schemas import Columns, arrow_from
+from pe_agent.side.errors import PinError, TableError
+from pe_agent.side.tables import pins
+from pe_agent.side.tables import type_check as types
+from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, places, version_stream
+from pe_agent.side.tables.sources import Folder, Frame, Query, TableSource
+from pe_agent.side.tables.versions import REQUESTS, Place, Version, Versions, read_version
+from pe_agent.streams.stream import Stream
+from streambroker_core.control.tuples import Delivery
+from streambroker_core.side.control_messages import SideVersion
+from streambroker_core.side.definition import SideInput
+from streambroker_core.side.errors import SideDefinitionError
+from streambroker_core.side.join.static_table import content_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("pe_agent")
+
+GRACE = 7 * 86_400.0
+LOOK = 0.2
+CLOSE = 10.0
+"""Seconds for which a store that is closed waits for reads to end."""
+_CLEAN_EVERY = 5.0
+_LOCK = "lock"
+_OWN = (CONTROL_FILE, READERS, _LOCK)
+"""Names in the folder of a store that are no tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableState:
+    """What is known of a table.
+
+    Attributes:
+        version: the last version; it holds for rows from the next micro-batch on.
+        rows: how many it has.
+        bytes: size of its file.
+        at: when it was written, seconds since 1970.
+        looked: when the table was last looked at.
+        error: why it could not be read then; None if it could.
+        kept: versions that are kept, the oldest first.
+    """
+
+    version: str
+    rows: int
+    bytes: int
+    at: float
+    looked: float
+    error: str | None
+    kept: tuple[str, ...]
+
+
+class Table:
+    """A table in a store; made by its ``folder``, ``query`` and ``frame``.
+
+    Attributes:
+        name: its name in the store.
+        schema: its columns, those of its first version.
+        every: seconds from one look to the next; None to look only when it is asked for.
+        place: the folder of its versions.
+    """
+
+    def __init__(
+        self, store: TableStore, name: str, source: TableSource, every: float | None
+    ) -> None:
+        self.store, self.name, self.every, self._source = store, name, every, source
+        self.place = store.path / name
+        self._versions = Versions(self.place)
+        self._requests = self.place / REQUESTS
+        self._sides: dict[str, SideInput] = {}
+        self._stateless: list[SideInput] = []
+        self._looking = threading.Lock()
+        self._mark: str | None = None
+        self._error: str | None = None
+        self._looked, self._due = 0.0, 0.0
+        self.schema: pa.Schema | None = None
+        last = self._versions.last
+        if last is not None:
+            self.schema = read_version(self.place, last.name).schema
+        self.look()
+        if self._versions.last is None:
+            raise TableError(name, self._error or "it was not read")
+
+    def refresh(self) -> TableState:
+        """Read the table now; queries see it from their next micro-batch on.
+
+        Raises:
+            TableError: it cannot be read; the version before stays. Or the store is closed.
+        """
+        self.store.check_open(self.name)
+        self._mark = None
+        self.look()
+        if self._error is not None:
+            raise TableError(self.name, self._error)
+        return self.state()
+
+    def state(self) -> TableState:
+        """Return what is known of it."""
+        with self.store.lock:
+            last = self._versions.last
+            assert last is not None  # noqa: S101 - else it was not made
+            return TableState(
+                version=last.name,
+                rows=last.rows,
+                bytes=last.bytes,
+                at=last.at,
+                looked=self._looked,
+                error=self._error,
+                kept=tuple(one.name for one in self._versions.kept),
+            )
+
+    def bind(self, side: SideInput) -> None:
+        """Be a side input from now on; the last version is announced to it.
+
+        Raises:
+            SideError: the last version cannot be used as this side input; or the store is closed.
+        """
+        with self.store.lock:
+            last = self._fitting(side)
+            self._check_name(side)
+            self._sides[side.name] = side
+            self._sort(last, side)
+            self._announce()
+
+    def bind_stateless(self, side: SideInput) -> None:
+        """Be a side input of rows without state from now on; micro-batches pin its versions.
+
+        Raises:
+            SideError: as for ``bind``.
+        """
+        with self.store.lock:
+            last = self._fitting(side)
+            if side not in self._stateless:
+                self._stateless.append(side)
+            self._sort(last, side)
+            pins.allow(self.place)
+
+    def _fitting(self, side: SideInput) -> Version:
+        """Return the last version, which can be used as a side input."""
+        self.store.check_open(self.name)
+        last = self._versions.last
+        assert last is not None  # noqa: S101 - else it was not made
+        content_of(side, read_version(self.place, last.name))
+        return last
+
+    def _check_name(self, side: SideInput) -> None:
+        """Refuse a name that another side input has: announcements say no more than the name."""
+        problem = None
+        if self._sides.get(side.name, side) != side:
+            problem = f"table {self.name} is a side input of this name already, with other policies"
+        for other in self.store.tables():
+            if other is not self and side.name in other._sides:
+                problem = f"table {other.name} of the same store is a side input of this name"
+        if problem is not None:
+            raise SideDefinitionError(
+                side.name, problem, "give one of them another name, or take another store"
+            )
+
+    def look_if_due(self) -> None:
+        """Look if it is time, or somebody has asked."""
+        if self.due(time.monotonic()):
+            self.look()
+
+    def due(self, now: float) -> bool:
+        """Tell whether it is time to look, by a clock that does not go back."""
+        asked = self._requests.is_dir() and any(self._requests.iterdir())
+        return asked or (self.every is not None and now >= self._due)
+
+    def look(self) -> None:
+        """Read the table if there may be something new; a failure is kept for ``state``."""
+        with self._looking:
+            asked: list[Path] = []
+            try:
+                asked = list(self._requests.iterdir()) if self._requests.is_dir() else []
+                self._read(asked=bool(asked))
+                self._fail(None)
+            except Exception as error:  # whatever a source raises, the version before stays
+                self._fail(str(error) or repr(error))
+            for path in asked:
+                path.unlink(missing_ok=True)
+            self._looked = time.time()
+            self._due = time.monotonic() + (self.every or 0.0)
+
+    def clean(self, places: list[Place], grace: float, now: float) -> None:
+        """Remove versions; see ``Versions.clean``, and ``pins.cleaning`` for the times.
+
+        Nothing goes while a task chooses a version.
+        """
+        with self.store.lock, pins.cleaning(self.place, grace, now) as pinned:
+            if pinned is not None:
+                self._versions.clean(places, self._sides, pinned)
+
+    def _read(self, *, asked: bool) -> None:
+        mark = self._source.mark()
+        if mark is not None and mark == self._mark and not asked:
+            return
+        table = _as_before(self._source.read(self.schema), self.schema)
+        with self.store.lock:
+            self.store.check_open(self.name)  # it may have been closed while the table was read
+            for side in self._every():
+                content_of(side, table)
+            version = self._versions.write(table, time.time(), self._prepare)
+            self.schema = table.schema
+            if version is not None:
+                log.info("table %s: version %s, %d rows", self.name, version.name, version.rows)
+            self._announce()
+            self._mark = mark  # only now: what was not announced is looked at again
+
+    def _announce(self) -> None:
+        """Announce the last version to the side inputs that have not heard of it."""
+        version = self._versions.last
+        assert version is not None  # noqa: S101 - it was written
+        for name in self._sides:
+            if name not in version.announced:
+                said = SideVersion(input=name, version=version.name)
+                place = self.store.control.append(said, delivery=Delivery.BEGIN).seq
+                self._versions.announced(version, name, place)
+
+    def _every(self) -> list[SideInput]:
+        """Return what the table is a side input as."""
+        sides = list(self._sides.values())
+        return [*sides, *(side for side in self._stateless if side not in sides)]
+
+    def _prepare(self, version: Version) -> None:
+        """Write what belongs to a version before anybody hears of it."""
+        for side in self._every():
+            self._sort(version, side)
+
+    def _sort(self, version: Version, side: SideInput) -> None:
+        """Write the sorted copy; without it each worker sorts for itself."""
+        try:
+            self._versions.sort(version, side)
+        except OSError as error:
+            log.warning(
+                "table %s: version %s has no sorted copy: %s", self.name, version.name, error
+            )
+
+    def _fail(self, error: str | None) -> None:
+        if error is not None and error != self._error and self._versions.last is not None:
+            log.warning("table %s is not read, the version before stays: %s", self.name, error)
+        self._error = error
+
+
+class TableStore:
+    """A folder with the versions of tables, and the thread that reads them.
+
+    Args:
+        path: a folder that the driver and all workers see; one driver at a time uses it.
+        grace: seconds for which versions are kept for a query that does not run, and for one
+            without state that has no micro-batch.
+    """
+
+    def __init__(self, path: str | Path, *, grace: float = GRACE) -> None:
+        """Open the folder, or make it.
+
+        Raises:
+            TableError: another driver uses it, or it is no folder of a file system.
+        """
+        if "://" in str(path):
+            raise TableError(
+                str(path), "a store is a folder that driver and workers see as files; mount one"
+            )
+        self.path = Path(path).absolute()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._held = _hold(self.path)
+        self.control = ControlFile(self.path / CONTROL_FILE)
+        self.lock = threading.RLock()
+        self._tables: dict[str, Table] = {}
+        self._grace, self._ended = grace, threading.Event()
+        self._said: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._repeat("versions", lambda: _CLEAN_EVERY, self.clean)
+
+    def folder(
+        self,
+        name: str,
+        path: str | Path,
+        *,
+        format: str = "parquet",  # noqa: A002 - as Spark's readers say it
+        marker: str | None = None,
+        schema: Columns | None = None,
+        every: float | None = 1.0,
+    ) -> Table:
+        """Return a folder of files as a table; a new version when files change.
+
+        Args:
+            name: of the table, fixed for the store.
+            path: the folder, or one file; what has a name that begins with ``_`` or ``.`` is not
+                read, nor what is in such a folder.
+            format: ``parquet``, ``csv``, ``json`` or ``arrow``.
+            marker: a file without which the folder is not read.
+            schema: columns and types, as DDL, StructType or Arrow schema; None for those of the
+                first file, as its format has them.
+            every: seconds from one look at names, sizes and times to the next; None to look only
+                when asked.
+
+        Raises:
+            TableError: it cannot be read, and there is no version of before.
+            SchemaError: ``schema`` is no list of columns.
+        """
+        if "://" in str(path):
+            raise TableError(
+                name,
+                f"{path} is no folder of files that are seen here; read it by Spark, with"
+                f" store.frame({name!r}, lambda: spark.read.…)",
+            )
+        declared = None if schema is None else arrow_from(schema)
+        source = Folder(path=Path(path), format=format, marker=marker, schema=declared)
+        return self._add(name, source, every)
+
+    def query(
+        self,
+        name: str,
+        connect: Callable[[], Any],
+        sql: str,
+        *,
+        schema: Columns | None = None,
+        every: float | None = 60.0,
+    ) -> Table:
+        """Return what a query of a database gives as a table.
+
+        Args:
+            name: as for ``folder``.
+            connect: makes a connection of DB-API 2.0.
+            sql: the query; with an order, equal content is known as equal.
+            schema: columns and types, as for ``folder``; None for those of the first rows.
+            every: seconds from one read to the next; None to read only when asked.
+
+        Raises:
+            TableError: as for ``folder``.
+        """
+        declared = None if schema is None else arrow_from(schema)
+        return self._add(name, Query(connect=connect, sql=sql, schema=declared), every)
+
+    def frame(
+        self, name: str, make: Callable[[], DataFrame], *, every: float | None = 60.0
+    ) -> Table:
+        """Return a batch DataFrame as a table: of files, of JDBC, of anything Spark reads.
+
+        Args:
+            name: as for ``folder``.
+            make: makes the DataFrame anew for each read; in one order, so that equal content is
+                known as equal.
+            every: seconds from one read to the next; None to read only when asked.
+
+        Raises:
+            TableError: as for ``folder``.
+        """
+        return self._add(name, Frame(make=make), every)
+
+    def tables(self) -> list[Table]:
+        """Return its tables."""
+        return list(self._tables.values())
+
+    def stream(self, spark: SparkSession) -> Stream:
+        """Return the announcements as a stream of control tuples; side inputs bring it along."""
+        return version_stream(spark, self.path)
+
+    def close(self) -> None:
+        """Read no more; versions stay for the queries that run.
+
+        A read that does not end is left to itself: nothing comes of it.
+        """
+        self._ended.set()
+        deadline = time.monotonic() + CLOSE
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self.lock:
+            self._held.close()
+
+    def check_open(self, table: str) -> None:
+        """Refuse what a store cannot do that is closed: another driver may use its folder.
+
+        Raises:
+            TableError: it is.
+        """
+        if self._held.closed:
+            raise TableError(table, f"the store {self.path} is closed; open it again")
+
+    def __enter__(self) -> TableStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _add(self, name: str, source: TableSource, every: float | None) -> Table:
+        if not name.isidentifier() or name in (*_OWN, *self._tables):
+            raise TableError(name, "take a name of letters, digits and _ that is not taken yet")
+        table = Table(self, name, source, every)
+        self._tables[name] = table
+        self._repeat(f"table-{name}", lambda: LOOK, table.look_if_due)
+        return table
+
+    def _repeat(self, name: str, pause: Callable[[], float], work: Callable[[], None]) -> None:
+        """Do something again and again, in a thread of its own, until the store is closed."""
+
+        def run() -> None:
+            while not self._ended.wait(pause()):
+                try:
+                    work()
+                    self._said.pop(name, None)
+                except Exception as error:  # a folder that is away: the thread tries again
+                    self._say(name, str(error) or repr(error))
+
+        thread = threading.Thread(target=run, name=f"side-{name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _say(self, name: str, problem: str) -> None:
+        """Log a problem of a thread, once for as long as it is the same."""
+        if problem != self._said.get(name):
+            log.warning("%s in %s: %s", name, self.path, problem)
+        self._said[name] = problem
+
+    def clean(self) -> None:
+        """Remove the versions that no query asks for any more.
+
+        Raises:
+            PinError, OSError: of some table they cannot be removed; of the others they are.
+        """
+        problem: Exception | None = None
+        with self.lock:
+            now = time.time()
+            found = places(self.path, self._grace, now)
+            for table in self.tables():
+                try:
+                    table.clean(found, self._grace, now)
+                except (PinError, OSError) as error:
+                    problem = error
+        if problem is not None:
+            raise problem
+
+
+def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:
+    """Return a table with the columns of its first version.
+
+    Raises:
+        ValueError: it lacks one, or has another type there.
+    """
+    if known is None:
+        plain = [pa.field(one.name, one.type) for one in table.schema]
+        return table.cast(pa.schema(plain))
+    if (problem := types.changed(table.schema, known)) is not None:
+        raise ValueError(problem)
+    return table.select(known.names).cast(known)
+
+
+def _hold(path: Path) -> IO[bytes]:
+    held = (path / _LOCK).open("ab")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held.close()
+        raise TableError(
+            path.name, f"another driver uses the store {path}; end it, or take another folder"
+        ) from error
+    return held

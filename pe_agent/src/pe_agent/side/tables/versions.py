@@ -1,0 +1,282 @@
+"""The versions of a table as files, each whole, in a folder that driver and workers see.
+
+A version is an Arrow file under its name; it is synced before its name is there, and before it is
+announced. ``versions.json`` lists those that are kept, the oldest first, and says where in the
+control file each was announced. What a crash left behind is removed when the folder is opened.
+
+For a map or multimap there is a copy beside each version with its rows in the order of their keys:
+a worker uses it where it lies, and does not sort what another one has sorted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.side.errors import TableError
+from streambroker_core.side.definition import SideInput
+from streambroker_core.side.join.static_table import by_key
+
+JOURNAL, REQUESTS, SORTED = "versions.json", "requests", "sorted"
+FORMAT = 1
+_SUFFIX = ".arrow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """A version of a table.
+
+    Attributes:
+        name: ``v<number>-<begin of the digest>``.
+        rows: how many it has.
+        bytes: size of its file.
+        digest: SHA-256 of its file, in hexadecimal.
+        at: when it was written, seconds since 1970.
+        announced: place of its announcement in the control file, by name of the side input.
+    """
+
+    name: str
+    rows: int
+    bytes: int
+    digest: str
+    at: float
+    announced: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a query has come with the control file.
+
+    Attributes:
+        finished: it has finished the windows with the tuples before this one.
+        planned: its window, which may be run again, has those before this one; None if that is not
+            known.
+    """
+
+    finished: int
+    planned: int | None = None
+
+
+class Versions:
+    """The versions of one table; written by one process."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder, or make it.
+
+        Raises:
+            TableError: it is of a newer release, or damaged.
+        """
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._journal = folder / JOURNAL
+        self._number, self.kept = listed(folder) if self._journal.exists() else (0, [])
+        known = {one.name + _SUFFIX for one in self.kept}
+        for path in folder.iterdir():
+            if path.is_file() and path.name not in (JOURNAL, *known):
+                path.unlink()
+        for path in (folder / SORTED).glob("*"):
+            if path.name.rpartition(".by-")[0] + _SUFFIX not in known:
+                path.unlink()
+
+    @property
+    def last(self) -> Version | None:
+        """The newest version; None if there is none."""
+        return self.kept[-1] if self.kept else None
+
+    def write(
+        self,
+        table: pa.Table,
+        now: float,
+        prepare: Callable[[Version], None] = lambda version: None,
+    ) -> Version | None:
+        """Write a version; None if it is the same as the last one.
+
+        Args:
+            table: its rows.
+            now: seconds since 1970.
+            prepare: called when its file is there, before it is listed and anybody takes it.
+        """
+        hidden = self.folder / f".{os.getpid()}"
+        _write_table(hidden, table)
+        digest, size = _digest(hidden)
+        if self.last is not None and self.last.digest == digest:
+            hidden.unlink()
+            return None
+        self._number += 1
+        version = Version(
+            name=f"v{self._number}-{digest[:8]}",
+            rows=table.num_rows,
+            bytes=size,
+            digest=digest,
+            at=now,
+        )
+        path = path_of(self.folder, version.name)
+        hidden.rename(path)
+        try:
+            prepare(version)
+        except BaseException:
+            path.unlink()
+            raise
+        self._write([*self.kept, version])
+        return version
+
+    def sort(self, version: Version, side: SideInput) -> None:
+        """Write the copy of a version in the order of the keys of a side input, if it needs one."""
+        path = sorted_path(self.folder, version.name, side)
+        if not side.key or path.exists():
+            return
+        table = by_key(side, read_version(self.folder, version.name))
+        if table is None:
+            return
+        path.parent.mkdir(exist_ok=True)
+        hidden = path.with_name(f".{os.getpid()}")
+        _write_table(hidden, table)
+        _digest(hidden)
+        hidden.rename(path)
+
+    def announced(self, version: Version, name: str, place: int) -> None:
+        """Note where a version was announced to a side input."""
+        self._write(
+            [
+                replace(one, announced={**one.announced, name: place})
+                if one.name == version.name
+                else one
+                for one in self.kept
+            ]
+        )
+
+    def clean(
+        self, places: Collection[Place], names: Collection[str], pinned: Collection[str] = ()
+    ) -> list[str]:
+        """Remove the versions that nobody can ask for any more; return their names.
+
+        A query can ask for two of each side input: that of its last window, and the last one that
+        was announced in the window that it has planned. The newest is there for all.
+
+        Args:
+            places: how far each query has come with the control file.
+            names: the side inputs that the table is; queries of others, which it was before, may
+                start again.
+            pinned: versions that a micro-batch has which may be run again.
+        """
+        needed = {len(self.kept) - 1}
+        needed.update(number for number, one in enumerate(self.kept) if one.name in pinned)
+        for name in {*names, *(name for one in self.kept for name in one.announced)}:
+            announced = {
+                number: one.announced[name]
+                for number, one in enumerate(self.kept)
+                if name in one.announced
+            }
+            if announced and (places or name in names):
+                needed.add(max(announced))
+            needed |= _needed(announced, places)
+        gone = [one for number, one in enumerate(self.kept) if number not in needed]
+        if gone:
+            self._write([one for number, one in enumerate(self.kept) if number in needed])
+        for one in gone:
+            path_of(self.folder, one.name).unlink(missing_ok=True)
+            for path in (self.folder / SORTED).glob(f"{one.name}.by-*"):
+                path.unlink(missing_ok=True)
+        return [one.name for one in gone]
+
+    def _write(self, kept: list[Version]) -> None:
+        told = {"v": FORMAT, "number": self._number, "kept": [asdict(one) for one in kept]}
+        write_whole(self._journal, json.dumps(told, sort_keys=True).encode())
+        self.kept = kept
+
+
+def listed(folder: Path) -> tuple[int, list[Version]]:
+    """Return the number of the last version, and the versions that are kept, the oldest first.
+
+    Raises:
+        TableError: the list is of a newer release, or damaged.
+        FileNotFoundError: there is none.
+    """
+    journal = folder / JOURNAL
+    try:
+        told: dict[str, Any] = json.loads(journal.read_bytes())
+        if told["v"] > FORMAT:
+            raise TableError(
+                folder.name,
+                f"{journal} has form {told['v']}, of a newer release; this reads {FORMAT}: start"
+                " that one",
+            )
+        return int(told["number"]), [Version(**one) for one in told["kept"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise TableError(
+            folder.name, f"{journal} is damaged: {error!r}; take another folder"
+        ) from error
+
+
+def _needed(announced: dict[int, int], places: Collection[Place]) -> set[int]:
+    """Return which of the versions that were announced at some places somebody may ask for."""
+    needed: set[int] = set()
+    for place in places:
+        before = [one for one, at in announced.items() if at < place.finished]
+        later = [one for one, at in announced.items() if at >= place.finished]
+        if place.planned is not None:
+            later = [one for one in later if announced[one] < place.planned][-1:]
+        needed.update(before[-1:], later)
+    return needed
+
+
+def path_of(folder: Path, version: str) -> Path:
+    """Return the file of a version."""
+    return folder / f"{version}{_SUFFIX}"
+
+
+def sorted_path(folder: Path, version: str, side: SideInput) -> Path:
+    """Return the copy of a version in the order of the keys of a side input."""
+    key = hashlib.sha256(json.dumps(side.key).encode()).hexdigest()[:16]
+    return folder / SORTED / f"{version}.by-{key}"
+
+
+def read_version(folder: Path, version: str, side: SideInput | None = None) -> pa.Table:
+    """Return a version, mapped and not copied.
+
+    Args:
+        folder: of the table.
+        version: its name.
+        side: the side input for whose keys its rows are taken in order, if they are there so.
+
+    Raises:
+        OSError: it is not there.
+    """
+    path = path_of(folder, version)
+    if side is not None and side.key and (found := sorted_path(folder, version, side)).exists():
+        path = found
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    table = table.combine_chunks().replace_schema_metadata(None)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in the place of another, synced, so that it is there whole or not at all."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    with hidden.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.rename(path)
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    """Return digest and size of a file, which is synced."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+        os.fsync(file.fileno())
+        return found.hexdigest(), file.tell()

@@ -1,0 +1,1 @@
+"""Sessions, workers and batch sizes of Spark."""

@@ -1,0 +1,1 @@
+"""The fluent API: streams, operators, patterns and side inputs."""

@@ -1,0 +1,437 @@
+"""A stream with side inputs: what is done with main rows and their views.
+
+>>> sides = trades.with_side_inputs(rates=side_map(rates, key="currency"))  # doctest: +SKIP
+>>> sides.enrich("rates", on="currency").to_stream()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pe_agent.aligned.runtime.frames import arrow_of
+from pe_agent.aligned.timeout_ticks import TickPlan, seconds_for, tick_stream
+from pe_agent.side.metrics_reporter import ToAgent
+from pe_agent.side.operator import FIGURES, FIGURES_SCHEMA, MakeSide
+from pe_agent.side.tables.cache import shelves_of
+from pe_agent.side.tables.store import Table
+from pe_agent.streams.operator_stream import OperatorStream, control_aware
+from pe_agent.streams.side_input import Given
+from pe_agent.streams.stream import Stream
+from streambroker_core.model.durations import Duration
+from streambroker_core.side import Enrich, SideInput, SideJoin, Views, fixed, sliding
+from streambroker_core.side.definition import MAIN
+from streambroker_core.side.describe import explain
+from streambroker_core.side.errors import SideDefinitionError
+from streambroker_core.side.join.enrich import enriched_schema
+from streambroker_core.side.join.joiner import Function, Result
+from streambroker_core.side.operator import ERROR_SCHEMA, ERRORS, LATE, OUT
+from streambroker_core.side.state.layout import shape_of
+
+if TYPE_CHECKING:
+    from pe_agent.datasource.schemas import Columns
+    from pe_agent.streams.stateless_side_inputs import StatelessInputs
+
+NAME: Final = "side_inputs"
+_OPTIONS: Final = (
+    "order",
+    "event_time",
+    "lateness",
+    "max_waiting_rows",
+    "max_waiting_bytes",
+)
+
+GroupFunction = Callable[[tuple[Any, ...], tuple[int, int], pa.RecordBatch, Views], Result]
+"""Called with key, window, rows and views."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideInputs:
+    """A stream and its side inputs; made by ``Stream.with_side_inputs``.
+
+    Each method but the last ones of a chain returns a new one. A chain ends with ``to_stream``,
+    ``map_batches``, ``join_view`` or ``apply``, which give the output ``out`` as a stream; ``late``
+    and ``errors`` are its other outputs. They take the settings of ``aligned.control_aware``.
+    """
+
+    main: Stream
+    given: Mapping[str, Given]
+    added: tuple[Enrich, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    # -- what holds for it -------------------------------------------------------------------
+
+    def options(self, **settings: Any) -> SideInputs:
+        """Say how rows are taken, and how many may wait.
+
+        Args:
+            settings: ``order``, ``event_time`` (of a stream behind an operator; else that of
+                ``with_watermark``), ``lateness``, ``max_waiting_rows``, ``max_waiting_bytes``: as
+                ``SideJoin`` has them.
+
+        Raises:
+            SideDefinitionError: there is no such option.
+        """
+        for name in settings:
+            if name not in _OPTIONS:
+                raise SideDefinitionError(
+                    MAIN, f"{name} is no option", f"there are: {', '.join(_OPTIONS)}"
+                )
+        return replace(self, settings={**self.settings, **settings})
+
+    def window(self, size: Duration, slide: Duration | None = None) -> SideInputs:
+        """Cut main rows into windows of event time.
+
+        Args:
+            size: seconds, or a duration such as ``10 seconds``.
+            slide: from one window to the next; None for ``size``.
+        """
+        windows = fixed(size) if slide is None else sliding(size, slide)
+        return replace(self, settings={**self.settings, "windows": windows})
+
+    def enrich(
+        self,
+        name: str,
+        *,
+        on: str | Sequence[str] = (),
+        columns: Sequence[str] = (),
+        names: Mapping[str, str] | None = None,
+        missing: Literal["null", "error", "wait"] | None = None,
+        version: str | None = None,
+    ) -> SideInputs:
+        """Add columns of a side input to each main row.
+
+        Args:
+            name: the side input.
+            on: main columns, in the order of its key; none for a singleton.
+            columns: which of its values; none for all.
+            names: other names for some of them.
+            missing: a row without a value gets nulls, goes to ``errors``, or waits for its key.
+                None: of a map or multimap that is a stream it waits for 60 s at most, or as long
+                as ``timeout`` says; then it gets nulls, and is in ``late`` as well. Where the
+                content is complete, as that of a table is, it gets nulls at once.
+            version: a column for the version that the row has met.
+        """
+        one = Enrich(
+            input=name,
+            on=_several(on),
+            columns=tuple(columns),
+            names=tuple((names or {}).items()),
+            missing=missing,
+            version=version,
+        )
+        return replace(self, added=(*self.added, one))
+
+    def stateless(self) -> StatelessInputs:
+        """Let rows meet tables where they are: no state, no shuffle, no order, nothing waits.
+
+        For side inputs that are all tables. The ends of its chain are ``to_stream``,
+        ``map_batches`` and ``join_view``; see ``StatelessInputs``.
+        """
+        from pe_agent.streams.stateless_side_inputs import StatelessInputs
+
+        return StatelessInputs(sides=self)
+
+    def explain(self) -> list[str]:
+        """Return all that holds, defaults included, one sentence for each thing.
+
+        Raises:
+            SideDefinitionError: it could never work.
+        """
+        join, _ = self._define()
+        return self._explained(join)
+
+    def _explained(self, join: SideJoin) -> list[str]:
+        lines = explain(shape_of(join).join)
+        for name, given in self.given.items():
+            if isinstance(given.source, Table):
+                lines.append(_of_table(name, given.source))
+        return lines
+
+    # -- ends of a chain ---------------------------------------------------------------------
+
+    def to_stream(self, *, figures: bool = False, **settings: Any) -> OperatorStream:
+        """Return main rows with the columns that were added.
+
+        Args:
+            figures: one more output ``figures``: sizes and versions, and what rows wait for.
+            settings: as for ``aligned.control_aware``: ``name``, ``buckets``, ``order_by`` …
+
+        Raises:
+            SideDefinitionError, AlignedError: it could never work; nothing was started.
+        """
+        return self._run(None, None, figures, settings)
+
+    def map_batches(
+        self,
+        function: Function,
+        schema: Columns,
+        *,
+        own_keys: bool = False,
+        figures: bool = False,
+        **settings: Any,
+    ) -> OperatorStream:
+        """Call a function on batches of main rows with their views.
+
+        Args:
+            function: takes an Arrow batch of main rows of one window, with the columns that were
+                added, and views by name; returns batches, a table or nothing.
+            schema: columns of what it returns.
+            own_keys: it asks maps by those columns alone that ``enrich`` waits for, or not at all.
+                Then rows that wait for many keys are released together; else one key after the
+                other, because each has to see the map as it is when its key comes.
+            figures: as for ``to_stream``.
+            settings: as there.
+
+        Raises:
+            SideDefinitionError, AlignedError: as there.
+        """
+        return self._run(OwnKeys(function) if own_keys else function, schema, figures, settings)
+
+    def apply(
+        self,
+        function: GroupFunction,
+        schema: Columns,
+        *,
+        figures: bool = False,
+        **settings: Any,
+    ) -> OperatorStream:
+        """Call a function once for each key and window, with all rows, when the window has passed.
+
+        Args:
+            function: takes the values of the key, first instant and end of the window in
+                microseconds, its rows, and views.
+            schema: columns of what it returns.
+            figures: as for ``to_stream``.
+            settings: as there.
+
+        Raises:
+            SideDefinitionError, AlignedError: as there; or main rows have no windows.
+        """
+        grouped = replace(self, settings={**self.settings, "grouped": True})
+        return grouped._run(_Grouped(function), schema, figures, settings)
+
+    def join_view(
+        self,
+        view: str,
+        /,
+        *,
+        on: str | Sequence[str],
+        columns: Sequence[str] = (),
+        how: Literal["left", "inner"] = "left",
+        missing: Literal["null", "error", "wait"] | None = None,
+        figures: bool = False,
+        **settings: Any,
+    ) -> OperatorStream:
+        """Join main rows with a map or multimap: a row for each value of its key.
+
+        Args:
+            view: the side input.
+            on: main columns, in the order of its key.
+            columns: which of its values; none for all.
+            how: a row whose key has no value gets nulls, or is left out.
+            missing: such a row first waits for its key, or does not, or goes to ``errors``; see
+                ``enrich``.
+            figures: as for ``to_stream``.
+            settings: as there.
+
+        Raises:
+            SideDefinitionError, AlignedError: as there.
+        """
+        wait = Enrich(input=view, on=_several(on), missing=missing, only_wait=True)
+        sides = replace(self, added=(*self.added, wait))
+        join, _ = sides._define()
+        join_rows, schema = joined_rows(join, view, on, columns, how)
+        own = all(one.on == join_rows.on for one in join.waits(join.input(view)))
+        return sides._run(OwnKeys(join_rows) if own else join_rows, schema, figures, settings)
+
+    # -- within ------------------------------------------------------------------------------
+
+    def _define(self, *, stateless: bool = False) -> tuple[SideJoin, dict[str, Stream]]:
+        streams: dict[str, Stream] = {}
+        inputs: list[SideInput] = []
+        for name, given in self.given.items():
+            stream = given.stream(name)
+            inputs.append(given.define(name, stream))
+            if stream is not None:
+                streams[name] = stream
+        told = dict(self.settings)
+        if self.main.event_time is not None and not stateless:
+            told.setdefault("event_time", self.main.event_time[0])
+        join = SideJoin(
+            schema=arrow_of(self.main.schema()),
+            inputs=tuple(inputs),
+            enrich=self.added,
+            key=self.main.key,
+            stateless=stateless,
+            **told,
+        )
+        return join, streams
+
+    def _run(
+        self,
+        function: Function | None,
+        schema: Columns | None,
+        figures: bool,
+        settings: Mapping[str, Any],
+    ) -> OperatorStream:
+        join, streams = self._define()
+        shape = shape_of(join)
+        tables = self._tables()
+        for side in join.inputs:
+            if side.name in tables:
+                tables[side.name].bind(side)
+        make = MakeSide(
+            shape=shape,
+            function=function,
+            tables=shelves_of(tables),
+            figures=figures,
+            agent=self._agent(streams, str(settings.get("name", NAME))),
+        )
+        schemas = {
+            OUT: enriched_schema(join) if schema is None else schema,
+            ERRORS: ERROR_SCHEMA,
+            LATE: join.schema,
+            **({FIGURES: FIGURES_SCHEMA} if figures else {}),
+        }
+        main = self._with_control(join, streams, tables)
+        told: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
+        return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **told)
+
+    def _tables(self) -> dict[str, Table]:
+        every = ((name, given.source) for name, given in self.given.items())
+        return {name: source for name, source in every if isinstance(source, Table)}
+
+    def _agent(self, streams: Mapping[str, Stream], operator: str) -> ToAgent | None:
+        """Return the way of figures to the agent; None if no stream is one of a PE."""
+        every = (self.main, *streams.values())
+        pe = next((one.pe for one in every if one.pe is not None), None)
+        if pe is None:
+            return None
+        pe._watch_queries()
+        return ToAgent.of(pe, operator)
+
+    def _with_control(
+        self, join: SideJoin, streams: Mapping[str, Stream], tables: Mapping[str, Table]
+    ) -> Stream:
+        """Return the main stream with what is said to its tables, and ticks, beside it."""
+        stores = {table.store.path: table.store for table in tables.values()}
+        beside = [store.stream(self.main.spark) for store in stores.values()]
+        every = [join.limit(one) for one in join.inputs]
+        every += [one.idle for one in (self.main, *streams.values())]
+        limits = [one for one in every if one is not None]
+        if streams or limits:  # also without a limit: one that is set later adds no source
+            seconds = seconds_for(min(limits)) if limits else 0.0
+            beside.append(tick_stream(self.main.spark, TickPlan(seconds=seconds, due=0)))
+        return reduce(lambda one, other: one.union(other), beside, self.main)
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """Calls a function with key, window, rows and views."""
+
+    function: GroupFunction
+
+    def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
+        assert views.window is not None  # noqa: S101 - rows are grouped by windows
+        return self.function(views.key, views.window, batch, views)
+
+
+@dataclass(frozen=True)
+class OwnKeys:
+    """Calls a function that asks maps by the keys alone for which rows wait."""
+
+    function: Function
+    own_keys: ClassVar[bool] = True
+
+    def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
+        """Call it."""
+        return self.function(batch, views)
+
+
+@dataclass(frozen=True)
+class JoinRows:
+    """Main rows, each once for each value of its key.
+
+    Attributes:
+        name: the side input.
+        on: main columns.
+        fields: which values.
+        many: a key may have several.
+        inner: rows without a value are left out.
+    """
+
+    name: str
+    on: tuple[str, ...]
+    fields: tuple[str, ...]
+    many: bool
+    inner: bool
+
+    def __call__(self, batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
+        """Join a batch."""
+        columns = (batch.column(name) for name in self.on)
+        known, added = views[self.name].columns(*columns, names=self.fields)
+        if self.many:
+            rows, places = self._places(added[0])
+            batch = batch.take(rows)
+            added = [one.flatten().take(places) for one in added]
+        elif self.inner:
+            batch, added = batch.filter(known), [one.filter(known) for one in added]
+        for name, column in zip(self.fields, added, strict=True):
+            batch = batch.append_column(name, column)
+        return batch
+
+    def _places(self, lists: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """Return the main row of each joined row, and the place of its value; null for none."""
+        rows = pc.cast(pc.list_parent_indices(lists), pa.int64())
+        places = pa.array(range(len(rows)), pa.int64())
+        if self.inner:
+            return rows, places
+        empty = pc.equal(pc.list_value_length(lists), 0)
+        lacking = pc.cast(pc.indices_nonzero(empty), pa.int64())
+        rows = pa.concat_arrays([rows, lacking])
+        order = pc.sort_indices(rows)
+        places = pa.concat_arrays([places, pa.nulls(len(lacking), pa.int64())])
+        return rows.take(order), places.take(order)
+
+
+def joined_rows(
+    join: SideJoin,
+    name: str,
+    on: str | Sequence[str],
+    columns: Sequence[str],
+    how: str,
+) -> tuple[JoinRows, pa.Schema]:
+    """Return what joins main rows with a side input, and the columns of its rows.
+
+    Raises:
+        SideDefinitionError: it could never work.
+    """
+    side = join.input(name)
+    # Checked as enriching is, which asks for the same.
+    one = Enrich(input=name, on=_several(on), columns=tuple(columns))
+    shape_of(replace(join, enrich=(*join.enrich, one)))
+    if side.kind not in ("map", "multimap") or how not in ("left", "inner"):
+        raise SideDefinitionError(
+            name,
+            f"a {side.kind} is joined as `{how}`",
+            "take a map or a multimap, and left or inner; else enrich or map_batches",
+        )
+    fields = tuple(columns) or side.fields
+    join_rows = JoinRows(name, _several(on), fields, side.many, inner=how == "inner")
+    added = [side.schema.field(one) for one in fields]
+    return join_rows, pa.schema([*enriched_schema(join), *added])
+
+
+def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _of_table(name: str, table: Table) -> str:
+    when = "when it is asked for" if table.every is None else f"every {table.every:g} s"
+    return f"`{name}` is table {table.name}, looked at {when}; version {table.state().version} now."

@@ -1,0 +1,169 @@
+"""Patterns in SQL on streams: MATCH_RECOGNIZE, and MATCH_RECOGNIZE_DYNAMIC with a discoverer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pe_agent import aligned
+from pe_agent.aligned import AlignedError, Stream
+from pe_agent.aligned.runtime.frames import arrow_of
+from pe_agent.cep.discovery.discoverer import (
+    PatternProcessorDiscoverer,
+    PatternProcessorDiscovererFactory,
+)
+from pe_agent.streams.pattern_stream import Functions, pattern, pattern_processors
+from streambroker_core.cep.engine.outputs import Found
+from streambroker_core.cep.operator import MatchFunction
+from streambroker_core.cep.pattern.match_buffer import Event
+from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.sql import DynamicRowPattern, Measure, RowPattern, read_row_pattern
+from streambroker_core.model.durations import Duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+ROWS = "rows"
+"""The output of a MATCH_RECOGNIZE: a row for each match."""
+_WHOLE = {"count": pa.int64(), "avg": pa.float64()}
+
+
+def sql(
+    text: str,
+    tables: Mapping[str, Stream | DataFrame],
+    factories: Mapping[str, PatternProcessorDiscovererFactory | PatternProcessorDiscoverer]
+    | None = None,
+    *,
+    watermark: Duration | None = None,
+    control: str | Path | None = None,
+    functions: Functions | None = None,
+    **settings: Any,
+) -> Stream:
+    """Run the patterns of a statement on a stream.
+
+    The first column of ORDER BY is the event time, a second one orders rows of one time.
+
+    Args:
+        text: ``SELECT … FROM table MATCH_RECOGNIZE (…)``, or ``MATCH_RECOGNIZE_DYNAMIC``.
+        tables: streams by the names that the text may use.
+        factories: discoverers, or what makes them, by the names that the text may use.
+        watermark: how much later rows may come, if the stream does not say so.
+        control: as for `pattern_processors`; a dynamic statement needs it.
+        functions: what rules may name.
+        settings: ``name`` and ``buckets``; of a dynamic statement all of `pattern_processors`.
+
+    Returns:
+        The columns that the text selects, a row for each match. Of a dynamic statement the matches
+        as `pattern_processors` gives them: a `PatternStream`.
+
+    Raises:
+        RowPatternError: it cannot be read, is outside of the subset, or names what is not there.
+        PatternError: it can be read, but the pattern contradicts itself.
+        AlignedError: something does not fit; nothing was started.
+    """
+    found = read_row_pattern(text, tables=tables, factories=factories or {})
+    given = tables[found.table]
+    stream = given if isinstance(given, Stream) else aligned.stream(given)
+    order, more = found.order[0], found.order[1:]
+    if len(more) > 1:
+        raise AlignedError(
+            f"ORDER BY names {', '.join(found.order)}: the event time, and one column more at most."
+        )
+    fitted: dict[str, Any] = {
+        **settings,
+        "key": found.key,
+        "event_time": order,
+        "tie_break": next(iter(more), None),
+        "watermark": watermark,
+    }
+    if isinstance(found, DynamicRowPattern):
+        return _dynamic(found, stream, factories or {}, fitted, control, functions)
+    function = _function(found, arrow_of(stream.schema()))
+    rule = PatternProcessor(id=found.table, version=1, pattern=found.pattern, function=ROWS)
+    named = {**(functions or {}), ROWS: function}
+    made = pattern(stream, rule, functions=named, timeouts=False, **fitted)
+    return made[ROWS].select(*(found.columns or function.schema.names))
+
+
+def _dynamic(
+    found: DynamicRowPattern,
+    stream: Stream,
+    factories: Mapping[str, Any],
+    fitted: dict[str, Any],
+    control: str | Path | None,
+    functions: Functions | None,
+) -> Stream:
+    if control is None:
+        raise AlignedError(
+            "MATCH_RECOGNIZE_DYNAMIC without control=: name the file in which rules travel."
+        )
+    made = pattern_processors(
+        stream, factories[found.factory], control=control, functions=functions, **fitted
+    )
+    lost = [name for name in found.columns if name not in made.schema().names]
+    if lost:
+        made.processors.close()
+        raise AlignedError(
+            f"SELECT names {lost[0]}, and the columns of matches are"
+            f" {', '.join(made.schema().names)}."
+        )
+    return made.select(*found.columns) if found.columns else made
+
+
+def _function(found: RowPattern, columns: pa.Schema) -> MatchFunction:
+    """Return what makes the row of a match: the key, then the measures."""
+    lost = [name for name in found.key if name not in columns.names]
+    if lost:
+        raise AlignedError(f"PARTITION BY names {lost[0]}, which is no column.")
+    schema = pa.schema(
+        [
+            *(columns.field(name) for name in found.key),
+            *(pa.field(one.name, _type(one, columns)) for one in found.measures),
+        ]
+    )
+    for name in found.columns:
+        if name not in schema.names:
+            raise AlignedError(
+                f"SELECT names {name}, and a match has {', '.join(schema.names) or 'no columns'}."
+            )
+    order, key, measures = found.order, found.key, found.measures
+
+    def row(match: Found) -> dict[str, Any]:
+        events = _events(match, order)
+        values = {one.name: one.of(events) for one in measures}
+        return dict(zip(key, match.key, strict=True)) | values
+
+    return MatchFunction(schema=schema, matched=row)
+
+
+def _events(match: Found, order: tuple[str, ...]) -> dict[str, list[Event]]:
+    """Return the rows of a match as events whose numbers are their order."""
+    rows = [(stage, row) for stage, rows in match.events.items() for row in rows]
+    ranks = sorted(range(len(rows)), key=lambda at: tuple(rows[at][1][name] for name in order))
+    seqs = {at: seq for seq, at in enumerate(ranks)}
+    events: dict[str, list[Event]] = {}
+    for at, (stage, row) in enumerate(rows):
+        events.setdefault(stage, []).append(Event(seqs[at], match.time, row))
+    return events
+
+
+def _type(measure: Measure, columns: pa.Schema) -> pa.DataType:
+    """Return the type of a measure.
+
+    Raises:
+        AlignedError: it is of a column that the stream does not have.
+    """
+    if measure.function in _WHOLE:
+        return _WHOLE[measure.function]
+    if measure.field is None or measure.field not in columns.names:
+        raise AlignedError(f"measure {measure.name} is of {measure.field}, which is no column.")
+    kind = columns.field(measure.field).type
+    if measure.function != "sum":
+        return kind
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise AlignedError(f"measure {measure.name} is a sum of {measure.field}, which is {kind}.")
+    return pa.int64() if pa.types.is_integer(kind) else pa.float64()

@@ -1,0 +1,1 @@
+"""Clients of agents and brokers: Flight, HTTP, TLS and tokens."""

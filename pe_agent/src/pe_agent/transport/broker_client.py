@@ -1,0 +1,344 @@
+"""HTTP to the broker, for the agent and for the job's own program; standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from pe_agent.transport import broker_trust as tls
+from pe_agent.transport.broker_trust import Trust, TrustError
+from pe_agent.transport.deadline_connection import Timely
+from pe_agent.transport.tokens import Token
+from streambroker_core.errors import StreambrokerError
+
+MAX_ANSWER = 64 << 20
+"""Bytes of an answer that are read."""
+
+Sign = Callable[[str, str, bytes], str | None]
+_Asked = tuple[str, str, "bytes | None", dict[str, str]]
+_LEAST_S = 0.001
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class BrokerUnavailableError(StreambrokerError):
+    """The broker does not answer, is not ready, or has too much to do.
+
+    Attributes:
+        sent: whether the request reached it, so that a change may have been made.
+        busy: whether it said that more was asked than it lets one caller ask.
+    """
+
+    code = "BrokerUnavailable"
+
+    def __init__(self, message: str, *, sent: bool = False, busy: bool = False) -> None:
+        self.sent = sent
+        self.busy = busy
+        super().__init__(message)
+
+
+class BrokerRefusedError(StreambrokerError):
+    """The broker answered with a problem.
+
+    Attributes:
+        status: of HTTP.
+        problem: the whole body.
+        challenge: the header ``WWW-Authenticate``; empty for none.
+    """
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        self.status = status
+        self.problem = problem
+        self.challenge = ""
+        self.code = str(problem.get("code") or f"Http{status}")
+        super().__init__(str(problem.get("detail") or problem.get("title") or self.code))
+
+
+class UnknownPortError(BrokerRefusedError):
+    """The broker knows no such port, or no such PE."""
+
+
+class WrongKindError(BrokerRefusedError):
+    """The port is there, and of the other kind: by name, not by properties or subscription."""
+
+
+class ChangeRefusedError(BrokerRefusedError):
+    """The broker cannot do with what the request says; nothing was changed."""
+
+
+class NotAllowedError(BrokerRefusedError):
+    """The broker does not know the token, or it may not do that."""
+
+
+def _refusal(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
+    code = problem.get("code")
+    if code in ("UnknownPort", "UnknownPE"):
+        return UnknownPortError(status, problem)
+    if code == "WrongKind":
+        return WrongKindError(status, problem)
+    if status in (401, 403):
+        return NotAllowedError(status, problem)
+    if status in (400, 413, 415, 422) and code not in ("RequestIdReused", None):
+        return ChangeRefusedError(status, problem)
+    return BrokerRefusedError(status, problem)
+
+
+class BrokerAnswer:
+    """Status, headers (lower case) and JSON body of an answer."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: Any) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+class _Connection(http.client.HTTPConnection):
+    """One connection, with one time limit for all that is done with it."""
+
+    auto_open = 0
+
+    def __init__(self, host: str, port: int, seconds: float) -> None:
+        super().__init__(host, port, timeout=seconds)
+        self._until = time.monotonic() + seconds
+        self._timely: Timely | None = None
+
+    def open(self, secured: Callable[[socket.socket], socket.socket]) -> None:
+        """Connect, and agree on the encryption if there is one."""
+        self.connect()
+        self._timely = Timely(secured(self.sock), self._until)
+        self.sock = self._timely
+        self._timely.shake_hands()
+
+    def again(self, seconds: float) -> None:
+        """Give the next exchange its time."""
+        if self._timely is not None:
+            self._timely.until = time.monotonic() + seconds
+
+    @property
+    def late(self) -> bool:
+        """Whether it was connected, and time is up."""
+        return self._timely is not None and self._timely.late
+
+    def exchange(
+        self, method: str, target: str, data: bytes | None, sent: dict[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Return a whole answer and its body."""
+        self.request(method, target, body=data, headers=sent)
+        with self.getresponse() as response:
+            text = response.read(MAX_ANSWER)
+            if response.read(1):
+                raise TimeoutError("the answer did not end")
+        return response, text
+
+
+class BrokerClient:
+    """Requests about one PE.
+
+    Args:
+        url: base address of the broker, ``http://host:port`` or ``https://host:port``.
+        namespace: namespace of the PE.
+        token: what to show the broker; None for nothing.
+        trust: from whom its certificate has to come; None for those whom the system trusts.
+        sign: returns what to send as ``Authorization`` with a request (method, target, body);
+            None to show the token.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        token: Token | None = None,
+        trust: Trust | None = None,
+        sign: Sign = lambda *_: None,
+    ) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port or _PORTS.get(parts.scheme, 0)
+        except ValueError:
+            port = 0
+        if parts.scheme not in _PORTS or not parts.hostname or not port:
+            raise BrokerUnavailableError(
+                f"the broker's address {url!r} is not http://host:port or https://host:port;"
+                " correct `broker=`."
+            )
+        self.url = url.rstrip("/")
+        self.namespace = namespace
+        self._host, self._port = parts.hostname, port
+        self._token = token or Token()
+        self._sign = sign
+        self._trust = (trust or Trust()) if parts.scheme == "https" else None
+        self._lock = threading.Lock()
+        self._kept: _Connection | None = None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout: float = 5.0,
+        query: dict[str, str] | None = None,
+        keep: bool = False,
+    ) -> BrokerAnswer:
+        """Perform one request below ``/api/subscriptions``.
+
+        Args:
+            method: of HTTP.
+            path: below ``/api/subscriptions``.
+            body: JSON-like data, None for none.
+            headers: more of them.
+            timeout: seconds in which the whole answer has to be there.
+            query: parameters beside the namespace.
+            keep: whether the next such request may use this one's connection, until `rest`; only
+                for requests that may be made twice.
+
+        Raises:
+            BrokerUnavailableError: no whole answer in time, 503 or 429.
+            BrokerRefusedError: any other answer from 400 on.
+        """
+        target = f"/api/subscriptions{path}?" + urlencode(
+            {"namespace": self.namespace, **(query or {})}
+        )
+        data = None if body is None else json.dumps(body).encode()
+
+        def asked() -> _Asked:
+            # Asked anew it is signed anew: who checks signatures takes each of them once.
+            sent = self._headers(data, headers or {})
+            shown = self._sign(method, target, data or b"") or self._bearer()
+            if shown is not None:
+                sent["Authorization"] = shown
+            return method, target, data, sent
+
+        return self._answer(*self._exchange(timeout, asked, keep=keep))
+
+    def _exchange(
+        self, timeout: float, asked: Callable[[], _Asked], *, keep: bool
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        until = time.monotonic() + timeout
+        connection = self._take_kept() if keep else None
+        found = None if connection is None else self._again(connection, timeout, asked())
+        if connection is None or found is None:
+            left = max(_LEAST_S, until - time.monotonic())
+            connection = _Connection(self._host, self._port, left)
+            found = self._anew(connection, asked())
+        if keep and not found[0].will_close:
+            self._put_kept(connection)
+        else:
+            connection.close()
+        return found
+
+    def _again(
+        self, connection: _Connection, timeout: float, asked: _Asked
+    ) -> tuple[http.client.HTTPResponse, bytes] | None:
+        """Ask over a connection that was kept; None where it is of no use any more."""
+        connection.again(timeout)
+        try:
+            return connection.exchange(*asked)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            connection.close()
+            if connection.late:
+                raise self._silent(error, "", sent=True) from error
+            # Closed meanwhile, as brokers that end do. To ask anew does no harm.
+            return None
+
+    def _anew(
+        self, connection: _Connection, asked: _Asked
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        reached = False
+        try:
+            connection.open(self._secured)
+            reached = True
+            return connection.exchange(*asked)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            connection.close()
+            begun = connection.late or (reached and self._trust is not None)
+            remedy = "" if begun else tls.remedy(error, self.url)
+            raise self._silent(error, remedy, sent=reached) from error
+
+    def _silent(self, error: Exception, remedy: str, *, sent: bool) -> BrokerUnavailableError:
+        return BrokerUnavailableError(
+            f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
+            f" Routes stay as they are. {remedy or 'Try again when it is back.'}",
+            sent=sent,
+        )
+
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        """Return the connection to use; where TLS is spoken, it has still to be agreed on."""
+        if self._trust is None:
+            return plain
+        try:
+            context = self._trust.context()
+        except TrustError as error:
+            plain.close()
+            raise BrokerUnavailableError(str(error)) from error
+        return context.wrap_socket(plain, server_hostname=self._host, do_handshake_on_connect=False)
+
+    # ---- the connection that is kept ---------------------------------------
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the broker."""
+        return self._host, self._port
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a connection is kept."""
+        return self._kept is not None
+
+    def rest(self) -> None:
+        """Close the connection that is kept, if any."""
+        kept = self._take_kept()
+        if kept is not None:
+            kept.close()
+
+    def _take_kept(self) -> _Connection | None:
+        with self._lock:
+            kept, self._kept = self._kept, None
+        return kept
+
+    def _put_kept(self, connection: _Connection) -> None:
+        with self._lock:
+            before, self._kept = self._kept, connection
+        if before is not None:
+            before.close()
+
+    def _bearer(self) -> str | None:
+        token = self._token.current()
+        return None if token is None else f"Bearer {token}"
+
+    @staticmethod
+    def _headers(data: bytes | None, more: dict[str, str]) -> dict[str, str]:
+        sent = {"Accept": "application/json", **more}
+        if data is not None:
+            sent["Content-Type"] = "application/json"
+        return sent
+
+    def _answer(self, response: http.client.HTTPResponse, text: bytes) -> BrokerAnswer:
+        try:
+            parsed = json.loads(text) if text else None
+        except (ValueError, RecursionError):  # the latter of an answer nested without end
+            parsed = {"title": text[:200].decode(errors="replace")}
+        if response.status in (429, 503):
+            told = parsed.get("detail") if isinstance(parsed, dict) else None
+            raise BrokerUnavailableError(
+                f"the broker at {self.url} asks to wait: {told or parsed}",
+                busy=response.status == 429,
+            )
+        if response.status >= 400:
+            refusal = _refusal(response.status, parsed if isinstance(parsed, dict) else {})
+            refusal.challenge = response.getheader("WWW-Authenticate", "")
+            raise refusal
+        headers = {k.lower(): v for k, v in response.getheaders()}
+        return BrokerAnswer(response.status, headers, parsed)
+
+
+def pe_path(job: str, pe: int) -> str:
+    """Return the path of a PE."""
+    return f"/job/{quote(job, safe='')}/pe/{pe}"

@@ -1,0 +1,110 @@
+"""The token that a job shows to its broker: given, in a file, or in the environment.
+
+It never stands on a command line, where every user of the machine could read it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+from pe_agent.log.atomic_file import file_state, replace_file
+from streambroker_core.errors import StreambrokerError
+
+VARIABLE = "STREAMBROKER_TOKEN"
+
+_FORM = re.compile(r"[A-Za-z0-9._~+/=-]{1,4096}")
+
+log = logging.getLogger("pe_agent")
+
+
+class TokenError(StreambrokerError):
+    """A token that cannot be used; it is not shown."""
+
+    code = "ArgumentInvalid"
+
+
+class Token:
+    """A token, or the file that holds it; a file is read again when it changes.
+
+    Args:
+        value: the token itself.
+        path: its file, with nothing else in it; one of the two, or neither for no token.
+    """
+
+    def __init__(self, value: str | None = None, path: Path | None = None) -> None:
+        self.value, self.path = value, path
+        self._seen: tuple[int, ...] | None = None
+
+    def check(self) -> Token:
+        """Return itself if there is a token, or none is wanted.
+
+        Raises:
+            TokenError: the file cannot be read, or what is given is no token.
+        """
+        if self.path is not None:
+            try:
+                self._read(self.path)
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "it is no text"
+                raise TokenError(f"the token file {self.path} cannot be read: {reason}.") from error
+        wanted = self.path is not None or self.value is not None
+        if wanted and _FORM.fullmatch(self.value or "") is None:
+            where = f"in {self.path} " if self.path else ""
+            raise TokenError(
+                f"the token {where}has to be one word of letters, digits and . _ ~ + / = -."
+            )
+        return self
+
+    def current(self) -> str | None:
+        """Return the token as it is now; the one before, where its file cannot be read."""
+        if self.path is not None:
+            try:
+                self._read(self.path)
+            except FileNotFoundError:
+                self._seen = None
+            except (OSError, UnicodeDecodeError) as error:
+                if self._seen != ():
+                    log.warning("the token file %s cannot be read: %s", self.path, error)
+                self._seen = ()
+        return self.value
+
+    def _read(self, path: Path) -> None:
+        state = file_state(path)
+        if state != self._seen:
+            text = path.read_text().strip()
+            self._seen = state
+            # Nothing, or what cannot stand in a header, is a file that is being written.
+            self.value = text if _FORM.fullmatch(text) else self.value
+
+
+def given(token: str | None, file: str | Path | None) -> Token:
+    """Return the token that a job was given, or that of the environment.
+
+    Raises:
+        TokenError: both are given, the file cannot be read, or it is no token.
+    """
+    if token is not None and file is not None:
+        raise TokenError("token and token_file exclude each other; give one of them.")
+    if file is not None:
+        return Token(path=Path(file).absolute()).check()
+    return Token(token if token is not None else os.environ.get(VARIABLE) or None).check()
+
+
+def write(token: Token, path: Path) -> Path:
+    """Return the file in which an agent finds a token; write it if it is not in one.
+
+    Args:
+        token: what the job has; none is no file.
+        path: where to write it, readable by its user alone.
+    """
+    if token.path is not None:
+        return token.path
+    if token.value is None:
+        path.unlink(missing_ok=True)
+        return path
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_file(path, token.value, private=True)
+    return path
