@@ -4,30 +4,66 @@ Where rules come from, and what they are handed on to, runs beside a driver, nev
 becomes of rules and of rows is decided in `streambroker_core.cep`.
 """
 
-from pe_agent.cep.discovery.broker import BrokerDiscoverer
-from pe_agent.cep.discovery.directory import DirectoryDiscoverer
-from pe_agent.cep.discovery.discoverer import (
-    Discovery,
-    DiscoveryError,
-    PatternProcessorDiscoverer,
-    PatternProcessorDiscovererFactory,
-    PeriodicPatternProcessorDiscoverer,
-    QueryDiscoverer,
-    ReportedDiscoverer,
-    Wanted,
-)
-from pe_agent.cep.discovery.http import HttpDiscoverer
-from pe_agent.cep.discovery.manager import PatternProcessorManager
-from pe_agent.cep.discovery.table import TableDiscoverer, sqlite_table
-from pe_agent.cep.dry_run import dry_run
-from pe_agent.cep.functions import MatchFunction
-from pe_agent.cep.query_rules import Processors
-from pe_agent.cep.rule_progress import Progress, RuleReport
-from pe_agent.cep.run_state import explain
-from pe_agent.streams.pattern_stream import PatternStream, pattern, pattern_processors
-from pe_agent.streams.sql_patterns import sql
-from streambroker_core.cep.pattern.pattern import Pattern, Skip
-from streambroker_core.cep.pattern.rule import PatternProcessor
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pe_agent.cep.discovery.broker import BrokerDiscoverer
+    from pe_agent.cep.discovery.directory import DirectoryDiscoverer
+    from pe_agent.cep.discovery.discoverer import (
+        Discovery,
+        DiscoveryError,
+        PatternProcessorDiscoverer,
+        PatternProcessorDiscovererFactory,
+        PeriodicPatternProcessorDiscoverer,
+        QueryDiscoverer,
+        ReportedDiscoverer,
+        Wanted,
+    )
+    from pe_agent.cep.discovery.http import HttpDiscoverer
+    from pe_agent.cep.discovery.manager import PatternProcessorManager
+    from pe_agent.cep.discovery.table import TableDiscoverer, sqlite_table
+    from pe_agent.cep.dry_run import dry_run
+    from pe_agent.cep.functions import MatchFunction
+    from pe_agent.cep.query_rules import Processors
+    from pe_agent.cep.rule_progress import Progress, RuleReport
+    from pe_agent.cep.run_state import explain
+    from pe_agent.streams.pattern_stream import PatternStream, pattern, pattern_processors
+    from pe_agent.streams.sql_patterns import sql
+    from streambroker_core.cep.pattern.pattern import Pattern, Skip
+    from streambroker_core.cep.pattern.rule import PatternProcessor
+
+_WHERE = {
+    "BrokerDiscoverer": "pe_agent.cep.discovery.broker",
+    "DirectoryDiscoverer": "pe_agent.cep.discovery.directory",
+    "Discovery": "pe_agent.cep.discovery.discoverer",
+    "DiscoveryError": "pe_agent.cep.discovery.discoverer",
+    "HttpDiscoverer": "pe_agent.cep.discovery.http",
+    "MatchFunction": "pe_agent.cep.functions",
+    "Pattern": "streambroker_core.cep.pattern.pattern",
+    "PatternProcessor": "streambroker_core.cep.pattern.rule",
+    "PatternProcessorDiscoverer": "pe_agent.cep.discovery.discoverer",
+    "PatternProcessorDiscovererFactory": "pe_agent.cep.discovery.discoverer",
+    "PatternProcessorManager": "pe_agent.cep.discovery.manager",
+    "PatternStream": "pe_agent.streams.pattern_stream",
+    "PeriodicPatternProcessorDiscoverer": "pe_agent.cep.discovery.discoverer",
+    "Processors": "pe_agent.cep.query_rules",
+    "Progress": "pe_agent.cep.rule_progress",
+    "QueryDiscoverer": "pe_agent.cep.discovery.discoverer",
+    "ReportedDiscoverer": "pe_agent.cep.discovery.discoverer",
+    "RuleReport": "pe_agent.cep.rule_progress",
+    "Skip": "streambroker_core.cep.pattern.pattern",
+    "TableDiscoverer": "pe_agent.cep.discovery.table",
+    "Wanted": "pe_agent.cep.discovery.discoverer",
+    "dry_run": "pe_agent.cep.dry_run",
+    "explain": "pe_agent.cep.run_state",
+    "pattern": "pe_agent.streams.pattern_stream",
+    "pattern_processors": "pe_agent.streams.pattern_stream",
+    "sql": "pe_agent.streams.sql_patterns",
+    "sqlite_table": "pe_agent.cep.discovery.table",
+}
 
 __all__ = [
     "BrokerDiscoverer",
@@ -58,3 +94,10 @@ __all__ = [
     "sql",
     "sqlite_table",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is used: a process that Spark starts for each micro-batch waits for it."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -9,25 +9,62 @@ Policies and windows are those of ``streambroker_core.side``.
 
 from __future__ import annotations
 
-from pe_agent.side.errors import PinError, TableError
-from pe_agent.side.operator import FIGURES_SCHEMA
-from pe_agent.side.tables.store import Table, TableState, TableStore
-from pe_agent.streams.side_input import Given, side_list, side_map, side_multimap, side_singleton
-from pe_agent.streams.side_inputs import SideInputs
-from pe_agent.streams.stateless_side_inputs import StatelessInputs
-from streambroker_core.side import (
-    NO_DEFAULT,
-    ListView,
-    MapView,
-    MultimapView,
-    SideComplete,
-    SideRefresh,
-    SideVersion,
-    SingletonView,
-    Views,
-    fixed,
-    sliding,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pe_agent.side.errors import PinError, TableError
+    from pe_agent.side.operator import FIGURES_SCHEMA
+    from pe_agent.side.tables.store import Table, TableState, TableStore
+    from pe_agent.streams.side_input import (
+        Given,
+        side_list,
+        side_map,
+        side_multimap,
+        side_singleton,
+    )
+    from pe_agent.streams.side_inputs import SideInputs
+    from pe_agent.streams.stateless_side_inputs import StatelessInputs
+    from streambroker_core.side import (
+        NO_DEFAULT,
+        ListView,
+        MapView,
+        MultimapView,
+        SideComplete,
+        SideRefresh,
+        SideVersion,
+        SingletonView,
+        Views,
+        fixed,
+        sliding,
+    )
+
+_WHERE = {
+    "FIGURES_SCHEMA": "pe_agent.side.operator",
+    "Given": "pe_agent.streams.side_input",
+    "ListView": "streambroker_core.side",
+    "MapView": "streambroker_core.side",
+    "MultimapView": "streambroker_core.side",
+    "NO_DEFAULT": "streambroker_core.side",
+    "PinError": "pe_agent.side.errors",
+    "SideComplete": "streambroker_core.side",
+    "SideInputs": "pe_agent.streams.side_inputs",
+    "SideRefresh": "streambroker_core.side",
+    "SideVersion": "streambroker_core.side",
+    "SingletonView": "streambroker_core.side",
+    "StatelessInputs": "pe_agent.streams.stateless_side_inputs",
+    "Table": "pe_agent.side.tables.store",
+    "TableError": "pe_agent.side.errors",
+    "TableState": "pe_agent.side.tables.store",
+    "TableStore": "pe_agent.side.tables.store",
+    "Views": "streambroker_core.side",
+    "fixed": "streambroker_core.side",
+    "side_list": "pe_agent.streams.side_input",
+    "side_map": "pe_agent.streams.side_input",
+    "side_multimap": "pe_agent.streams.side_input",
+    "side_singleton": "pe_agent.streams.side_input",
+    "sliding": "streambroker_core.side",
+}
 
 __all__ = [
     "FIGURES_SCHEMA",
@@ -55,3 +92,10 @@ __all__ = [
     "side_singleton",
     "sliding",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is used: a process that Spark starts for each micro-batch waits for it."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,0 +1,44 @@
+"""Modules of which workers unpickle functions can be imported before all others.
+
+A worker of Spark imports the module that a pickled function names, so any of them may come first.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import pe_agent
+
+SCRIPT = """
+import importlib, os, sys, traceback
+
+for name in ("lark", "pyarrow.compute", "pyarrow.flight", "pyspark.sql"):
+    importlib.import_module(name)
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            print(name, traceback.format_exc(limit=-1).splitlines()[-1], flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("room", ["aligned", "cep", "side", "streams"])
+def test_every_module_can_be_imported_first(room: str) -> None:
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(pe_agent.__path__, "pe_agent.")
+        if module.name.startswith(f"pe_agent.{room}.")
+    ]
+    assert len(names) > 4
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *names], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == ""
