@@ -150,7 +150,7 @@ def test_a_rule_that_cannot_be_written_is_refused_alone(bad: PatternProcessor) -
 
 
 def test_the_log_has_a_line_for_each_rule_of_an_update(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "pe_agent.cep.query_rules")
+    caplog.set_level("INFO", "pe_agent.cep")
     processors = Processors(lambda _: None, RuleSet(), Context())
     update = processors.manager.on_pattern_processors_updated
     update([document("a"), document("b")])
