@@ -5,6 +5,7 @@ A worker of Spark imports the module that a pickled function names, so any of th
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
 import subprocess
 import sys
@@ -42,3 +43,10 @@ def test_every_module_can_be_imported_first(room: str) -> None:
         [sys.executable, "-c", SCRIPT, *names], capture_output=True, text=True, check=True
     )
     assert run.stdout == ""
+
+
+@pytest.mark.parametrize("room", ["aligned", "cep", "side"])
+def test_no_module_has_the_name_of_what_its_room_offers(room: str) -> None:
+    package = importlib.import_module(f"pe_agent.{room}")
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert modules.isdisjoint(package.__all__)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pe_agent.cep.discovery.http import HttpDiscoverer
     from pe_agent.cep.discovery.manager import PatternProcessorManager
     from pe_agent.cep.discovery.table import TableDiscoverer, sqlite_table
-    from pe_agent.cep.dry_run import dry_run
+    from pe_agent.cep.dry_runs import dry_run
     from pe_agent.cep.functions import MatchFunction
     from pe_agent.cep.query_rules import Processors
     from pe_agent.cep.rule_progress import Progress, RuleReport
@@ -57,7 +57,7 @@ _WHERE = {
     "Skip": "streambroker_core.cep.pattern.pattern",
     "TableDiscoverer": "pe_agent.cep.discovery.table",
     "Wanted": "pe_agent.cep.discovery.discoverer",
-    "dry_run": "pe_agent.cep.dry_run",
+    "dry_run": "pe_agent.cep.dry_runs",
     "explain": "pe_agent.cep.run_state",
     "pattern": "pe_agent.streams.pattern_stream",
     "pattern_processors": "pe_agent.streams.pattern_stream",
