@@ -7,6 +7,7 @@ is said by the slot that comes next. There is no automaton here: no states, no r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -220,7 +221,14 @@ class Oracle:
 
     def living(self, now: int) -> set[int]:
         """Return the first events of all partial matches that may go on behind an event."""
-        return {past[0][1] for past, _ in self._partials(now)}
+        return self._living(now, self.times[now])
+
+    def endless(self) -> set[int]:
+        """Return the first events of all partial matches that are left when all time is over."""
+        return self._living(len(self.times) - 1, math.inf)
+
+    def _living(self, now: int, time: float) -> set[int]:
+        return {past[0][1] for past, _ in self._partials(now, time)}
 
     def timeouts(self) -> set[tuple[Past, int]]:
         """Return each partial match that the window of the whole match ends, and when.
@@ -234,13 +242,18 @@ class Oracle:
             now = max(i for i, each in enumerate(self.times) if each < due)
             found |= {
                 (past, due)
-                for past, follows in self._partials(now)
+                for past, follows in self._partials(now, self.times[now])
                 if past[0][1] == first and follows
             }
         return found
 
-    def _partials(self, now: int) -> set[tuple[Past, bool]]:
-        """Return what those have taken that may go on behind an event, and whether by an event."""
+    def _partials(self, now: int, time: float) -> set[tuple[Past, bool]]:
+        """Return what those have taken that may go on behind an event, and whether by an event.
+
+        Args:
+            now: the event.
+            time: the time until which they wait.
+        """
         found: set[tuple[Past, bool]] = set()
         for slots, end in words(self.pattern, len(self.times) + _whole(self.pattern.elements)):
             if not slots:
@@ -250,7 +263,7 @@ class Oracle:
                 if follow is None and not self._pends():
                     continue
                 for taken in self._taken(slots[:size], None, (), now):
-                    if taken[-1] <= now and self._open(slots, size, follow, end, taken, now):
+                    if taken[-1] <= now and self._open(slots, follow, end, taken, now, time):
                         follows = follow is not None or bool(end.gates)
                         found.add((_past(slots, taken), follows))
         return found
@@ -261,29 +274,29 @@ class Oracle:
     def _open(
         self,
         slots: tuple[Slot, ...],
-        size: int,
         follow: Slot | None,
         end: Before,
         taken: tuple[int, ...],
         now: int,
+        time: float,
     ) -> bool:
         """Tell whether what was taken can wait for what follows until behind ``now``."""
-        last, time = taken[-1], self.times[now]
+        last = taken[-1]
         self._past = _past(slots, taken)
         if self.window and time - self.times[taken[0]] >= self.window:
             return False
         if follow is None:
-            return self._waits(slots[size - 1], end, last, now)
+            return self._waits(end, last, now, time)
         if follow.gap and time - self.times[last] >= follow.gap:
             return False
         return all(self._passes(follow, last, g) for g in range(last + 1, now + 1))
 
-    def _waits(self, slot: Slot, end: Before, last: int, now: int) -> bool:
+    def _waits(self, end: Before, last: int, now: int, time: float) -> bool:
         """Tell whether a negated end is still open."""
         if end.gates:
             return now == last
         limit = self._limit()
-        if limit and self.times[now] - self.times[last] >= limit:
+        if limit and time - self.times[last] >= limit:
             return False
         return all(self._quiet(end, last, g) for g in range(last + 1, now + 1))
 
@@ -407,8 +420,8 @@ def skipped(
     Args:
         pattern: with its strategy.
         matches: all matches, and the events at which they are known.
-        living: by event, the first events of partial matches behind it; the last entry is for the
-            end of time.
+        living: by event, the first events of partial matches behind it; the last entry is for
+            those that are left when all time is over.
     """
     outcomes: list[list[tuple[tuple[str, int], ...]]] = []
 
