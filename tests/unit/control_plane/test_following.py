@@ -254,7 +254,8 @@ class Rig:
             body = self.store.world.get(mark.uid)
             if body is not None:
                 self.hear(kind, "MODIFIED", body)
-        self.tell(feed.caught_up(answer.version))
+        if not feed.behind(marks):
+            self.tell(feed.caught_up(answer.version))
         return True
 
     def question(self, kind: Kind) -> Answer:
@@ -349,6 +350,28 @@ HERE = ("write_here", "write_here", "delete_here")
 
 @settings(deadline=None, max_examples=300)
 @given(plan=steps(*HERE))
+@example(
+    # A change from here is listed, and the object goes before it can be fetched.
+    plan=[
+        ("write_here", "Export", 0, 1),
+        ("ask", "Export", 0, 1),
+        ("arrive", "Export", 0, 0),
+        ("write_here", "Export", 0, 0),
+        ("ask", "Export", 0, 1),
+        ("delete", "Export", 0, 0),
+        ("arrive", "Export", 0, 0),
+    ]
+)
+@example(
+    # A list made before a deletion from here arrives after the feed has reported it.
+    plan=[
+        ("write", "Export", 0, 0),
+        ("ask", "Export", 0, 0),
+        ("delete_here", "Export", 0, 0),
+        ("deliver", "Export", 1, 0),
+        ("arrive", "Export", 0, 0),
+    ]
+)
 def test_writes_from_here_are_overtaken_by_nothing_older(plan: list[Step]) -> None:
     """They are on the board before the feed reports them, if it ever does."""
     rig = Rig()
@@ -393,6 +416,81 @@ def test_writes_from_here_are_overtaken_by_nothing_older(plan: list[Step]) -> No
         ("save", "Import", 0, 0),
         ("delete_here", "Import", 0, 0),
         ("outgrow", "Import", 0, 0),
+    ]
+)
+@example(
+    # An object made here is lost, and an older version of the store has another of its name.
+    plan=[
+        ("write", "Export", 0, 0),
+        ("write_here", "Export", 1, 0),
+        ("restore", "Export", 0, 0),
+        ("write", "Export", 1, 0),
+        ("write", "Export", 0, 0),
+    ]
+)
+@example(
+    # The same, and the object made here was deleted from here before it was lost.
+    plan=[
+        ("write", "Export", 0, 0),
+        ("write_here", "Export", 1, 0),
+        ("delete_here", "Export", 1, 0),
+        ("restore", "Export", 0, 0),
+        ("write", "Export", 1, 0),
+        ("write", "Export", 0, 0),
+    ]
+)
+@example(
+    # An object made here is saved and deleted from here; the store comes back with it.
+    plan=[
+        ("write_here", "Export", 0, 0),
+        ("save", "Export", 0, 0),
+        ("delete_here", "Export", 0, 0),
+        ("outgrow", "Export", 0, 0),
+    ]
+)
+@example(
+    # The same, and the store comes back with an earlier version of it.
+    plan=[
+        ("write_here", "Export", 0, 1),
+        ("save", "Export", 0, 0),
+        ("write_here", "Export", 0, 0),
+        ("delete_here", "Export", 0, 0),
+        ("restore", "Export", 0, 0),
+    ]
+)
+@example(
+    # Objects made here are lost twice, and the one made last has a lower version.
+    plan=[
+        ("write", "Import", 0, 0),
+        ("write_here", "Export", 0, 0),
+        ("restore", "Export", 0, 0),
+        ("write_here", "Export", 0, 1),
+        ("write", "Export", 2, 0),
+    ]
+)
+@example(
+    # A reported object is replaced from here while a list without it is under way; both are lost.
+    plan=[
+        ("write_here", "Export", 0, 0),
+        ("deliver", "Export", 0, 0),
+        ("outgrow", "Export", 0, 0),
+        ("ask", "Export", 0, 0),
+        ("write_here", "Export", 0, 0),
+        ("arrive", "Export", 0, 0),
+        ("outgrow", "Export", 0, 0),
+    ]
+)
+@example(
+    # The deletion is not reported, another object takes the name, and the first one comes back.
+    plan=[
+        ("write_here", "Export", 0, 0),
+        ("save", "Export", 0, 0),
+        ("delete", "Export", 0, 0),
+        ("deliver", "Export", 0, 0),
+        ("gap", "Export", 0, 0),
+        ("write", "Export", 0, 0),
+        ("deliver", "Export", 0, 0),
+        ("outgrow", "Export", 0, 0),
     ]
 )
 @example(

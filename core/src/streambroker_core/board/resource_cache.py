@@ -71,16 +71,18 @@ class _Held(Generic[R]):
 class _Grave(Generic[R]):
     """Of a resource that went: at which version, in which session, and its name if known.
 
-    ``fed`` is the resource as the feed told of it last, at the version ``told``, if it went ahead
-    of the feed; ``doubted`` if the feed has caught up once since without reporting that.
+    ``early`` if the feed has not reported that it went: ``fed`` is the resource as the feed
+    reported it last, at the version ``told``, None if it did not; ``doubted`` if the feed has
+    caught up once since.
     """
 
-    __slots__ = ("doubted", "fed", "name", "session", "told", "version")
+    __slots__ = ("doubted", "early", "fed", "name", "session", "told", "version")
 
     def __init__(self, version: int, session: int, name: tuple[str, str] | None) -> None:
         self.version = version
         self.session = session
         self.name = name
+        self.early = False
         self.fed: R | Unreadable | None = None
         self.told = 0
         self.doubted = False
@@ -163,8 +165,10 @@ class Shelf(Generic[R]):
         return 0 if held is None else held.version
 
     def newest(self) -> int:
-        """Return the highest version at which any of them was seen; 0 without one."""
-        return max((held.seen for held in self._held.values()), default=0)
+        """Return the highest version at which one was seen or went early; 0 without one."""
+        seen = max((held.seen for held in self._held.values()), default=0)
+        early = (grave.version for grave in self._gone.values() if grave.early)
+        return max(seen, max(early, default=0))
 
     def apply(self, entry: R | Unreadable, version: int, *, early: bool = False) -> list[Change[R]]:
         """Take in a resource as it was at a version; return what that changed.
@@ -180,7 +184,7 @@ class Shelf(Generic[R]):
         if held is not None:
             return self._change(held, entry, version, early=early)
         grave = self._gone.get(entry.uid)
-        if grave is not None and grave.fed is not None and not early and version > grave.told:
+        if grave is not None and grave.early and not early and version > grave.told:
             grave.fed, grave.told = entry, version
         if version <= self._listed_at or grave is not None:
             return []
@@ -226,7 +230,11 @@ class Shelf(Generic[R]):
         known = self._names.get(name)
         if name[1] and known is not None:
             if version < known[0]:
-                self._bury(entry.uid, version)
+                # A restored store may have lost the younger one, and have this one.
+                grave = self._bury(entry.uid, version)
+                grave.early = True
+                if not early:
+                    grave.fed, grave.told = entry, version
                 return []
             changes += self._drop(known[1], version, early=early)
         told, fed = (0, None) if early else (version, entry)
@@ -281,7 +289,7 @@ class Shelf(Generic[R]):
         last = held or self._gone.get(uid)
         grave = self._bury(uid, version, None if held is None else _name(held.entry))
         if early and last is not None:
-            grave.fed, grave.told = last.fed, last.told
+            grave.early, grave.fed, grave.told = True, last.fed, last.told
         if held is None:
             return []
         name = _name(held.entry)
@@ -303,14 +311,14 @@ class Shelf(Generic[R]):
     def caught_up(self, version: int) -> list[Change[R]]:
         """Take in that nothing older than a version comes any more; forget who was gone by then.
 
-        What went ahead of the feed by then, and what the feed lists all the same, is back.
+        What went by then but is still listed by the feed is back.
         """
         changes: list[Change[R]] = []
         self._listed_at = max(self._listed_at, version)
         for uid, grave in list(self._gone.items()):
             if grave.version > version:
                 continue
-            if grave.fed is not None and not grave.doubted:
+            if grave.early and (not grave.doubted or self._name_is_early(grave)):
                 # The deletion has no version of its own: the feed may report it after this.
                 grave.doubted = True
                 continue
@@ -341,16 +349,21 @@ class Shelf(Generic[R]):
         return changes
 
     def _revive(self, grave: _Grave[R]) -> list[Change[R]]:
-        """Bring back what went ahead of the feed, and what the feed lists all the same."""
+        """Bring back what the feed lists though it was seen to go."""
         entry = grave.fed
         if entry is None or self.named(*_name(entry)) is not None:
             return []
         self.undone.append((entry.uid, "missing"))
         return self._put(self._seen(entry, grave.told, grave.told, entry))
 
+    def _name_is_early(self, grave: _Grave[R]) -> bool:
+        """Say whether another resource has the name that the feed has not reported yet."""
+        uid = None if grave.fed is None else self.named(*_name(grave.fed))
+        return uid is not None and self._held[uid].told < self._held[uid].seen
+
     def ahead(self) -> list[str]:
-        """Return the uids of all that was seen ahead of the feed, or went ahead of it."""
-        gone = [uid for uid, grave in self._gone.items() if grave.fed is not None]
+        """Return the uids of all that was seen or went without a report of the feed."""
+        gone = [uid for uid, grave in self._gone.items() if grave.early]
         return [uid for uid, held in self._held.items() if held.told < held.seen] + gone
 
     def lost(self) -> None:
@@ -386,6 +399,9 @@ class Shelf(Generic[R]):
         self._gone = {
             uid: grave for uid, grave in self._gone.items() if self._buried_after(uid, version)
         }
+        for uid, grave in self._gone.items():
+            if grave.early and grave.told <= version:
+                grave.fed = listed[uid].entry if uid in listed else None
         self._names = {
             name: (at, uid)
             for name, (at, uid) in self._names.items()

@@ -450,7 +450,8 @@ class KindFeed:
                     raise
             else:
                 await self.take([(None, body)], session)
-        return True
+        # What went after the list is still missing: the next sweep reports it.
+        return not self.following.behind(marks)
 
 
 async def _read(items: Sequence[Body], take: Callable[[Body], None]) -> None:

@@ -338,14 +338,14 @@ class Following:
         return any(self._contradicts(mark, version, names) for mark in judged)
 
     def _contradicts(self, mark: Mark, version: int, names: Mapping[_Name, int]) -> bool:
+        # Two objects cannot have had one name at the same time.
+        held = names.get((mark.namespace, mark.name), -1)
         known = self._known.get(mark.uid)
         if known is not None:
-            return mark.version < known.version <= version
+            return held > known.seen or mark.version < known.version <= version
         gone = self._gone.get(mark.uid)
         if gone is not None:
             return gone.version <= version
-        # Two objects cannot have had one name at the same time.
-        held = names.get((mark.namespace, mark.name), -1)
         return mark.version <= max(self._floor, held)
 
     def _held_names(self, version: int) -> dict[_Name, int]:
