@@ -442,10 +442,14 @@ class PatternOperator(Operator):
         )
 
     def wake_at(self) -> int | None:
-        """Return the time of the first row that waits, or at which time ends something."""
+        """Return the time of the first row that waits, or at which time ends something.
+
+        At the time of a scheduled version the runs of the one before it end, or are handed over.
+        """
         if self._column is None:
             return None
-        dues = (self.engine.keys.first_due(), self._waiting.first())
+        engine = self.engine
+        dues = (engine.keys.first_due(), engine.first_replaced(), self._waiting.first())
         return min((due for due in dues if due is not None), default=None)
 
     def timeout_at(self) -> int | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern
@@ -135,8 +136,20 @@ def told(emitted: Emitted) -> Counter[str]:
     )
 
 
+def taking_over_before_a_row_that_no_rule_needs() -> list[
+    tuple[list[PatternProcessor] | None, list[Row]]
+]:
+    """Return windows: partial matches, then a scheduled version and a row behind its time."""
+    pattern = Pattern.begin("s0").where('n == "a"').followed_by("s1").where('n == "a"')
+    first = PatternProcessor(id="x", version=1, pattern=pattern.within("4us"), key=("k",))
+    second = replace(first, version=2, scheduled=1, keep_matches=True)
+    begins = [{"seq": seq, "t": 0, "n": "a", "k": 0} for seq in range(3)]
+    return [([first], begins), ([second], [{"seq": 3, "t": 2, "n": "b", "k": 0}])]
+
+
 @settings(max_examples=150)
 @given(play=plays(), delay=st.sampled_from((2, 6)))
+@example(play=taking_over_before_a_row_that_no_rule_needs(), delay=2)
 def test_without_rows_that_no_rule_has_to_see_the_same_comes_out_in_each_window(
     play: list[tuple[list[PatternProcessor] | None, list[Row]]], delay: int
 ) -> None:

@@ -21,7 +21,7 @@ from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.model.schema import parse_ddl
 from support.pattern_cases import compiled
-from support.pattern_windows import Bucket, Emitted
+from support.pattern_windows import Bucket, Buckets, Emitted
 
 SCHEMA = pa.schema(
     [("t", pa.int64()), ("user", pa.string()), ("item", pa.string()), ("n", pa.string())]
@@ -555,6 +555,47 @@ def test_in_processing_time_they_are_taken_over_by_the_first_window_not_before_i
     emitted = b.window([rows((0, "A"), (0, "D"))], rules=new if late else None, clock=11)
 
     assert told(emitted) == [("r1", 2, "AD"), ("r1", 2, "AD")]
+
+
+@pytest.mark.parametrize("time", ["event", "processing"])
+def test_time_that_passes_a_handover_without_rows_ends_what_was_handed_over(time: str) -> None:
+    old, new = taking_over()
+    b = bucket(time=time)
+    b.window([rows((5, "A"))], rules=old, clock=5)
+    b.window(rules=new, watermark=9, clock=9)
+
+    emitted = b.window(watermark=14, clock=14).of("timeouts")
+
+    assert [(row["version"], row["time"].microsecond) for row in emitted] == [(2, 14)]
+
+
+def test_two_versions_take_over_in_one_window_without_rows() -> None:
+    old, new = taking_over()
+    third = from_a_to("E", 3, scheduled=12, keep_matches=True)
+    b = bucket()
+    b.window([rows((5, "A"), (8, "A"))], rules=old)
+    b.window(rules=rule_set(*new.rules["r1"], third, before=new), watermark=9)
+
+    emitted = b.window([rows((16, "E"))], watermark=15).of("timeouts")
+
+    assert [(row["version"], row["time"].microsecond) for row in emitted] == [(3, 14)]
+    assert told(b.window(watermark=16)) == [("r1", 3, "AE")]
+
+
+@pytest.mark.parametrize("between", [[], [rows((10, "X"))]])
+def test_an_immediate_version_gets_no_partial_matches_that_a_scheduled_one_has_ended(
+    between: list[pa.RecordBatch],
+) -> None:
+    old, new = taking_over(keep=False)
+    third = rule_set(from_a_to("E", 3, keep_matches=True), before=new)
+    b = Buckets(bucket().make, buckets=1)
+    b.window([rows((8, "A"))], rules=old)
+    b.window(between, rules=new, watermark=9)
+    b.window(watermark=11)
+
+    b.window([rows((13, "E"))], rules=third)
+
+    assert told(b.window(watermark=13)) == []
 
 
 def test_a_new_version_of_another_shape_keeps_nothing() -> None:

@@ -437,10 +437,21 @@ class Engine:
     def advance(self, time: int) -> list[Result]:
         """Tell what time has ended, and free what a later version has replaced by then.
 
+        Partial matches are handed over first, so that time ends them for the version that has them.
+
         Raises:
             RunError: a rule failed that is to fail the query.
         """
-        return self._pass(time, self.active)
+        results: list[Result] = []
+        for at in self.handovers(time):
+            results += self.hand_over(at)
+        results += self._pass(time, self.active)
+        return results
+
+    def first_replaced(self) -> int | None:
+        """Return when a later version next replaces one that has runs; None for never."""
+        ending = [active for active in self.active.values() if active.until != NEVER]
+        return min((active.until for active in ending if active.metrics.alive), default=None)
 
     def handovers(self, time: int) -> list[int]:
         """Return the times up to this one at which a version takes over from the one before it."""
