@@ -15,7 +15,7 @@ from measure import Figures, Settings, turns
 from pattern_runs import BATCH, END, Engine, Workload
 
 from streambroker_core.cep import Pattern, compile_pattern
-from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.nfa.matcher import Matcher
 from streambroker_core.cep.pattern.match_buffer import Event
 
@@ -27,7 +27,7 @@ SHARES = (0.001, 0.01, 0.1)
 def one_by_one(pattern: Pattern, batch: pa.RecordBatch) -> tuple[float, int]:
     """Return the time of matchers that see every event, and the matches."""
     automaton = compile_pattern(pattern)
-    truths, matchers, matches = Truths(automaton), dict[int, Matcher](), 0
+    truths, matchers, matches = ConditionBits(automaton), dict[int, Matcher](), 0
     rows, began = batch.to_pylist(), time.process_time()
     for seq, row in enumerate(rows):
         matcher = matchers.get(row["key"])

@@ -41,10 +41,10 @@ def run(settings: Settings) -> Figures:
     with api_server(settings, figures, "changes") as api:
         if api is None:
             return figures
-        from support.operators import Agent, make_key
+        from support.operators import SignedAgent, make_key
 
         make_key(api, "default")
-        os.environ["STREAMBROKER_TOKEN"] = Agent(api, "default", "jobs").token
+        os.environ["STREAMBROKER_TOKEN"] = SignedAgent(api, "default", "jobs").token
         bench = Cluster(api)
         declare(bench)
         for round_ in range(settings.rounds):

@@ -26,10 +26,10 @@ def run(settings: Settings) -> Figures:
     with api_server(settings, figures, "rest") as api:
         if api is None:
             return figures
-        from support.operators import Agent, make_key, operator
+        from support.operators import SignedAgent, make_key, operator
 
         make_key(api, "default")
-        os.environ["STREAMBROKER_TOKEN"] = Agent(api, "default", "jobs").token
+        os.environ["STREAMBROKER_TOKEN"] = SignedAgent(api, "default", "jobs").token
         bench = Cluster(api)
         declare(bench)
         one = operator(api, settings.place, "default")

@@ -15,11 +15,11 @@ from feed import fill, processor_seconds
 from kube_resources import api_server, but_leases, child_of, memory
 from measure import Figures, Settings, quantile, turns
 
-from streambroker_core.board import Board, Event
+from streambroker_core.board import Board, BoardEvent
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access, from_kubeconfig
 from streambroker_operator.kubernetes.client.watch_client import ApiClient
-from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import StatusWriter
 from streambroker_operator.kubernetes.watch.informer import FEEDERS
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
@@ -110,15 +110,15 @@ def listed(broker: int) -> int:
 async def fill_statuses(access: Access, count: int) -> None:
     """Write of every resource what a broker would that no agent has registered with."""
     board, api = Board(), HttpApi(access)
-    statuses = Statuses(board, lambda name, urgent: writer.offer(name, urgent=urgent))
+    statuses = PortReconciler(board, lambda name, urgent: writer.offer(name, urgent=urgent))
     writer = StatusWriter(api, statuses, leads=lambda: True, settle_s=0.0)
-    feeder = ReflectorFeeder(ApiClient(access), (), statuses.look)
+    feeder = ReflectorFeeder(ApiClient(access), (), statuses.observe)
 
-    def deliver(event: Event) -> None:
-        statuses.followed(event, list(board.handle(event)))
+    def deliver(event: BoardEvent) -> None:
+        statuses.on_actions(event, list(board.handle(event)))
 
     running = [asyncio.ensure_future(part) for part in (feeder.run(deliver), writer.run())]
-    while writer.figures.written < count or not writer.idle:
+    while writer.metrics.written < count or not writer.is_idle:
         done, _ = await asyncio.wait(running, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

@@ -18,16 +18,16 @@ from population import export, import_
 
 from streambroker_core.board import Board, Synced
 from streambroker_core.diagnose import (
+    BoardSnapshot,
     Proposal,
-    Survey,
+    collect_lint_input,
+    collect_offered,
     explain_import,
     explain_pair,
     forecast,
     lint,
     lint_import,
-    offers_of,
-    scene,
-    survey,
+    take_snapshot,
 )
 from streambroker_core.model import Import
 
@@ -47,13 +47,13 @@ def milliseconds(work: Callable[[], Any]) -> float:
 
 def explained(board: Board, asked: Import) -> Any:
     """Do what the broker does for one import: look at the board, rank, explain, lint."""
-    known = survey(board)
+    known = take_snapshot(board)
     ranking = explain_import(known, asked, limit=LIMIT)
-    lint_import(asked, offers_of(known), matched=bool(ranking.matched))
+    lint_import(asked, collect_offered(known), matched=bool(ranking.matched))
     return ranking.pairs
 
 
-def plainly(known: Survey, asked: Import) -> Any:
+def plainly(known: BoardSnapshot, asked: Import) -> Any:
     """Do the same without counting first."""
     pairs = [explain_pair(one, asked) for one in known.exports]
     return tuple(sorted(pairs, key=lambda pair: (pair.distance, pair.export))[:LIMIT])
@@ -86,7 +86,7 @@ def run(settings: Settings) -> Figures:
     board = filled(rng, EXPORTS // share, IMPORTS // share)
     for number in range(3):
         asked = import_(rng, number)
-        if explained(board, asked) != plainly(survey(board), asked):
+        if explained(board, asked) != plainly(take_snapshot(board), asked):
             raise AssertionError(f"counted and explained distances differ: {asked.subscription}")
     for round_ in range(settings.rounds + 1):
         samples = _round(board, rng)
@@ -104,7 +104,7 @@ def run(settings: Settings) -> Figures:
 
 def _round(board: Board, rng: random.Random) -> dict[str, float]:
     asked = [import_(rng, number) for number in range(ASKED)]
-    known = survey(board)
+    known = take_snapshot(board)
     times = [milliseconds(partial(explained, board, one)) for one in asked]
     plain = [milliseconds(partial(plainly, known, one)) for one in asked[:2]]
     one, many = proposal(rng, 1), proposal(rng, 200)
@@ -114,5 +114,5 @@ def _round(board: Board, rng: random.Random) -> dict[str, float]:
         "every pair in full, p50": quantile(plain, 0.5),
         "what-if of 1 change": milliseconds(partial(forecast, board, one)),
         "what-if of 200 changes": milliseconds(partial(forecast, board, many)),
-        "lint everything": milliseconds(lambda: lint(scene(board, known))),
+        "lint everything": milliseconds(lambda: lint(collect_lint_input(board, known))),
     }

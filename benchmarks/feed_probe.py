@@ -13,7 +13,7 @@ from pathlib import Path
 
 from measure import quantile
 
-from streambroker_core.board import Event, Synced
+from streambroker_core.board import BoardEvent, Synced
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.watch_client import ApiClient
 from streambroker_operator.kubernetes.watch.informer import ApiFeeder
@@ -56,7 +56,7 @@ class Probe:
         await asyncio.gather(feeding, beating, return_exceptions=True)
         return figures
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: BoardEvent) -> None:
         if isinstance(event, Synced):
             if len(tuple(event.listed)) != self._count:
                 raise RuntimeError(f"{len(tuple(event.listed))} {event.kind}s")
@@ -69,7 +69,7 @@ class Probe:
         feeds, last = list(self._feeder.feeds.values()), time.perf_counter()
         heard = 0
         while time.perf_counter() - last < QUIET_S or not heard:
-            now = sum(feed.heard for feed in feeds)
+            now = sum(feed.event_count for feed in feeds)
             if now != heard:
                 heard, last = now, time.perf_counter()
             await asyncio.sleep(0.02)

@@ -1,8 +1,8 @@
 """Many agents in one process, without rows: the real link to the broker and route table of each.
 
 ``python -m links URL PLACE JOB...`` says ``ready`` and then answers one line for each line it gets:
-``seen`` with what the agents have applied since, ``newest`` with the generation of each of their
-imports and when it was the last to come, ``hints on`` and ``hints off`` once the broker has
+``seen`` with what the agents have applied since, ``newest_version`` with the generation of each of
+their imports and when it was the last to come, ``hints on`` and ``hints off`` once the broker has
 another address for hints, which with ``off`` is one where nobody listens.
 """
 
@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
-from pe_agent.transport.tokens import given
+from pe_agent.transport.tokens import resolve_token
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.view import View
 
@@ -38,17 +38,17 @@ class Linked:
         home.mkdir()
         self.seen: list[tuple[int, float]] = []
         self.newest: dict[str, tuple[int, float]] = {}
-        self._hosts = Hosts(PeKey.parse(f"default/{job}/0"), home, progress=lambda *_: None)
+        self._hosts = Agent(PeKey.parse(f"default/{job}/0"), home, progress=lambda *_: None)
         # No rows: who holds none would be asked for them each second.
-        self._hosts.imports.peers.follow = lambda _: None  # type: ignore[assignment]
-        self._hosts.routes.listen(self._note)
+        self._hosts.imports.peers.apply_view = lambda _: None  # type: ignore[assignment]
+        self._hosts.routes.add_listener(self._note)
         self.link = BrokerLink(
             self._hosts,
             url,
             location="grpc+tcp://127.0.0.1:1",
             instance=f"{number:016x}",
             host="127.0.0.1",
-            token=given(None, None),
+            token=resolve_token(None, None),
         )
         self._ear = self.link._registration.hint
 

@@ -20,10 +20,10 @@ import pyarrow as pa
 from measure import Figures, Settings, turns
 from processes import Child
 
-from pe_agent.agent.exports.export import HostedExport
+from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
-from streambroker_core.ledger.ledger import Limits
+from streambroker_core.ledger.ledger import RetentionLimits
 from streambroker_core.model import PeKey
 
 PURPOSE = "an agent's start over a log of 10 GB, with its indexes and without"
@@ -40,10 +40,10 @@ def fill(home: Path, frame_bytes: int, log_bytes: int) -> None:
     home.mkdir()
     store, committer = Store(home / "state.sqlite"), Committer()
     store.set("pe", str(PE))
-    export = HostedExport(
+    export = AgentExport(
         f"{PE}/trades", home / "log" / "trades", store, committer, notify=lambda: None
     )
-    export.set_limits(Limits(max_bytes=4 * log_bytes))
+    export.set_limits(RetentionLimits(max_bytes=4 * log_bytes))
     batch = pa.record_batch([pa.array([os.urandom(frame_bytes)])], schema=SCHEMA)
     who: dict[str, Any] = {"query": "q", "run": "r"}
     for number in range(log_bytes // EPOCH_BYTES):

@@ -24,9 +24,9 @@ from measure import Figures, Settings, quantile
 
 from streambroker_core.expression import parse
 from streambroker_core.expression.evaluate import Test
-from streambroker_core.matching import IndexMatcher, Outcome, is_near
-from streambroker_core.matching.decide import connect, in_reach
-from streambroker_core.matching.import_index import Want
+from streambroker_core.matching import IndexMatcher, MatchResult, is_near
+from streambroker_core.matching.decide import connect, is_reachable
+from streambroker_core.matching.import_index import IndexedImport
 from streambroker_core.model import Import, Kind, PeKey, PortKey, Resource
 from streambroker_core.wire.manifests.ports import read_spec
 from streambroker_operator.agents.hint_sender import HintSender
@@ -51,7 +51,7 @@ LAST = 300
 FANNED = 4_000
 """Importers of one Export."""
 
-Asked: TypeAlias = "tuple[float, float, Resource, Mapping[str, Outcome]]"
+Asked: TypeAlias = "tuple[float, float, Resource, Mapping[str, MatchResult]]"
 """Seconds until all was known, those of the look-up alone, what was asked, the answer."""
 
 
@@ -63,10 +63,10 @@ class Scan:
     """
 
     def __init__(self, index: IndexMatcher) -> None:
-        self._exports = list(index._offers.exports.values())
+        self._exports = list(index._export_index.exports.values())
         self._imports = [(want.import_, _test_of(want)) for want in index._imports.values()]
 
-    def outcomes_for(self, asked: Resource) -> Mapping[str, Outcome]:
+    def outcomes_for(self, asked: Resource) -> Mapping[str, MatchResult]:
         """Return matches and near refusals by uid."""
         if isinstance(asked, Import):
             test = parse(asked.subscription or "").test
@@ -74,7 +74,7 @@ class Scan:
                 one.uid: outcome
                 for one in self._exports
                 if test(one.properties or {}) is True
-                and in_reach(one, asked)
+                and is_reachable(one, asked)
                 and is_near(outcome := connect(one, asked))
             }
         properties = asked.properties or {}
@@ -82,12 +82,12 @@ class Scan:
             one.uid: outcome
             for one, test in self._imports
             if test(properties) is True
-            and in_reach(asked, one)
+            and is_reachable(asked, one)
             and is_near(outcome := connect(asked, one))
         }
 
 
-def _test_of(want: Want) -> Test:
+def _test_of(want: IndexedImport) -> Test:
     code, literals = want.code, want.literals
     return lambda row: None if code is None else code(row, literals)
 
@@ -114,7 +114,7 @@ class Bench:
         filed = time.perf_counter()
         found = self.index.matches_of_export(export.uid)
         ended = time.perf_counter()
-        self.index._offers._file()
+        self.index._export_index._flush_pending()
         self.filing.append(time.perf_counter() - ended)
         self.index.remove_export(export.uid)
         return ended - began, ended - filed, export, found
@@ -155,7 +155,7 @@ class Bench:
             figures.add(f"{name}, filed for who asks next, p50", took, "ms")
             self.filing.clear()
 
-    def _scan(self, asked: Resource, found: Mapping[str, Outcome]) -> float:
+    def _scan(self, asked: Resource, found: Mapping[str, MatchResult]) -> float:
         began = time.perf_counter()
         expected = self.scan.outcomes_for(asked)
         seconds = time.perf_counter() - began

@@ -132,7 +132,7 @@ class Engine:
         self, patterns: list[Pattern], *, timeouts: bool = True, rows: int = BATCH
     ) -> None:
         self._timeouts, self._rows = timeouts, rows
-        self._rules, _ = RuleSet().updated(
+        self._rules, _ = RuleSet().apply_update(
             PatternProcessor(id=f"r{n}", version=1, pattern=each) for n, each in enumerate(patterns)
         )
         self._blobs: dict[str, bytes] = {}
@@ -185,10 +185,10 @@ class Engine:
     def _alive(self, mark: int) -> tuple[int, int]:
         """Return how many runs there are, and how many keys have some."""
         keys = self._begun(mark).engine.keys
-        places = keys.places()
-        return sum(len(one.runs) for place in places for one in keys.of(place).values()), len(
-            places
-        )
+        places = keys.list_keys()
+        return sum(
+            len(one.runs) for place in places for one in keys.matchers_for(place).values()
+        ), len(places)
 
 
 def masks(expression: Expression, schema: pa.Schema) -> Any:

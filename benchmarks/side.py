@@ -17,8 +17,15 @@ import pyarrow.compute as pc
 from measure import Figures, Settings
 
 from streambroker_core.control.operators.operator import Window
-from streambroker_core.side import Enrich, Shelf, SideInput, SideJoin, SideOperator, SideVersion
-from streambroker_core.side.state.layout import Shape, shape_of
+from streambroker_core.side import (
+    Enrich,
+    SideInput,
+    SideJoin,
+    SideOperator,
+    SideVersion,
+    TableCache,
+)
+from streambroker_core.side.state.layout import StateLayout, build_layout
 
 PURPOSE = "enriching rows with a map, against a pyarrow hash join of each batch; waiting rows"
 ENTRIES = {"1k": 1_000, "1M": 1_000_000}
@@ -46,18 +53,18 @@ class Sink:
         raise AssertionError(payload)
 
 
-def shape(*, static: bool = False, missing: Any = "null") -> Shape:
+def shape(*, static: bool = False, missing: Any = "null") -> StateLayout:
     """Return an operator that adds both values of a map."""
     side = SideInput(name="rates", kind="map", schema=SIDE, key=("key",), static=static)
     enrich = Enrich(input="rates", on=("key",), missing=missing)
-    return shape_of(SideJoin(schema=MAIN, inputs=(side,), enrich=(enrich,)))
+    return build_layout(SideJoin(schema=MAIN, inputs=(side,), enrich=(enrich,)))
 
 
 def window(
-    of: Shape,
+    of: StateLayout,
     blobs: Blobs,
     batches: list[tuple[str, pa.RecordBatch]],
-    tables: Shelf | None = None,
+    tables: TableCache | None = None,
     version: str | None = None,
 ) -> tuple[Sink, int]:
     """Run one window from the state and keep the state; returns what came, and bytes written."""
@@ -67,7 +74,7 @@ def window(
         operator.restore(1, blobs)
     operator.begin_window()
     if version is not None:
-        operator.obey(SideVersion(input="rates", version=version))
+        operator.apply_control(SideVersion(input="rates", version=version))
     for port, batch in batches:
         operator.process(port, batch)
     operator.end_window()
@@ -120,7 +127,7 @@ class Bench:
         self.table = pa.Table.from_batches([self.rows])
         self.main = main_rows(rows, entries)
         self.static, self.stream = shape(static=True), shape()
-        self.shelf = Shelf(lambda _, __: self.table)
+        self.shelf = TableCache(lambda _, __: self.table)
         self.pinned: Blobs = {}
         window(self.static, self.pinned, [], self.shelf, "v1")
         self.state: Blobs = {}

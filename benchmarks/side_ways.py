@@ -118,7 +118,7 @@ def timed(frame: DataFrame, *, count: int, rows: int, folder: str) -> DataFrame:
 
 def stream_stream(frame: DataFrame, *, count: int, rows: int, folder: str) -> DataFrame:
     """Join with the stream that changes slowly: the entries of the hour before a row."""
-    frame.sparkSession.conf.set(hosting.PROVIDER, hosting.ROCKSDB)
+    frame.sparkSession.conf.set(hosting.STATE_PROVIDER, hosting.ROCKSDB)
     main = _main(frame, count, rows).withWatermark("t", "0 seconds").alias("m")
     side = _files(frame, folder).withWatermark("since", "0 seconds").alias("s")
     valid = f"m.t >= s.since AND m.t < s.since + INTERVAL {HOUR} SECONDS"

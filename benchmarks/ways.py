@@ -238,14 +238,14 @@ def hop(given: DataFrame | Stream) -> DataFrame:
 def row_by_row(given: DataFrame | Stream) -> DataFrame:
     """Do the work with Spark's ``transformWithState``."""
     frame = _frame(given)
-    frame.sparkSession.conf.set(hosting.PROVIDER, hosting.ROCKSDB)
+    frame.sparkSession.conf.set(hosting.STATE_PROVIDER, hosting.ROCKSDB)
     return frame.groupBy(KEY).transformWithState(RowTally(), TALLY, "append", "None")
 
 
 def by_pandas(given: DataFrame | Stream) -> DataFrame:
     """Do the work with Spark's ``applyInPandasWithState``."""
     frame = _frame(given)
-    frame.sparkSession.conf.set(hosting.PROVIDER, hosting.ROCKSDB)
+    frame.sparkSession.conf.set(hosting.STATE_PROVIDER, hosting.ROCKSDB)
     groups = frame.groupBy(KEY)
     return groups.applyInPandasWithState(
         _pandas_tally, TALLY, "rows bigint, sum bigint", "append", "NoTimeout"

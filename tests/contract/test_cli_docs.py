@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from streambroker_operator.cli import app as commands
-from streambroker_operator.cli.commands.top import HEAD
+from streambroker_operator.cli.commands.top import COLUMNS
 from streambroker_operator.cli.io import errors
-from streambroker_operator.cli.io.targets import WORDS
+from streambroker_operator.cli.io.targets import KIND_ALIASES
 
 PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
 PROSE = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -60,8 +60,8 @@ def test_every_exit_code_is_documented() -> None:
 
 
 def test_every_word_for_a_kind_is_documented() -> None:
-    assert set(WORDS) <= TOLD
+    assert set(KIND_ALIASES) <= TOLD
 
 
 def test_the_columns_of_top_are_documented() -> None:
-    assert {"ROWS/S", "LAG", "LAG BYTES", "CONGESTION", "DROPPED", "AGE"} <= TOLD & set(HEAD)
+    assert {"ROWS/S", "LAG", "LAG BYTES", "CONGESTION", "DROPPED", "AGE"} <= TOLD & set(COLUMNS)

@@ -20,7 +20,7 @@ import pytest
 
 import pe_agent
 from pe_agent import pe
-from pe_agent.datasource.options import KNOWN
+from pe_agent.datasource.options import OPTION_NAMES
 from pe_agent.filters import compile_filter
 from pe_agent.job import ports
 from streambroker_core.errors import ExpressionError
@@ -310,7 +310,7 @@ def test_every_reason_for_not_matching_is_documented() -> None:
 
 def test_every_option_of_the_data_source_is_documented() -> None:
     told = {word.lower() for word in documented(PROGRAM, "Options of the data source")}
-    assert told == KNOWN - SPARK_OPTIONS
+    assert told == OPTION_NAMES - SPARK_OPTIONS
 
 
 def test_every_environment_variable_is_documented() -> None:

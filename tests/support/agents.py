@@ -30,7 +30,7 @@ from streambroker_core.wire.broker.view import (
     ImportRoute,
     View,
     encode,
-    seal,
+    with_version,
 )
 from support.certificates import Authority
 from support.free_ports import free_port
@@ -189,7 +189,7 @@ class AgentProcess:
     def write_routes(self, view: View) -> None:
         """Leave a view in the data directory; it is read at the next start."""
         self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "routes.json").write_text(json.dumps(encode(seal(view))))
+        (self.home / "routes.json").write_text(json.dumps(encode(with_version(view))))
 
 
 @dataclass(frozen=True, kw_only=True)

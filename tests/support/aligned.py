@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator, Window
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedControl, EmittedRows, Stage
 from streambroker_core.control.runtime.packing import (
     Packed,
@@ -28,7 +28,7 @@ from streambroker_core.control.runtime.packing import (
     pack_control,
     sequence,
 )
-from streambroker_core.control.runtime.runner import AlignedRunner, Applied, Outcome
+from streambroker_core.control.runtime.runner import AlignedRunner, AppliedControl, WindowResult
 from streambroker_core.control.tuples import ControlTuple, Delivery, Limits
 
 QUERY = "q"
@@ -120,7 +120,7 @@ class Turn:
 
     number: int
     rows: tuple[tuple[Row, ...], ...]
-    control: tuple[Placed, ...]
+    control: tuple[PositionedControl, ...]
     watermark: int | None = None
 
 
@@ -154,8 +154,10 @@ def turns(*windows: str | Sequence[str], watermarks: Sequence[int | None] = ()) 
     return out
 
 
-def _read(text: str, partition: int, window: int) -> tuple[tuple[Row, ...], list[Placed]]:
-    rows, placed = list[Row](), list[Placed]()
+def _read(
+    text: str, partition: int, window: int
+) -> tuple[tuple[Row, ...], list[PositionedControl]]:
+    rows, placed = list[Row](), list[PositionedControl]()
     for found in _TOKEN.finditer(text):
         value, time, kind, at, name = found.groups()
         if value is not None:
@@ -327,8 +329,8 @@ class Plant:
     chance: Chance = field(default_factory=Steady)
     limits: Limits = field(default_factory=Limits)
     log: Log = field(default_factory=dict)
-    applied: list[tuple[str, Applied]] = field(default_factory=list)
-    outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
+    applied: list[tuple[str, AppliedControl]] = field(default_factory=list)
+    outcomes: dict[tuple[str, int], WindowResult] = field(default_factory=dict)
     state: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     wakes: dict[tuple[str, int], int | None] = field(default_factory=dict)
     before: int | None = None
@@ -356,7 +358,7 @@ class Plant:
         return {at: self.chance.shuffled(arrived[at]) for at in sorted(arrived)}
 
     def _sent(self, edge: Edge, layout: Layout, turn: Turn, base: int) -> Iterator[pa.RecordBatch]:
-        tasks: dict[int, list[Placed]] = {}
+        tasks: dict[int, list[PositionedControl]] = {}
         if edge.source == SOURCE:
             for partition, rows in enumerate(turn.rows):
                 first = base + sequence(part=partition)
@@ -415,7 +417,7 @@ class Plant:
         packed: Sequence[Packed],
         seen: list[Entry],
         fail_at: int | None = None,
-    ) -> Outcome:
+    ) -> WindowResult:
         kind = Scripted if node.answer is None else Aware
         runner = AlignedRunner(
             lambda: kind(node, seen, fail_at),

@@ -19,8 +19,8 @@ import pytest
 
 from pe_agent.aligned.runtime import processor
 from pe_agent.aligned.runtime.frames import EMITTED, ROWS, read_ipc
-from pe_agent.aligned.runtime.packer import Packer, Repacker
-from pe_agent.aligned.runtime.processor import BucketProcessor, Hosted
+from pe_agent.aligned.runtime.packer import FramePacker, Repacker
+from pe_agent.aligned.runtime.processor import BucketProcessor, OperatorConfig
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.tuples import Limits
@@ -76,7 +76,7 @@ class Values:
 class Stage:
     """One operator with its state, as Spark keeps it."""
 
-    hosted: Hosted
+    hosted: OperatorConfig
     state: dict[tuple[int, str], bytes] = field(default_factory=dict)
     timers: set[tuple[int, int]] = field(default_factory=set)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Stage:
             )
             out += runs.handleInputRows((bucket,), iter([given]), times)
         for bucket, at in sorted(self.timers):
-            if self.hosted.timed and at <= mark and (bucket, at) in self.timers:
+            if self.hosted.has_watermark and at <= mark and (bucket, at) in self.timers:
                 self.bucket = bucket
                 fired = SimpleNamespace(getExpiryTimeInMs=lambda at=at: at)
                 out += runs.handleExpiredTimer(
@@ -138,7 +138,9 @@ class Batches:
         """Run a batch; return what its last operator hands out."""
         self.number += 1
         first = self.stages[0].hosted
-        packer = Packer(layout=first.layouts["in"], event_time="t" if first.timed else None)
+        packer = FramePacker(
+            layout=first.layouts["in"], event_time="t" if first.has_watermark else None
+        )
         before = deepcopy([(stage.state, stage.timers) for stage in self.stages])
         given = list(packer([rows] if rows is not None else []))
         latest = [time.value for one in given for time in one.column("event_time") if time.is_valid]
@@ -178,15 +180,15 @@ def batches(
             "limits": Limits(),
             "layouts": {"in": Layout(port="in", buckets=2, key=(("k", pa.int64()),))},
             "schemas": {"out": pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])},
-            "timed": not at,
-            "clocks": frozenset({f"op{at - 1}"}) if at else frozenset(),
+            "has_watermark": not at,
+            "watermark_operators": frozenset({f"op{at - 1}"}) if at else frozenset(),
             **more,
         }
-        made.append(Stage(Hosted(**fields)))
+        made.append(Stage(OperatorConfig(**fields)))
     chain = Batches(made)
     properties: dict[str, Callable[[], object]] = {
         "sql.streaming.queryId": lambda: "q",
         "streaming.sql.batchId": lambda: chain.number,
     }
-    monkeypatch.setattr(processor, "_property", lambda name: str(properties[name]()))
+    monkeypatch.setattr(processor, "_require_property", lambda name: str(properties[name]()))
     return chain

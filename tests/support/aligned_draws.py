@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import Delivery
 from support.aligned import SOURCE, Edge, Graph, Node, Row, Turn, at_time, note
@@ -58,7 +58,7 @@ def windows(draw: st.DrawFn, *, timed: bool = True) -> list[Turn]:
     deliveries = [one for one in Delivery if timed or one is not Delivery.AT_TIME]
     for number in range(1, draw(st.integers(1, 4)) + 1):
         rows: list[tuple[Row, ...]] = []
-        placed: list[Placed] = []
+        placed: list[PositionedControl] = []
         for partition in range(draw(st.integers(1, 3))):
             rows.append(tuple(draw(st.lists(ROW, max_size=6))))
             for seq in range(draw(st.integers(0, 3))):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from streambroker_core.control.runtime.buckets import buckets_of
+from streambroker_core.control.runtime.buckets import assign_buckets
 from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from support.aligned import (
@@ -90,7 +90,7 @@ def _arrived(graph: Graph, node: Node, sent: dict[str, list[Sent]]) -> list[Arri
                 for one in out:
                     one[edge.port].append((at, what))
             else:
-                found = buckets_of(as_batch([what]), layout, pa.array([at], pa.int64()))
+                found = assign_buckets(as_batch([what]), layout, pa.array([at], pa.int64()))
                 out[found[0].as_py()][edge.port].append((at, what))
     return out
 

@@ -23,8 +23,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned import Operator, OperatorStream, Stream, control_aware
-from pe_agent.aligned.runtime.frames import control_text
-from pe_agent.streams.stream import Rows
+from pe_agent.aligned.runtime.frames import encode_control
+from pe_agent.streams.stream import RowsFrame
 from streambroker_core.control.operators.operator import Changes
 from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import Limits
@@ -102,7 +102,7 @@ class ScriptReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 random.choice(tasks).append((sequence(part=part, number=number), row))
         for position, control in turn.control:
             for task in random.choices(tasks, k=random.choice((1, 1, 3))):
-                task.append((position, control_text(control)))
+                task.append((position, encode_control(control)))
         if self._seed == IN_ORDER:
             for task in tasks:
                 task.sort(key=lambda one: (one[0], isinstance(one[1], tuple)))
@@ -145,7 +145,7 @@ def scripted(
         .option("seed", str(seed))
         .load()
     )
-    return Stream(spark=spark, data=Rows(frame=frame, mixed=True))
+    return Stream(spark=spark, data=RowsFrame(frame=frame, mixed=True))
 
 
 class Told(Scripted):

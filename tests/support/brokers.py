@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from streambroker_operator.broker import Broker
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.conformance import assert_conforms
 
 EXPORT = {
@@ -95,7 +95,7 @@ class Rest:
 
 @asynccontextmanager
 async def running_broker(
-    db: Path, limits: Limits | None = None
+    db: Path, limits: RateLimits | None = None
 ) -> AsyncIterator[tuple[Broker, Rest]]:
     """Run a broker on a free port of this machine, with a client."""
     broker = Broker(db=db, port=0, limits=limits)

@@ -27,7 +27,7 @@ from pe_agent.filters import compile_filter
 from streambroker_core.errors import ExpressionError, StreambrokerError
 from streambroker_core.expression import check_filter, parse
 from streambroker_core.model.schema import Column, Schema
-from streambroker_core.model.topics import topic_matches, valid_pattern, valid_topic
+from streambroker_core.model.topics import is_valid_pattern, is_valid_topic, topic_matches
 from support import pattern_cases
 
 ERROR = "error"
@@ -153,7 +153,7 @@ def _run_parse_filter(case: dict[str, Any]) -> object:
 
 def _run_topic(case: dict[str, Any]) -> object:
     topic_filter, topic = case["expression"], case["topic"]
-    if not valid_pattern(topic_filter) or not valid_topic(topic):
+    if not is_valid_pattern(topic_filter) or not is_valid_topic(topic):
         return False
     answer = topic_matches(topic_filter, topic)
     expression = parse(f"topic({json.dumps(topic_filter)})")
@@ -162,11 +162,11 @@ def _run_topic(case: dict[str, Any]) -> object:
 
 
 def _run_topic_name(case: dict[str, Any]) -> object:
-    return valid_topic(case["expression"]) or ERROR
+    return is_valid_topic(case["expression"]) or ERROR
 
 
 def _run_topic_filter(case: dict[str, Any]) -> object:
-    return valid_pattern(case["expression"]) or ERROR
+    return is_valid_pattern(case["expression"]) or ERROR
 
 
 _RUNNERS: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -50,7 +50,9 @@ class Authority:
 
     def trust(self) -> AgentTrust:
         """Return what an agent with the certificate trusts, and shows."""
-        return AgentTrust(self.ca, own=AgentCertificate(chain=self.certificate, key=self.key))
+        return AgentTrust(
+            self.ca, certificate=AgentCertificate(chain=self.certificate, key=self.key)
+        )
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the certificate."""

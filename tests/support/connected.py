@@ -36,7 +36,7 @@ class Connected:
     def declare(
         agent: AgentProcess, kind: str, port: str = "trades", *, again: bool = False, **spec: Any
     ) -> None:
-        """Declare an export or import; ``again`` replaces what is there."""
+        """Declare an export or import; ``is_republished`` replaces what is there."""
         spec = {**spec, "schema": COLUMNS}
         agent.client.call("declare", kind=kind, port=port, spec=spec, redeclare=again)
 

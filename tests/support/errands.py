@@ -10,10 +10,10 @@ from typing import Any
 from streambroker_core.wire.broker.agent_commands import (
     APPEND,
     EMIT,
-    Done,
-    Errand,
-    decode_errands,
-    encode_done,
+    AgentCommand,
+    CommandResult,
+    decode_commands,
+    encode_results,
 )
 from support.brokers import Rest
 
@@ -35,26 +35,26 @@ class Errander:
     """
 
     def __init__(self) -> None:
-        self.done: list[Errand] = []
+        self.done: list[AgentCommand] = []
         self.requests: list[tuple[str, str]] = []
         self.refuses: tuple[str, str] | None = None
         self.applied = False
 
-    def answer(self, errand: Errand) -> Done:
+    def answer(self, errand: AgentCommand) -> CommandResult:
         """Do one."""
         self.done.append(errand)
         if self.refuses is not None:
             code, detail = self.refuses
-            return Done(id=errand.id, code=code, detail=detail)
+            return CommandResult(id=errand.id, code=code, detail=detail)
         if errand.action not in (EMIT, APPEND):
             seq = int(errand.body["seq"])
             if seq >= len(self.requests):
-                return Done(id=errand.id, code="NotEmitted", detail="there is none.")
-            return Done(id=errand.id, answer=self._state(seq))
+                return CommandResult(id=errand.id, code="NotEmitted", detail="there is none.")
+            return CommandResult(id=errand.id, answer=self._state(seq))
         name = (errand.action, errand.body["request"])
         if name not in self.requests:
             self.requests.append(name)
-        return Done(id=errand.id, answer=self._state(self.requests.index(name)))
+        return CommandResult(id=errand.id, answer=self._state(self.requests.index(name)))
 
     def _state(self, seq: int) -> Mapping[str, Any]:
         readers = [{"reader": "r", "applied": self.applied}]
@@ -62,13 +62,13 @@ class Errander:
 
     async def round(self, rest: Rest, pe: str, **headers: str) -> None:
         """Fetch, do and answer until nothing waits."""
-        done: list[Done] = []
+        done: list[CommandResult] = []
         path, mark, query = pe.partition("?")
         while True:
             where = f"{path}/errands{mark}{query}"
-            answer = await rest("POST", where, encode_done(done), data=None, **headers)
+            answer = await rest("POST", where, encode_results(done), data=None, **headers)
             assert answer.status == 200, answer.body
-            errands = decode_errands(answer.body)
+            errands = decode_commands(answer.body)
             if not errands:
                 return
             done = [self.answer(one) for one in errands]

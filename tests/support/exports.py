@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exports.export import HostedExport
-from pe_agent.agent.exports.reader_plans import Replanned
+from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.reader_plans import RegisteredPlan
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
-from streambroker_core.ledger.ledger import Answer, Ask, Limits
+from streambroker_core.ledger.ledger import Plan, PlanRequest, RetentionLimits
 
 IMPORT = "default/alerts/0/trades"
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
@@ -56,16 +56,16 @@ class Bench:
     now: float = 1000.0
     told: int = 0
     segment_bytes: int = 1 << 20
-    export: HostedExport = field(init=False)
+    export: AgentExport = field(init=False)
     store: Store = field(init=False)
     committer: Committer = field(init=False)
 
-    def open(self) -> HostedExport:
+    def open(self) -> AgentExport:
         """Open the export, or recover it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.store = Store(self.directory / "state.sqlite")
         self.committer = Committer(threads=1)
-        self.export = HostedExport(
+        self.export = AgentExport(
             "default/feed/0/trades",
             self.directory / "log",
             self.store,
@@ -85,13 +85,13 @@ class Bench:
         self.committer.close()
         self.store.close()
 
-    def reopen(self) -> HostedExport:
+    def reopen(self) -> AgentExport:
         """Start again over the same directory."""
         self.close()
         return self.open()
 
     def limit(self, **limits: Any) -> None:
-        self.export.set_limits(Limits(**limits))
+        self.export.set_limits(RetentionLimits(**limits))
 
     def route(self, policy: str = "wait") -> None:
         self.export.set_routes({IMPORT: policy})
@@ -131,14 +131,14 @@ class Bench:
         filter_: str | None = None,
         columns: list[str] | None = None,
         **more: Any,
-    ) -> Answer:
-        ask = Ask(
+    ) -> Plan:
+        ask = PlanRequest(
             reader=reader,
             import_=IMPORT,
             policy="wait",
             start="earliest",
             positions=positions or {},
-            known=positions is not None,
+            has_opened=positions is not None,
             **more,
         )
         return self.export.plan(ask, filter_=filter_, columns=columns)
@@ -151,11 +151,11 @@ class Bench:
         filter_: str | None = None,
         columns: list[str] | None = None,
         **more: Any,
-    ) -> Replanned:
-        ask = Ask(
+    ) -> RegisteredPlan:
+        ask = PlanRequest(
             reader=reader, import_=IMPORT, policy="wait", start="earliest", positions={}, **more
         )
-        return self.export.replan(ask, ranges, filter_=filter_, columns=columns)
+        return self.export.register_plan(ask, ranges, filter_=filter_, columns=columns)
 
     @property
     def stream(self) -> str:

@@ -147,7 +147,7 @@ def any_tree(*, division: bool) -> st.SearchStrategy[tree.Predicate]:
         st.builds(tree.Membership, operand, st.builds(tree.Name, names) | brackets),
         st.builds(tree.Has, names),
         st.builds(
-            tree.Match,
+            tree.StringTest,
             st.sampled_from(["startsWith", "endsWith", "contains"]),
             _references,
             plain,
@@ -251,7 +251,10 @@ typed_atoms: st.SearchStrategy[tree.Predicate] = st.one_of(
     st.builds(tree.Membership, _boolean_columns | _booleans, st.just(tree.Name("bl"))),
     st.builds(tree.Has, st.sampled_from([column.name for column in SCHEMA])),
     st.builds(
-        tree.Match, st.sampled_from(["startsWith", "endsWith", "contains"]), _string_columns, texts
+        tree.StringTest,
+        st.sampled_from(["startsWith", "endsWith", "contains"]),
+        _string_columns,
+        texts,
     ),
     st.builds(tree.Topic, topic_filters),
     _boolean_columns,

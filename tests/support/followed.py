@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from streambroker_core.board import Action, Board, Event, Synced, Unreadable
+from streambroker_core.board import Action, Board, BoardEvent, Synced, Unreadable
 from streambroker_core.model import RULE, AnyKind, Export, Import, PeKey, Rule, kind_of
 from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.agents.hint_sender import HintSender
@@ -23,13 +23,13 @@ from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, Timing
-from streambroker_operator.kubernetes.status.controller import Desk
+from streambroker_operator.kubernetes.status.controller import StatusController
 from streambroker_operator.kubernetes.status.events import EventWriter
-from streambroker_operator.kubernetes.status.port_reconciler import Statuses
-from streambroker_operator.kubernetes.status.rule_reconciler import RuleStatuses
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
+from streambroker_operator.kubernetes.status.rule_reconciler import RuleReconciler
 from streambroker_operator.kubernetes.watch.informer import ApiFeeder, FeedHealth
 from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
-from streambroker_operator.kubernetes.watch.observed_cache import Entry, read, sighting_of
+from streambroker_operator.kubernetes.watch.observed_cache import Entry, parse_object, read_entry
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from streambroker_operator.runtime.runtime import Runtime
 from support.cluster import GROUP, ApiServer
@@ -44,7 +44,7 @@ HASTY = Timing(
     server_s=20,
     idle_s=2.5,
     page=5,
-    sweep_s=0.5,
+    resync_s=0.5,
     settle_s=0.1,
     confirm_s=0.1,
     retry_s=(0.02, 0.3),
@@ -60,13 +60,13 @@ _ANNOUNCE_S = 0.1
 class _Watched(Board):
     """A board that somebody looks at whenever it is whole."""
 
-    def __init__(self, look: Callable[[Sequence[Event]], None]) -> None:
+    def __init__(self, look: Callable[[Sequence[BoardEvent]], None]) -> None:
         super().__init__()
         self._look = look
 
-    def steps(self, events: Iterable[Event]) -> Iterator[Action | None]:
+    def iter_steps(self, events: Iterable[BoardEvent]) -> Iterator[Action | None]:
         events = list(events)
-        yield from super().steps(events)
+        yield from super().iter_steps(events)
         self._look(events)
 
 
@@ -93,9 +93,9 @@ class Followed:
         self.board: Board = _Watched(self._look)
         self.runtime: Runtime
         self.store: KubernetesStore
-        self.events: list[Event] = []
+        self.events: list[BoardEvent] = []
         self.steady: set[str] = set()
-        self.torn: list[tuple[str, Event]] = []
+        self.torn: list[tuple[str, BoardEvent]] = []
         self._shown: set[str] = set()
         self._name, self._namespaces, self._timing = feeder, tuple(namespaces), timing
         self._loop = asyncio.new_event_loop()
@@ -139,12 +139,14 @@ class Followed:
             api, sender = HttpApi(self._access), HintSender()
             self.store = KubernetesStore(Objects(api), self.board, secret=b"s" * 32)
             events = EventWriter(api, "broker-0")
-            desk = Desk(self.board, self.store, events, leads=lambda: False, relay=lambda *_: None)
-            desk.statuses = Statuses(self.board, lambda *_: None)
-            desk.rule_statuses = RuleStatuses(self.board, lambda *_: None)
+            desk = StatusController(
+                self.board, self.store, events, leads=lambda: False, relay=lambda *_: None
+            )
+            desk.port_reconciler = PortReconciler(self.board, lambda *_: None)
+            desk.rule_reconciler = RuleReconciler(self.board, lambda *_: None)
             self.runtime = Runtime(self.store, sender, self.board, desk)
-            desk.deliver, desk.why_cut = self.runtime.deliver, self.runtime.why_cut
-            self.feeder = kind(client, self._namespaces, desk.look, self.board.newest)
+            desk.deliver, desk.cut_reason = self.runtime.deliver, self.runtime.cut_reason
+            self.feeder = kind(client, self._namespaces, desk.observe, self.board.newest_version)
             announcing = asyncio.ensure_future(self._announce())
             self._ready.set()
             try:
@@ -162,7 +164,7 @@ class Followed:
             await asyncio.sleep(_ANNOUNCE_S)
             await self.store.announce()
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: BoardEvent) -> None:
         self.events.append(event)
         self.runtime.deliver(event)
 
@@ -170,7 +172,7 @@ class Followed:
         self.events.append(event)
         await self.runtime.load(event)
 
-    def _look(self, events: Sequence[Event]) -> None:
+    def _look(self, events: Sequence[BoardEvent]) -> None:
         shown = _uids(self.board)
         self.torn += [(uid, events[-1]) for uid in self.steady & self._shown - shown]
         self._shown = shown
@@ -194,7 +196,7 @@ class Followed:
 
         def demanding() -> None:
             for feed in self.feeder.feeds.values():
-                (feed.wanted if what == "relist" else feed.sweeping).set()
+                (feed.relist_needed if what == "relist" else feed.resync_due).set()
 
         self.call(demanding)
 
@@ -256,17 +258,17 @@ async def _wind_up() -> None:
 
 
 def _uids(board: Board) -> set[str]:
-    found = {export.uid for export in board.each_export()}
-    found |= {import_.uid for import_ in board.each_import()}
+    found = {export.uid for export in board.iter_exports()}
+    found |= {import_.uid for import_ in board.iter_imports()}
     return found | {rule.uid for rule in board.rules}
 
 
 def _entries(board: Board, feeder: ApiFeeder) -> dict[str, Entry]:
-    found: dict[str, Entry] = {export.uid: export for export in board.each_export()}
-    found |= {import_.uid: import_ for import_ in board.each_import()}
+    found: dict[str, Entry] = {export.uid: export for export in board.iter_exports()}
+    found |= {import_.uid: import_ for import_ in board.iter_imports()}
     found |= {rule.uid: rule for rule in board.rules}
     for kind, feed in feeder.feeds.items():
-        for uid in list(feed.following._known):
+        for uid in list(feed.cache._objects):
             what = board.unreadable(kind, uid)
             if what is not None:
                 found[uid] = what
@@ -299,9 +301,9 @@ def _accepted(entries: Mapping[str, Entry]) -> list[Export | Import | Rule]:
     """
     found: list[Export | Import | Rule] = []
     for one in entries.values():
-        if not isinstance(one, Unreadable) and one.newer is not None:
-            assert one.generation < one.newer.generation
-            found.append(replace(one, newer=None))
+        if not isinstance(one, Unreadable) and one.rejected is not None:
+            assert one.generation < one.rejected.generation
+            found.append(replace(one, rejected=None))
     return found
 
 
@@ -332,17 +334,17 @@ def scan(
         )
         board.handle(Synced(kind=kind, listed=before, version=1))
     for kind in OBJECTS:
-        found = [read(kind, sighting_of(body)) for of, body in bodies if of == kind]
+        found = [read_entry(kind, parse_object(body)) for of, body in bodies if of == kind]
         entries.update({one.uid: one for one in found if isinstance(one, Unreadable)})
         listed = tuple((one, 2) for one in found if not isinstance(one, Unreadable))
         unreadable = tuple(replace(one, version=2) for one in found if isinstance(one, Unreadable))
         board.handle(Synced(kind=kind, listed=listed, version=2, unreadable=unreadable))
-    entries |= {export.uid: export for export in board.each_export()}
-    entries |= {import_.uid: import_ for import_ in board.each_import()}
+    entries |= {export.uid: export for export in board.iter_exports()}
+    entries |= {import_.uid: import_ for import_ in board.iter_imports()}
     entries |= {rule.uid: rule for rule in board.rules}
     registrations = Registrations(Objects(HttpApi(Access(server=api.url))), board)
     for kind, body in bodies:
-        agent = None if kind == RULE else registrations.saw(kind, body)
+        agent = None if kind == RULE else registrations.observe(kind, body)
         if agent is not None:
             board.handle(agent)
     return Scan(entries=entries, board=board)

@@ -22,8 +22,14 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exports import state_codec as claims
-from pe_agent.agent.exports.stream.delivery_counts import Delivery as Delivered
-from pe_agent.agent.exports.stream.manifests import Away, Block, Control, Manifest, Stage
+from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery as Delivered
+from pe_agent.agent.exports.stream.manifests import (
+    Block,
+    Manifest,
+    ManifestControl,
+    RemoteBlock,
+    Stage,
+)
 from pe_agent.agent.imports import available_now as heads
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.state.control_log import ControlLog
@@ -32,7 +38,7 @@ from pe_agent.agent.state.store import Store as AgentStore
 from pe_agent.aligned.control_source import ControlFile
 from pe_agent.aligned.file_ends import EndOfFile
 from pe_agent.aligned.runtime import progress_messages as notes
-from pe_agent.aligned.runtime.state_store import Own
+from pe_agent.aligned.runtime.state_store import BucketState
 from pe_agent.aligned.timeout_ticks import TickPlan
 from pe_agent.cep import metrics_reporter as figuring
 from pe_agent.log.commit import Committer
@@ -42,26 +48,26 @@ from pe_agent.side.tables import pins, versions
 from streambroker_core.board import AgentRegistered
 from streambroker_core.cep import Pattern
 from streambroker_core.cep.engine.engine import Metrics
-from streambroker_core.cep.engine.metrics import RuleFigures, WindowFigures
+from streambroker_core.cep.engine.metrics import RuleMetrics, WindowMetrics
 from streambroker_core.cep.operator import PatternOperator, PatternRules, RuleStopped
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState, time_key
 from streambroker_core.control.runtime import packing
-from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
+from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from streambroker_core.control.tuples import (
     ControlTuple,
     Delivery,
     SideTick,
     Target,
     envelope,
-    logged,
+    make_logged_tuple,
     payloads,
 )
 from streambroker_core.control.tuples import epoch_control as placing
-from streambroker_core.control.tuples.request import Emission
-from streambroker_core.control.tuples.window_bounds import head_of
-from streambroker_core.diagnose.forecast import Problem as ForecastProblem
+from streambroker_core.control.tuples.request import ControlRequest
+from streambroker_core.control.tuples.window_bounds import make_control_head
+from streambroker_core.diagnose.forecast import ProposalProblem as ForecastProblem
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.expression import parse
 from streambroker_core.ledger import ledger
@@ -78,7 +84,7 @@ from streambroker_core.side import (
     SideVersion,
 )
 from streambroker_core.side.state.input_state import Tally
-from streambroker_core.side.state.waiting_rows import _Figures
+from streambroker_core.side.state.waiting_rows import _StallCounts
 from streambroker_core.wire.broker import agent_commands as errand
 from streambroker_core.wire.broker import (
     capability,
@@ -96,7 +102,7 @@ from streambroker_core.wire.reports import rule_metrics as rule_figures
 from streambroker_core.wire.reports import rule_status as told
 from streambroker_core.wire.reports import side_status as told_sides
 from streambroker_operator.kubernetes.client.kubeconfig import Access
-from streambroker_operator.rest.guard.rate_limits import Limits as RestLimits
+from streambroker_operator.rest.guard.rate_limits import RateLimits as RestLimits
 from streambroker_operator.storage.sqlite_store import Store as BrokerStore
 from support.pattern_cases import compiled
 from support.pattern_windows import Buckets
@@ -207,34 +213,36 @@ def agent_and_broker() -> dict[str, Any]:
         registration.Exchange(
             private=private,
             public=key_exchange.public_key(private),
-            purpose=registration.purpose_of(AGENT, INSTANCE),
+            purpose=registration.key_purpose(AGENT, INSTANCE),
         )
         for private in (KEY, KEY[::-1])
     ]
-    answer = registration.Registered(key=registration.derive_key(KEY, AGENT, INSTANCE))
-    asked = errand.Errand(id="0" * 32, action="export.emit", text='{"request":"r"}')
-    done = errand.Done(id="0" * 32, answer={"id": "log/1"})
-    refused = errand.Done(id="1" * 32, code="ExportFull", detail="No room.")
-    stall = told_sides.ToldStall(cause="no data", rows=2, since=5)
-    side = told_sides.ToldSide(operator="join", input="rates", keyed=True, stalls=(stall,))
-    of_rule = rule_figures.ToldFigures(operator="find", log="l", rule="r", version=1, tested=9)
-    waiting = rule_figures.ToldWaiting(operator="find", log="l", rows=1, first=2, watermark=3)
-    one_rule = told.ToldRule(
+    answer = registration.RegistrationReply(key=registration.derive_key(KEY, AGENT, INSTANCE))
+    asked = errand.AgentCommand(id="0" * 32, action="export.emit", text='{"request":"r"}')
+    done = errand.CommandResult(id="0" * 32, answer={"id": "log/1"})
+    refused = errand.CommandResult(id="1" * 32, code="ExportFull", detail="No room.")
+    stall = told_sides.SideStall(cause="no data", rows=2, since=5)
+    side = told_sides.SideStatus(operator="join", input="rates", keyed=True, stalls=(stall,))
+    of_rule = rule_figures.RuleMetricsReport(
+        operator="find", log="l", rule="r", version=1, tested=9
+    )
+    waiting = rule_figures.WatermarkWait(operator="find", log="l", rows=1, first=2, watermark=3)
+    one_rule = told.RuleStatus(
         version=2, state="active", since=1, buckets=2, of=2, matches=3, errors=1
     )
     return {
         "registration": registration.encode_request(one, sides[0], "proof"),
         "answer": registration.encode_answer(answer),
         "sealed answer": registration.encode_answer(answer, sides[1], sides[0].public),
-        "tag": registration.tag_of(KEY, one),
-        "proof": registration.proof_of(KEY, AGENT, one, hour=5),
-        "errands": errand.encode_errands([asked]),
-        "done": errand.encode_done([done, refused]),
-        "ended": ends.encode(ends.Ends(ports=frozenset({"b", "a"}), more=True)),
-        "rules told": told.write_told({"r": one_rule}),
+        "tag": registration.registration_tag(KEY, one),
+        "proof": registration.hint_proof(KEY, AGENT, one, hour=5),
+        "errands": errand.encode_commands([asked]),
+        "done": errand.encode_results([done, refused]),
+        "ended": ends.encode(ends.EndedExports(ports=frozenset({"b", "a"}), more=True)),
+        "rules told": told.write_statuses({"r": one_rule}),
         "side told": told_sides.write_side(side),
-        "rule figures": rule_figures.write_figures(of_rule),
-        "rows that wait for the watermark": rule_figures.write_figures(waiting),
+        "rule figures": rule_figures.write_metrics(of_rule),
+        "rows that wait for the watermark": rule_figures.write_metrics(waiting),
     }
 
 
@@ -249,7 +257,11 @@ def signed() -> dict[str, Any]:
         "hint": {"bytes": hint.hex(" ", -8), "point": hints.point_text((7, 9))},
         "capability": capability.sign(KEY, filter_allowed=True, policy="wait", **ports),
         "capability that ends": capability.sign(
-            KEY, filter_allowed=False, policy="drop", expires=capability.end_of(NOW), **ports
+            KEY,
+            filter_allowed=False,
+            policy="drop",
+            expires=capability.compute_expiry(NOW),
+            **ports,
         ),
         "request": signature.sign(
             KEY, agent=AGENT, instance=INSTANCE, method="PUT", path="/api/x?a=b", body=b"{}",
@@ -264,7 +276,7 @@ def problems() -> dict[str, Any]:
     try:
         parse("a ==", "subscription")
     except SubscriptionError as error:
-        refused = problem.encode(problem.of_error(error, 422))
+        refused = problem.encode(problem.from_error(error, 422))
     plain = problem.Problem(status=409, code="NameTaken", detail="It is taken.", facts={"x": 1})
     return {"expression": refused, "plain": problem.encode(plain)}
 
@@ -290,20 +302,24 @@ def offsets() -> dict[str, Any]:
 
 def segment() -> dict[str, Any]:
     """Return segments and index of a log, and the metas of an export's frames."""
-    control = Control(head=head_of(5, [tuple_()]), own=1, emitted=("log", 4))
+    control = ManifestControl(
+        head=make_control_head(5, [tuple_()]), query_tuples=1, emitted=("log", 4)
+    )
     at = Address(1, 32, 96)
     plain = Manifest(
         epoch=5, query="q", run="u", batch=4, rows=9, bytes=96, published=float(NOW), ddl="a int",
         rows_before=20, blocks=(Block(at, 9),),
     )  # fmt: skip
-    away = dataclasses.replace(plain, blocks=(Away(1, 64, 9),), agents=("default/feed/1",), gap=2)
+    away = dataclasses.replace(
+        plain, blocks=(RemoteBlock(1, 64, 9),), agents=("default/feed/1",), gap=2
+    )
     stage = Stage(id="g", stream="s", query="q", run="u", batch=4, rows=9, crc=1)
     stage.blocks.append(Block(at, 9))
     metas = {
         "manifest, version 1": plain.encode(),
         "manifest, version 2": away.encode(),
         "manifest, version 3": dataclasses.replace(plain, control=control).encode(),
-        "stage end": stage.end(),
+        "stage end": stage.encode_end(),
     }
     with folder() as place:
         committer = Committer(threads=1)
@@ -347,7 +363,7 @@ def agent_tables() -> dict[str, Any]:
     publisher.last = Published(batch=4, rows=9, schema="a int", control=1)
     publisher.earlier, publisher.aborted = {"p": publisher.last}, ("u", 5)
     reader = ledger.Reader(id="r", import_="default/alerts/0/in", policy="wait", start="latest",
-        until=0.0, cursors={"s": ledger.Cursor(next=1, planned=(1, 3))}, resume={"s": 1},
+        lease_expires=0.0, cursors={"s": ledger.Cursor(next=1, planned=(1, 3))}, resume={"s": 1},
     )  # fmt: skip
     with folder() as place:
         store = AgentStore(place / "state.sqlite")
@@ -412,7 +428,7 @@ def route_file() -> str:
 
 def tuple_(**more: Any) -> ControlTuple:
     """Return a control tuple."""
-    return logged("log", 3, type_="Factor", text='{"f":2}', **more)
+    return make_logged_tuple("log", 3, type_="Factor", text='{"f":2}', **more)
 
 
 def control_tuples() -> dict[str, Any]:
@@ -425,9 +441,10 @@ def control_tuples() -> dict[str, Any]:
         SideComplete(input="rates", version="v1"), SideVersion(input="rates", version="v1"),
         SideRefresh(input="rates"),
     ]  # fmt: skip
-    held: list[notes.Note] = [
-        notes.Tick(operator="op", watermark=5), notes.Hold(operator="op", bucket=1, at=None),
-        notes.Latest(port="in", at=6),
+    held: list[notes.ProgressMessage] = [
+        notes.WatermarkUpdate(operator="op", watermark=5),
+        notes.WatermarkHold(operator="op", bucket=1, at=None),
+        notes.LatestEventTime(port="in", at=6),
     ]  # fmt: skip
     with folder() as place:
         (place / "control").write_text('{"log":"file-1","v":1}\n')
@@ -435,7 +452,7 @@ def control_tuples() -> dict[str, Any]:
         lines = (place / "control").read_text().splitlines()
     return {
         "json": [envelope.encode(tuple_()), envelope.encode(timed)],
-        "asked for": Emission(type="T", text="[1]", target=timed.target).encode(),
+        "asked for": ControlRequest(type="T", text="[1]", target=timed.target).encode(),
         "of an epoch": placing.encode([(0, tuple_()), (9, timed)]).decode(),
         "payloads": [list(payloads.encode(one)) for one in said],
         "notes": notes.encode(held).decode(),
@@ -455,7 +472,7 @@ def packed_rows() -> dict[str, Any]:
         "rows": table(packing.pack(rows, nulls, packing.sequence(rank=1, part=2, number=3))),
         "control": table(packing.pack_control([(4, tuple_())], "in", 1)),
         "watermark": table(packing.pack_watermark(9)),
-        "buckets of keys": [bucket_of_key((n, "abc"[n % 3]), layout) for n in range(16)],
+        "buckets of keys": [bucket_for_key((n, "abc"[n % 3]), layout) for n in range(16)],
     }
 
 
@@ -464,9 +481,9 @@ def operator_state() -> dict[str, Any]:
     keyed = KeyedState("keys")
     keyed.put(time_key(-5) + b"a", b"one")
     keyed.put(b"b", b"two")
-    own = Own(
-        wake=1, held=2, floor=3, ticks={"op": 4}, holds={"op.1": 5}, blobs={"~meta": b"{}"},
-        seen={"in": [6, 7]},
+    own = BucketState(
+        wake_at=1, held_at=2, last_watermark=3, watermarks={"op": 4}, holds={"op.1": 5},
+        blobs={"~meta": b"{}"}, input_times={"in": [6, 7]},
     )  # fmt: skip
     return {"own": own.write().hex(" ", -8), "keyed": _blobs(keyed.changes())}
 
@@ -485,7 +502,7 @@ def pattern_state() -> dict[str, Any]:
     )
     given = [{"t": t, "user": user, "n": "A"} for t, user in ((1, "u"), (2, "v"), (3, "u"))]
     rows = pa.RecordBatch.from_pylist(given, schema=schema)
-    buckets.window([rows], rules=RuleSet().updated([rule], Context())[0])
+    buckets.window([rows], rules=RuleSet().apply_update([rule], RuleContext())[0])
     buckets.window([], watermark=2)
     return _blobs(buckets.through.blobs[0])
 
@@ -515,9 +532,9 @@ def side_tables() -> dict[str, Any]:
         kept = versions.Versions(place)
         written = kept.write(pa.table({"k": [1, 2]}), now=float(NOW))
         assert written is not None
-        kept.announced(written, "rates", 3)
-        pins.allow(place)
-        pin = pins.pin_of(place, pins.Batch(query="q", run="u", number=4))
+        kept.record_announcement(written, "rates", 3)
+        pins.create_pin_folder(place)
+        pin = pins.pin_for(place, pins.MicroBatch(query="q", run="u", number=4))
         pinned = {**json.loads(pin.path.read_text()), "at": "now"}
         texts = {
             "files": sorted(path.name for path in place.iterdir() if path.is_file()),
@@ -530,31 +547,31 @@ def side_tables() -> dict[str, Any]:
 
 
 FIELDS: Mapping[str, Any] = {
-    "limits of an export, in the agent's table meta": ledger.Limits,
+    "limits of an export, in the agent's table meta": ledger.RetentionLimits,
     "batch that was published, in the agent's table publishers": Published,
     "delivery, in the agent's table readers": Delivered,
     "pinned rules, in offsets": PinnedRules,
-    "rule in a window, from task to driver": RuleFigures,
-    "window, from task to driver": WindowFigures,
+    "rule in a window, from task to driver": RuleMetrics,
+    "window, from task to driver": WindowMetrics,
     "rule in a bucket, copied to that of a window": Metrics,
-    "request rules.figures": figuring._Told,
-    "rule, from agent to broker": rule_figures.ToldFigures,
-    "rows that wait, from agent to broker": rule_figures.ToldWaiting,
-    "state of a rule, from agent to broker": told.ToldRule,
-    "side input, from agent to broker": told_sides.ToldSide,
-    "stall, from agent to broker": told_sides.ToldStall,
-    "note tick": notes.Tick,
-    "note hold": notes.Hold,
-    "note latest": notes.Latest,
+    "request rules.figures": figuring._MetricsRequest,
+    "rule, from agent to broker": rule_figures.RuleMetricsReport,
+    "rows that wait, from agent to broker": rule_figures.WatermarkWait,
+    "state of a rule, from agent to broker": told.RuleStatus,
+    "side input, from agent to broker": told_sides.SideStatus,
+    "stall, from agent to broker": told_sides.SideStall,
+    "note tick": notes.WatermarkUpdate,
+    "note hold": notes.WatermarkHold,
+    "note latest": notes.LatestEventTime,
     "file of ticks": TickPlan,
-    "answer of reader.heads": heads._Found,
+    "answer of reader.heads": heads._HeadsResult,
     "version of a table": versions.Version,
     "option --limit": RestLimits,
     "problem of a what-if": ForecastProblem,
     "metadata of a manifest": manifest.Metadata,
     "JSON for the kopf process": Access,
     "tally of a side input, in this order": Tally,
-    "what waits, in this order": _Figures,
+    "what waits, in this order": _StallCounts,
     "payload PatternRules": PatternRules,
     "payload RuleStopped": RuleStopped,
     "payload SideComplete": SideComplete,

@@ -28,7 +28,7 @@ import pyarrow as pa
 import yaml
 
 from pe_agent.agent import process
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.reports import prometheus as agent_metrics
 from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.aligned.runtime import frames as forms
@@ -50,7 +50,7 @@ from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.cli import app as commands
 from streambroker_operator.cli.io.errors import exit_code
-from streambroker_operator.kubernetes.observability.metrics import Figures, Metrics
+from streambroker_operator.kubernetes.observability.metrics import BrokerGauges, Metrics
 from streambroker_operator.rest import create_app
 from streambroker_operator.rest.agents import control
 from streambroker_operator.rest.http.openapi import description
@@ -66,7 +66,7 @@ COMMAND = "PYTHONPATH=tests .venv/bin/python -m support.goldens --write"
 SHOWN = 40
 """Lines of a difference that are shown."""
 METHODS = ("get", "put", "patch", "post", "delete")
-HANDED_OUT = (ports.ImportPort, ports.ExportPort, ports.Change, emitted.Emitted)
+HANDED_OUT = (ports.ImportPort, ports.ExportPort, ports.Change, emitted.SentControl)
 """What users are given without importing it."""
 
 _WIDTH = 100
@@ -133,7 +133,7 @@ def _agent_parser() -> argparse.ArgumentParser:
     with mock.patch.object(argparse.ArgumentParser, "parse_args", autospec=True) as parse:
         parse.side_effect = KeyboardInterrupt
         with suppress(KeyboardInterrupt):
-            process.settings([])
+            process.parse_settings([])
     found: argparse.ArgumentParser = parse.call_args.args[0]
     return found
 
@@ -335,9 +335,9 @@ def _text(value: Any) -> str:
 def metric_names() -> Any:
     """Return the figures of brokers and agents, with their types and labels."""
     kinds: Any = dict.fromkeys(("Export", "Import", "PatternProcessor"), 1)
-    figures = Figures(
+    figures = BrokerGauges(
         release="1",
-        board=kinds,
+        board_versions=kinds,
         watch_age_s=kinds,
         followed={(kind, "jobs"): True for kind in kinds},
         resources={(kind, "accepted"): 1 for kind in kinds},
@@ -346,12 +346,12 @@ def metric_names() -> Any:
         relists=kinds,
     )
     broker = Metrics(lambda: figures)
-    broker.matched(1.0)
-    broker.applied(1.0)
-    broker.answered("GET", 200, 1.0)
+    broker.observe_match(1.0)
+    broker.observe_applied(1.0)
+    broker.count_answer("GET", 200, 1.0)
     return {
         "broker": _families(broker.text().decode()),
-        "agent": _families(agent_metrics.text(_any_status(), {}) + _agent()[1]),
+        "agent": _families(agent_metrics.render_text(_any_status(), {}) + _agent()[1]),
     }
 
 
@@ -400,7 +400,7 @@ def _any_status() -> dict[str, Any]:
 def _agent() -> tuple[list[str], str]:
     """Return the actions of an agent that has just begun, and its figures."""
     with formats.folder() as place:
-        hosts = Hosts(PeKey("default", "feed", 0), place, progress=lambda *_: None)
+        hosts = Agent(PeKey("default", "feed", 0), place, progress=lambda *_: None)
         service = AgentService("grpc+tcp://127.0.0.1:0", hosts, "token")
         try:
             return list(service._actions), hosts.metrics()
@@ -436,16 +436,16 @@ def spark() -> Any:
     handle = mock.Mock()
     for way in ("getValueState", "getMapState"):
         getattr(handle, way).side_effect = lambda *a, way=way: variables.append([way, *a])
-    deferred.states(handle)
+    deferred.open_states(handle)
     return {
         "formats": sorted([StreambrokerDataSource.name(), *scans.constants("FORMAT")]),
-        "options": sorted(options.KNOWN),
+        "options": sorted(options.OPTION_NAMES),
         "options that need control": sorted(options.PACKED_ONLY),
         "column of sources": options.SOURCE_FIELD,
         "reserved columns": list(packing.RESERVED),
         "columns of packed rows": forms.PACKED_DDL,
         "columns of emitted rows": forms.EMITTED_DDL,
-        "kinds of emitted rows": [forms.ROWS, forms.TUPLES, forms.NOTES],
+        "kinds of emitted rows": [forms.ROWS, forms.TUPLES, forms.PROGRESS],
         "outputs of patterns": list(PatternOperator.outputs),
         "outputs of side inputs": list(SideOperator.outputs),
         "matches": formats.columns(telling.RESULTS),

@@ -12,12 +12,12 @@ from aiohttp import web
 
 from streambroker_core.model import PeKey
 from streambroker_operator.agents.hint_sender import HintSender
-from streambroker_operator.kubernetes.auth.authorize import Gate
+from streambroker_operator.kubernetes.auth.authorize import Authorizer
 from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
-from streambroker_operator.kubernetes.auth.token_review import Identities, Reviews
+from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from streambroker_operator.rest import create_app
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
 from support.api_servers import Api, Call
@@ -49,7 +49,9 @@ class Guarded(Api):
         runtime: what is served.
     """
 
-    def __init__(self, db: Path, limits: Limits | None = None, *, remembers: bool = False) -> None:
+    def __init__(
+        self, db: Path, limits: RateLimits | None = None, *, remembers: bool = False
+    ) -> None:
         self.url = ""
         self._limits = limits
         self.people: set[str] = set()
@@ -66,10 +68,10 @@ class Guarded(Api):
         self.runtime.start()
         # No answer is kept: time leaps whenever it is asked for.
         leaping = itertools.count(0.0, 100.0).__next__
-        reviews = Reviews(self) if remembers else Reviews(self, clock=leaping)
-        identities = Identities(reviews, key_of=self._key_of, account_of=self._account_of)
+        reviews = ReviewClient(self) if remembers else ReviewClient(self, clock=leaping)
+        identities = Authenticator(reviews, key_for=self._key_of, account_for=self._account_of)
         self._guard = ClusterGuard(
-            identities, Gate(reviews, self._account_of), lambda *_: self.jobs
+            identities, Authorizer(reviews, self._account_of), lambda *_: self.jobs
         )
 
     def app(self) -> web.Application:
@@ -116,16 +118,16 @@ class Guarded(Api):
         self.places.add(told.get("namespace", "*"))
         return {"allowed": ask in self.granted or named in self.granted}
 
-    def followed(self, event: object, actions: Sequence[object]) -> None:
+    def on_actions(self, event: object, actions: Sequence[object]) -> None:
         """Take no interest."""
 
-    def acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
+    def on_acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
         """Take no interest."""
 
     def _key_of(self, pe: PeKey, instance: str) -> bytes | None:
         found = self.runtime.board.registration(pe)
         known = found is not None and found.instance == instance and not self.forgets
-        return self.runtime.key(pe, found) if known and found is not None else None
+        return self.runtime.agent_key(pe, found) if known and found is not None else None
 
     def _account_of(self, namespace: str, job: str) -> str | None:
         return self.runtime.owner(PeKey(namespace=namespace, job=job, pe=0))
@@ -133,7 +135,7 @@ class Guarded(Api):
 
 @asynccontextmanager
 async def guarded_broker(
-    db: Path, limits: Limits | None = None, *, remembers: bool = False
+    db: Path, limits: RateLimits | None = None, *, remembers: bool = False
 ) -> AsyncIterator[Guarded]:
     """Run one on a free port of this machine.
 

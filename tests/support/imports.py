@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports.offset_planner import ImportHost
-from pe_agent.agent.imports.peer_agents import Peers
-from pe_agent.agent.notifier import News
+from pe_agent.agent.imports.offset_planner import OffsetPlanner
+from pe_agent.agent.imports.peer_agents import PeerAgents
+from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.ledger.ledger import Holder
+from streambroker_core.ledger.ledger import BlockingReader
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.broker.view import ImportPort, ImportRoute, View, seal
+from streambroker_core.wire.broker.view import ImportPort, ImportRoute, View, with_version
 
 A, B = "default/feed/0/a", "default/feed/0/b"
 Reply = Callable[[dict[str, Any]], dict[str, Any]]
@@ -55,14 +55,14 @@ class Bench:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.known: dict[str, dict[str, int]] = {}
         self.declared: set[str] = set()
-        self.holders: dict[str, list[Holder]] = {}
+        self.holders: dict[str, list[BlockingReader]] = {}
         self.open()
 
     def open(self) -> None:
-        self.news = News()
+        self.news = Notifier()
         self.routes = RouteTable(self.directory / "routes.json")
         self.store = Store(self.directory / "state.sqlite")
-        self.host = ImportHost(
+        self.host = OffsetPlanner(
             "default/alerts/0",
             self.routes,
             self.store,
@@ -88,7 +88,7 @@ class Bench:
             for port in ports
         }
         view = View(pe=PeKey.parse("default/alerts/0"), imports=imports)
-        self.routes.apply(seal(view))
+        self.routes.apply(with_version(view))
 
     def call(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((action, body))
@@ -104,7 +104,7 @@ class Bench:
             "wait": 0,
             **more,
         }
-        return self.host.next(request)
+        return self.host.next_offset(request)
 
     def offset(self, start: dict[str, Any] | None = None) -> dict[str, Any]:
         found: dict[str, Any] = self.next(start)["offset"]
@@ -113,7 +113,7 @@ class Bench:
     def cut(self, start: dict[str, Any] | None, end: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Return what ``partitions`` is answered."""
         request = {"import": "in", "session": "one", "start": start, "end": end, **more}
-        return self.host.slices(request)
+        return self.host.plan_slices(request)
 
 
 def bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -129,7 +129,7 @@ def bench(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
     for module in ("offset_planner", "slice_planner"):
         monkeypatch.setattr(f"pe_agent.agent.imports.{module}.AgentClient", Client)
-    monkeypatch.setattr(Peers, "heads", lambda _, export: one.known.get(export))
+    monkeypatch.setattr(PeerAgents, "heads", lambda _, export: one.known.get(export))
     return one
 
 

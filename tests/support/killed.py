@@ -24,7 +24,8 @@ def start(
 ) -> int:
     """Run ``python -m MODULE FOLDER ARGUMENTS…``; return how it ended.
 
-    The id of its process is in ``driver`` when ``begin`` is there; what it says is in ``said``.
+    The id of its process is in ``driver`` when ``begin`` is there; what it says is in
+    ``describe_progress``.
 
     Args:
         module: the driver.

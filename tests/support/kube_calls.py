@@ -14,7 +14,7 @@ from streambroker_core.model import AnyKind, Kind
 from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
-from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from support.cluster import GROUP, ApiServer
 from support.waiting import until
 
@@ -65,7 +65,7 @@ async def listed(api: HttpApi, namespace: str, kind: AnyKind) -> list[dict[str, 
     return [{**item, "kind": kind, "apiVersion": "streambroker.io/v1alpha1"} for item in found]
 
 
-async def fill(board: Board, statuses: Statuses, api: HttpApi, namespace: str) -> None:
+async def fill(board: Board, statuses: PortReconciler, api: HttpApi, namespace: str) -> None:
     """Have a board and its statuses read what there is, as a list at start does."""
     kinds: tuple[Kind, ...] = ("Export", "Import")
     for kind in kinds:
@@ -73,11 +73,13 @@ async def fill(board: Board, statuses: Statuses, api: HttpApi, namespace: str) -
         resources = []
         for item in items:
             version = int(item["metadata"]["resourceVersion"])
-            statuses.seen((kind, item["metadata"]["uid"]), version, item.get("status"), listed=True)
+            statuses.observe_status(
+                (kind, item["metadata"]["uid"]), version, item.get("status"), listed=True
+            )
             resources.append((read_manifest(item), version))
         newest = max((version for _, version in resources), default=1)
         event = Synced(kind=kind, listed=tuple(resources), version=newest)
-        statuses.followed(event, board.handle(event))
+        statuses.on_actions(event, board.handle(event))
 
 
 def allowed(*rules: tuple[str, str, str]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def tell(leads: bool) -> None:
 async def main(server: str, ca: str, token: str, namespace: str, name: str) -> None:
     api = HttpApi(Access(server=server, token=token, ca_file=ca))
     lease = Lease(
-        api, namespace=namespace, name=name, identity=new_identity("broker"), changed=tell
+        api, namespace=namespace, name=name, identity=new_identity("broker"), on_change=tell
     )
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streambroker_core.ledger.ledger import Answer, Ask, Epoch, Ledger, Limits
+from streambroker_core.ledger.ledger import Epoch, Ledger, Plan, PlanRequest, RetentionLimits
 
 IMPORT = "default/alerts/0/trades"
 QUERY = "query-1"
@@ -13,7 +13,7 @@ QUERY = "query-1"
 
 def ledger(*, max_bytes: int = 1000, grace: float = 600.0, max_age: float | None = None) -> Ledger:
     """Return a ledger with small limits and the route of `IMPORT` as ``wait``."""
-    made = Ledger(Limits(max_bytes=max_bytes, grace=grace, max_age=max_age))
+    made = Ledger(RetentionLimits(max_bytes=max_bytes, grace=grace, max_age=max_age))
     made.set_routes({IMPORT: "wait"})
     return made
 
@@ -58,8 +58,8 @@ def ask(
     policy: str = "wait",
     start: str = "earliest",
     **more: Any,
-) -> Ask:
-    return Ask(
+) -> PlanRequest:
+    return PlanRequest(
         reader=reader,
         import_=import_,
         policy=policy,
@@ -69,7 +69,7 @@ def ask(
     )
 
 
-def planned(answer: Answer) -> dict[str, tuple[int, int]]:
+def planned(answer: Plan) -> dict[str, tuple[int, int]]:
     """Return what an answer pins, by stream."""
     return {p.stream: (p.from_, p.next) for p in answer.planned}
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Blobs, Operator, Window
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedControl, Stage
 from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
-from streambroker_core.control.runtime.runner import AlignedRunner, Outcome
+from streambroker_core.control.runtime.runner import AlignedRunner, WindowResult
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
 
@@ -52,7 +52,7 @@ def control(seq: int = 0, **more: Any) -> ControlTuple:
     return ControlTuple(**{**fields, **more})
 
 
-def sent(*given: ControlTuple | Placed, port: str = "in") -> list[Packed]:
+def sent(*given: ControlTuple | PositionedControl, port: str = "in") -> list[Packed]:
     """Return packed tuples, as the first bucket gets them."""
     placed = [one if isinstance(one, tuple) else (0, one) for one in given]
     return [one for at, one in by_bucket(pack_control(placed, port, 1)) if at == 0]
@@ -78,17 +78,17 @@ def run(
     blobs: Blobs | None = None,
     at: Window | None = None,
     of: Stage | None = None,
-) -> Outcome:
+) -> WindowResult:
     """Run a window."""
     return AlignedRunner(make, of or stage()).run(at or window(), packed, blobs or {})
 
 
-def emitted(outcome: Outcome) -> list[ControlTuple]:
+def emitted(outcome: WindowResult) -> list[ControlTuple]:
     """Return the tuples that were sent on."""
     return [one.control for one in outcome.emitted if isinstance(one, EmittedControl)]
 
 
-def apply(blobs: dict[str, bytes], outcome: Outcome) -> dict[str, bytes]:
+def apply(blobs: dict[str, bytes], outcome: WindowResult) -> dict[str, bytes]:
     """Return the state after a window."""
     after = {**blobs, **{name: blob for name, blob in outcome.changes.items() if blob}}
     for name, blob in outcome.changes.items():

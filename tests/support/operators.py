@@ -224,7 +224,7 @@ def operator_here(
         found.stop()
 
 
-class Agent:
+class SignedAgent:
     """An agent's requests, from a pod of its job.
 
     Attributes:
@@ -275,7 +275,7 @@ class Agent:
             ended: exports that it says have ended, by port.
         """
         sent = {"If-None-Match": f'"{self.version}"'} if self.version else {}
-        sent |= {ends.HEADER: ends.encode(ends.ends_of(ended))} if ended else {}
+        sent |= {ends.HEADER: ends.encode(ends.make_ended_exports(ended))} if ended else {}
         status, view, headers = broker.call(self.token, "GET", self.path, **sent)
         if status == 304:
             return None
@@ -309,9 +309,9 @@ def condition(api: ApiServer, namespace: str, plural: str, name: str, type_: str
     return next((one["status"] for one in conditions if one["type"] == type_), None)
 
 
-def connected(api: ApiServer, namespace: str, broker: Operator) -> tuple[Agent, Agent]:
+def connected(api: ApiServer, namespace: str, broker: Operator) -> tuple[SignedAgent, SignedAgent]:
     """Connect two jobs whose agents ask one broker."""
-    agents = Agent(api, namespace, "feed"), Agent(api, namespace, "alerts")
+    agents = SignedAgent(api, namespace, "feed"), SignedAgent(api, namespace, "alerts")
     for agent in agents:
         agent.register(broker)
     declare(api, namespace)
@@ -320,7 +320,7 @@ def connected(api: ApiServer, namespace: str, broker: Operator) -> tuple[Agent, 
 
 
 def ready_over(
-    api: ApiServer, namespace: str, broker: Operator, agents: tuple[Agent, Agent]
+    api: ApiServer, namespace: str, broker: Operator, agents: tuple[SignedAgent, SignedAgent]
 ) -> bool:
     """Say whether both ends are ready, after both agents have asked a broker."""
     # As agents do: who has run a change says so with the next poll.

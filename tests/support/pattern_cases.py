@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from pe_agent.filters import compile_filter
 from streambroker_core.cep import Pattern, PatternError, RunError, Skip, compile_pattern
-from streambroker_core.cep.nfa.condition_bits import Truths
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
 from streambroker_core.cep.nfa.matcher import Matcher
 from streambroker_core.cep.operator import PatternOperator
-from streambroker_core.cep.pattern.match_buffer import Event, chain
+from streambroker_core.cep.pattern.match_buffer import Event, list_chain
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME
@@ -238,7 +238,7 @@ def _run_matcher(case: dict[str, Any]) -> str | None:
     automaton = compile_pattern(pattern_of(case))
     if case.get("within_ms") is not None and automaton.window != case["within_ms"] * MS:
         return f"window {automaton.window}, expected {case['within_ms']} ms"
-    matcher = Matcher(automaton, Truths(automaton))
+    matcher = Matcher(automaton, ConditionBits(automaton))
     matches: list[tuple[Found, int | None]] = []
     timeouts: list[tuple[Found, int]] = []
 
@@ -271,7 +271,7 @@ def _state_problems(matcher: Matcher, check: dict[str, Any]) -> list[str]:
     live = check.get("live_partial_matches")
     if live is not None and len(matcher.runs) != live:
         problems.append(f"{len(matcher.runs)} live runs, expected {live}")
-    kept = {node.event.seq for run in matcher.runs + matcher.held for node in chain(run.node)}
+    kept = {node.event.seq for run in matcher.runs + matcher.held for node in list_chain(run.node)}
     if len(kept) > check.get("retained_events", len(kept)):
         problems.append(f"{len(kept)} events kept, expected {check['retained_events']}")
     return problems
@@ -338,7 +338,7 @@ def buckets_of(case: dict[str, Any], *, copied: bool, seed: int = 0) -> Windows:
 
 def _maker(case: dict[str, Any], *, copied: bool = False) -> Callable[[], PatternOperator]:
     rule = PatternProcessor(id="case", version=1, pattern=pattern_of(case))
-    rules, (outcome,) = RuleSet().updated([rule])
+    rules, (outcome,) = RuleSet().apply_update([rule])
     assert outcome.change == "added", outcome
     tie = (case.get("tie_break") or {}).get("field") or _ORDERS.get(case.get("order", ""))
     return lambda: PatternOperator(

@@ -50,9 +50,9 @@ def kills(folder: Path, driver: int, row: Any, run: Any) -> bool:
     return True
 
 
-def torn(self: RulesFile, sent: PatternRules) -> None:
+def torn(self: RulesFile, rules: PatternRules) -> None:
     """Write half of a line, and die."""
-    del sent
+    del rules
     with self._file.path.open("ab") as file:
         file.write(b'{"v":1,"type":"PatternRules","payl')
         file.flush()

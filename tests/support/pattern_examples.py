@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, compile_pattern
 from streambroker_core.cep.engine.engine import Engine
-from streambroker_core.cep.engine.row_view import Rows
-from streambroker_core.cep.nfa.condition_bits import Truths
-from streambroker_core.cep.nfa.matcher import Limits, Match, Matcher, Timeout
-from streambroker_core.cep.nfa.nfa import Automaton
-from streambroker_core.cep.pattern.conditions import condition
+from streambroker_core.cep.engine.row_view import OrderedRows
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, RunLimits, Timeout
+from streambroker_core.cep.nfa.nfa import Nfa
+from streambroker_core.cep.pattern.conditions import to_condition
 from streambroker_core.cep.pattern.match_buffer import Event, Term
-from streambroker_core.cep.pattern.pattern import NEGATED, Stage
+from streambroker_core.cep.pattern.pattern import NEGATED, PatternStage
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
@@ -112,9 +112,9 @@ def remembering(draw: Any) -> Pattern:
     """Return a pattern some of whose stages ask what was taken before."""
     pattern: Pattern = draw(patterns())
     elements = list(pattern.elements)
-    names = [one.name for one in elements if isinstance(one, Stage)]
+    names = [one.name for one in elements if isinstance(one, PatternStage)]
     for place, element in enumerate(elements):
-        if isinstance(element, Stage) and names and draw(st.booleans()):
+        if isinstance(element, PatternStage) and names and draw(st.booleans()):
             stage = draw(st.sampled_from(names))
             function = draw(st.sampled_from(("sum", "count", "min", "max", "first", "last", "avg")))
             term = f"{function}({stage})" if function == "count" else f"{function}({stage}.v)"
@@ -123,7 +123,7 @@ def remembering(draw: Any) -> Pattern:
             text = f"{term} {word} {draw(st.integers(0, 4))}"
             text = draw(st.sampled_from((text, f"!({text})", f"{text} + v")))
             known = str(element.condition)
-            elements[place] = replace(element, condition=condition(f"({known}) && {text}"))
+            elements[place] = replace(element, condition=to_condition(f"({known}) && {text}"))
     return Pattern(tuple(elements), pattern.skip)
 
 
@@ -145,7 +145,7 @@ def inputs(draw: Any) -> list[tuple[str, int]]:
     return list(zip(names, times, strict=True))
 
 
-def automaton_of(pattern: Pattern) -> Automaton | None:
+def automaton_of(pattern: Pattern) -> Nfa | None:
     """Return the automaton; None where there is none, or where the oracle has no opinion."""
     positive = [each for each in pattern.elements if each.contiguity not in NEGATED]
     for before, element in pairwise(positive):
@@ -157,8 +157,8 @@ def automaton_of(pattern: Pattern) -> Automaton | None:
         return None
 
 
-def run(automaton: Automaton, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]]:
-    matcher = Matcher(automaton, Truths(automaton), Limits(runs=None))
+def run(automaton: Nfa, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]]:
+    matcher = Matcher(automaton, ConditionBits(automaton), RunLimits(runs=None))
     found: list[tuple[Pairs, int]] = []
     for seq, (name, time) in enumerate(events):
         matches, _ = matcher.process(Event(seq, time, {"n": name, "v": seq}))
@@ -188,28 +188,28 @@ def answer(term: Term, past: Past) -> Any:
     return some[term.function]
 
 
-def over(automaton: Automaton, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]]:
+def over(automaton: Nfa, events: list[tuple[str, int]]) -> list[tuple[Pairs, int]]:
     """Return the timed-out partial matches that a rule's matcher tells, and their times."""
     rule = PatternProcessor(id="r", version=1, pattern=automaton.pattern)
-    rules, _ = RuleSet().updated([rule])
+    rules, _ = RuleSet().apply_update([rule])
     engine = Engine(KeyedState("runs"))
     engine.set_rules(rules, 0)
     schema = pa.schema([("n", pa.string()), ("v", pa.int64()), ("t", pa.int64())])
     given = [{"n": name, "v": seq, "t": time} for seq, (name, time) in enumerate(events)]
     batch = pa.RecordBatch.from_pylist(given, schema)
     numbers = batch.column("v")
-    rows = Rows(batch, batch.column("t"), pa.repeat(pa.scalar(0), len(given)), numbers, 0)
+    rows = OrderedRows(batch, batch.column("t"), pa.repeat(pa.scalar(0), len(given)), numbers, 0)
     results = [*engine.process(rows), *engine.advance(END)]
     told = [each.outcome for each in results if isinstance(each.outcome, Timeout)]
     return [(pairs(one), one.time) for one in told]
 
 
-def pairs(match: Match | Timeout) -> Pairs:
+def pairs(match: PatternMatch | Timeout) -> Pairs:
     taken = [(stage, event.seq) for stage, events in match.events.items() for event in events]
     return tuple(sorted(taken, key=lambda pair: pair[1]))
 
 
-def oracle_of(pattern: Pattern, automaton: Automaton, events: list[tuple[str, int]]) -> Oracle:
+def oracle_of(pattern: Pattern, automaton: Nfa, events: list[tuple[str, int]]) -> Oracle:
     def holds(condition: Any, number: int, past: Past) -> bool:
         if number >= len(events):
             return False

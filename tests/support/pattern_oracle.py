@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from streambroker_core.cep.pattern.pattern import NEGATED, Element, Group, Pattern, Stage
+from streambroker_core.cep.pattern.pattern import NEGATED, Element, Group, Pattern, PatternStage
 
 Past: TypeAlias = "tuple[tuple[str, int], ...]"
 """What a partial match has taken: stages and the numbers of events."""
@@ -37,7 +37,7 @@ class Before:
 class Slot:
     """One event of a word; conditions are those of the pattern."""
 
-    stage: Stage
+    stage: PatternStage
     contiguity: str
     before: Before
     take_until: tuple[Any, ...]
@@ -72,7 +72,7 @@ class Place:
     stops: tuple[Any, ...]
     most: int
 
-    def inside(self, element: Stage | Group) -> tuple[Any, ...]:
+    def inside(self, element: PatternStage | Group) -> tuple[Any, ...]:
         """Return the stop conditions that hold inside of an element."""
         return self.until if element.until is None else (*self.until, element.until)
 
@@ -96,11 +96,11 @@ def _chain(elements: tuple[Element, ...], at: Place) -> Iterator[Word]:
 
 def _element(element: Element, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
     before = at.before
-    if isinstance(element, Stage) and element.contiguity == "not_followed_by":
+    if isinstance(element, PatternStage) and element.contiguity == "not_followed_by":
         yield (), replace(before, nots=(*before.nots, element.condition))
-    elif isinstance(element, Stage) and element.contiguity == "not_next":
+    elif isinstance(element, PatternStage) and element.contiguity == "not_next":
         yield (), replace(before, gates=(*before.gates, element.condition))
-    elif isinstance(element, Stage):
+    elif isinstance(element, PatternStage):
         yield from _stage(element, rest, at)
     else:
         yield from _group(element, rest, at)
@@ -120,13 +120,13 @@ def _whole(elements: tuple[Element, ...]) -> int:
 def _negated(rest: tuple[Element, ...], kind: str) -> tuple[Any, ...]:
     found = []
     for element in rest:
-        if element.contiguity != kind or not isinstance(element, Stage):
+        if element.contiguity != kind or not isinstance(element, PatternStage):
             break
         found.append(element.condition)
     return tuple(found)
 
 
-def _stage(stage: Stage, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
+def _stage(stage: PatternStage, rest: tuple[Element, ...], at: Place) -> Iterator[Word]:
     quantifier = stage.quantifier
     greedy = quantifier.greedy and quantifier.low != quantifier.high
     after = Before(kept=(stage.condition, stage.until) if greedy else None)

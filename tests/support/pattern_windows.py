@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from streambroker_core.cep.operator import PatternOperator, PatternRules, copies
+from streambroker_core.cep.operator import PatternOperator, PatternRules, copy_rows
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import ControlTuple, Delivery
@@ -103,7 +103,7 @@ class Buckets:
         self.watermark = self.watermark if watermark is None else watermark
         self.clock = self.clock if clock is None else clock
         if self.selectors is not None:
-            batches = [copies(batch, self.selectors) for batch in batches]
+            batches = [copy_rows(batch, self.selectors) for batch in batches]
         control = [] if rules is None else [control_of(rules, relevant)]
         given = [("in", batch) for batch in batches]
         emitted = Emitted()

@@ -228,7 +228,7 @@ def _told(node: ast.AST, makers: dict[str, str]) -> Iterator[tuple[str, ast.expr
             yield "reasons", given["reason"]
         if "type" in given and made in ("Condition", "replace"):
             yield "types", given["type"]
-        kinds = {"Note": ("events",) * len(node.args), "Condition": ("types", "reasons")}
+        kinds = {"EventNote": ("events",) * len(node.args), "Condition": ("types", "reasons")}
         yield from zip(kinds.get(made, ()), node.args, strict=False)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from pe_agent.spark.local_session import SMALL, session
-from pe_agent.streams.stream import Emitted
+from pe_agent.streams.stream import OutputFrame
 from support.sides_spark import BODY, Fed, Seen, made_of, settings
 from support.waiting import until
 
@@ -29,7 +29,7 @@ def main(folder: Path, cores: int) -> None:
     frame = spark.readStream.schema(BODY).option("maxFilesPerTrigger", 1)
     fed = Fed(frame.parquet(str(folder / "in")), told["case"], folder / "tables")
     data = made_of(told["case"], fed, told["buckets"]).data
-    assert isinstance(data, Emitted)
+    assert isinstance(data, OutputFrame)
 
     def take(batch: DataFrame, window: int) -> None:
         seen = Seen()

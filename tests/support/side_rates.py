@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streambroker_core.wire.reports.side_status import ToldSide
+from streambroker_core.wire.reports.side_status import SideStatus
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 
@@ -26,7 +26,7 @@ class Told:
     operator = "join"
 
     def __init__(self) -> None:
-        self.given: list[tuple[int, int, list[ToldSide]]] = []
+        self.given: list[tuple[int, int, list[SideStatus]]] = []
 
-    def __call__(self, bucket: int, window: int, sides: list[ToldSide]) -> None:
+    def __call__(self, bucket: int, window: int, sides: list[SideStatus]) -> None:
         self.given.append((bucket, window, sides))

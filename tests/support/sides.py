@@ -19,23 +19,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Window
-from streambroker_core.control.tuples import EVERYBODY, ControlTuple, Delivery
+from streambroker_core.control.tuples import ALL_TARGETS, ControlTuple, Delivery
 from streambroker_core.side import (
     Enrich,
-    Shelf,
     SideComplete,
     SideInput,
     SideJoin,
     SideOperator,
     SideVersion,
+    TableCache,
     Views,
     fixed,
     sessions,
     sliding,
 )
 from streambroker_core.side.join.views import ListView, MapView, MultimapView, SingletonView
-from streambroker_core.side.state.layout import shape_of
-from streambroker_core.side.windows import EVER, GLOBAL, SECOND, Windows
+from streambroker_core.side.state.layout import build_layout
+from streambroker_core.side.windows import GLOBAL, GLOBAL_START, SECOND, EventTimeWindows
 
 CASES = Path(__file__).parent.parent / "cases" / "side"
 MAIN = "main"
@@ -67,7 +67,7 @@ def schema_of(columns: dict[str, str]) -> pa.Schema:
     return pa.schema([(name, _TYPES[type_]) for name, type_ in columns.items()])
 
 
-def windows_of(told: dict[str, Any] | None) -> Windows:
+def windows_of(told: dict[str, Any] | None) -> EventTimeWindows:
     """Return windows as a case tells them."""
     if told is None:
         return GLOBAL
@@ -211,7 +211,7 @@ def control_of(said: SideComplete | SideVersion, number: int = 0) -> ControlTupl
         emitter="log",
         seq=number,
         text=json.dumps(asdict(said)),
-        target=EVERYBODY,
+        target=ALL_TARGETS,
     )
 
 
@@ -395,7 +395,7 @@ def cut(entries: Feed, pieces: int | None) -> list[Feed]:
     return [entries[at : at + size] for at in range(0, len(entries), size)] or [[]]
 
 
-def tables_of(case: Case) -> Shelf | None:
+def tables_of(case: Case) -> TableCache | None:
     """Return the versions of static tables of a case."""
     told = case.get("tables")
     if told is None:
@@ -408,7 +408,7 @@ def tables_of(case: Case) -> Shelf | None:
         schema = schema_of(case["sides"][name]["columns"])
         return pa.Table.from_batches([batch_of(rows, schema)])
 
-    return Shelf(read)
+    return TableCache(read)
 
 
 def maker_of(case: Case) -> Callable[[], SideOperator]:
@@ -416,7 +416,7 @@ def maker_of(case: Case) -> Callable[[], SideOperator]:
     functions = {"change": change, "product": product, "see": see(case), "group": group(case)}
     word = case.get("function", "see")
     function = None if word is None else functions[word]
-    shape, tables = shape_of(join_of(case)), tables_of(case)
+    shape, tables = build_layout(join_of(case)), tables_of(case)
     return lambda: SideOperator(shape, function, tables)
 
 
@@ -548,4 +548,4 @@ def _figures(expected: dict[str, Any], found: Run) -> list[str]:
 
 
 def _seconds(start: int) -> float | None:
-    return None if start == EVER else start / SECOND
+    return None if start == GLOBAL_START else start / SECOND

@@ -23,11 +23,11 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import OperatorStream, Stream, stream
 from pe_agent.aligned.runtime import progress_messages as runtime_notes
-from pe_agent.aligned.runtime.frames import CONTROL, NOTES, ROWS, control_text, read_ipc
+from pe_agent.aligned.runtime.frames import CONTROL, PROGRESS, ROWS, encode_control, read_ipc
 from pe_agent.side import SideInputs, Table, Views
-from pe_agent.side.tables.versions import path_of
+from pe_agent.side.tables.versions import version_path
 from pe_agent.streams.side_input import Given
-from pe_agent.streams.stream import Beside, Emitted
+from pe_agent.streams.stream import ControlFrame, OutputFrame
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideVersion
 from streambroker_core.side.definition import SideJoin
@@ -140,7 +140,7 @@ def _lines(
     for port, row in part.rows:
         yield case["id"], port, _body(case, port, row), None
     if part.said is not None:
-        yield case["id"], "control", None, control_text(part.said)
+        yield case["id"], "control", None, encode_control(part.said)
     if clock is not None:
         yield case["id"], CLOCK, json.dumps({"t": _time(clock), "v": 0, PLACE: 10**9}), None
 
@@ -204,7 +204,7 @@ class Fed:
     def control(self) -> Stream:
         """Return what is said."""
         frame = self._frame.where(F.col("port") == "control").select(CONTROL)
-        return Stream(spark=self._frame.sparkSession, beside=(Beside(frame=frame),))
+        return Stream(spark=self._frame.sparkSession, control_frames=(ControlFrame(frame=frame),))
 
     def table(self, name: str, told: dict[str, Any]) -> Table:
         """Return a table whose versions have the names of the case."""
@@ -213,17 +213,17 @@ class Fed:
         schema = schema_of(told["columns"])
         for version, rows in self._case["tables"][name].items():
             if isinstance(rows, str):
-                path_of(folder, version).write_text(rows)
+                version_path(folder, version).write_text(rows)
                 continue
             batch = batch_of(rows, schema)
-            with pa.ipc.new_file(str(path_of(folder, version)), schema) as writer:
+            with pa.ipc.new_file(str(version_path(folder, version)), schema) as writer:
                 writer.write_batch(batch)
         return _Versioned(folder, schema, self)
 
 
 class _Versioned(Table):
     def __init__(self, place: Path, schema: pa.Schema, fed: Fed) -> None:
-        self.place, self.schema, self.every, self.name = place, schema, None, place.name
+        self.folder, self.schema, self.every, self.name = place, schema, None, place.name
         store: Any = SimpleNamespace(path=place, stream=lambda spark: fed.control())
         self.store = store
 
@@ -365,7 +365,7 @@ def run_on_spark(
     frames = []
     for case in cases:
         data = made_of(case, Fed(frame, case, folder / "tables"), buckets).data
-        assert isinstance(data, Emitted)
+        assert isinstance(data, OutputFrame)
         frames.append(data.frame.withColumn("case", F.lit(case["id"])))
     every = frames[0]
     for one in frames[1:]:
@@ -401,9 +401,9 @@ class Seen:
     held: dict[int, int | None] = field(default_factory=dict)
 
     def take(self, row: Any) -> None:
-        if row.kind == NOTES:
+        if row.kind == PROGRESS:
             for note in runtime_notes.decode(row.payload):
-                if isinstance(note, runtime_notes.Hold):
+                if isinstance(note, runtime_notes.WatermarkHold):
                     self.held[note.bucket] = note.at
         elif row.kind == ROWS:
             for batch in read_ipc(bytes(row.payload)):

@@ -41,7 +41,7 @@ class Translation:
                 return self._membership(node)
             case tree.Has():
                 return f"({node.name} IS NOT NULL)"
-            case tree.Match():
+            case tree.StringTest():
                 function = node.function.lower()
                 return f"{function}({self.operand(node.subject)}, {_text(node.text)})"
             case tree.Topic():

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.exports.export import HostedExport
-from pe_agent.agent.exports.reader_plans import Replanned
-from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
+from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.reader_plans import RegisteredPlan
+from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.shards.read_grant import Grant
-from pe_agent.agent.shards.shard_store import StageHost
+from pe_agent.agent.shards.shard_store import ShardStore
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from pe_agent.transport.flight_errors import AgentUnreachableError
@@ -30,7 +30,7 @@ class Job:
     def __init__(self, directory: Path, home: Bench) -> None:
         self.directory, self.home = directory, home
         self.stores: dict[str, Store] = {}
-        self.hosts: dict[str, StageHost] = {}
+        self.hosts: dict[str, ShardStore] = {}
         self.committer = Committer(threads=1)
         self.after_seal: Callable[[], None] = lambda: None
         self.away: set[str] = set()
@@ -44,10 +44,10 @@ class Job:
         at.mkdir(exist_ok=True)
         self.stores[pe] = Store(at / "state.sqlite")
         self.stores[pe].set("token", pe)
-        self.hosts[pe] = StageHost(pe, at / "kept", self.stores[pe], self.committer)
+        self.hosts[pe] = ShardStore(pe, at / "kept", self.stores[pe], self.committer)
 
-    def connect(self) -> HostedExport:
-        self.home.export.fellows = self
+    def connect(self) -> AgentExport:
+        self.home.export.shard_agents = self
         return self.home.export
 
     def lose(self, pe: str) -> None:
@@ -69,17 +69,17 @@ class Job:
 
     def damage(self, pe: str, epoch: int) -> None:
         """Turn a bit of the last block of a fellow's part; done once more it is as it was."""
-        stream = self.hosts[pe]._kept[self.home.stream].stream
-        address = stream.manifests[epoch].own[-1].address
+        stream = self.hosts[pe]._stored[self.home.stream].stream
+        address = stream.manifests[epoch].local_blocks[-1].address
         with (stream.log.directory / f"{address.segment:010d}.segment").open("r+b") as file:
             file.seek(address.offset + address.length - 1)
             (last,) = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([last ^ 1]))
 
-    def cut(self, first: int, next_: int, **more: Any) -> Replanned:
+    def cut(self, first: int, next_: int, **more: Any) -> RegisteredPlan:
         """Register a plan of these epochs again, for a reader that goes on over loss."""
-        return self.home.replan({self.home.stream: (first, next_)}, **{"lossy": True, **more})
+        return self.home.replan({self.home.stream: (first, next_)}, **{"skip_lost": True, **more})
 
     def close(self) -> None:
         for pe, host in self.hosts.items():
@@ -87,11 +87,11 @@ class Job:
             self.stores[pe].close()
         self.committer.close()
 
-    def reopen_home(self) -> HostedExport:
+    def reopen_home(self) -> AgentExport:
         self.home.reopen()
         return self.connect()
 
-    def staging(self) -> list[dict[str, str]]:
+    def staging_agents(self) -> list[dict[str, str]]:
         return [{"pe": pe, "location": "", "token": ""} for pe in (ONE, TWO)]
 
     def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -102,7 +102,9 @@ class Job:
         self.after_seal()
         return told
 
-    def broken(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, str]]]:
+    def find_broken(
+        self, bodies: Mapping[str, dict[str, Any]]
+    ) -> dict[str, dict[str, dict[str, str]]]:
         for pe in bodies:
             if pe in self.away:
                 raise AgentUnreachableError(f"{pe} does not answer")
@@ -133,12 +135,12 @@ class Job:
     def release(self) -> None:
         export = self.home.export
         for pe, host in self.hosts.items():
-            for owed in export.owed(pe):
+            for owed in export.pending_counts(pe):
                 body = {"export": export.key, "stream": owed.stream, "epochs": [owed.epoch]}
                 counted = host.count({**body, "filter": owed.filter})
-                export.settle(owed, counted["rows"][owed.epoch])
+                export.settle_count(owed, counted["rows"][owed.epoch])
             known = host.release({"home": HOME, "exports": {}})["streams"].get(export.key, [])
-            levels = export.levels(pe, known)
+            levels = export.retained_levels(pe, known)
             host.release({"home": HOME, "exports": {export.key: levels}})
 
     def read(self, epoch: int, filter_: str | None = None) -> dict[str, list[int]]:
@@ -160,11 +162,11 @@ class Job:
             piece = (epoch, 0, blocks.count(number))
             ticket: dict[str, Any] = {"export": given.export, "stream": stream, "pieces": [piece]}
             ticket["grant"] = grants.sign(pe, given)
-            source = self.home.export if pe == HOME else self.hosts[pe].reading(ticket)
-            asked = Read(
+            source = self.home.export if pe == HOME else self.hosts[pe].open_read(ticket)
+            asked = ReadRequest(
                 reader="reader", stream=stream, pieces=(piece,), filter=filter_, columns=None
             )
-            found = BlockReader().batches(source, asked)
+            found = BlockReader().read_batches(source, asked)
             result[pe] = [n for batch, _ in found for n in batch.column("n").to_pylist()]
         return result
 

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from streambroker_core.board import AgentRegistered, Board, Event
+from streambroker_core.board import AgentRegistered, Board, BoardEvent
 from streambroker_core.model import Kind, PeKey
-from streambroker_core.wire.broker.ended_exports import ends_of
+from streambroker_core.wire.broker.ended_exports import make_ended_exports
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.watch_client import ApiClient
-from streambroker_operator.kubernetes.status.events import EventWriter, transitions
-from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.events import EventWriter, transition_notes
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import StatusWriter
 from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
@@ -32,44 +32,44 @@ class Broker:
         self.board = Board()
         self.leads = True
         self.events = EventWriter(api, "broker-0")
-        self.statuses = Statuses(
+        self.statuses = PortReconciler(
             self.board,
             lambda name, urgent: self.writer.offer(name, urgent=urgent),
-            told=self._tell,
+            on_written=self._tell,
         )
         self.writer = StatusWriter(api, self.statuses, leads=lambda: self.leads, settle_s=settle_s)
 
     def _tell(self, write: Any, before: Any, after: Any) -> None:
-        for note in transitions(write, before, after):
-            self.events.tell(note, time.time())
+        for note in transition_notes(write, before, after):
+            self.events.record(note, time.time())
 
     async def fill(self) -> None:
         await fill(self.board, self.statuses, self.api, self.namespace)
 
-    def deliver(self, event: Event) -> None:
-        self.statuses.followed(event, self.board.handle(event))
+    def deliver(self, event: BoardEvent) -> None:
+        self.statuses.on_actions(event, self.board.handle(event))
 
     async def settled(self) -> None:
-        assert await true(lambda: self.writer.idle), (self.writer.figures, self.writer.waiting)
-        await self.events.written_all()
+        assert await true(lambda: self.writer.is_idle), (self.writer.metrics, self.writer.waiting)
+        await self.events.flush()
 
     def register(self, *jobs: str) -> None:
         for version, job in enumerate(jobs, start=1):
             where = PeKey(namespace=self.namespace, job=job, pe=0)
             event = AgentRegistered(pe=where, registration=registration(), version=version)
-            self.statuses.followed(event, self.board.handle(event))
+            self.statuses.on_actions(event, self.board.handle(event))
 
     def poll(self, *jobs: str) -> None:
         for job in jobs:
             where = PeKey(namespace=self.namespace, job=job, pe=0)
             view = self.board.view(where)
             assert view is not None
-            self.statuses.heard(where, view.version)
+            self.statuses.on_report(where, view.version)
 
     def say(self, job: str, *ports: str) -> None:
         """Tell which exports of a job have ended, as its agent does with its poll."""
         where = PeKey(namespace=self.namespace, job=job, pe=0)
-        self.statuses.ends_heard(where, ends_of(ports))
+        self.statuses.on_ends(where, make_ended_exports(ports))
 
     async def read(self, kind: Kind, name: str) -> dict[str, Any]:
         items = await listed(self.api, self.namespace, kind)
@@ -103,7 +103,7 @@ async def fed_broker_at(
         access = Access(server=server.url, token=server.tokens["admin"], ca_file=str(server.ca))
         make = ReflectorFeeder if feeder == "reflector" else KopfFeeder
         feeding = asyncio.ensure_future(
-            make(ApiClient(access), [namespace], broker.statuses.look).run(broker.deliver)
+            make(ApiClient(access), [namespace], broker.statuses.observe).run(broker.deliver)
         )
         try:
             assert await true(lambda: broker.board.synced)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from streambroker_core.board import Board, Event, Synced
+from streambroker_core.board import Board, BoardEvent, Synced
 from streambroker_core.model import Export, Import, Kind, PortKey, Resource
 from streambroker_core.wire.manifests.ports import PLURALS, read_manifest
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.http_api import Answer, HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.objects import Objects
-from streambroker_operator.storage.backend import Stored
-from streambroker_operator.storage.write_options import FREELY, Terms, Touched
+from streambroker_operator.storage.backend import StoredResource
+from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 from support.api_servers import Api, Call
 from support.cluster import APPLY, GROUP, ApiServer
 
@@ -74,7 +74,7 @@ class Replica:
         self.store.close()
         await self._calls.close()
 
-    def look(self, deliver: Callable[[Event], object] | None = None) -> None:
+    def look(self, deliver: Callable[[BoardEvent], object] | None = None) -> None:
         """Bring the board up to date by a list of both kinds.
 
         Args:
@@ -90,7 +90,7 @@ class Replica:
             version = int(answer.body["metadata"]["resourceVersion"])
             tell(Synced(kind=kind, listed=tuple(found), version=version))
             for item in answer.body["items"]:
-                agent = self.store.saw(kind, item).agent
+                agent = self.store.observe(kind, item).agent
                 if agent is not None:
                     tell(agent)
 
@@ -111,10 +111,12 @@ class Replica:
         assert isinstance(found.resource, Import)
         return found.resource
 
-    async def change(self, resource: Resource, *fields: str, terms: Terms = FREELY) -> Stored:
+    async def change(
+        self, resource: Resource, *fields: str, terms: WriteOptions = UNCONDITIONAL
+    ) -> StoredResource:
         """Change fields, written ``filter`` or ``properties.limit``; all of them without any."""
         touched: Touched | None = tuple(tuple(field.split(".")) for field in fields) or None
-        return await self.store.put(resource, touched=touched, terms=terms)
+        return await self.store.put(resource, touched=touched, options=terms)
 
 
 class Others:

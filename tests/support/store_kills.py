@@ -34,7 +34,7 @@ from streambroker_core.matching import ScanMatcher
 from streambroker_core.model import PeKey, Resource
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime.runtime import Runtime
-from streambroker_operator.storage.responses import RequestName
+from streambroker_operator.storage.responses import RequestKey
 from streambroker_operator.storage.sqlite_store import Store
 from support.at_once import at_once
 from support.resources import export_of, import_of, pe, port, registration
@@ -59,11 +59,11 @@ TABLES = {
 
 
 def _named(store: Store, runtime: Runtime) -> None:
-    store.answered.begin(RequestName(principal="me", id="one", digest="d"))
+    store.responses.begin(RequestKey(principal="me", id="one", digest="d"))
     try:
         at_once(runtime.put(import_of(filter="price > 5.0")))
     finally:
-        store.answered.end()
+        store.responses.end()
 
 
 def _together(store: Store, runtime: Runtime) -> None:
@@ -74,11 +74,11 @@ def _together(store: Store, runtime: Runtime) -> None:
     ]
     puts = tuple(replace(resource, uid="") for resource in made)
     gone = (Removal("Import", port("alerts/old")),)
-    store.answered.begin(RequestName(principal="me", id="set", digest="d"))
+    store.responses.begin(RequestKey(principal="me", id="set", digest="d"))
     try:
         at_once(runtime.apply(Proposal(puts=puts, deletes=gone), _check_fine))
     finally:
-        store.answered.end()
+        store.responses.end()
 
 
 def _check_fine(found: Forecast) -> None:

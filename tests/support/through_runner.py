@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Operator, Window
-from streambroker_core.control.runtime.buckets import layout_of
+from streambroker_core.control.runtime.buckets import make_layout
 from streambroker_core.control.runtime.emitter import EmittedControl, EmittedRows, Stage
 from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
-from streambroker_core.control.runtime.runner import AlignedRunner, Outcome
+from streambroker_core.control.runtime.runner import AlignedRunner, WindowResult
 from streambroker_core.control.tuples import ControlTuple
 from support.aligned import Wild
 from support.one_window import apply
@@ -46,7 +46,7 @@ class Through:
     number: int = 0
     blobs: dict[int, dict[str, bytes]] = field(default_factory=dict)
     last: dict[int, Any] = field(default_factory=dict)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, WindowResult] = field(default_factory=dict)
     _wakes: dict[int, int | None] = field(default_factory=dict)
     _timeouts: dict[int, int | None] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class Through:
         *,
         watermark: int | None,
         clock: int = 0,
-    ) -> list[Outcome]:
+    ) -> list[WindowResult]:
         """Run a window of all buckets; return what it came to, bucket by bucket.
 
         Args:
@@ -93,7 +93,7 @@ class Through:
         arrived: dict[int, list[Packed]] = {}
         inputs, seqs = {one.name: one for one in probe.inputs}, dict[str, int]()
         for port, batch in given:
-            layout = layout_of(inputs[port], batch.schema, self.buckets, nulls=True)
+            layout = make_layout(inputs[port], batch.schema, self.buckets, nulls=True)
             first, seq = 0, seqs.get(port, 0)
             for cut in [*chance.cuts(batch.num_rows), batch.num_rows]:
                 for bucket, one in by_bucket(pack(batch.slice(first, cut - first), layout, seq)):
@@ -111,7 +111,7 @@ class Through:
         by_time = wake is not None and watermark is not None and wake <= watermark
         return by_time or (timeout is not None and timeout <= clock)
 
-    def _run(self, window: Window, packed: list[Packed]) -> Outcome:
+    def _run(self, window: Window, packed: list[Packed]) -> WindowResult:
         made: list[Any] = []
 
         def make() -> Any:
@@ -124,19 +124,19 @@ class Through:
         self.last[window.bucket] = made[-1]
         return outcome
 
-    def _keep(self, bucket: int, outcome: Outcome) -> None:
+    def _keep(self, bucket: int, outcome: WindowResult) -> None:
         self.outcomes[bucket] = outcome
         self.blobs[bucket] = apply(self.blobs.get(bucket, {}), outcome)
         self._wakes[bucket] = outcome.wake_at
         self._timeouts[bucket] = self.last[bucket].timeout_at()
 
 
-def rows_of(outcome: Outcome) -> list[tuple[str, pa.RecordBatch]]:
+def rows_of(outcome: WindowResult) -> list[tuple[str, pa.RecordBatch]]:
     """Return what was emitted, in order."""
     return [(one.output, one.batch) for one in outcome.emitted if isinstance(one, EmittedRows)]
 
 
-def control_of(outcome: Outcome) -> list[ControlTuple]:
+def control_of(outcome: WindowResult) -> list[ControlTuple]:
     """Return the control tuples that were sent on, each once."""
     sent = [one.control for one in outcome.emitted if isinstance(one, EmittedControl)]
     return list({one.id: one for one in sent}.values())

@@ -14,11 +14,11 @@ from streambroker_core.board import (
     Action,
     AgentRegistered,
     Board,
-    Event,
+    BoardEvent,
     ExportApplied,
     ExportRemoved,
     FeedLost,
-    Hint,
+    HintAction,
     ImportApplied,
     ImportRemoved,
     PeDeclared,
@@ -32,14 +32,14 @@ from support.virtual_world import KINDS, PES, Pair, World, scan
 Queue = Literal["Export", "Import", "Agent"]
 
 
-def queue_of(event: Event) -> Queue:
+def queue_of(event: BoardEvent) -> Queue:
     """Return which feed brings an event."""
     if isinstance(event, ExportApplied | ExportRemoved):
         return "Export"
     return "Import" if isinstance(event, ImportApplied | ImportRemoved) else "Agent"
 
 
-def _uid_of(event: Event) -> str:
+def _uid_of(event: BoardEvent) -> str:
     if isinstance(event, ExportApplied):
         return event.export.uid
     if isinstance(event, ImportApplied):
@@ -50,7 +50,7 @@ def _uid_of(event: Event) -> str:
     return str(event.pe)
 
 
-def _version_of(event: Event) -> int:
+def _version_of(event: BoardEvent) -> int:
     assert not isinstance(event, PeDeclared | FeedLost)
     return event.version
 
@@ -68,10 +68,10 @@ class Replica:
     """
 
     world: World
-    send: Callable[[Hint], None]
+    send: Callable[[HintAction], None]
     board: Board = field(default_factory=Board)
-    coming: list[tuple[Event, float]] = field(default_factory=list)
-    past: list[Event] = field(default_factory=list)
+    coming: list[tuple[BoardEvent, float]] = field(default_factory=list)
+    past: list[BoardEvent] = field(default_factory=list)
     missed: dict[Kind, set[int]] = field(default_factory=lambda: {kind: set() for kind in KINDS})
     listing: dict[Kind, Synced] = field(default_factory=dict)
     gap: set[Kind] = field(default_factory=set)
@@ -116,7 +116,7 @@ class Replica:
         self.past = [*self.past[-30:], event]
         self.tell(event)
 
-    def _may_come(self, event: Event) -> bool:
+    def _may_come(self, event: BoardEvent) -> bool:
         """A withdrawal is written after the PE's ports went, and comes after that."""
         return not isinstance(event, PeWithdrawn) or not any(
             queue_of(other) != "Agent" for other, _ in self.coming
@@ -218,7 +218,7 @@ class Replica:
 
     # ---- what has to hold ------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: BoardEvent) -> None:
         """Hand an event to the board; check all that has to hold before and after."""
         guarded, late = self.guarded(), self._is_late(event)
         same = self._is_same(event)
@@ -236,7 +236,7 @@ class Replica:
             self.heard[uid] = max(self.heard.get(uid, 0), _version_of(event))
         self._examine(guarded)
 
-    def _is_late(self, event: Event) -> bool:
+    def _is_late(self, event: BoardEvent) -> bool:
         if isinstance(event, FeedLost):
             return False
         queue, version = queue_of(event), _version_of(event)
@@ -245,14 +245,14 @@ class Replica:
         known = self.heard.get(_uid_of(event), 0)
         return version <= known
 
-    def _is_same(self, event: Event) -> bool:
+    def _is_same(self, event: BoardEvent) -> bool:
         if isinstance(event, ExportApplied):
             return any(held == event.export for held in self.board.exports())
         if isinstance(event, ImportApplied):
             return any(held == event.import_ for held in self.board.imports())
         return False
 
-    def _handle(self, event: Event) -> list[Action]:
+    def _handle(self, event: BoardEvent) -> list[Action]:
         point = self.board.point
         actions = self.board.handle(event)
         hinted: dict[PeKey, str] = {}
@@ -261,7 +261,7 @@ class Replica:
             if isinstance(action, RoutesChanged):
                 assert self.announced.get(action.pe) != action.version, "nothing changed"
                 changed[action.pe] = action.version
-            elif isinstance(action, Hint):
+            elif isinstance(action, HintAction):
                 view = self.board.view(action.pe)
                 assert view is not None
                 assert (action.version, action.point) == (view.version, view.point)

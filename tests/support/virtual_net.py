@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from streambroker_core.board import Event, Hint
+from streambroker_core.board import BoardEvent, HintAction
 from streambroker_core.errors import HintError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import hints
@@ -79,7 +79,7 @@ class Agent:
         except HintError:
             return False
         had = self.view is not None and self.view.version == hint.version
-        if self.gate.offer(hint, now):
+        if self.gate.should_poll(hint, now):
             assert not had, "a poll for what the agent has"
             self.wakes += 1
             self.due = min(self.due, max(now, self.ended + hints.POLL_SPACING_S))
@@ -127,7 +127,7 @@ class Net:
 
     # ---- from the world to the brokers -------------------------------------------
 
-    def happen(self, event: Event | None) -> None:
+    def happen(self, event: BoardEvent | None) -> None:
         """Send a change of the world to all brokers."""
         if event is not None:
             for replica in self.replicas:
@@ -155,8 +155,8 @@ class Net:
 
     # ---- datagrams -----------------------------------------------------------------
 
-    def _sender(self, number: int) -> Callable[[Hint], None]:
-        def send(hint: Hint) -> None:
+    def _sender(self, number: int) -> Callable[[HintAction], None]:
+        def send(hint: HintAction) -> None:
             if number and not self.orderly:
                 return
             registration = self.replicas[number].board.registration(hint.pe)
@@ -273,7 +273,7 @@ class Net:
         if view is None or fate == "answer lost":
             return self._give_up(agent)
         if agent.view is not None and agent.view.version == view.version:
-            assert agent.gate.take(view.version, view.point, self.now)
+            assert agent.gate.accept_view(view.version, view.point, self.now)
             return agent.rest(self.now, self._pause())
         answer = _answer(replica, view)
         if fate == "slow":
@@ -317,7 +317,7 @@ class Net:
         taken = wire.decode(json.loads(answer.body))
         before = agent.pairs()
         guarded = {pair for pair in before if self.world.lasts(pair, agent.known)}
-        if agent.gate.take(taken.version, taken.point, self.now):
+        if agent.gate.accept_view(taken.version, taken.point, self.now):
             agent.view, agent.known = taken, answer.known
             cut = guarded - agent.pairs()
             assert not cut, f"{agent.pe} lost {cut} without a reason"
@@ -362,7 +362,7 @@ class Net:
             assert other.version == view.version, "two replicas, two ETags"
         assert agent.view is not None
         assert agent.view.version == view.version, f"{agent.pe} is not right at rest"
-        plain = wire.seal(replace(agent.view, version=""))
+        plain = wire.with_version(replace(agent.view, version=""))
         assert plain.exports == wire.decode(wire.encode(view)).exports
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from streambroker_core.board import (
     AgentRegistered,
     Board,
-    Event,
+    BoardEvent,
     ExportApplied,
     ExportRemoved,
     ImportApplied,
@@ -159,7 +159,7 @@ class World:
         found = list(self.held.values())
         return found[pick % len(found)][0] if found else None
 
-    def make(self, kind: Kind, where: str, variant: int, name: str) -> Event | None:
+    def make(self, kind: Kind, where: str, variant: int, name: str) -> BoardEvent | None:
         """Create a resource, unless its name is taken or there are enough."""
         taken = {(kind_of(r), r.name) for r, _ in self.held.values() if r.name}
         if (kind, name) in taken or len(self.held) >= MOST:
@@ -169,7 +169,7 @@ class World:
         uid = f"{kind[0]}{self.born}"
         return self.write(replace(template, uid=uid, created=float(self.born), name=name))
 
-    def change(self, old: Resource, variant: int) -> Event:
+    def change(self, old: Resource, variant: int) -> BoardEvent:
         """Give a resource another spec, or the same again."""
         template = _template(kind_of(old), f"{old.key.job}/{old.key.port}", variant)
         new = replace(
@@ -181,7 +181,7 @@ class World:
         )
         return self.write(new)
 
-    def write(self, resource: Resource) -> Event:
+    def write(self, resource: Resource) -> BoardEvent:
         """Store a resource at a new version; an equal one is a write of its status."""
         self.counter += 1
         self.held[resource.uid] = (resource, self.counter)
@@ -195,7 +195,7 @@ class World:
             return ExportApplied(export=resource, version=self.counter)
         return ImportApplied(import_=resource, version=self.counter)
 
-    def delete(self, gone: Resource) -> Event:
+    def delete(self, gone: Resource) -> BoardEvent:
         """Delete a resource."""
         self.counter += 1
         del self.held[gone.uid]
@@ -203,7 +203,7 @@ class World:
         removed = ExportRemoved if isinstance(gone, Export) else ImportRemoved
         return removed(uid=gone.uid, version=self.counter)
 
-    def register(self, key: PeKey, registration: Registration) -> Event:
+    def register(self, key: PeKey, registration: Registration) -> BoardEvent:
         """Remember an agent as the store does: the same again gets no new version."""
         found = self.agents.get(key)
         if found is None or found[0] != registration:
@@ -212,7 +212,7 @@ class World:
         self.known.add(key)
         return AgentRegistered(pe=key, registration=registration, version=self.agents[key][1])
 
-    def withdraw(self, key: PeKey) -> Event | None:
+    def withdraw(self, key: PeKey) -> BoardEvent | None:
         """Forget a PE that has no port left."""
         if key not in self.known or any(r.key.owner == key for r, _ in self.held.values()):
             return None

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypedDict
 
 
-class Position(TypedDict):
+class TextPosition(TypedDict):
     """A place in a text: ``line`` and ``column`` from 1, ``offset`` in characters from 0."""
 
     line: int
@@ -36,23 +36,23 @@ class Position(TypedDict):
     offset: int
 
 
-def position_in(text: str, offset: int) -> Position:
+def locate(text: str, offset: int) -> TextPosition:
     """Return the place of one character of a text; the end of the text is a place too."""
     line = text.count("\n", 0, offset) + 1
     column = offset - (text.rfind("\n", 0, offset) + 1) + 1
     return {"line": line, "column": column, "offset": offset}
 
 
-BESIDE = 38
+CONTEXT_CHARACTERS = 38
 """Characters of an expression that are shown on either side of a fault."""
 
 
-def pointed(text: Any, position: Any) -> list[str]:
+def pointer_lines(text: Any, position: Any) -> list[str]:
     """Return the line of an expression that has a fault, and one with a caret below the place.
 
     Args:
         text: the expression; no lines are returned if it is not a text.
-        position: a `Position`; no lines are returned if it is none of this text.
+        position: a `TextPosition`; no lines are returned if it is none of this text.
     """
     if not isinstance(text, str) or not isinstance(position, Mapping):
         return []
@@ -62,9 +62,9 @@ def pointed(text: Any, position: Any) -> list[str]:
         return []
     shown = "".join(c if c.isprintable() else "�" for c in lines[line - 1].replace("\t", " "))
     place = max(0, column - 1)
-    start = max(0, place - BESIDE) if len(shown) > 2 * BESIDE else 0
-    before, after = "…" if start else "", "…" if len(shown) > start + 2 * BESIDE else ""
-    part = shown[start : start + 2 * BESIDE]
+    start = max(0, place - CONTEXT_CHARACTERS) if len(shown) > 2 * CONTEXT_CHARACTERS else 0
+    before, after = "…" if start else "", "…" if len(shown) > start + 2 * CONTEXT_CHARACTERS else ""
+    part = shown[start : start + 2 * CONTEXT_CHARACTERS]
     return [f"  {before}{part}{after}", "  " + " " * (place - start + len(before)) + "^"]
 
 
@@ -91,7 +91,7 @@ class ExpressionError(StreambrokerError):
     kind: ClassVar[str] = "expression"
 
     def __init__(
-        self, *, position: Position, found: str, expected: str, hint: str | None = None
+        self, *, position: TextPosition, found: str, expected: str, hint: str | None = None
     ) -> None:
         self.position = position
         self.found = found
@@ -151,7 +151,7 @@ class SchemaError(StreambrokerError):
 
     code = "SchemaInvalid"
 
-    def __init__(self, problem: str, *, position: Position | None = None) -> None:
+    def __init__(self, problem: str, *, position: TextPosition | None = None) -> None:
         self.problem = problem
         self.position = position
         place = f" at line {position['line']}, column {position['column']}" if position else ""

@@ -18,8 +18,13 @@ from streambroker_operator.errors import AddressError, OpenError
 from streambroker_operator.kubernetes.client.certificate import Certificate
 from streambroker_operator.rest import create_app
 from streambroker_operator.rest.app import MAX_HEADER
-from streambroker_operator.rest.guard.connections import Doors, HttpLog, occupied, places
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.connections import (
+    HttpLogger,
+    Listener,
+    connection_limit,
+    track_connection,
+)
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.security.token_file import TokenFile, is_loopback
 from streambroker_operator.storage.sqlite_store import Store
@@ -52,7 +57,7 @@ class Broker:
         port: int = 8470,
         tokens: Path | None = None,
         insecure: bool = False,
-        limits: Limits | None = None,
+        limits: RateLimits | None = None,
         certificate: tuple[Path, Path] | None = None,
     ) -> None:
         self._db = db
@@ -62,7 +67,7 @@ class Broker:
         self._insecure = insecure
         self._limits = limits
         self._certificate = certificate
-        self._following: asyncio.Task[None] | None = None
+        self._certificate_task: asyncio.Task[None] | None = None
         self.url = ""
 
     async def start(self) -> None:
@@ -75,28 +80,30 @@ class Broker:
             StoreError: the file cannot be used.
             AddressError: the address is taken.
         """
-        tokens = self._guard()
+        tokens = self._read_tokens()
         shown = None if self._certificate is None else Certificate(*self._certificate)
         self._store = Store(self._db)
-        if self._store.emptied:
-            _log.warning("%s", self._store.emptied)
+        if self._store.loss_warning:
+            _log.warning("%s", self._store.loss_warning)
         self._sender = HintSender()
         self.runtime = Runtime(self._store, self._sender)
         self.runtime.start()
         local = is_loopback(self._host) and not self._insecure
         app = create_app(self.runtime, tokens, self._limits, local=local)
         tls = None if shown is None else shown.context
-        limits = self._limits or Limits()
-        room = limits.room(places(limits.connections))
+        limits = self._limits or RateLimits()
+        room = limits.connection_limits(connection_limit(limits.connections))
         try:
-            self._runner, self.url = await listen(app, self._host, self._port, room=room, tls=tls)
+            self._runner, self.url = await listen(
+                app, self._host, self._port, connection_limits=room, tls=tls
+            )
         except AddressError:
             self._close()
             raise
         if shown is not None:
-            self._following = asyncio.create_task(shown.follow())
+            self._certificate_task = asyncio.create_task(shown.follow())
 
-    def _guard(self) -> TokenFile | None:
+    def _read_tokens(self) -> TokenFile | None:
         """Return the tokens; refuse an address that others reach without tokens or without TLS."""
         tokens = None if self._tokens is None else TokenFile(self._tokens)
         if is_loopback(self._host):
@@ -117,14 +124,14 @@ class Broker:
         _log.warning("%s", problem)
         return tokens
 
-    async def failed(self) -> None:
+    async def wait_failed(self) -> None:
         """Return never: it has no part that could fail by itself."""
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
         """Answer what is under way, then close everything."""
-        if self._following is not None:
-            self._following.cancel()
+        if self._certificate_task is not None:
+            self._certificate_task.cancel()
         self.runtime.close()
         await self._runner.cleanup()
         self._close()
@@ -139,7 +146,7 @@ async def listen(
     host: str,
     port: int,
     *,
-    room: tuple[int, int],
+    connection_limits: tuple[int, int],
     tls: ssl.SSLContext | None = None,
     option: str = "--port",
 ) -> tuple[web.AppRunner, str]:
@@ -149,20 +156,20 @@ async def listen(
         app: what is asked.
         host: address to listen at.
         port: TCP port; 0 picks a free one.
-        room: connections in all, and of one address.
+        connection_limits: connections in all, and of one address.
         tls: shows the certificate; None for plain HTTP.
         option: by which another port is chosen.
 
     Raises:
         AddressError: the address is taken, or is not of this machine.
     """
-    doors = Doors(*room, tls)
-    app.middlewares.insert(0, occupied)
+    doors = Listener(*connection_limits, tls)
+    app.middlewares.insert(0, track_connection)
     app.on_shutdown.append(doors.close)
     runner = web.AppRunner(
         app,
         access_log=None,
-        logger=HttpLog(doors.tally),
+        logger=HttpLogger(doors.counter),
         # Bodies are unpacked, and long headers refused, where there is an answer for it.
         auto_decompress=False,
         max_field_size=MAX_HEADER,
@@ -184,7 +191,7 @@ async def listen(
     return runner, f"{scheme}://{shown}:{doors.port}"
 
 
-class Served(Protocol):
+class RunnableBroker(Protocol):
     """A broker that can be started and stopped.
 
     Attributes:
@@ -199,11 +206,11 @@ class Served(Protocol):
     async def stop(self) -> None:
         """End."""
 
-    async def failed(self) -> None:
+    async def wait_failed(self) -> None:
         """Return when it cannot go on."""
 
 
-async def serve(broker: Served, ready: Callable[[str], None]) -> None:
+async def serve(broker: RunnableBroker, ready: Callable[[str], None]) -> None:
     """Run a broker until SIGTERM or SIGINT, or until it cannot go on.
 
     Args:
@@ -222,7 +229,7 @@ async def serve(broker: Served, ready: Callable[[str], None]) -> None:
     await broker.start()
     try:
         ready(broker.url)
-        ends = [asyncio.ensure_future(end) for end in (stopping.wait(), broker.failed())]
+        ends = [asyncio.ensure_future(end) for end in (stopping.wait(), broker.wait_failed())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.cancel()

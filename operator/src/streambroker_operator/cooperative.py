@@ -12,7 +12,7 @@ TURN_S = 0.01
 """So long work goes on before others have their turn."""
 
 
-async def in_turns(steps: Iterable[None]) -> None:
+async def run_in_turns(steps: Iterable[None]) -> None:
     """Do work step by step, and let others have their turn every few milliseconds."""
     began = time.monotonic()
     for _ in steps:
@@ -21,36 +21,36 @@ async def in_turns(steps: Iterable[None]) -> None:
             began = time.monotonic()
 
 
-class _Users:
+class _GcPauses:
     """How many there are that want no collector now, and whether it is to be back after them."""
 
     count = 0
     collecting = True
 
 
-MANY = 1000
+FREEZE_MIN = 1000
 """Resources that are worth being passed over."""
 
 
-def keep_from_collector(count: int) -> None:
+def freeze_gc(count: int) -> None:
     """Have the collector of garbage pass over what there is by now, if so much was loaded."""
-    if count >= MANY:
+    if count >= FREEZE_MIN:
         gc.freeze()
 
 
 @contextmanager
-def without_collector() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Keep the collector of garbage from looking for it in what is being loaded, and stays.
 
     For 100,000 resources that takes most of a second each time.
     """
-    if _Users.count == 0:
-        _Users.collecting = gc.isenabled()
+    if _GcPauses.count == 0:
+        _GcPauses.collecting = gc.isenabled()
         gc.disable()
-    _Users.count += 1
+    _GcPauses.count += 1
     try:
         yield
     finally:
-        _Users.count -= 1
-        if _Users.count == 0 and _Users.collecting:
+        _GcPauses.count -= 1
+        if _GcPauses.count == 0 and _GcPauses.collecting:
             gc.enable()

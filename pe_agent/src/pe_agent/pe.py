@@ -14,16 +14,16 @@ from pe_agent.job import publish as publishing
 from pe_agent.job import send_control as emitted
 from pe_agent.job import subscribe as subscribing
 from pe_agent.job.agent_process import AgentProcess, default_home
-from pe_agent.job.port_names import KnownPorts
+from pe_agent.job.port_names import PortsByName
 from pe_agent.job.ports import ExportPort, ImportPort
-from pe_agent.job.query_monitor import Queries
-from pe_agent.job.shard_agents import FellowAgents, counted
-from pe_agent.job.view_cache import LastKnown
+from pe_agent.job.query_monitor import QueryMonitor
+from pe_agent.job.shard_agents import ShardAgentProcesses, parse_agents
+from pe_agent.job.view_cache import ViewCache
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.broker_client import BrokerClient
-from pe_agent.transport.broker_trust import Trust, TrustError
+from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, Kind, PeKey, PortKey
@@ -97,7 +97,7 @@ def start(
             ``$STREAMBROKER_AGENT_PLAIN`` is ``allow``.
         agent_clients: ``required``: the agent serves only callers that show a certificate of that
             CA; default ``$STREAMBROKER_AGENT_CLIENTS``, or ``any`` where only this machine can
-            reach ``host``.
+            reach ``run_operator``.
         insecure: let other machines call the agent without a certificate; default
             ``$STREAMBROKER_AGENT_INSECURE`` is ``allow``.
         owner: in Kubernetes, what Exports and Imports that are made by the job belong to and go
@@ -116,11 +116,11 @@ def start(
     from pe_agent.datasource import StreambrokerDataSource
 
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
-    shown, trust = tokens.given(token, token_file), tls.given(broker_ca)
-    certificate = agent_tls.shown(agent_certificate, agent_key)
-    agent_trust = agent_tls.trusted(agent_ca, own=certificate)
-    required = agent_tls.clients_required(
-        agent_clients, host, insecure=agent_tls.insecure(insecure)
+    shown, trust = tokens.resolve_token(token, token_file), tls.resolve_broker_trust(broker_ca)
+    certificate = agent_tls.resolve_certificate(agent_certificate, agent_key)
+    agent_trust = agent_tls.resolve_agent_trust(agent_ca, certificate=certificate)
+    required = agent_tls.are_clients_required(
+        agent_clients, host, insecure=agent_tls.is_insecure(insecure)
     )
     agent_tls.check_secured(str(key), host, certificate, agent_trust, required=required)
     if agent_trust.anchors() is None and certificate is not None:
@@ -128,8 +128,8 @@ def start(
             "the job could not call its own agent: give the CA of `agent_certificate=` with"
             f" `agent_ca=` or {tls.AGENT_CA_VARIABLE}."
         )
-    belongs_to = owners.given(owner)
-    more, elsewhere = counted(agents)
+    belongs_to = owners.resolve_owner(owner)
+    more, elsewhere = parse_agents(agents)
     spark.dataSource.register(StreambrokerDataSource)
 
     def launch(number: int) -> AgentProcess:
@@ -156,7 +156,7 @@ def start(
 
     process = launch(0)
     try:
-        fellows = FellowAgents(
+        fellows = ShardAgentProcesses(
             process, launch, more, [AgentClient(at, known, agent_trust) for at, known in elsewhere]
         )
     except BaseException:
@@ -172,7 +172,7 @@ class PE:
     Attributes:
         imports: the ports subscribed so far, by name.
         exports: the ports published so far, by name.
-        known: what was last known of its ports.
+        view_cache: what was last known of its ports.
     """
 
     def __init__(
@@ -183,23 +183,23 @@ class PE:
         broker: str | None,
         application: dict[str, str],
         token: Token | None = None,
-        trust: Trust | None = None,
+        trust: BrokerTrust | None = None,
         owner: Mapping[str, str] | None = None,
-        fellows: FellowAgents | None = None,
+        shard_agents: ShardAgentProcesses | None = None,
     ) -> None:
         self.key = key
-        self._fellows = fellows
+        self._shard_agents = shard_agents
         self._owner = owner
-        self.imports: dict[str, ImportPort] = KnownPorts("import", "subscribe")
-        self.exports: dict[str, ExportPort] = KnownPorts("export", "publish")
+        self.imports: dict[str, ImportPort] = PortsByName("import", "subscribe")
+        self.exports: dict[str, ExportPort] = PortsByName("export", "publish")
         self._spark = spark
         self._process = process
         self._broker = BrokerClient(broker, key.namespace, token, trust) if broker else None
         self._application = application
-        self.known = LastKnown(lambda: self.agent.call("view", timeout=2.0)["view"])
-        self._queries = Queries(spark, lambda: self.agent)
+        self.view_cache = ViewCache(lambda: self.agent.call("view", timeout=2.0)["view"])
+        self._queries = QueryMonitor(spark, lambda: self.agent)
         self.stopped = threading.Event()
-        process.beat.append(self._queries.beat)
+        process.beat_callbacks.append(self._queries.beat)
 
     @property
     def agent(self) -> AgentClient:
@@ -211,19 +211,22 @@ class PE:
         """The directory of the PE's agent."""
         return self._process.home
 
-    def _to_agent(self) -> dict[str, str]:
+    def _agent_options(self) -> dict[str, str]:
         """Return the options by which a query finds the agent and trusts it."""
         trust = self._process.trust
         options = {"agent": self.agent.location, "agentToken": self.agent.token}
         if trust.path is not None:
             options |= {"agentCa": str(trust.path), "agentPlain": "allow" if trust.plain else ""}
-        if trust.own is not None:
-            options |= {"agentCertificate": str(trust.own.chain), "agentKey": str(trust.own.key)}
+        if trust.certificate is not None:
+            options |= {
+                "agentCertificate": str(trust.certificate.chain),
+                "agentKey": str(trust.certificate.key),
+            }
         return options
 
-    def _watch_queries(self) -> None:
+    def _report_running_queries(self) -> None:
         """Let the agent know from now on which queries run: their operators tell it figures."""
-        self._queries.watched = True
+        self._queries.reports_running = True
 
     subscribe = subscribing.subscribe
 
@@ -299,9 +302,9 @@ class PE:
         """Return the agent's figures: streams, readers, deliveries, agents that are away."""
         return self.agent.call("status")
 
-    def on_beat(self, told: Callable[[], None]) -> None:
-        """Call ``told`` about twice a second while the agent answers."""
-        self._process.beat.append(told)
+    def on_beat(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` about twice a second while the agent answers."""
+        self._process.beat_callbacks.append(callback)
 
     def stop(self, *, end_agent: bool = False) -> None:
         """Let go of the agent. It serves on for ``linger``; ``end_agent`` ends it at once."""
@@ -311,5 +314,5 @@ class PE:
         except StreambrokerError as error:
             log.info("publisher leases not given back: %s", error)
         self._process.stop(end_agent=end_agent)
-        if self._fellows is not None:
-            self._fellows.stop(end_agent=end_agent)
+        if self._shard_agents is not None:
+            self._shard_agents.stop(end_agent=end_agent)

@@ -168,7 +168,7 @@ def test_a_ca_that_replaces_another_holds_from_the_next_call(
 def test_what_a_task_is_given_needs_no_file(tmp_path: Path, authority: Authority) -> None:
     file = tmp_path / "ca.crt"
     shutil.copy(authority.ca, file)
-    given = pickle.loads(pickle.dumps(AgentTrust(file).now()))
+    given = pickle.loads(pickle.dumps(AgentTrust(file).snapshot()))
     file.unlink()
 
     assert given.anchors() == authority.ca.read_bytes()
@@ -301,9 +301,9 @@ def test_an_agent_that_ends_waits_for_nobody_who_stands_still(tmp_path: Path) ->
 def test_the_switch_for_agents_without_tls_is_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "yes")
     with pytest.raises(TrustError, match="it has to be `allow`, or nothing"):
-        pe_agent.transport.agent_tls.trusted(None)
+        pe_agent.transport.agent_tls.resolve_agent_trust(None)
     monkeypatch.setenv("STREAMBROKER_AGENT_PLAIN", "allow")
-    assert pe_agent.transport.agent_tls.trusted(None).plain
+    assert pe_agent.transport.agent_tls.resolve_agent_trust(None).plain
 
 
 # ---- a job and its agent ---------------------------------------------------------------------
@@ -317,7 +317,9 @@ def test_a_job_starts_and_adopts_its_agent_over_tls(tmp_path: Path, authority: A
         "port": free_port(),
         "trust": AgentTrust(authority.ca),
     }
-    certificate = pe_agent.transport.agent_tls.shown(authority.certificate, authority.key)
+    certificate = pe_agent.transport.agent_tls.resolve_certificate(
+        authority.certificate, authority.key
+    )
     key = PeKey.parse("default/feed/0")
     first = Launched(key, tmp_path / "home", certificate=certificate, **how)
     try:
@@ -343,7 +345,7 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
             Launched(
                 key,
                 tmp_path / "home",
-                certificate=pe_agent.transport.agent_tls.shown(
+                certificate=pe_agent.transport.agent_tls.resolve_certificate(
                     authority.certificate, authority.key
                 ),
                 trust=AgentTrust(authority.ca),

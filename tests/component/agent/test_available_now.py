@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.datasource.source import NothingGivenError
+from pe_agent.datasource.source import ExportRefusesError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.agents import AgentProcess, Pair, Publishing, error_code, pair, rows
 from support.sources import Run
@@ -115,7 +115,7 @@ def test_a_run_fails_when_an_export_refuses_what_it_needs(agents: Pair) -> None:
     agents.importer.restart()
     run = Run(agents.importer, reconnect=0.5)
     run.source.prepareForTriggerAvailableNow()
-    with pytest.raises(NothingGivenError, match=f"{EXPORT}: .*prize"):
+    with pytest.raises(ExportRefusesError, match=f"{EXPORT}: .*prize"):
         list(run.batches())
     run.stop()
     agents.plumb(filter="n > 3")
@@ -139,7 +139,7 @@ def test_a_run_to_the_end_fails_when_only_an_export_that_refuses_is_left(
     agents.importer.restart()
     run = Run(agents.importer, reconnect=1.0, stop_at_end=True)
     run.source.prepareForTriggerAvailableNow()
-    with pytest.raises(NothingGivenError, match="prize" if why == "filter" else "revoked"):
+    with pytest.raises(ExportRefusesError, match="prize" if why == "filter" else "revoked"):
         list(run.batches())
     run.stop()
 

@@ -77,7 +77,7 @@ def test_a_certificate_of_another_ca_is_refused(
 ) -> None:
     other = Authority(tmp_path / "tls", "other", AGENT)
 
-    assert "does not answer" in refusal(agent, AgentTrust(authority.ca, own=own(other)))
+    assert "does not answer" in refusal(agent, AgentTrust(authority.ca, certificate=own(other)))
 
 
 def test_a_caller_need_not_be_an_agent(agent: AgentProcess, authority: Authority) -> None:
@@ -89,14 +89,14 @@ def test_a_caller_need_not_be_an_agent(agent: AgentProcess, authority: Authority
     authority.certificate.write_bytes(kept[0])
     authority.key.write_bytes(kept[1])
 
-    ask(agent, AgentTrust(authority.ca, own=AgentCertificate(chain=chain[0], key=chain[1])))
+    ask(agent, AgentTrust(authority.ca, certificate=AgentCertificate(chain=chain[0], key=chain[1])))
 
 
 def test_another_ca_for_callers_is_taken_in_while_the_agent_runs(
     agent: AgentProcess, authority: Authority, tmp_path: Path
 ) -> None:
     other = Authority(tmp_path / "tls", "other", AGENT)
-    theirs = AgentTrust(pem=authority.ca.read_bytes(), own=own(other))
+    theirs = AgentTrust(pem=authority.ca.read_bytes(), certificate=own(other))
     assert "does not answer" in refusal(agent, theirs)
 
     authority.ca.write_bytes(authority.ca.read_bytes() + other.ca.read_bytes())
@@ -143,7 +143,7 @@ def test_only_an_agent_that_asks_for_certificates_is_adopted_where_they_are_requ
                 host="127.0.0.1",
                 port=0,
                 certificate=own(authority),
-                trust=AgentTrust(authority.ca, own=own(authority)),
+                trust=AgentTrust(authority.ca, certificate=own(authority)),
                 clients=clients,
             )
         )
@@ -185,7 +185,7 @@ def test_a_key_never_travels_and_is_read_where_a_task_runs(
 ) -> None:
     trust = authority.trust()
     assert trust.pair() == (authority.certificate.read_bytes(), authority.key.read_bytes())
-    sent = pickle.dumps(trust.now())
+    sent = pickle.dumps(trust.snapshot())
     assert authority.key.read_bytes() not in sent
 
     for file in (authority.certificate, authority.key):

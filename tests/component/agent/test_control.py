@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pe_agent.datasource.columns import struct_of
+from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.source import StreambrokerStreamReader
 from streambroker_core.control.runtime.packing import by_bucket, unpack
-from streambroker_core.control.tuples import Delivery, logged
+from streambroker_core.control.tuples import Delivery, make_logged_tuple
 from streambroker_core.control.tuples.envelope import encode
 from support.agents import DDL, SCHEMA, Pair, Publishing, error_code, pair, rows
 from support.sources import Run as Plain
@@ -70,12 +70,12 @@ class Run:
     def __init__(
         self, agents: Pair, port: str, at: dict[str, Any] | None = None, **more: Any
     ) -> None:
-        options = {k: more.pop(k) for k in ("frame", "lossy") if k in more}
+        options = {k: more.pop(k) for k in ("frame", "skip_lost") if k in more}
         packing = Packing(columns=DDL, buckets=BUCKETS, key="n", **more)
         importer = agents.importer
         token = str(importer.address["token"])
         self.source = StreambrokerStreamReader(
-            struct_of(PACKED_DDL),
+            parse_struct(PACKED_DDL),
             Options(port, importer.location, token, packing=packing, reconnect=20, **options),
         )
         self.at = at or self.source.initialOffset()
@@ -125,7 +125,9 @@ def publish(agents: Pair, port: str, batch: int, *parts: pa.RecordBatch, **tuple
         [
             at,
             encode(
-                logged(f"q.{batch}", n, type_="mark", text=f'"{payload}"', delivery=Delivery(how))
+                make_logged_tuple(
+                    f"q.{batch}", n, type_="mark", text=f'"{payload}"', delivery=Delivery(how)
+                )
             ),
         ]
         for n, (payload, (at, how)) in enumerate(tuples.items())
@@ -293,7 +295,7 @@ def test_a_batch_with_control_alone_opens_a_stream(agents: Pair) -> None:
         batch=0,
         stages=[],
         ddl=DDL,
-        control=[[0, encode(logged("q", 0, type_="mark", text='"alone"'))]],
+        control=[[0, encode(make_logged_tuple("q", 0, type_="mark", text='"alone"'))]],
         arrow=base64.b64encode(SCHEMA.serialize()).decode(),
     )
     run = Run(agents, "cold")
@@ -304,7 +306,7 @@ def test_a_batch_with_control_alone_opens_a_stream(agents: Pair) -> None:
 def test_what_a_publisher_says_wrongly_is_refused_by_name(agents: Pair) -> None:
     query = Publishing(agents.exporter, port="cold", query="query-1")
     for control, code in (
-        ([[3, encode(logged("q", 9, type_="mark", text="1"))]], "ControlInvalid"),
+        ([[3, encode(make_logged_tuple("q", 9, type_="mark", text="1"))]], "ControlInvalid"),
         ([[0, {"v": 99}]], "FormatTooNew"),
         ([["x", {}]], "ControlInvalid"),
     ):

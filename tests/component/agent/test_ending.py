@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.model import PeKey
@@ -45,8 +45,8 @@ LONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
+def hosts(tmp_path: Path) -> Iterator[Agent]:
+    hosts = Agent(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
     hosts.actions["declare"]({"kind": "import", "port": "in", "spec": None})
     hosts.actions["declare"]({"kind": "export", "port": "watched", "spec": None})
     hosts.key = KEY
@@ -55,14 +55,14 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def client(hosts: Hosts) -> Iterator[AgentClient]:
+def client(hosts: Agent) -> Iterator[AgentClient]:
     service = AgentService("grpc://127.0.0.1:0", hosts, TOKEN)
     yield AgentClient(f"grpc+tcp://127.0.0.1:{service.port}", TOKEN)
     service.shutdown()
 
 
 def test_whatever_fails_while_the_agent_ends_may_be_tried_again(
-    hosts: Hosts, client: AgentClient
+    hosts: Agent, client: AgentClient
 ) -> None:
     publish: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "stages": [], "ddl": None}
     hosts.actions["declare"]({"kind": "export", "port": "out", "spec": None})
@@ -71,7 +71,7 @@ def test_whatever_fails_while_the_agent_ends_may_be_tried_again(
     assert error_code(client.call, "publisher.admit", export="none", renewed=None, **admit) == (
         "UnknownPort"
     )
-    hosts.news.close()
+    hosts.notifier.close()
     hosts.store.close()
     assert error_code(client.call, "publisher.publish", export="out", **publish) == (
         "AgentUnreachable"
@@ -80,24 +80,24 @@ def test_whatever_fails_while_the_agent_ends_may_be_tried_again(
 
 @pytest.mark.parametrize("action", LONG)
 def test_who_waits_is_let_go_when_the_agent_ends_and_does_not_turn_round(
-    hosts: Hosts, client: AgentClient, action: str
+    hosts: Agent, client: AgentClient, action: str
 ) -> None:
     body = dict(LONG[action])
     if action == "reader.next":
         body["start"] = client.call(action, **{**body, "start": None, "wait": 0})["offset"]
     looked = []
-    seen = hosts.news.seen
+    seen = hosts.notifier.version
 
     def looking(keys: Any) -> int:
         looked.append(keys)
         return seen(keys)
 
-    hosts.news.seen = looking  # type: ignore[method-assign]
+    hosts.notifier.version = looking  # type: ignore[method-assign]
     asked = threading.Thread(target=lambda: error_code_or_answer(client, action, body))
     asked.start()
-    until(hosts.news.waiting, SECONDS, "it waits")
+    until(hosts.notifier.waiters, SECONDS, "it waits")
     before = len(looked)
-    hosts.news.close()
+    hosts.notifier.close()
     asked.join(SECONDS)
     assert not asked.is_alive()
     assert len(looked) <= before + 1

@@ -17,7 +17,7 @@ import pytest
 from pe_agent.agent.process import read_address
 from pe_agent.job import agent_process as launcher
 from pe_agent.job.agent_process import AgentFailedError, AgentProcess
-from pe_agent.job.shard_agents import FellowAgents, FellowsInvalidError
+from pe_agent.job.shard_agents import ShardAgentProcesses, ShardAgentsInvalidError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
 from support.waiting import until
@@ -138,7 +138,7 @@ def test_the_home_is_told_its_fellows_also_after_one_of_them_was_started_again(
     start: Start,
 ) -> None:
     home = start()
-    fellows = FellowAgents(home, lambda number: start(pe=number), 2)
+    fellows = ShardAgentProcesses(home, lambda number: start(pe=number), 2)
 
     def known() -> dict[str, bool]:
         told = home.client.call("status")["fellows"]
@@ -151,9 +151,9 @@ def test_the_home_is_told_its_fellows_also_after_one_of_them_was_started_again(
     until(lambda: len(known()) == 2, SECONDS, "both answer the home")
 
     # Else the other one would be told again of who was started again, maybe only now.
-    home.beat.clear()
-    fellows.tell()
-    FellowAgents(home, lambda number: start(pe=number), 0)
+    home.beat_callbacks.clear()
+    fellows.report()
+    ShardAgentProcesses(home, lambda number: start(pe=number), 0)
     until(lambda: not known(), SECONDS, "those that hold nothing are forgotten")
 
 
@@ -168,7 +168,7 @@ def test_an_agent_that_does_not_start_takes_its_fellows_with_it(start: Start) ->
         return found[-1]
 
     with pytest.raises(AgentFailedError, match="no second one"):
-        FellowAgents(home, one, 2)
+        ShardAgentProcesses(home, one, 2)
     assert read_address(found[0].home) is None
     assert home.client.call("status")["fellows"] == {}
 
@@ -176,11 +176,11 @@ def test_an_agent_that_does_not_start_takes_its_fellows_with_it(start: Start) ->
 def test_fellows_that_run_elsewhere_are_taken_if_they_are_of_the_job(start: Start) -> None:
     home, one, stranger = start(), start(pe=1), start(job="other", pe=2)
 
-    def fellows(*elsewhere: AgentProcess) -> FellowAgents:
-        return FellowAgents(home, lambda _: start(), 0, [p.client for p in elsewhere])
+    def fellows(*elsewhere: AgentProcess) -> ShardAgentProcesses:
+        return ShardAgentProcesses(home, lambda _: start(), 0, [p.client for p in elsewhere])
 
     for wrong in ((stranger,), (home,), (one, one)):
-        with pytest.raises(FellowsInvalidError, match="are to be of that job"):
+        with pytest.raises(ShardAgentsInvalidError, match="are to be of that job"):
             fellows(*wrong)
     assert home.client.call("status")["fellows"] == {}
     fellows(one).stop(end_agent=True)

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pe_agent.aligned import ControlFile
-from pe_agent.datasource.columns import struct_of
+from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.source import StreambrokerStreamReader
@@ -36,7 +36,7 @@ class Query:
         packing = Packing(columns=DDL, buckets=2, key="n", event_time="t", rules=str(file.path))
         importer, token = agents.importer, str(agents.importer.address["token"])
         options = Options("trades", importer.location, token, packing=packing, reconnect=20)
-        self.source = StreambrokerStreamReader(struct_of(PACKED_DDL), options)
+        self.source = StreambrokerStreamReader(parse_struct(PACKED_DDL), options)
         self.at = self.source.initialOffset()
 
     def next(self) -> tuple[dict[str, Any], dict[str, Any]]:

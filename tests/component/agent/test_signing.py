@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.broker.request_signer import PAUSE_SECONDS, Signer
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError, pe_path
@@ -34,7 +34,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Guarded]:
 @pytest.fixture
 def linked(tmp_path: Path) -> Iterator[Linked]:
     """Make links of one agent; their rounds are made by hand."""
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     made: list[BrokerLink] = []
 
     def link(url: str, token: str) -> BrokerLink:
@@ -58,7 +58,7 @@ def linked(tmp_path: Path) -> Iterator[Linked]:
 
 async def rounds(link: BrokerLink, count: int = 1) -> None:
     for _ in range(count):
-        await asyncio.to_thread(link._round)
+        await asyncio.to_thread(link._sync)
 
 
 async def test_a_registered_agent_comes_through_while_the_api_server_is_away(
@@ -70,14 +70,14 @@ async def test_a_registered_agent_comes_through_while_the_api_server_is_away(
 
     broker.away = True
     broker.shown.clear()
-    link._register_again = 0.0
+    link._next_registration = 0.0
     await rounds(link)
     declared = await asyncio.to_thread(link._client.request, "PUT", PORT, EXPORT)
     await rounds(link)
 
     assert broker.shown == [(method, SIGNED) for method in ("PUT", "GET", "PUT", "GET")]
     assert declared.status == 201
-    view = link._hosts.routes.view
+    view = link._agent.routes.view
     assert view is not None
     assert list(view.exports) == ["trades"]
 
@@ -154,13 +154,13 @@ async def test_with_an_embedded_broker_nothing_is_signed(
     finally:
         await embedded.stop()
 
-    assert link._hosts.key
+    assert link._agent.key
     assert link._signer.header("GET", "/", b"") is None
 
 
 def test_no_two_signatures_are_of_one_time() -> None:
-    signer = Signer(FEED, "ab" * 8, lambda: b"key", wall=lambda: 1000.0)
-    signer.answered({"acknowledge": "at-once"})
+    signer = Signer(FEED, "ab" * 8, lambda: b"key", wall_clock=lambda: 1000.0)
+    signer.on_answer({"acknowledge": "at-once"})
     headers = [signer.header("GET", "/", b"") for _ in range(3)]
     times = [signature.read(header).time_us for header in headers if header is not None]
 

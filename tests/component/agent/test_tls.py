@@ -12,7 +12,7 @@ import pytest
 
 import pe_agent
 from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError, pe_path
-from pe_agent.transport.broker_trust import Trust, TrustError
+from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from support.brokers import EXPORT, running_broker
 from support.certificates import Authority, also_by_tls
 
@@ -27,12 +27,12 @@ class Secured:
         self.shown, self.authority = shown, authority
         self.url = f"https://127.0.0.1:{port}"
 
-    async def declare(self, url: str, trust: Trust | None = None) -> int:
+    async def declare(self, url: str, trust: BrokerTrust | None = None) -> int:
         """Declare an export; return the answer's status."""
         client = BrokerClient(url, "default", trust=trust)
         return (await asyncio.to_thread(client.request, "PUT", PORT, EXPORT)).status
 
-    async def refusal(self, url: str, trust: Trust | None = None) -> BrokerUnavailableError:
+    async def refusal(self, url: str, trust: BrokerTrust | None = None) -> BrokerUnavailableError:
         with pytest.raises(BrokerUnavailableError) as raised:
             await self.declare(url, trust)
         return raised.value
@@ -52,7 +52,7 @@ async def secured(tmp_path: Path) -> AsyncIterator[Secured]:
 async def test_a_broker_whose_certificate_comes_from_the_given_ca_is_asked_by_tls(
     secured: Secured,
 ) -> None:
-    assert await secured.declare(secured.url, Trust(secured.authority.ca)) == 201
+    assert await secured.declare(secured.url, BrokerTrust(secured.authority.ca)) == 201
 
 
 async def test_without_a_ca_the_system_decides_and_the_remedy_is_told(secured: Secured) -> None:
@@ -64,21 +64,21 @@ async def test_without_a_ca_the_system_decides_and_the_remedy_is_told(secured: S
 
 async def test_a_certificate_of_another_ca_is_refused(secured: Secured, tmp_path: Path) -> None:
     other = Authority(tmp_path / "tls", "other")
-    error = await secured.refusal(secured.url, Trust(other.ca))
+    error = await secured.refusal(secured.url, BrokerTrust(other.ca))
 
     assert "from nobody who is trusted here" in str(error)
 
 
 async def test_a_certificate_for_another_name_is_refused(secured: Secured) -> None:
     url = f"https://localhost:{secured.port}"
-    error = await secured.refusal(url, Trust(secured.authority.ca))
+    error = await secured.refusal(url, BrokerTrust(secured.authority.ca))
 
     assert "Its certificate is for another name" in str(error)
 
 
 async def test_https_where_the_broker_speaks_no_tls_says_to_use_http(secured: Secured) -> None:
     url = secured.plain.replace("http:", "https:")
-    error = await secured.refusal(url, Trust(secured.authority.ca))
+    error = await secured.refusal(url, BrokerTrust(secured.authority.ca))
 
     assert f"If it speaks no TLS, use {secured.plain}." in str(error)
     assert not error.sent
@@ -95,7 +95,7 @@ async def test_another_ca_in_the_file_holds_from_the_next_request(
 ) -> None:
     file, other = tmp_path / "ca.crt", Authority(tmp_path / "tls", "other")
     file.write_bytes(secured.authority.ca.read_bytes())
-    trust = Trust(file)
+    trust = BrokerTrust(file)
     assert await secured.declare(secured.url, trust) == 201
 
     secured.shown.load_cert_chain(other.certificate, other.key)

@@ -16,7 +16,7 @@ import pe_agent
 from pe_agent.agent.process import read_address
 from pe_agent.job.agent_process import AgentProcess
 from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError, pe_path
-from pe_agent.transport.tokens import Token, TokenError, given
+from pe_agent.transport.tokens import Token, TokenError, resolve_token
 from streambroker_core.model import PeKey
 from support.brokers import BrokerProcess
 from support.waiting import until
@@ -91,7 +91,7 @@ def ask_again(url: str, level: int) -> None:
 def test_an_agent_registers_with_the_jobs_token_which_stands_on_no_command_line(
     start: Callable[[Token], AgentProcess], tmp_path: Path
 ) -> None:
-    process = start(given(FIRST, None))
+    process = start(resolve_token(FIRST, None))
     until(lambda: follows(process), SECONDS, "a view from the broker")
     address = read_address(tmp_path / "home")
     assert address is not None
@@ -106,7 +106,7 @@ def test_an_agent_registers_with_the_jobs_token_which_stands_on_no_command_line(
 def test_what_a_job_declares_goes_to_the_broker_with_its_token(
     start: Callable[[Token], AgentProcess], url: str
 ) -> None:
-    process = start(given(FIRST, None))
+    process = start(resolve_token(FIRST, None))
     spec = {"properties": {"kind": "trade"}}
     process.client.call("declare", kind="export", port="trades", spec=spec, redeclare=False)
 
@@ -124,7 +124,7 @@ def test_an_agent_takes_another_token_from_its_file(
 ) -> None:
     file = tmp_path / "token"
     file.write_text(FIRST)
-    process = start(given(None, file))
+    process = start(resolve_token(None, file))
     until(lambda: follows(process), SECONDS, "a view from the broker")
     write_tokens(tokens, FIRST, SECOND)
     file.write_text(SECOND)
@@ -139,14 +139,14 @@ def test_an_agent_takes_another_token_from_its_file(
 def test_an_agent_with_a_wrong_token_keeps_its_routes_says_so_and_waits_for_another(
     start: Callable[[Token], AgentProcess], tmp_path: Path
 ) -> None:
-    process = start(given("wrong-token-of-feed", None))
+    process = start(resolve_token("wrong-token-of-feed", None))
     said = until(lambda: refusal(process), SECONDS, "a refusal")
     assert said.startswith("TokenWrong")
     log = (tmp_path / "home" / "agent.log").read_text()
     assert "the broker refuses this agent, routes stay: TokenWrong" in log
     assert "wrong-token-of-feed" not in log
 
-    adopted = start(given(FIRST, None))
+    adopted = start(resolve_token(FIRST, None))
     assert adopted.client.location == process.client.location
     until(lambda: follows(process), SECONDS, "a view from the broker")
     assert refusal(process) is None

@@ -19,8 +19,8 @@ from aiohttp.test_utils import make_mocked_request
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.authentication import GUARD, Guard, still_known
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.authentication import GUARD, Guard, is_still_authorised
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.lists.snapshots import MAX_SNAPSHOTS
 from support.brokers import EXPORT, Rest
 from support.guarded import TOKEN, Guarded, guarded_broker
@@ -44,7 +44,7 @@ NAMED = {
 
 @asynccontextmanager
 async def guarded(
-    tmp_path: Path, limits: Limits | None = None, *, remembers: bool = False
+    tmp_path: Path, limits: RateLimits | None = None, *, remembers: bool = False
 ) -> AsyncIterator[tuple[Guarded, Rest]]:
     async with (
         guarded_broker(tmp_path / "broker.db", limits, remembers=remembers) as broker,
@@ -169,7 +169,7 @@ def signed(broker: Guarded, method: str, path: str, body: Any, time_us: int) -> 
     agent = broker.runtime.board.registration(feed)
     assert agent is not None
     header = signature.sign(
-        broker.runtime.key(feed, agent),
+        broker.runtime.agent_key(feed, agent),
         agent=feed,
         instance=agent.instance,
         method=method,
@@ -224,7 +224,7 @@ async def test_of_two_people_behind_one_address_neither_expires_a_list_of_the_ot
 
 # ---- tokens that nobody knows ----------------------------------------------------
 
-FEW = Limits(refusals_per_s=5.0, refusal_burst=20)
+FEW = RateLimits(refusals_per_s=5.0, refusal_burst=20)
 
 
 async def statuses(client: Rest, count: int, at_once: int = 50) -> Counter[int]:
@@ -288,6 +288,6 @@ async def test_a_stream_outlives_those_who_guess_beside_it() -> None:
     app[GUARD] = cast(Guard, Busy())
     kept = {}
     for status in (401, 429, 503):
-        kept[status] = await still_known(make_mocked_request("GET", "/", app=app))
+        kept[status] = await is_still_authorised(make_mocked_request("GET", "/", app=app))
 
     assert kept == {401: False, 429: True, 503: True}

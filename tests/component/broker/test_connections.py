@@ -16,7 +16,7 @@ import pytest
 
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest.guard import connections as doors
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.brokers import EXPORT, BrokerProcess, Rest, running_broker
 from support.certificates import Authority
 
@@ -172,7 +172,7 @@ async def test_beyond_the_cap_of_an_address_silent_connections_go_and_others_sta
     monkeypatch.setattr(doors, "HEADER_S", 60.0)
     follow = b"GET /api/subscriptions/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with (
-        running_broker(tmp_path / "b.db", Limits(connections=8)) as (broker, _),
+        running_broker(tmp_path / "b.db", RateLimits(connections=8)) as (broker, _),
         connected(broker.url) as (first, _),
         connected(broker.url) as (busy, writer),
     ):
@@ -188,7 +188,7 @@ async def test_where_all_connections_of_an_address_are_at_work_another_one_is_re
     tmp_path: Path,
 ) -> None:
     follow = b"GET /api/subscriptions/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with running_broker(tmp_path / "b.db", Limits(connections=2)) as (broker, _):
+    async with running_broker(tmp_path / "b.db", RateLimits(connections=2)) as (broker, _):
         async with connected(broker.url) as (busy, writer):
             writer.write(follow)
             assert (await busy.readline()).startswith(b"HTTP/1.1 200 ")

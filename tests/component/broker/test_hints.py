@@ -34,7 +34,7 @@ async def running(tmp_path: Path) -> AsyncIterator[tuple[Broker, Rest]]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no address be that of the caller's own machine."""
-    monkeypatch.setattr(hint_targets, "is_own", lambda *_: False)
+    monkeypatch.setattr(hint_targets, "is_same_host", lambda *_: False)
     monkeypatch.setattr(hint_targets, "DELAY_S", 0.1)
 
 
@@ -80,7 +80,7 @@ async def test_a_change_is_hinted_to_both_ends_with_the_version_of_their_views(
             version=view.body["version"],
             point=tuple(view.body["point"]),
         )
-    assert HintGate().offer(alerts_hint, 0.0)
+    assert HintGate().should_poll(alerts_hint, 0.0)
     for key, agent in ((feed_key, ALERTS), (alerts_key, FEED), (b"", ALERTS)):
         with pytest.raises(HintError):
             decode(key, datagram, agent)

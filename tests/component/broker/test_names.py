@@ -97,7 +97,7 @@ async def test_whether_a_broker_lives_and_answers_is_told_without_a_token(tmp_pa
     try:
         found = [await probed(broker.url, path) for path in ("/healthz", "/readyz")]
         closed = await probed(broker.url, "/api/openapi.json")
-        broker.runtime.changes.closed = True
+        broker.runtime.change_log.closed = True
         ending = [await probed(broker.url, path) for path in ("/healthz", "/readyz")]
     finally:
         await broker.stop()

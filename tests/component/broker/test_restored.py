@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient
 from streambroker_core.model import PeKey
@@ -25,7 +25,7 @@ class World:
         self.folder = folder
         pe = PeKey.parse("default/alerts/0")
         (folder / "home").mkdir()
-        self.hosts = Hosts(pe, folder / "home", progress=lambda *_: None)
+        self.hosts = Agent(pe, folder / "home", progress=lambda *_: None)
         self.broker = Broker(folder)
         self.link = BrokerLink(
             self.hosts,
@@ -74,12 +74,12 @@ def test_ports_are_declared_again_to_a_broker_with_an_empty_file(
     world: World, registers_first: bool
 ) -> None:
     world.declare()
-    world.link._round()
+    world.link._sync()
     assert world.imports() == ["in"]
     world.lose(restore=False)
     if registers_first:
-        world.link._register_again = 0.0
-    world.link._round()
+        world.link._next_registration = 0.0
+    world.link._sync()
 
     assert world.imports() == ["in"]
     view = world.hosts.routes.view
@@ -91,16 +91,16 @@ def test_ports_are_declared_again_to_a_broker_with_an_empty_file(
 def test_ports_are_declared_again_to_a_broker_with_an_older_file(
     world: World, registers_first: bool
 ) -> None:
-    world.link._round()
+    world.link._sync()
     world.save()
     world.declare()
-    world.link._round()
+    world.link._sync()
     world.lose(restore=True)
     if registers_first:
-        world.link._register_again = 0.0
-    world.link._round()
+        world.link._next_registration = 0.0
+    world.link._sync()
     assert world.link._wake.is_set()
-    world.link._round()
+    world.link._sync()
 
     assert world.imports() == ["in"]
     view = world.hosts.routes.view
@@ -126,13 +126,13 @@ def test_an_agent_that_the_broker_knows_asks_and_does_not_register(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.declare()
-    world.link._round()
+    world.link._sync()
     asked = registrations(world, monkeypatch)
     for _ in range(3):
-        world.link._round()
+        world.link._sync()
     world.broker.kill()
     world.broker = world.broker.restart()
-    world.link._round()
+    world.link._sync()
 
     assert asked == ["GET"] * 4
 
@@ -140,14 +140,14 @@ def test_an_agent_that_the_broker_knows_asks_and_does_not_register(
 def test_an_agent_registers_again_where_the_broker_knows_an_older_address(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.link._round()
+    world.link._sync()
     world.save()
     moved = replace(world.link._registration, location="grpc+tcp://127.0.0.1:2")
     world.link._registration = moved
-    world.link._round()
+    world.link._sync()
     world.lose(restore=True)
     asked = registrations(world, monkeypatch)
-    world.link._round()
+    world.link._sync()
     (found,) = world.client.request("GET", "/pes").body["items"]
 
     assert asked == ["GET", "PUT", "GET"]
@@ -157,11 +157,11 @@ def test_an_agent_registers_again_where_the_broker_knows_an_older_address(
 def test_an_agent_registers_again_where_the_broker_knows_its_ports_and_not_itself(
     world: World,
 ) -> None:
-    world.link._round()
+    world.link._sync()
     world.client.request("DELETE", "/job/alerts/pe/0")
     spec = {"subscription": 'kind == "trade"'}
     world.client.request("PUT", "/job/alerts/pe/0/import/other", spec)
-    world.link._round()
+    world.link._sync()
     (found,) = world.client.request("GET", "/pes").body["items"]
 
     assert found["location"] == "grpc+tcp://127.0.0.1:1"
@@ -170,21 +170,21 @@ def test_an_agent_registers_again_where_the_broker_knows_its_ports_and_not_itsel
 def test_an_agent_registers_again_with_another_token(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.link._round()
+    world.link._sync()
     asked = registrations(world, monkeypatch)
     world.link._token.value = "another"
-    world.link._round()
-    world.link._round()
+    world.link._sync()
+    world.link._sync()
 
     assert asked == ["PUT", "GET", "GET"]
 
 
 def test_a_port_that_somebody_deleted_is_not_declared_again(world: World) -> None:
     world.declare()
-    world.link._round()
+    world.link._sync()
     world.client.request("DELETE", "/job/alerts/pe/0/import/in")
-    world.link._register_again = 0.0
-    world.link._round()
-    world.link._round()
+    world.link._next_registration = 0.0
+    world.link._sync()
+    world.link._sync()
 
     assert world.imports() == []

@@ -17,7 +17,7 @@ import pytest
 
 from pe_agent.job.agent_process import AgentProcess
 from pe_agent.transport.broker_client import BrokerClient, pe_path
-from pe_agent.transport.broker_trust import Trust
+from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token
 from streambroker_core.model import PeKey
 from streambroker_operator.broker import Broker
@@ -118,7 +118,7 @@ def test_up_makes_a_ca_that_the_command_line_and_agents_trust(
         assert broker.first_line() == f"clients need STREAMBROKER_CA={folder / 'ca.crt'}"
         monkeypatch.setenv("STREAMBROKER_CA", str(folder / "ca.crt"))
         monkeypatch.setenv("STREAMBROKER_TOKEN", TOKENS["ops"])
-        client = BrokerClient(url, "default", Token(TOKENS["ops"]), Trust(folder / "ca.crt"))
+        client = BrokerClient(url, "default", Token(TOKENS["ops"]), BrokerTrust(folder / "ca.crt"))
         assert client.request("PUT", PORT, EXPORT).status == 201
         command = ["streambroker", "--url", url, "get", "exports", "-o", "name"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -196,7 +196,7 @@ def handshakes(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> boo
 async def test_a_renewed_certificate_is_shown_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "LOOK_S", 0.05)
+    monkeypatch.setattr(tls, "CHECK_INTERVAL_S", 0.05)
     authority = Authority(tmp_path / "tls", "first")
     pair = (authority.certificate, authority.key)
 
@@ -258,7 +258,7 @@ async def test_the_key_of_an_agent_is_in_nothing_that_a_reader_of_the_network_se
                 await asyncio.to_thread(agent.stop, end_agent=True)
         registration = broker.runtime.board.registration(pe)
         assert registration is not None
-        key = broker.runtime.key(pe, registration)
+        key = broker.runtime.agent_key(pe, registration)
 
     assert b'"sealed"' in seen
     assert key.hex().encode() not in seen

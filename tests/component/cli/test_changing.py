@@ -220,7 +220,7 @@ async def test_nothing_is_applied_if_any_document_would_be_refused(cli: Cli) -> 
 async def test_of_many_documents_it_is_said_how_many_were_applied(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "MOST", 2)
+    monkeypatch.setattr(forecast, "MAX_CHANGES", 2)
     text = "".join(map(export_of, range(3)))
     taken = MINE.replace("mine", "taken").replace("job: alerts", "job: other")
     await cli("apply", "-f", written(cli, "t.yaml", taken))
@@ -238,10 +238,10 @@ async def test_of_many_documents_it_is_said_how_many_were_applied(
 async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "MOST_BYTES", 100)
+    monkeypatch.setattr(forecast, "MAX_REQUEST_BYTES", 100)
     many = "".join(map(export_of, range(4)))
     code, out, told = await cli("apply", "-f", written(cli, "many.yaml", many))
-    monkeypatch.setattr(forecast, "MOST", 3)
+    monkeypatch.setattr(forecast, "MAX_CHANGES", 3)
     asked, _, err = await cli("whatif", "-f", written(cli, "many.yaml", many))
 
     assert (code, out.count("created"), asked) == (0, 4, 2)

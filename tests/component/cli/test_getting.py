@@ -16,7 +16,7 @@ import yaml
 from streambroker_operator.broker import Broker
 from streambroker_operator.cli.commands import describe
 from streambroker_operator.cli.io import client
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.brokers import Rest, running_broker
 from support.commands import Cli, CliProcess
 
@@ -132,7 +132,7 @@ async def test_a_list_is_read_whole_though_the_broker_answers_in_pages(cli: Cli)
     for number in range(7):
         await cli.rest("PUT", f"/job/many/pe/0/export/p{number}", {"streamId": f"s{number}"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "PAGE", 3)
+        patch.setattr(client, "PAGE_SIZE", 3)
         _, out, _ = await cli("get", "exports", "-o", "name")
 
     assert len(out.splitlines()) == 8
@@ -251,7 +251,7 @@ async def test_nothing_is_said_beside_the_rows_where_scripts_do_not_take_it_for_
 async def test_describe_shows_some_of_many_routes_and_where_the_others_are(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(describe, "MOST_ROUTES", 1)
+    monkeypatch.setattr(describe, "MAX_ROUTES", 1)
     for number in range(3):
         await cli.rest("PUT", f"/job/more/pe/0/import/p{number}", {"subscription": "level < 5"})
     await cli.rest("PUT", "/job/feed/pe/0/export/trades/property/level", 1)
@@ -385,14 +385,16 @@ async def _ended(process: CliProcess, rest: Rest) -> tuple[int, str]:
 async def test_a_broker_that_says_later_is_asked_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broker = Broker(db=tmp_path / "slow.db", port=0, limits=Limits(writes_per_s=1.0, write_burst=1))
+    broker = Broker(
+        db=tmp_path / "slow.db", port=0, limits=RateLimits(writes_per_s=1.0, write_burst=1)
+    )
     await broker.start()
     try:
         async with aiohttp.ClientSession() as session:
             cli = Cli(Rest(broker.url, session), capsys, tmp_path)
             applied = await cli("apply", "-f", str(cli.file))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(client, "PATIENCE_S", 0.0)
+                patch.setattr(client, "MAX_RETRY_S", 0.0)
                 refused = await cli("apply", "-f", str(cli.file))
     finally:
         await broker.stop()

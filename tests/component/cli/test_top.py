@@ -209,7 +209,7 @@ async def test_agents_report_each_second_while_somebody_watches(cli: Cli, clock:
 async def test_reports_of_agents_that_are_gone_are_forgotten(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "MOST_PES", 1)
+    monkeypatch.setattr(reports, "MAX_PES", 1)
     await report(cli.rest, reader())
     await cli.rest("PUT", "/job/alerts/pe/0/report", {"exports": {}, "imports": {}})
     (route,) = await top(cli.rest)
@@ -271,7 +271,7 @@ async def test_without_a_terminal_top_shows_its_table_once(cli: Cli, clock: Cloc
     short_head, short_row = (line.split("  ") for line in narrow.splitlines())
 
     assert (code, err) == (0, "")
-    assert [cell.strip() for cell in short_head if cell] == top_command._NARROW
+    assert [cell.strip() for cell in short_head if cell] == top_command._NARROW_COLUMNS
     assert [cell.strip() for cell in short_row if cell] == [
         *("waits", "feed/0/trades", "alerts/0/trades", "1,234", "1,500", "1m", "5s", "2", "1", "0s")
     ]

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire.reports.rule_metrics import ToldFigures, ToldWaiting, write_figures
+from streambroker_core.wire.reports.rule_metrics import (
+    RuleMetricsReport,
+    WatermarkWait,
+    write_metrics,
+)
 from streambroker_operator.cli.commands import top
 from support.brokers import EXPORT, IMPORT, running_broker
 from support.commands import Cli
@@ -20,17 +24,17 @@ PE = "default/feed/0"
 NAMES: dict[str, Any] = {"operator": "patterns", "log": "file-1"}
 NOON = datetime(2026, 11, 23, 12, 0, 0, tzinfo=timezone.utc)
 RULES = [
-    write_figures(one)
+    write_metrics(one)
     for one in (
-        ToldFigures(rule="low", version=1, tested=9, nanoseconds=10**9, **NAMES),
-        ToldFigures(
+        RuleMetricsReport(rule="low", version=1, tested=9, nanoseconds=10**9, **NAMES),
+        RuleMetricsReport(
             rule="high", version=3, tested=1_200, matches=7, alive=4, timeouts=2, dropped=1,
             nanoseconds=2_340_000_000, **NAMES,
         ),
-        ToldFigures(rule="bad", version=2, errors=1, **NAMES),
+        RuleMetricsReport(rule="bad", version=2, errors=1, **NAMES),
     )
 ]  # fmt: skip
-WAITING = [write_figures(ToldWaiting(rows=12, first=7_500_000, watermark=7_000_000, **NAMES))]
+WAITING = [write_metrics(WatermarkWait(rows=12, first=7_500_000, watermark=7_000_000, **NAMES))]
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ async def test_a_broken_report_is_refused_whole(cli: Cli, what: str, item: Any, 
 def test_a_terminal_keeps_most_for_routes() -> None:
     many = [{"pe": PE, "age": 1.0, **one} for one in RULES * 20]
     waits = [{"pe": PE, "age": 1.0, **one} for one in WAITING]
-    picture = top.Picture([], {}, (), many, waits)
-    lines = top.screen(picture, "http://b", "", 90, 40, NOON).splitlines()
+    picture = top.TopSnapshot([], {}, (), many, waits)
+    lines = top.render_screen(picture, "http://b", "", 90, 40, NOON).splitlines()
     assert sum("feed/0" in line for line in lines) == 9
     assert max(map(len, lines)) <= 90

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire.reports.side_status import ToldSide, ToldStall, write_side
+from streambroker_core.wire.reports.side_status import SideStall, SideStatus, write_side
 from streambroker_operator.cli.commands import top
 from streambroker_operator.rest.agents import reports
 from support.brokers import EXPORT, IMPORT, running_broker
@@ -24,7 +24,7 @@ PE = "default/feed/0"
 def sides(now: float) -> list[dict[str, Any]]:
     since = int((now - 90) * 1e6)
     cause = "for side input `rates` (rows wait for the first\ndata)"
-    rates = ToldSide(
+    rates = SideStatus(
         operator="join",
         input="rates",
         waiting_rows=1_200,
@@ -33,9 +33,9 @@ def sides(now: float) -> list[dict[str, Any]]:
         size=3 << 20,
         version="v3-0a1b",
         version_since=int((now - 7_200) * 1e6),
-        stalls=(ToldStall(cause=cause, rows=1_200, since=since),),
+        stalls=(SideStall(cause=cause, rows=1_200, since=since),),
     )
-    return [write_side(ToldSide(operator="join", input="main", late=4)), write_side(rates)]
+    return [write_side(SideStatus(operator="join", input="main", late=4)), write_side(rates)]
 
 
 @pytest.fixture
@@ -101,7 +101,9 @@ async def test_of_an_agent_that_reports_no_more_nothing_is_known(
 def test_a_terminal_keeps_two_thirds_for_routes() -> None:
     many = [{"pe": PE, "age": 1.0, **one} for one in sides(10_000.0) * 20]
     now = datetime.fromtimestamp(10_000.0, tz=timezone.utc)
-    lines = top.screen(top.Picture([], {}, many), "http://b", "", 60, 30, now).splitlines()
+    lines = top.render_screen(
+        top.TopSnapshot([], {}, many), "http://b", "", 60, 30, now
+    ).splitlines()
     assert len(lines) <= 29
     assert sum("feed/0" in line for line in lines) == 9
     assert max(map(len, lines)) <= 60

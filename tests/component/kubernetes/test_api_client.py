@@ -16,7 +16,7 @@ from streambroker_operator.kubernetes.client.watch_client import (
     ApiClient,
     ApiError,
     GoneError,
-    Lines,
+    LineBuffer,
     Timing,
 )
 
@@ -290,7 +290,7 @@ async def test_no_setting_of_the_environment_leads_elsewhere(
 
 
 def test_lines_are_whole_however_the_bytes_come() -> None:
-    lines, text, found = Lines(), b"one\n\ntwo\nthree", []
+    lines, text, found = LineBuffer(), b"one\n\ntwo\nthree", []
     for place in range(len(text)):
         found += lines.feed(text[place : place + 1])
 

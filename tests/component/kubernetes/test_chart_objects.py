@@ -247,7 +247,7 @@ def test_agents_of_all_namespaces_are_given_one_certificate_that_they_can_show(
         (tmp_path / name).write_bytes(base64.b64decode(text, validate=True))
     files = AgentCertificate(chain=tmp_path / "tls.crt", key=tmp_path / "tls.key")
 
-    assert listener.read(files).chain == (tmp_path / "tls.crt").read_bytes()
+    assert listener.load_chain(files).chain == (tmp_path / "tls.crt").read_bytes()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(files.chain, files.key)
     client = ssl.create_default_context(cafile=tmp_path / "ca.crt")
@@ -272,7 +272,7 @@ def test_what_executors_show_is_taken_by_agents_and_makes_nobody_an_agent(tmp_pa
         shake_hands(client, server, AGENT_NAME)
 
     with pytest.raises(TrustError, match=AGENT_NAME):
-        listener.read(
+        listener.load_chain(
             AgentCertificate(chain=Path(f"{executor}-tls.crt"), key=Path(f"{executor}-tls.key"))
         )
 

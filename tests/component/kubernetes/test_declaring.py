@@ -14,7 +14,7 @@ from streambroker_core.board import ExportApplied
 from streambroker_core.model import Export, PeKey
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.managed_fields import AGENT, API, own_fields
-from streambroker_operator.storage.write_options import Terms
+from streambroker_operator.storage.write_options import WriteOptions
 from support.cluster import APPLY, ApiServer
 from support.resources import export_of, registration
 from support.steered import FEED, Others, Replica
@@ -51,7 +51,9 @@ async def test_a_declared_resource_is_made_under_the_name_of_its_port(
     assert stored.resource.name == "feed-0-late-trades"
     assert isinstance(stored.resource, Export)
     assert stored.resource.properties == {"a": 5}
-    broker.board.handle(ExportApplied(export=stored.resource, version=stored.version, early=True))
+    broker.board.handle(
+        ExportApplied(export=stored.resource, version=stored.version, ahead_of_feed=True)
+    )
     again = await broker.store.put(export)
     assert not again.changed
     assert again.version == stored.version
@@ -63,7 +65,9 @@ async def test_a_declared_resource_keeps_its_owner_over_later_changes(
 ) -> None:
     broker = replica()
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "feed", "uid": "0-1"}
-    await broker.store.put(export_of(f"{namespace}/feed/0/trades"), terms=Terms(owners=(owner,)))
+    await broker.store.put(
+        export_of(f"{namespace}/feed/0/trades"), options=WriteOptions(owners=(owner,))
+    )
     export = broker.export()
     await broker.change(replace(export, properties={"kind": "quote"}), "properties")
     live = others.live("Export", "feed-0-trades")

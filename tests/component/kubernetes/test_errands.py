@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.wire.broker.agent_commands import Done, decode_errands, encode_done
+from streambroker_core.wire.broker.agent_commands import (
+    CommandResult,
+    decode_commands,
+    encode_results,
+)
 from support.cluster import ApiServer
 from support.errands import LOG, Errander
 from support.kube_calls import grant, make_account, token_of
-from support.operators import Agent, Operator, declare, make_key, operator
+from support.operators import Operator, SignedAgent, declare, make_key, operator
 from support.waiting import until
 
 STREAMS = "streambroker.io"
@@ -33,7 +37,7 @@ def replicas(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[list[Op
 
 
 @contextmanager
-def fetching(agent: Agent, *brokers: Operator) -> Iterator[Errander]:
+def fetching(agent: SignedAgent, *brokers: Operator) -> Iterator[Errander]:
     """Have an agent ask the given replicas in turn, as a Service lets it."""
     errander, ended = Errander(), threading.Event()
 
@@ -51,22 +55,22 @@ def fetching(agent: Agent, *brokers: Operator) -> Iterator[Errander]:
         thread.join(30.0)
 
 
-def rounds(agent: Agent, broker: Operator, errander: Errander) -> None:
-    done: list[Done] = []
+def rounds(agent: SignedAgent, broker: Operator, errander: Errander) -> None:
+    done: list[CommandResult] = []
     while True:
         try:
-            told = broker.call(agent.token, "POST", agent.at("/errands"), encode_done(done))
+            told = broker.call(agent.token, "POST", agent.at("/errands"), encode_results(done))
         except OSError:
             return
-        errands = decode_errands(told[1]) if told[0] == 200 else []
+        errands = decode_commands(told[1]) if told[0] == 200 else []
         if not errands:
             return
         done = [errander.answer(one) for one in errands]
 
 
-def ready(api: ApiServer, namespace: str, replicas: list[Operator]) -> Agent:
+def ready(api: ApiServer, namespace: str, replicas: list[Operator]) -> SignedAgent:
     """Return the agent of an Export that all replicas know."""
-    feed = Agent(api, namespace, "feed")
+    feed = SignedAgent(api, namespace, "feed")
     feed.register(replicas[0])
     declare(api, namespace)
 

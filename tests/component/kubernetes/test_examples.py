@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pe_agent.agent.process import settings
+from pe_agent.agent.process import parse_settings
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import INSECURE_VARIABLE
 from streambroker_core.wire.manifests.ports import API_VERSION, read_manifest
@@ -207,7 +207,7 @@ def test_the_sidecar_starts_the_agent_that_the_program_adopts(
     assert sidecar["args"][:3] == ["python3", "-m", "pe_agent.agent"]
     env = {"POD_NAMESPACE": "jobs", "POD_IP": "10.0.0.5", "STREAMBROKER_URL": "http://b:8470"}
     given = [re.sub(r"\$\((\w+)\)", lambda m: env[m[1]], each) for each in sidecar["args"][3:]]
-    agent, program = settings(given), started("feed.py")
+    agent, program = parse_settings(given), started("feed.py")
     assert agent.pe.job == program["job"]
     assert str(agent.home) == program["data_dir"]
     assert agent.port == program["port"]

@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import pytest
 
-from streambroker_core.board import ExportRemoved, FeedLost, PointMoved, Status, Synced
+from streambroker_core.board import ExportRemoved, FeedAdvanced, FeedLost, Status, Synced
 from streambroker_core.model import RULE, PortKey
 from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
-from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder, Order
+from streambroker_operator.kubernetes.watch.kopf_feeder import ChildConfig, KopfFeeder
 from support.cluster import GROUP, ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import CALM, HASTY, FeederName, Followed
@@ -95,7 +95,7 @@ def test_what_is_created_changed_and_deleted_is_on_the_board(
 
         assert len(followed.entries()) == 3
         assert followed.health().relists == 2
-        assert feeder == "kopf" or followed.health().swept == 0
+        assert feeder == "kopf" or followed.health().missed_deletions == 0
         assert getattr(followed.feeder, "starts", 1) == 1
 
 
@@ -105,7 +105,7 @@ def test_an_old_list_does_not_take_what_a_write_of_ones_own_has_shown_already(
     with follow(objects, "reflector", timing=CALM).running() as followed:
         followed.await_synced()
         proxy, feed = followed.proxy, followed.feeder.feeds["Export"]
-        version = feed.following.high
+        version = feed.cache.max_version
         silent = Fault(on=("watch",), how="silent", plural="exports")
         proxy.faults.append(silent)
         followed.call(proxy.cut_watches)
@@ -117,7 +117,7 @@ def test_an_old_list_does_not_take_what_a_write_of_ones_own_has_shown_already(
             )
         )
         followed.steady = {made.stored.resource.uid}
-        assert (feed.following.high, feed.relists) == (version, 1)
+        assert (feed.cache.max_version, feed.relists) == (version, 1)
 
         proxy.faults += [
             Fault(on=("watch",), how="refuse", status=404, plural="exports"),
@@ -128,7 +128,7 @@ def test_an_old_list_does_not_take_what_a_write_of_ones_own_has_shown_already(
         followed.await_scan(objects.api, [objects.namespace])
 
         assert proxy.faults == []
-        assert followed.call(lambda: followed.runtime.stored("Export", key)) is not None
+        assert followed.call(lambda: followed.runtime.get_stored("Export", key)) is not None
         assert not [
             event for event in followed.events if getattr(event, "reason", "") == "Restored"
         ]
@@ -145,7 +145,7 @@ def test_a_status_moves_the_point_alone(objects: ClusterObjects, feeder: FeederN
         objects.touch("Export", "first", 7)
         until(lambda: followed.call(lambda: followed.board.point) > before, 20.0, "the point moves")
 
-        assert {type(event) for event in followed.events[told:]} <= {PointMoved}
+        assert {type(event) for event in followed.events[told:]} <= {FeedAdvanced}
 
 
 @both
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_reported_and_the_generation_before_it_runs_on(
             return found
 
         until(lambda: not status().accepted, 20.0, "it is refused")
-        assert (status().reason, status().runs) == ("PropertyInvalid", 1)
+        assert (status().reason, status().running_generation) == ("PropertyInvalid", 1)
         assert followed.call(followed.board.routes) != []
 
         objects.write("Export", "first", 0)
@@ -236,14 +236,14 @@ def test_the_last_resource_can_go_without_a_word(
     with follow(objects, feeder).running() as followed:
         followed.await_scan(objects.api, [objects.namespace])
         uid = next(iter(followed.entries()))
-        known = followed.feeder.feeds["Export"].following._known
+        known = followed.feeder.feeds["Export"].cache._objects
         gone = {**known}
         objects.delete("Export", "last")
         until(lambda: not followed.entries(), 20.0, "it is gone")
         followed.call(lambda: known.update(gone))
         until(lambda: uid not in known, 20.0, "the sweep finds it missing")
 
-        assert followed.health().swept >= 1
+        assert followed.health().missed_deletions >= 1
 
 
 def test_a_sweep_counts_what_nobody_told_of(objects: ClusterObjects) -> None:
@@ -253,13 +253,13 @@ def test_a_sweep_counts_what_nobody_told_of(objects: ClusterObjects) -> None:
         feed = followed.feeder.feeds["Export"]
 
         def miss_the_last_event() -> None:
-            known = feed.following._known[uid]
-            known.version = known.seen = known.version - 1
+            known = feed.cache._objects[uid]
+            known.version = known.confirmed_version = known.version - 1
 
         followed.call(miss_the_last_event)
-        until(lambda: followed.call(lambda: feed.sweeps) > 2, 20.0, "it is swept")
+        until(lambda: followed.call(lambda: feed.resyncs) > 2, 20.0, "it is swept")
 
-        assert followed.call(lambda: dict(feed.mended)) == {"changed": 1}
+        assert followed.call(lambda: dict(feed.missed_changes)) == {"changed": 1}
 
 
 def test_lists_are_asked_for_in_pages_and_as_they_are_now(objects: ClusterObjects) -> None:
@@ -559,7 +559,7 @@ def test_kopf_is_started_again_when_it_is_killed(objects: ClusterObjects) -> Non
 def test_kopf_ends_with_its_parent(objects: ClusterObjects) -> None:
     """A parent that is killed closes nothing but its end of the pipe."""
     access = from_kubeconfig(objects.api.kubeconfig())
-    order = Order(access=access, namespaces=("default",), page=5, server_s=20, call_s=4.0)
+    order = ChildConfig(access=access, namespaces=("default",), page=5, server_s=20, call_s=4.0)
     process = subprocess.Popen(
         [sys.executable, "-m", "streambroker_operator.kubernetes.watch.kopf_child"],
         stdin=subprocess.PIPE,

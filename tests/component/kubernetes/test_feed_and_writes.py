@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_core.board import Board, Event
+from streambroker_core.board import Board, BoardEvent
 from streambroker_core.model import Import, PortKey
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.kubernetes.client.kubeconfig import Access
@@ -32,7 +32,7 @@ class Fed:
         self.key = PortKey.parse(f"{replica.namespace}/alerts/0/trades")
         self._news = asyncio.Event()
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: BoardEvent) -> None:
         self.runtime.deliver(event)
         self._news.set()
 
@@ -44,7 +44,7 @@ class Fed:
 
     @property
     def import_(self) -> Import | None:
-        stored = self.runtime.stored("Import", self.key)
+        stored = self.runtime.get_stored("Import", self.key)
         if stored is None:
             return None
         assert isinstance(stored.resource, Import)
@@ -90,9 +90,9 @@ async def test_a_change_is_told_once_though_the_feed_brings_it_back(fed: Fed) ->
     changed = replace(fed.import_, filter="price > 2.0")
     written = await fed.runtime.put(changed, touched=(("filter",),))
     assert fed.import_.filter == "price > 2.0"
-    count, version = fed.runtime.changes.count, written.stored.version
+    count, version = fed.runtime.change_log.count, written.stored.version
     await fed.until(lambda: fed.runtime.board.point[1] >= version)
-    assert fed.runtime.changes.count == count
+    assert fed.runtime.change_log.count == count
     assert [route.filter for route in fed.runtime.board.routes()] == ["price > 2.0"]
 
 

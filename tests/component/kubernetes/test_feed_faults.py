@@ -21,7 +21,7 @@ from streambroker_operator import cooperative as long_work
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from streambroker_operator.runtime import runtime
-from streambroker_operator.storage.write_options import Terms
+from streambroker_operator.storage.write_options import WriteOptions
 from support.cluster import ApiServer
 from support.cluster_objects import ClusterObjects
 from support.followed import FeederName, Followed
@@ -124,12 +124,12 @@ async def change(followed: Followed, namespace: str, change: Change) -> str | No
         )
         return None
     if action == "remove":
-        known = followed.runtime.stored(kind, key)
+        known = followed.runtime.get_stored(kind, key)
         followed.steady.discard("" if known is None else known.resource.uid)
         await followed.runtime.delete(kind, key)
         return None
     resource = read_manifest(object_of(kind, name, variant, namespace=namespace))
-    written = await followed.runtime.put(resource, terms=Terms(force=True))
+    written = await followed.runtime.put(resource, options=WriteOptions(force=True))
     return written.stored.resource.uid if written.stored.created else None
 
 
@@ -171,7 +171,7 @@ def test_whatever_goes_wrong_nothing_is_torn_down_and_the_board_comes_right(
     """One feeder lives through all examples, each from where the one before has left it."""
     # Lists are as short here as others are long.
     monkeypatch.setattr(long_work, "TURN_S", -1.0)
-    monkeypatch.setattr(runtime, "_AT_ONCE", 1)
+    monkeypatch.setattr(runtime, "_RESOURCES_PER_TURN", 1)
     objects = ClusterObjects(api, namespace)
     access = from_kubeconfig(api.kubeconfig())
     with Followed(access, feeder, [namespace]).running() as followed:

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.rbac import Ask, Asks, Caller, judge
-from streambroker_operator.kubernetes.auth.token_review import Reviews
+from streambroker_operator.kubernetes.auth.rbac import AccessRequest, AccessRequests, Caller, judge
+from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from support.cluster import ApiServer
 from support.jwts import jwt
 from support.kube_calls import calls_of, grant, make_account, make_pod, token_of
 from support.resources import pe
 
-FILTER = Ask(verb="patch", resource="imports", subresource="filter")
+FILTER = AccessRequest(verb="patch", resource="imports", subresource="filter")
 PE = "/api/subscriptions/job/{job}/pe/{pe}"
 STREAMS = "streambroker.io"
 ROLES = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/"
@@ -41,29 +41,29 @@ def pod(api: ApiServer, namespace: str, account: str) -> dict[str, str]:
 
 async def refusal(calls: HttpApi, token: str) -> RequestError:
     with pytest.raises(RequestError) as raised:
-        await Reviews(calls).caller(token)
+        await ReviewClient(calls).review_token(token)
     return raised.value
 
 
 async def test_a_token_bound_to_a_pod_tells_the_pod(
     api: ApiServer, namespace: str, calls: HttpApi, pod: dict[str, str]
 ) -> None:
-    caller = await Reviews(calls).caller(token_of(api, namespace, "spark", pod=pod))
+    caller = await ReviewClient(calls).review_token(token_of(api, namespace, "spark", pod=pod))
 
     assert (caller.namespace, caller.account) == (namespace, "spark")
     assert (caller.pod, caller.pod_uid) == (pod["name"], pod["uid"])
-    assert caller.in_pod
+    assert caller.is_pod
 
 
 async def test_a_token_of_an_account_alone_registers_no_agent(
     api: ApiServer, namespace: str, calls: HttpApi, account: str
 ) -> None:
-    caller = await Reviews(calls).caller(token_of(api, namespace, account))
+    caller = await ReviewClient(calls).review_token(token_of(api, namespace, account))
 
     verdict = judge(caller, method="PUT", path=PE, pe=pe(f"{namespace}/alerts/0"))
-    assert not caller.in_pod
+    assert not caller.is_pod
     assert not verdict.allowed
-    assert "bound to its pod" in verdict.why
+    assert "bound to its pod" in verdict.reason
 
 
 async def test_a_token_that_was_made_for_somebody_else_is_nobodys(
@@ -92,14 +92,14 @@ async def test_a_token_for_two_is_good_for_the_broker(
 ) -> None:
     token = token_of(api, namespace, "spark", pod=pod, audiences=("another", "streambroker"))
 
-    assert (await Reviews(calls).caller(token)).account == "spark"
+    assert (await ReviewClient(calls).review_token(token)).account == "spark"
 
 
 async def test_the_token_of_a_deleted_pod_is_refused_once_the_api_server_knows(
     api: ApiServer, namespace: str, calls: HttpApi, pod: dict[str, str]
 ) -> None:
     token = token_of(api, namespace, "spark", pod=pod)
-    await Reviews(calls).caller(token)
+    await ReviewClient(calls).review_token(token)
     api.request(
         "DELETE",
         f"/api/v1/namespaces/{namespace}/pods/driver",
@@ -109,16 +109,18 @@ async def test_the_token_of_a_deleted_pod_is_refused_once_the_api_server_knows(
     deadline, status = loop.time() + 15, 200
     while status == 200 and loop.time() < deadline:
         try:
-            await Reviews(calls).caller(token)
+            await ReviewClient(calls).review_token(token)
         except RequestError as error:
             status = error.status
         await asyncio.sleep(0.5)
     assert status == 401
 
 
-async def may(calls: HttpApi, caller: Caller, asks: Asks, namespace: str, name: str = "") -> bool:
+async def may(
+    calls: HttpApi, caller: Caller, asks: AccessRequests, namespace: str, name: str = ""
+) -> bool:
     try:
-        await Reviews(calls).check(caller, asks, namespace, name)
+        await ReviewClient(calls).check_access(caller, asks, namespace, name)
     except RequestError as error:
         if error.status != 403:
             raise
@@ -151,8 +153,8 @@ async def test_the_clusters_rules_say_who_may_set_a_filter(
     part = judge(caller, method="PUT", path=PE + "/import/{port}/filter", pe=where)
     all_ = judge(caller, method="PATCH", path=PE + "/import/{port}", pe=where)
 
-    assert await may(calls, caller, part.asks, namespace) is filter_
-    assert await may(calls, caller, all_.asks, namespace) is whole
+    assert await may(calls, caller, part.requests, namespace) is filter_
+    assert await may(calls, caller, all_.requests, namespace) is whole
 
 
 def bind(api: ApiServer, namespace: str, account: str, **more: list[str]) -> None:
@@ -174,7 +176,7 @@ async def test_a_right_in_one_namespace_is_none_in_another(
     api: ApiServer, namespace: str, calls: HttpApi, account: str
 ) -> None:
     bind(api, namespace, account)
-    caller = await Reviews(calls).caller(token_of(api, namespace, account))
+    caller = await ReviewClient(calls).review_token(token_of(api, namespace, account))
 
     assert await may(calls, caller, ((FILTER,),), namespace)
     assert not await may(calls, caller, ((FILTER,),), "default")
@@ -185,7 +187,7 @@ async def test_a_role_may_name_the_resources_it_is_about(
     api: ApiServer, namespace: str, calls: HttpApi, account: str
 ) -> None:
     bind(api, namespace, account, resourceNames=["alerts-0-in"])
-    caller = await Reviews(calls).caller(token_of(api, namespace, account))
+    caller = await ReviewClient(calls).review_token(token_of(api, namespace, account))
 
     assert await may(calls, caller, ((FILTER,),), namespace, "alerts-0-in")
     assert not await may(calls, caller, ((FILTER,),), namespace, "others-0-in")
@@ -194,9 +196,9 @@ async def test_a_role_may_name_the_resources_it_is_about(
 
 async def test_no_api_server_is_503_and_no_refusal(own_api: ApiServer) -> None:
     async with calls_of(own_api) as calls:
-        reviews = Reviews(calls)
+        reviews = ReviewClient(calls)
         own_api.stop()
         with pytest.raises(RequestError) as raised:
-            await reviews.caller(jwt())
+            await reviews.review_token(jwt())
 
     assert (raised.value.status, raised.value.code) == (503, "ReviewFailed")

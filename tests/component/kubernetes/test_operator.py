@@ -23,8 +23,8 @@ from streambroker_operator.kubernetes.replicas import garbage as leftovers
 from support.cluster import ApiServer
 from support.kube_calls import make_account, manifest, token_of
 from support.operators import (
-    Agent,
     Operator,
+    SignedAgent,
     condition,
     connected,
     declare,
@@ -121,7 +121,7 @@ def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
 ) -> None:
     leader, other = replicas
     _, alerts = connected(api, namespace, leader)
-    new = Agent(api, namespace, "feed", location="grpc+tcp://127.0.0.1:2")
+    new = SignedAgent(api, namespace, "feed", location="grpc+tcp://127.0.0.1:2")
     new.register(other)
 
     def location(broker: Operator) -> str:
@@ -152,7 +152,7 @@ def test_an_agent_that_starts_anew_at_the_other_replica_is_known_to_both(
     assert [code for code in answers if code != 409] == [200] * 3, answers
 
 
-def seen(broker: Operator, agent: Agent) -> int:
+def seen(broker: Operator, agent: SignedAgent) -> int:
     """Return the generation of an agent's Import that a replica knows."""
     status, view, _ = broker.call(agent.token, "GET", agent.path)
     assert status == 200, view
@@ -166,8 +166,8 @@ def test_after_a_kill_the_other_leads_and_the_first_hint_is_taken(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
         heard.bind(("127.0.0.1", 0))
         heard.settimeout(30.0)
-        alerts = Agent(api, namespace, "alerts", hint=f"127.0.0.1:{heard.getsockname()[1]}")
-        feed = Agent(api, namespace, "feed")
+        alerts = SignedAgent(api, namespace, "alerts", hint=f"127.0.0.1:{heard.getsockname()[1]}")
+        feed = SignedAgent(api, namespace, "feed")
         for agent in (feed, alerts):
             agent.register(leader)
         declare(api, namespace)
@@ -283,7 +283,7 @@ def test_rest_goes_on_while_kopf_is_gone_and_kopf_comes_back(
     until(lambda: none not in broker.probe("/metrics")[1], 30.0, "kopf is there again")
 
 
-def routes(broker: Operator, agent: Agent) -> list[Any]:
+def routes(broker: Operator, agent: SignedAgent) -> list[Any]:
     """Return the routes of an agent's Import as a replica knows them."""
     found: list[Any] = broker.call(agent.token, "GET", agent.path)[1]["imports"]["in"]["routes"]
     return found
@@ -331,7 +331,7 @@ def test_the_name_of_a_job_that_nothing_is_left_of_is_free_again(
     monkeypatch.setattr(leftovers, "SILENT_S", 3.0)
     monkeypatch.setattr(cluster_broker, "FORGET_S", 0.2)
     make_key(api, namespace)
-    first, second = Agent(api, namespace, "etl"), Agent(api, namespace, "other")
+    first, second = SignedAgent(api, namespace, "etl"), SignedAgent(api, namespace, "other")
     said = {"instance": "ab" * 8, "location": "grpc+tcp://127.0.0.1:2"}
     take = second.token, "PUT", first.path, said
     with operator_here(api, tmp_path, namespace) as broker:

@@ -19,8 +19,8 @@ from support import charts
 from support.cluster import ApiServer
 from support.free_ports import free_port
 from support.operators import (
-    Agent,
     Operator,
+    SignedAgent,
     condition,
     connected,
     make_key,
@@ -42,7 +42,7 @@ def broker(
 ) -> Iterator[Operator]:
     monkeypatch.setattr(presence, "AWAY_S", AWAY_S)
     make_key(api, namespace)
-    timing = Timing(sweep_s=1.0, settle_s=0.2)
+    timing = Timing(resync_s=1.0, settle_s=0.2)
     with replica(api, tmp_path, namespace, timing=timing) as found:
         until(lambda: found.leads, 20.0, "it leads")
         yield found
@@ -92,7 +92,7 @@ def passes(seconds: float, meanwhile: Callable[[], object]) -> None:
     until(passed, seconds + 10.0, "time has passed", pause_s=0.2)
 
 
-def stays_away(api: ApiServer, namespace: str, broker: Operator, alerts: Agent) -> None:
+def stays_away(api: ApiServer, namespace: str, broker: Operator, alerts: SignedAgent) -> None:
     """Have one agent ask on, until the other is told to be away at both ends."""
 
     def told() -> bool:
@@ -214,7 +214,7 @@ def test_a_broker_that_has_lost_its_feed_still_serves(
         raise CrdMissingError
 
     with monkeypatch.context() as without_definitions:
-        without_definitions.setattr(KindFeed, "_definition", missing)
+        without_definitions.setattr(KindFeed, "_read_crd_uid", missing)
         until(lambda: "feed lost" in broker.probe("/readyz")[1], 10.0, "it is noticed")
         assert feed.poll(broker) is None
         assert value(broker, "streambroker_feed_synced") == 1

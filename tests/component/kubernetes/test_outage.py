@@ -14,7 +14,7 @@ import pytest
 from support.agents import AgentProcess, Publishing, Reading, rows
 from support.cluster import ApiServer
 from support.connected import Connected
-from support.operators import Agent, Operator, make_key, operator
+from support.operators import Operator, SignedAgent, make_key, operator
 from support.waiting import until
 
 OUTAGE_S = 40.0
@@ -28,7 +28,7 @@ def agent(api: ApiServer, folder: Path, job: str, broker: Operator) -> Iterator[
     found = AgentProcess(folder / job, job, broker=broker.url)
     found.home.mkdir()
     token = found.home / "token"
-    token.write_text(Agent(api, "default", job).token)
+    token.write_text(SignedAgent(api, "default", job).token)
     found.main = (*found.main, "--token-file", str(token))
     try:
         yield found.start()

@@ -86,18 +86,18 @@ async def test_a_change_is_in_the_views_when_it_is_answered_and_told_once(
     others.declare("Export", TRADES)
     others.declare("Import", WANTED)
     broker.look()
-    point, count = broker.runtime.board.point, broker.runtime.changes.count
+    point, count = broker.runtime.board.point, broker.runtime.change_log.count
     answer = await broker("PUT", IMPORT + "/filter", {"filter": "price > 2.0"})
     assert (answer.status, answer.body["changed"]) == (200, True)
     assert [route["filter"] for route in answer.body["routes"]["kept"]] == ["price > 2.0"]
     view = await broker("GET", "/job/feed/pe/0")
     assert view.body["exports"]["trades"]["routes"][0]["filter"] == "price > 2.0"
     assert broker.runtime.board.point == point
-    names = [change.name for change in broker.runtime.changes.after(count, 10) or []]
+    names = [change.name for change in broker.runtime.change_log.events_after(count, 10) or []]
     assert (names.count("import"), names.count("route-changed")) == (1, 1)
-    count = broker.runtime.changes.count
+    count = broker.runtime.change_log.count
     broker.look()
-    assert broker.runtime.changes.count == count
+    assert broker.runtime.change_log.count == count
     assert broker.runtime.board.point > point
 
 
@@ -215,12 +215,12 @@ async def test_changes_of_others_are_told_to_those_who_follow(
 ) -> None:
     others.declare("Export", TRADES)
     broker.look()
-    count = broker.runtime.changes.count
+    count = broker.runtime.change_log.count
     others.declare("Import", WANTED)
     broker.look()
     api.request("DELETE", others.path("Export", "feed"))
     broker.look()
-    told = broker.runtime.changes.after(count, 20) or []
+    told = broker.runtime.change_log.events_after(count, 20) or []
     names = [change.name for change in told]
     assert names[0] == "import"
     assert names.index("route-cut") > names.index("route-added")
@@ -229,17 +229,17 @@ async def test_changes_of_others_are_told_to_those_who_follow(
 async def test_an_event_of_the_feed_is_told_as_what_it_is(broker: Served, others: Others) -> None:
     document = others.declare("Import", WANTED)
     broker.look()
-    count = broker.runtime.changes.count
+    count = broker.runtime.change_log.count
     changed = others.declare("Import", {**WANTED, "filter": "price > 1.0"})
     resource = read_manifest(changed)
     version = int(changed["metadata"]["resourceVersion"])
     for _ in range(2):
         broker.runtime.deliver(ImportApplied(import_=resource, version=version))  # type: ignore[arg-type]
-    told = broker.runtime.changes.after(count, 20) or []
+    told = broker.runtime.change_log.events_after(count, 20) or []
     assert [change.name for change in told].count("import") == 1
     assert document["metadata"]["uid"] == resource.uid
     key = PortKey.parse(f"{broker.replica.namespace}/alerts/0/trades")
-    stored = broker.runtime.stored("Import", key)
+    stored = broker.runtime.get_stored("Import", key)
     assert stored is not None
     assert stored.version == version
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.board import Event, ExportApplied, ImportApplied
+from streambroker_core.board import BoardEvent, ExportApplied, ImportApplied
 from streambroker_core.board.events import RuleApplied
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.rbac import Ask, Caller
-from streambroker_operator.kubernetes.auth.token_review import Reviews
+from streambroker_operator.kubernetes.auth.rbac import AccessRequest, Caller
+from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
-from streambroker_operator.kubernetes.client.objects import Objects, Place
+from streambroker_operator.kubernetes.client.objects import ObjectPath, Objects
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, Timing
 from streambroker_operator.kubernetes.replicas.lease import Lease
-from streambroker_operator.kubernetes.status.events import EventWriter, Note
+from streambroker_operator.kubernetes.status.events import EventNote, EventWriter
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from support import charts
@@ -41,10 +41,10 @@ class OneStatus:
     def __init__(self, write: StatusWrite) -> None:
         self.write: StatusWrite | None = write
 
-    def draw(self, name: Name) -> StatusWrite | None:
+    def build(self, name: Name) -> StatusWrite | None:
         return self.write
 
-    def wrote(self, write: StatusWrite, answer: object) -> None:
+    def on_written(self, write: StatusWrite, answer: object) -> None:
         self.write = None
 
 
@@ -54,7 +54,7 @@ async def write_status(api: HttpApi, namespace: str, kind: AnyKind) -> bool:
     writer = StatusWriter(api, desk, leads=lambda: True, settle_s=0.0)
     running = asyncio.ensure_future(writer.run())
     writer.offer((kind, "u"))
-    await true(lambda: writer.idle)
+    await true(lambda: writer.is_idle)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     return desk.write is None
@@ -77,31 +77,31 @@ async def held(api: HttpApi, namespace: str, identity: str) -> bool:
 async def tell_events(api: HttpApi, namespace: str) -> bool:
     """Write an Event, and its series."""
     events = EventWriter(api, "broker-0")
-    note = Note(
+    note = EventNote(
         kind="Export", namespace=namespace, name="feed", uid="u", reason="RouteCut", action="Match"
     )
     running = asyncio.ensure_future(events.run())
-    events.tell(note, 0.0)
-    events.tell(note, 1.0)
-    await events.written_all()
+    events.record(note, 0.0)
+    events.record(note, 1.0)
+    await events.flush()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     return events.failed + events.refused == 0
 
 
 async def review(api: HttpApi, namespace: str) -> bool:
-    reviews = Reviews(api)
-    ask = Ask(verb="patch", resource="imports")
+    reviews = ReviewClient(api)
+    ask = AccessRequest(verb="patch", resource="imports")
     caller = Caller(user="nobody")
-    if await refusal_of(reviews.caller(jwt(sub="nobody"))) == 503:
+    if await refusal_of(reviews.review_token(jwt(sub="nobody"))) == 503:
         return False
-    return await refusal_of(reviews.check(caller, ((ask,),), namespace)) == 403
+    return await refusal_of(reviews.check_access(caller, ((ask,),), namespace)) == 403
 
 
 async def change_stream(api: HttpApi, namespace: str, kind: AnyKind) -> bool:
     """Make a resource, read it, and delete it."""
     objects = Objects(api)
-    place = Place(kind=kind, namespace=namespace, name="made")
+    place = ObjectPath(kind=kind, namespace=namespace, name="made")
     wanted = manifest(kind, "made", job="made", **SPECS[kind])
     wanted["metadata"]["namespace"] = namespace
     try:
@@ -234,7 +234,7 @@ async def test_each_right_to_follow_is_needed(
     grant(api, "follower", "worker", *(right for right in rights if right != missing))
     access = Access(server=api.url, token=api.tokens["worker"], ca_file=str(api.ca))
     feeder = ReflectorFeeder(ApiClient(access, CALM), [namespace])
-    events: list[Event] = []
+    events: list[BoardEvent] = []
 
     def seen() -> set[type]:
         return set(map(type, events))

@@ -15,7 +15,7 @@ from support.cluster import APPLY, GROUP, MERGE, ApiServer
 from support.followed import CALM, FeederName, Followed
 from support.kube_calls import make_account, token_of
 from support.kube_proxy import Fault
-from support.operators import Agent, Operator, make_key, operator
+from support.operators import Operator, SignedAgent, make_key, operator
 from support.waiting import until
 
 PATTERN = {"stages": [{"name": "a", "where": "price > 10"}]}
@@ -68,7 +68,7 @@ def follow(rules: Rules, feeder: FeederName) -> Followed:
 
 def versions(followed: Followed, rules: Rules) -> dict[str, Any]:
     """Return the version of each rule on the board, None before there was a list."""
-    found = followed.call(lambda: followed.board.rules.of_job((rules.namespace, "alerts")))
+    found = followed.call(lambda: followed.board.rules.rules_of_job((rules.namespace, "alerts")))
     return {one.key.id: one.document.get("version") for one in found}
 
 
@@ -141,7 +141,8 @@ def test_without_the_definition_of_rules_ports_are_followed_and_views_say_nothin
     with followed.running():
         followed.await_synced()
         assert (
-            followed.call(lambda: followed.board.rules.wanted((rules.namespace, "alerts"))) is None
+            followed.call(lambda: followed.board.rules.view_rules((rules.namespace, "alerts")))
+            is None
         )
         assert followed.call(lambda: followed.board.synced)
 
@@ -157,13 +158,13 @@ def broker(api: ApiServer, tmp_path: Path, namespace: str) -> Iterator[Operator]
 
 
 @pytest.fixture
-def agent(api: ApiServer, namespace: str, broker: Operator) -> Agent:
-    found = Agent(api, namespace, "alerts")
+def agent(api: ApiServer, namespace: str, broker: Operator) -> SignedAgent:
+    found = SignedAgent(api, namespace, "alerts")
     found.register(broker)
     return found
 
 
-def told(agent: Agent, broker: Operator) -> list[tuple[str, int, bool]]:
+def told(agent: SignedAgent, broker: Operator) -> list[tuple[str, int, bool]]:
     """Return id and version of each rule that the agent is told, and whether it can be run."""
     agent.version = ""
     view = agent.poll(broker)
@@ -172,7 +173,7 @@ def told(agent: Agent, broker: Operator) -> list[tuple[str, int, bool]]:
 
 
 def test_a_rule_reaches_the_agent_and_what_that_reports_the_status(
-    rules: Rules, broker: Operator, agent: Agent
+    rules: Rules, broker: Operator, agent: SignedAgent
 ) -> None:
     rules.apply("dear", id="dear.one")
     until(lambda: told(agent, broker) == [("dear.one", 1, True)], 20.0, "the agent has it")
@@ -198,7 +199,7 @@ def test_a_rule_reaches_the_agent_and_what_that_reports_the_status(
 
 
 def test_an_invalid_rule_says_where_and_nothing_else_changes(
-    rules: Rules, broker: Operator, agent: Agent
+    rules: Rules, broker: Operator, agent: SignedAgent
 ) -> None:
     rules.apply("dear")
     rules.apply("other")
@@ -224,7 +225,7 @@ def test_an_invalid_rule_says_where_and_nothing_else_changes(
 
 
 def test_rest_changes_objects_and_what_others_declare_is_theirs(
-    rules: Rules, broker: Operator, agent: Agent
+    rules: Rules, broker: Operator, agent: SignedAgent
 ) -> None:
     def rest(method: str, name: str, body: Any = None, force: bool = False) -> tuple[int, Any]:
         more = "&force=true" if force else ""
@@ -283,5 +284,7 @@ def test_the_key_of_a_rule_is_its_name_unless_it_says_another(rules: Rules) -> N
         rules.apply("dear")
         rules.apply("cheap", id="Cheap_one")
         key = RuleKey(rules.namespace, "alerts", "Cheap_one")
-        until(lambda: followed.call(lambda: followed.board.rules.at(key)), 20.0, "it is there")
+        until(
+            lambda: followed.call(lambda: followed.board.rules.holder_at(key)), 20.0, "it is there"
+        )
         assert set(versions(followed, rules)) == {"dear", "Cheap_one"}

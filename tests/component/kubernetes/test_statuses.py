@@ -10,7 +10,7 @@ import pytest
 from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
 from streambroker_core.wire.manifests.ports import read_manifest
-from streambroker_operator.kubernetes.status.events import Note
+from streambroker_operator.kubernetes.status.events import EventNote
 from streambroker_operator.kubernetes.status.writer import Name
 from support.cluster import GROUP, ApiServer
 from support.kube_calls import create, listed, manifest
@@ -126,7 +126,7 @@ async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then
         await broker.settled()
         took = time.monotonic() - began
 
-        assert broker.writer.figures.written == 1000
+        assert broker.writer.metrics.written == 1000
         assert took <= 30.0
         assert written(api, namespace) == 1000
 
@@ -138,7 +138,7 @@ async def test_a_thousand_resources_have_their_status_in_thirty_seconds_and_then
     async with broker_at(api, namespace) as another:
         await another.fill()
         await another.settled()
-        assert another.writer.figures.right >= 1000
+        assert another.writer.metrics.unchanged >= 1000
         assert written(api, namespace) == 1000
 
 
@@ -157,7 +157,7 @@ async def test_a_status_that_was_worked_out_for_a_deleted_resource_is_not_writte
         await broker.settled()
 
         assert "status" not in await broker.read("Import", "alerts-trades")
-        assert broker.writer.figures.written == 0
+        assert broker.writer.metrics.written == 0
 
 
 async def test_a_resource_that_was_just_deleted_is_not_created_by_its_status(
@@ -170,7 +170,7 @@ async def test_a_resource_that_was_just_deleted_is_not_created_by_its_status(
         await broker.settled()
 
         assert await listed(broker.api, namespace, "Import") == []
-        assert broker.writer.figures.gone == 1
+        assert broker.writer.metrics.missing == 1
 
 
 async def test_a_status_that_somebody_else_has_changed_is_put_right(
@@ -191,7 +191,7 @@ async def test_a_status_that_somebody_else_has_changed_is_put_right(
         spoiled = await broker.read("Import", "alerts-trades")
         version = int(spoiled["metadata"]["resourceVersion"])
         name: Name = ("Import", spoiled["metadata"]["uid"])
-        broker.statuses.seen(name, version, spoiled["status"])
+        broker.statuses.observe_status(name, version, spoiled["status"])
         await broker.settled()
 
         assert (await broker.read("Import", "alerts-trades"))["status"]["matches"] == 0
@@ -251,8 +251,8 @@ async def test_the_longest_status_that_there_can_be_is_taken(
         broker.deliver(event)
         await broker.settled()
 
-        assert broker.writer.figures.written == 1
-        assert broker.writer.figures.refused == 0
+        assert broker.writer.metrics.written == 1
+        assert broker.writer.metrics.refused == 0
 
 
 async def test_transitions_are_events_that_kubectl_describe_shows(
@@ -282,7 +282,7 @@ async def test_transitions_are_events_that_kubectl_describe_shows(
 
 
 async def test_events_of_a_series_are_counted_in_place(api: ApiServer, namespace: str) -> None:
-    note = Note(
+    note = EventNote(
         kind="Import",
         namespace=namespace,
         name="alerts-trades",
@@ -293,8 +293,8 @@ async def test_events_of_a_series_are_counted_in_place(api: ApiServer, namespace
     )
     async with broker_at(api, namespace) as broker:
         for _ in range(3):
-            broker.events.tell(note, time.time())
-        await broker.events.written_all()
+            broker.events.record(note, time.time())
+        await broker.events.flush()
         answer = await broker.api.call(
             "GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         )

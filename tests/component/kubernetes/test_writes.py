@@ -12,13 +12,17 @@ import pytest
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Application, Buffer, Export, StreamName
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.apply.overrides import overwritten, steered, steered_fields
+from streambroker_operator.kubernetes.apply.overrides import (
+    find_overwritten,
+    steered_fields,
+    steered_text,
+)
 from streambroker_operator.kubernetes.client.managed_fields import API
-from streambroker_operator.storage.write_options import Terms
+from streambroker_operator.storage.write_options import WriteOptions
 from support.cluster import ApiServer
 from support.steered import ALERTS, FEED, Others, Replica
 
-FORCE = Terms(force=True)
+FORCE = WriteOptions(force=True)
 BY_PROPERTIES = {**FEED, "properties": {"kind": "trade"}}
 BY_SUBSCRIPTION = {**ALERTS, "subscription": 'kind == "trade"'}
 
@@ -46,7 +50,7 @@ async def steer(broker: Replica, **properties: Any) -> Export:
 
 async def refused(broker: Replica, resource: Any, *fields: str, force: bool = False) -> Any:
     with pytest.raises(RequestError) as caught:
-        await broker.change(resource, *fields, terms=Terms(force=force))
+        await broker.change(resource, *fields, terms=WriteOptions(force=force))
     return caught.value
 
 
@@ -59,7 +63,7 @@ async def test_one_property_is_set_and_the_rest_stays_somebody_elses(
     assert export.congestion_policy == "drop"
     live = others.live("Export", "feed")
     assert steered_fields(live) == ("properties.limit",)
-    assert steered(live) == "properties.limit by streambroker-api"
+    assert steered_text(live) == "properties.limit by streambroker-api"
 
 
 async def test_a_second_property_does_not_cost_the_first(broker: Replica, others: Others) -> None:
@@ -130,9 +134,9 @@ async def test_force_takes_a_field_and_warns_and_the_owners_next_apply_is_refuse
     assert "streambroker-api" in said["message"]
     before = others.live("Export", "feed")
     after = others.declare("Export", BY_PROPERTIES, force=True)
-    lost = overwritten(before, after)
+    lost = find_overwritten(before, after)
     assert lost is not None
-    assert (lost.fields, lost.by) == (("properties.kind",), "gitops")
+    assert (lost.fields, lost.manager) == (("properties.kind",), "gitops")
     assert steered_fields(after) == ()
 
 
@@ -148,9 +152,9 @@ async def test_a_client_side_apply_undoes_a_forced_change_silently_and_we_see_it
     assert others.kubectl("apply", kind="Import", spec=spec).returncode == 0
     after = others.live("Import", "alerts")
     assert after["spec"]["filter"] == "price > 1.0"
-    lost = overwritten(before, after)
+    lost = find_overwritten(before, after)
     assert lost is not None
-    assert (lost.fields, lost.by) == (("filter",), "kubectl-client-side-apply")
+    assert (lost.fields, lost.manager) == (("filter",), "kubectl-client-side-apply")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +170,7 @@ async def test_what_the_manifest_leaves_out_stays_steered_over_any_apply(
     assert again.returncode == 0, again.stderr
     after = others.live("Import", "alerts")
     assert after["spec"]["filter"] == "price > 2.0"
-    assert overwritten(before, after) is None
+    assert find_overwritten(before, after) is None
     flags = way[1:]
     assert others.kubectl("diff", *flags, kind="Import", spec=BY_SUBSCRIPTION).returncode == 0
 
@@ -183,12 +187,12 @@ async def test_a_replace_drops_what_is_steered_and_is_seen_if_it_sets_anything(
     assert others.kubectl("replace", kind="Import", spec=spec).returncode == 0
     after = others.live("Import", "alerts")
     assert "filter" not in after["spec"]
-    lost = overwritten(before, after)
+    lost = find_overwritten(before, after)
     if not more:
         assert lost is None
         return
     assert lost is not None
-    assert (lost.fields, lost.by) == (("filter",), "kubectl-replace")
+    assert (lost.fields, lost.manager) == (("filter",), "kubectl-replace")
 
 
 async def test_an_edit_takes_a_field_over_and_has_to_be_taken_back_by_force(
@@ -202,9 +206,9 @@ async def test_an_edit_takes_a_field_over_and_has_to_be_taken_back_by_force(
     assert edit.returncode == 0, edit.stderr
     after = others.live("Import", "alerts")
     assert after["spec"]["filter"] == "price>3.0"
-    lost = overwritten(before, after)
+    lost = find_overwritten(before, after)
     assert lost is not None
-    assert (lost.fields, lost.by) == (("filter",), "kubectl-edit")
+    assert (lost.fields, lost.manager) == (("filter",), "kubectl-edit")
     changed = replace(broker.import_(), filter="price > 4.0")
     error = await refused(broker, changed, "filter")
     assert 'was last set by "kubectl-edit"' in str(error)
@@ -264,8 +268,8 @@ async def test_release_gives_back_what_was_taken_and_drops_what_is_ours_alone(
     after = others.live("Import", "alerts")
     assert "filter" not in after["spec"]
     assert (after["spec"]["onCongestion"], after["spec"]["start"]) == ("inherit", "earliest")
-    assert overwritten(before, after) is None
-    assert steered(after) is None
+    assert find_overwritten(before, after) is None
+    assert steered_text(after) is None
     broker.look()
     assert not (await broker.store.release("Import", broker.key(ALERTS))).changed
 
@@ -359,7 +363,7 @@ async def test_what_an_import_wants_changes_between_names_and_a_subscription(
     assert (broker.import_().streams, broker.import_().subscription) == ((), "a == 1")
     await broker.change(replace(bare, subscription=None), *wants)
     assert broker.import_().subscription is None
-    assert steered(others.live("Import", "alerts")) is None
+    assert steered_text(others.live("Import", "alerts")) is None
 
 
 async def test_all_properties_go_and_an_empty_set_stays(broker: Replica, others: Others) -> None:
@@ -406,14 +410,14 @@ async def test_a_caller_who_knows_another_generation_is_refused(
         if current != etag:
             raise RequestError(412, "ConditionFailed", f"it is {current}")
 
-    terms = Terms(check=check)
+    terms = WriteOptions(check=check)
     stored = await broker.change(replace(known, filter="a > 1"), "filter", terms=terms)
     assert stored.resource.generation == known.generation + 1
     with pytest.raises(RequestError) as caught:
         await broker.change(replace(known, filter="a > 2"), "filter", terms=terms)
     assert caught.value.status == 412
     with pytest.raises(RequestError) as caught:
-        await broker.store.delete("Import", known.key, terms=terms)
+        await broker.store.delete("Import", known.key, options=terms)
     assert caught.value.status == 412
     assert broker.import_().filter == "a > 1"
 
@@ -444,5 +448,5 @@ async def test_an_object_goes_with_our_last_field_unless_others_keep_it(
         await broker.change(export, "buffer", "application")
     live = others.live("Export", "feed")
     assert replace(broker.export(), generation=1) == export
-    assert steered(live) is None
+    assert steered_text(live) is None
     assert live["spec"].get("buffer") == more.get("buffer")

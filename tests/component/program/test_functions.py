@@ -331,7 +331,7 @@ def test_3_a_broker_that_hangs_holds_a_setter_no_longer_than_its_timeout(
 def test_3_a_change_whose_answer_never_comes_is_not_known_to_be_done(
     world: World, setter: Setter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_calls, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(broker_calls, "RETRY_LOST_SECONDS", 0.5)
     port = world.declare(setter.kind, **setter.spec)
     cutter = Cutter(world.broker.url)
     cutter.cuts = 1000
@@ -470,7 +470,7 @@ def test_what_the_job_declared_is_waited_for(own: World) -> None:
 def test_programmed_is_when_the_agent_follows(world: World, setter: Setter) -> None:
     port = world.followed(setter.kind, world.declare(setter.kind, **setter.spec))
     outcome = setter.call(world.pe, port, setter.good[0], wait="programmed", timeout=SECONDS)
-    known = world.pe.known.in_view(setter.kind, port)
+    known = world.pe.view_cache.port_in_view(setter.kind, port)
 
     assert outcome == 0
     assert known is not None

@@ -115,7 +115,7 @@ def test_a_filter_is_programmed_once_every_living_reader_has_told_the_exporters(
         schema = [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}]
         own.direct.request("PUT", path, {"properties": {"kind": "trade"}, "schema": schema})
         own.ask("PUT", "import/trades", {"subscription": 'kind == "trade"', "start": "earliest"})
-        until(lambda: own.pe.known.in_view("import", "trades"), SECONDS, "the import")
+        until(lambda: own.pe.view_cache.port_in_view("import", "trades"), SECONDS, "the import")
         until(lambda: _exported(feed), SECONDS, "the export")
         Publishing(cast(Any, feed)).publish(0, rows(0, 5))
         reading = Reading(cast(Any, own.process))

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from streambroker_operator.rest.diagnose import whatif
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.ports import apply as module
 from streambroker_operator.storage.responses import MAX_BODY
 from support.brokers import (
@@ -315,7 +315,7 @@ async def test_a_refusal_that_was_too_long_to_keep_is_made_anew(rest: Rest) -> N
 
 
 async def test_a_set_costs_as_much_as_its_changes(tmp_path: Path) -> None:
-    limits = Limits(writes_per_s=0.1, write_burst=5)
+    limits = RateLimits(writes_per_s=0.1, write_burst=5)
     sets = {"resources": [manifest("Export", "a", f"p{n}", properties={}) for n in range(5)]}
     async with running_broker(tmp_path / "broker.db", limits) as (_, rest):
         first = await rest("POST", "/apply", sets)

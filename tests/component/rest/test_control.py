@@ -13,7 +13,7 @@ import pytest
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import hints
 from streambroker_core.wire.broker.agent_commands import APPEND, EMIT, EMITTED, ENTRY
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.security import audit_log as audit
 from support.brokers import EXPORT, Rest, bearer, received, running_broker, udp_ear
 from support.errands import AGENT, LOG, Errander, errander
@@ -22,7 +22,7 @@ FEED = "/job/feed/pe/0"
 TRADES = f"{FEED}/export/trades"
 CONTROL = f"{TRADES}/control"
 TUPLE = {"type": "EndOfDay", "payload": {"day": "2013-01-01"}, "delivery": "END_WINDOW"}
-QUICK = Limits(agent_wait_s=0.05)
+QUICK = RateLimits(agent_wait_s=0.05)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_the_agent_is_sent_a_hint_and_told_with_a_poll(quick: Rest) -> Non
     assert (refused.status, refused.code) == (503, "AgentAway")
     assert "same Request-Id" in refused.body["detail"]
     assert refused.headers["Retry-After"]
-    assert hint.version == hints.ERRANDS
+    assert hint.version == hints.COMMANDS
     assert polled.headers["Errands"] == "waiting"
     assert again.code == "AgentAway"
     assert after.headers["Errands"] == "waiting"

@@ -15,7 +15,7 @@ import pytest
 
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest import events
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.runtime import change_log as changes
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 
@@ -275,7 +275,7 @@ async def test_events_that_are_not_kept_any_more_reset_their_reader(
 ) -> None:
     async with following(rest) as stream:
         last = stream.last
-    monkeypatch.setattr(changes, "KEPT_EVENTS", 3)
+    monkeypatch.setattr(changes, "MAX_EVENTS", 3)
     await rest("PUT", X, EXPORT)
     async with following(rest, last=last) as stream:
         assert kinds([await stream.event()]) == [("export", "ADDED")]
@@ -310,7 +310,7 @@ async def test_what_a_broker_found_when_it_started_is_no_change(tmp_path: Path) 
 
 
 async def test_a_reader_without_news_gets_comments(tmp_path: Path) -> None:
-    limits = Limits(keepalive_s=0.02)
+    limits = RateLimits(keepalive_s=0.02)
     async with (
         running_broker(tmp_path / "broker.db", limits) as (_, client),
         following(client) as stream,
@@ -324,7 +324,7 @@ async def test_a_reader_without_news_gets_comments(tmp_path: Path) -> None:
 
 
 async def test_there_are_only_so_many_readers(tmp_path: Path) -> None:
-    async with running_broker(tmp_path / "broker.db", Limits(followers=1)) as (_, client):
+    async with running_broker(tmp_path / "broker.db", RateLimits(followers=1)) as (_, client):
         async with following(client):
             refused = await client("GET", "/events")
 
@@ -333,12 +333,12 @@ async def test_there_are_only_so_many_readers(tmp_path: Path) -> None:
 
 
 async def test_a_reader_who_left_is_forgotten(tmp_path: Path) -> None:
-    limits = Limits(keepalive_s=0.01, followers=1)
+    limits = RateLimits(keepalive_s=0.01, followers=1)
     async with running_broker(tmp_path / "broker.db", limits) as (broker, client):
         async with following(client):
-            assert broker.runtime.changes.followers == 1
+            assert broker.runtime.change_log.reader_count == 1
 
-        while broker.runtime.changes.followers:
+        while broker.runtime.change_log.reader_count:
             assert (await client("GET", "/pes")).status == 200
 
 
@@ -385,7 +385,7 @@ async def rest_of(connection: socket.socket) -> bytes:
 async def test_a_reader_that_is_too_slow_is_reset_and_closed_and_delays_nobody(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "BEHIND", 40)
+    monkeypatch.setattr(changes, "MAX_LAG", 40)
     deaf = deaf_reader(rest.url)
     large = {"properties": {f"p{n}": "x" * 1_000 for n in range(40)}}
     told: list[str] = []
@@ -404,7 +404,7 @@ async def test_a_reader_that_is_too_slow_is_reset_and_closed_and_delays_nobody(
 async def test_a_reader_at_pace_gets_all_that_one_change_brings(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "BEHIND", 40)
+    monkeypatch.setattr(changes, "MAX_LAG", 40)
     body = {"apiVersion": "streambroker.io/v1alpha1", "kind": "Export"}
     jobs = [f"j{number}" for number in range(60)]
     specs = [{"job": job, "pe": 0, "port": "x", "properties": {"k": 1}} for job in jobs]
@@ -424,8 +424,8 @@ async def test_a_reader_at_pace_gets_all_that_one_change_brings(
 async def test_a_reader_of_a_quiet_namespace_goes_on_though_others_were_busy(
     rest: Rest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "KEPT_EVENTS", 20)
-    monkeypatch.setattr(events, "UNTOLD", 5)
+    monkeypatch.setattr(changes, "MAX_EVENTS", 20)
+    monkeypatch.setattr(events, "MAX_SKIPPED", 5)
     async with following(rest, "lab") as stream:
         for _ in range(15):
             await rest("PUT", X, EXPORT)

@@ -12,7 +12,7 @@ import pytest
 
 from streambroker_core.diagnose import Forecast, forecast
 from streambroker_operator.rest.diagnose import whatif
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, bearer, running_broker
 
 X = "/job/feed/pe/0/export/trades"
@@ -232,7 +232,7 @@ async def test_a_what_if_keeps_nobody_waiting_and_is_of_one_moment(
 
 
 async def test_what_ifs_have_a_limit_of_their_own(tmp_path: Path) -> None:
-    few = Limits(forecasts_per_s=0.01, forecast_burst=2)
+    few = RateLimits(forecasts_per_s=0.01, forecast_burst=2)
     async with running_broker(tmp_path / "broker.db", few) as (_, rest):
         answers = [await rest("POST", "/whatif", {"delete": []}) for _ in range(3)]
         others = [await rest("GET", path) for path in ("/routes", "/lint", "/exports")]

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from streambroker_operator.broker import Broker
-from streambroker_operator.rest.guard.rate_limits import Limits
+from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.http.openapi import description
 from support.brokers import EXPORT, IMPORT
 
@@ -43,7 +43,7 @@ AGENTS = {"emitControl", "getEmittedControl", "sendControl", "getSentControl"}
 """Agents answer these: without one, 503 is the answer."""
 KNOWN = {"job": "feed", "pe": 0, "port": "trades", "name": "kind"}
 JSON = {"Content-Type": "application/json"}
-UNLIMITED = Limits(
+UNLIMITED = RateLimits(
     writes_per_s=1e6,
     write_burst=10**9,
     reads_per_s=1e6,

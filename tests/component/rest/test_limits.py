@@ -18,14 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_operator.broker import Broker
-from streambroker_operator.rest.guard.rate_limits import MAX_BUCKETS, Buckets, Limits, read_limit
+from streambroker_operator.rest.guard.rate_limits import (
+    MAX_BUCKETS,
+    RateLimits,
+    TokenBuckets,
+    read_limit,
+)
 from support.brokers import EXPORT, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 PE = "/job/feed/pe/0"
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://127.0.0.1:4711", "hint": None}
 TOKEN = "0123456789abcdef0123456789abcdef"
-FEW = Limits(writes_per_s=0.01, write_burst=3)
+FEW = RateLimits(writes_per_s=0.01, write_burst=3)
 
 
 async def test_one_change_too_many_is_refused_and_not_made(tmp_path: Path) -> None:
@@ -76,7 +81,7 @@ async def test_new_agents_of_one_job_are_counted_from_however_many_addresses(
 
 
 async def test_a_whole_cluster_may_start_behind_one_address(tmp_path: Path) -> None:
-    limits = Limits(writes_per_s=0.01, write_burst=2)
+    limits = RateLimits(writes_per_s=0.01, write_burst=2)
     async with running_broker(tmp_path / "broker.db", limits) as (_, client):
         began = [(await client("PUT", f"/job/j{n}/pe/0", AGENT)).status for n in range(20)]
 
@@ -84,7 +89,7 @@ async def test_a_whole_cluster_may_start_behind_one_address(tmp_path: Path) -> N
 
 
 async def test_a_job_has_so_many_pes_and_a_pe_so_many_ports(tmp_path: Path) -> None:
-    limits = Limits(pes=2, ports=2)
+    limits = RateLimits(pes=2, ports=2)
     async with running_broker(tmp_path / "broker.db", limits) as (_, client):
         for n in range(2):
             assert (await client("PUT", f"/job/feed/pe/{n}", AGENT)).status == 200
@@ -109,7 +114,7 @@ async def test_a_job_has_so_many_pes_and_a_pe_so_many_ports(tmp_path: Path) -> N
 
 
 async def test_reads_have_a_limit_of_their_own(tmp_path: Path) -> None:
-    limits = Limits(reads_per_s=0.01, read_burst=2)
+    limits = RateLimits(reads_per_s=0.01, read_burst=2)
     async with running_broker(tmp_path / "broker.db", limits) as (_, client):
         answers = [(await client("GET", "/pes")).status for _ in range(3)]
         written = await client("PUT", X, EXPORT)
@@ -127,7 +132,7 @@ async def test_agents_ask_for_views_as_often_as_the_broker_can_answer(tmp_path: 
 
 async def test_a_caller_is_refused_no_more_once_it_has_waited(tmp_path: Path) -> None:
     # So slow that no pause of a busy machine between two requests is waiting enough.
-    limits = Limits(writes_per_s=0.25, write_burst=1)
+    limits = RateLimits(writes_per_s=0.25, write_burst=1)
     async with running_broker(tmp_path / "broker.db", limits) as (_, client):
         await client("PUT", X, EXPORT)
         answers = [(await client("PUT", X, EXPORT)).status]
@@ -139,7 +144,7 @@ async def test_a_caller_is_refused_no_more_once_it_has_waited(tmp_path: Path) ->
 
 @asynccontextmanager
 async def from_both_addresses(
-    folder: Path, tokens: Path | None, limits: Limits = FEW
+    folder: Path, tokens: Path | None, limits: RateLimits = FEW
 ) -> AsyncIterator[tuple[Rest, Rest]]:
     """Two clients of one broker that has a token file or none, each with its own address."""
     broker = Broker(db=folder / "broker.db", port=0, tokens=tokens, limits=limits)
@@ -179,7 +184,7 @@ async def test_guessing_tokens_is_limited(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(f"tokens: [{{name: ops, token: {TOKEN}, role: admin}}]")
     tokens.chmod(0o600)
-    limits = Limits(refusals_per_s=0.01, refusal_burst=3, read_burst=6)
+    limits = RateLimits(refusals_per_s=0.01, refusal_burst=3, read_burst=6)
     async with from_both_addresses(tmp_path, tokens, limits) as (first, _):
         shown = [f"Bearer {number:032}" for number in range(10)]
         guesses = [await first("PUT", X, EXPORT, Authorization=token) for token in shown]
@@ -210,7 +215,7 @@ async def followed(client: Rest) -> AsyncIterator[int]:
 async def test_one_caller_does_not_take_the_places_of_all_who_follow(
     tmp_path: Path, with_tokens: bool, elsewhere: int
 ) -> None:
-    limits = Limits(followers_each=2, keepalive_s=0.01)
+    limits = RateLimits(followers_each=2, keepalive_s=0.01)
     tokens = admins(tmp_path) if with_tokens else None
     async with from_both_addresses(tmp_path, tokens, limits) as (first, second):
         async with (
@@ -234,7 +239,7 @@ async def test_one_caller_waits_for_only_so_many_views(
     tmp_path: Path, with_tokens: bool, elsewhere: int
 ) -> None:
     tokens = admins(tmp_path) if with_tokens else None
-    async with from_both_addresses(tmp_path, tokens, Limits(polls_each=2)) as (first, second):
+    async with from_both_addresses(tmp_path, tokens, RateLimits(polls_each=2)) as (first, second):
         await first("PUT", PE, AGENT)
         tag = (await first("GET", PE)).headers["ETag"]
         ended = asyncio.as_completed(
@@ -254,7 +259,7 @@ async def test_one_caller_waits_for_only_so_many_views(
 
 
 def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
-    bucket = Buckets(10.0, 2)
+    bucket = TokenBuckets(10.0, 2)
 
     assert [bucket.take("a", 0.0) for _ in range(3)] == [0.0, 0.0, pytest.approx(0.1)]
     assert bucket.take("b", 0.0) == 0.0
@@ -271,7 +276,7 @@ def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
 def test_nobody_gets_more_than_burst_and_rate_together(
     steps: list[float], per_s: float, burst: int
 ) -> None:
-    bucket, now, got = Buckets(per_s, burst), 0.0, 0
+    bucket, now, got = TokenBuckets(per_s, burst), 0.0, 0
     for step in steps:
         now += step
         wait = bucket.take("a", now)
@@ -289,7 +294,7 @@ def test_nobody_gets_more_than_burst_and_rate_together(
 def test_to_look_at_a_bucket_tells_what_taking_would(
     steps: list[float], per_s: float, burst: int
 ) -> None:
-    bucket, now = Buckets(per_s, burst), 0.0
+    bucket, now = TokenBuckets(per_s, burst), 0.0
     for step in steps:
         now += step
         seen = bucket.wait("a", now, 0)
@@ -298,7 +303,7 @@ def test_to_look_at_a_bucket_tells_what_taking_would(
 
 
 def test_the_memory_for_callers_is_bounded() -> None:
-    buckets = Buckets(1.0, 1)
+    buckets = TokenBuckets(1.0, 1)
     for number in range(MAX_BUCKETS + 100):
         buckets.take(str(number), 0.0)
 
@@ -411,5 +416,5 @@ def test_the_limits_and_their_defaults_are_documented() -> None:
         told.update(zip(re.findall(r"`([^`]*)`", names), values, strict=True))
 
     assert told == {
-        field.name.replace("_", "-"): field.default for field in dataclasses.fields(Limits)
+        field.name.replace("_", "-"): field.default for field in dataclasses.fields(RateLimits)
     }

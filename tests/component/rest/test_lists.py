@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.lists import lists, snapshots
 from streambroker_operator.rest.lists.snapshots import (
-    KEPT_S,
     MAX_SNAPSHOTS,
+    SNAPSHOT_TTL_S,
     Page,
     Selection,
     Snapshots,
 )
 from support.brokers import EXPORT, IMPORT, Rest, bearer, running_broker
 
-EXPORTS = Selection(what="exports", namespace="default")
+EXPORTS = Selection(list_name="exports", namespace="default")
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ async def test_others_get_their_turn_while_a_long_list_is_written() -> None:
         loop.call_soon(others)
 
     others()
-    items = [lambda: turns] * (2 * lists.AT_ONCE + 1)
-    written = json.loads(await lists.written(Page(items=items, point=(1, 2))))
+    items = [lambda: turns] * (2 * lists.ITEMS_PER_TURN + 1)
+    written = json.loads(await lists.encode_page(Page(items=items, point=(1, 2))))
 
     assert len(set(written["items"])) == 3
     assert written["point"] == [1, 2]
@@ -176,27 +176,27 @@ def numbers(page: Page) -> list[Any]:
 def test_a_snapshot_is_forgotten_some_minutes_after_it_was_last_read() -> None:
     kept = Snapshots("session", b"secret")
     items = [partial(abs, n) for n in range(3)]
-    token = kept.first(EXPORTS, 1, (1, 1), items, 1, 0.0).token
+    token = kept.first_page(EXPORTS, 1, (1, 1), items, 1, 0.0).token
     assert token is not None
-    assert numbers(kept.following(EXPORTS, token, 1, KEPT_S)) == [1]
-    assert numbers(kept.following(EXPORTS, token, 1, 2 * KEPT_S)) == [1]
+    assert numbers(kept.next_page(EXPORTS, token, 1, SNAPSHOT_TTL_S)) == [1]
+    assert numbers(kept.next_page(EXPORTS, token, 1, 2 * SNAPSHOT_TTL_S)) == [1]
 
     with pytest.raises(RequestError, match="begin it anew"):
-        kept.following(EXPORTS, token, 1, 3 * KEPT_S + 1)
+        kept.next_page(EXPORTS, token, 1, 3 * SNAPSHOT_TTL_S + 1)
 
 
 def test_one_reader_expires_no_list_of_another() -> None:
     kept = Snapshots("session", b"secret")
     items = [partial(abs, n) for n in range(3)]
-    mine, other = replace(EXPORTS, who="a"), replace(EXPORTS, who="b")
-    token = kept.first(mine, 1, (1, 1), items, 1, 0.0).token
+    mine, other = replace(EXPORTS, reader="a"), replace(EXPORTS, reader="b")
+    token = kept.first_page(mine, 1, (1, 1), items, 1, 0.0).token
     assert token is not None
     for change in range(2, 3 * MAX_SNAPSHOTS):
-        kept.first(other, change, (1, change), items, 1, 0.0)
+        kept.first_page(other, change, (1, change), items, 1, 0.0)
 
-    assert numbers(kept.following(mine, token, 1, 0.0)) == [1]
+    assert numbers(kept.next_page(mine, token, 1, 0.0)) == [1]
     with pytest.raises(RequestError, match="begin it anew"):
-        kept.following(other, token, 1, 0.0)
+        kept.next_page(other, token, 1, 0.0)
 
 
 def test_who_keeps_most_items_loses_the_oldest_list_first(
@@ -205,24 +205,24 @@ def test_who_keeps_most_items_loses_the_oldest_list_first(
     monkeypatch.setattr(snapshots, "MAX_ITEMS", 10)
     kept = Snapshots("session", b"secret")
     items = [partial(abs, n) for n in range(4)]
-    mine, other = replace(EXPORTS, who="a"), replace(EXPORTS, who="b")
-    first = kept.first(mine, 1, (1, 1), items, 1, 0.0).token
-    tokens = [kept.first(other, n, (1, n), items, 1, 0.0).token for n in (2, 3)]
+    mine, other = replace(EXPORTS, reader="a"), replace(EXPORTS, reader="b")
+    first = kept.first_page(mine, 1, (1, 1), items, 1, 0.0).token
+    tokens = [kept.first_page(other, n, (1, n), items, 1, 0.0).token for n in (2, 3)]
     assert first is not None
     assert tokens[0] is not None
     assert tokens[1] is not None
 
-    assert numbers(kept.following(mine, first, 1, 0.0)) == [1]
-    assert numbers(kept.following(other, tokens[1], 1, 0.0)) == [1]
+    assert numbers(kept.next_page(mine, first, 1, 0.0)) == [1]
+    assert numbers(kept.next_page(other, tokens[1], 1, 0.0)) == [1]
     with pytest.raises(RequestError, match="begin it anew"):
-        kept.following(other, tokens[0], 1, 0.0)
+        kept.next_page(other, tokens[0], 1, 0.0)
 
 
 def test_readers_of_one_version_share_its_snapshot() -> None:
     kept = Snapshots("session", b"secret")
     items = [partial(abs, n) for n in range(3)]
-    tokens = {kept.first(EXPORTS, 1, (1, 1), list(items), 1, 0.0).token for _ in range(20)}
-    other = kept.first(EXPORTS, 2, (1, 2), items, 1, 0.0).token
+    tokens = {kept.first_page(EXPORTS, 1, (1, 1), list(items), 1, 0.0).token for _ in range(20)}
+    other = kept.first_page(EXPORTS, 2, (1, 2), items, 1, 0.0).token
 
     assert (len(tokens), other in tokens) == (1, False)
 
@@ -231,12 +231,12 @@ def test_readers_of_one_version_share_its_snapshot() -> None:
 def test_pages_of_any_sizes_make_up_the_list(count: int, limits: list[int]) -> None:
     kept = Snapshots("session", b"secret")
     items = [partial(abs, n) for n in range(count)]
-    page = kept.first(EXPORTS, 1, (1, 1), items, limits[0], 0.0)
+    page = kept.first_page(EXPORTS, 1, (1, 1), items, limits[0], 0.0)
     found, turn = numbers(page), 0
     while page.token is not None:
         assert page.remaining == count - len(found) > 0
         turn += 1
-        page = kept.following(EXPORTS, page.token, limits[turn % len(limits)], 0.0)
+        page = kept.next_page(EXPORTS, page.token, limits[turn % len(limits)], 0.0)
         found += numbers(page)
 
     assert found == list(range(count))

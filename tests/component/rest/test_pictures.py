@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from streambroker_operator.broker import Broker
-from streambroker_operator.rest.guard.fair_queue import Turns
+from streambroker_operator.rest.guard.fair_queue import FairQueue
 from streambroker_operator.rest.http.responses import json_answer, long_answer
 from streambroker_operator.rest.lists import list_cache as pictures
-from streambroker_operator.rest.lists.list_cache import ROUTES, Pictures, drawn_routes
+from streambroker_operator.rest.lists.list_cache import ROUTES_SOURCE, ListCache, build_routes
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import board_of, export_of, import_of
 
@@ -26,7 +26,7 @@ VIEW = "/job/feed/pe/0"
 class Brush:
     """Draws as the broker does; counts, and once held draws only when it may."""
 
-    def __init__(self, draws: Callable[..., tuple[Any, ...]] = drawn_routes) -> None:
+    def __init__(self, draws: Callable[..., tuple[Any, ...]] = build_routes) -> None:
         self.times = 0
         self._draws = draws
         self._held = False
@@ -53,14 +53,14 @@ class Brush:
 @pytest.fixture
 def brush(monkeypatch: pytest.MonkeyPatch) -> Brush:
     found = Brush()
-    monkeypatch.setattr(pictures, "drawn_routes", found)
+    monkeypatch.setattr(pictures, "build_routes", found)
     return found
 
 
 @pytest.fixture(params=["exports", "imports", "pes"])
 def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Brush]:
     """The path of a list, and what draws it."""
-    name = "drawn_pes" if request.param == "pes" else "drawn_ports"
+    name = "build_pes" if request.param == "pes" else "build_ports"
     found = Brush(getattr(pictures, name))
     monkeypatch.setattr(pictures, name, found)
     return f"/{request.param}", found
@@ -116,12 +116,12 @@ async def test_one_drawing_is_for_all_who_asked_before_it_began(
     door: tuple[Broker, Rest], brush: Brush
 ) -> None:
     broker, rest = door
-    asked = Pictures(broker.runtime, ROUTES, Turns())
+    asked = ListCache(broker.runtime, ROUTES_SOURCE, FairQueue())
     brush.hold()
-    first = asyncio.create_task(asked.of_now("a"))
+    first = asyncio.create_task(asked.get_current("a"))
     await brush.begun()
     await rest("DELETE", f"{VIEW}/export/p1")
-    others = [asyncio.create_task(asked.of_now(who)) for who in "aabbc"]
+    others = [asyncio.create_task(asked.get_current(who)) for who in "aabbc"]
     await asyncio.sleep(0)
     brush.go_on()
     await brush.begun()
@@ -187,10 +187,10 @@ def test_what_is_drawn_are_the_routes_of_the_board_in_their_order() -> None:
         for n, at in enumerate(dice.choices(places, k=12))
     ]
     board = board_of(*exports, *imports)
-    met = [(export, board.outcomes("Export", export.uid)) for export in board.each_export()]
+    met = [(export, board.outcomes("Export", export.uid)) for export in board.iter_exports()]
 
     assert len(board.routes()) > 20
-    assert list(drawn_routes(met, board.each_import())) == board.routes()
+    assert list(build_routes(met, board.iter_imports())) == board.routes()
 
 
 @pytest.mark.parametrize("body", [{}, {"b": [], "a": [{"y": 1, "x": [2.0]}, None], "c": "é"}])

@@ -14,7 +14,7 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.diagnose import whatif
 from streambroker_operator.rest.diagnose.whatif import Proposed
 from streambroker_operator.rest.ports import apply
-from streambroker_operator.storage.responses import KEPT_S, MAX_BODY, RequestName
+from streambroker_operator.storage.responses import MAX_BODY, RETENTION_S, RequestKey
 from streambroker_operator.storage.sqlite_store import Store
 from support.brokers import EXPORT, IMPORT, Rest, running_broker
 from support.resources import export_of, port
@@ -207,45 +207,45 @@ async def test_registering_under_a_request_id_gives_the_key_every_time_and_keeps
 def test_a_name_is_kept_for_ten_minutes_and_then_forgotten(tmp_path: Path) -> None:
     now = [1000.0]
     store = Store(tmp_path / "broker.db", clock=lambda: now[0])
-    first, second = (RequestName(principal="", id=id_, digest="d") for id_ in ("a", "b"))
-    store.answered.begin(first)
+    first, second = (RequestKey(principal="", id=id_, digest="d") for id_ in ("a", "b"))
+    store.responses.begin(first)
     store.put(export_of())
-    store.answered.end()
-    store.answered.keep(first, 201, {}, b"{}")
-    now[0] += KEPT_S - 1
-    assert store.answered.find(first) is not None
+    store.responses.end()
+    store.responses.store(first, 201, {}, b"{}")
+    now[0] += RETENTION_S - 1
+    assert store.responses.find(first) is not None
     now[0] += 2
 
-    assert store.answered.find(first) is None
-    store.answered.keep(second, 200, {}, b"{}")
-    rows = store.answered._db.execute("SELECT id FROM requests").fetchall()
+    assert store.responses.find(first) is None
+    store.responses.store(second, 200, {}, b"{}")
+    rows = store.responses._db.execute("SELECT id FROM requests").fetchall()
     assert rows == [("b",)]
     store.close()
 
 
 def test_the_names_of_principals_are_apart(tmp_path: Path) -> None:
     store = Store(tmp_path / "broker.db")
-    name = RequestName(principal="feed", id="a", digest="d")
-    store.answered.keep(name, 200, {}, b"{}")
+    name = RequestKey(principal="feed", id="a", digest="d")
+    store.responses.store(name, 200, {}, b"{}")
 
-    assert store.answered.find(RequestName(principal="alerts", id="a", digest="d")) is None
+    assert store.responses.find(RequestKey(principal="alerts", id="a", digest="d")) is None
     store.close()
 
 
 def test_a_change_and_its_name_are_on_disk_together_or_not_at_all(tmp_path: Path) -> None:
     store = Store(tmp_path / "broker.db")
-    name = RequestName(principal="", id="a", digest="d")
-    store.answered.begin(name)
+    name = RequestKey(principal="", id="a", digest="d")
+    store.responses.begin(name)
     store.put(export_of())
-    store.answered.end()
-    known = store.answered.find(name)
+    store.responses.end()
+    known = store.responses.find(name)
     assert known is not None
     assert (known.version, known.status) == (store.version, None)
-    store.answered._db.execute("DROP TABLE requests")
-    store.answered.begin(name)
+    store.responses._db.execute("DROP TABLE requests")
+    store.responses.begin(name)
     with pytest.raises((sqlite3.Error, RequestError)):
         store.delete("Export", port("feed/trades"))
-    store.answered.end()
+    store.responses.end()
 
     assert store.get("Export", port("feed/trades")) is not None
     store.close()

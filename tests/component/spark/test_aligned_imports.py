@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent import PE
 from pe_agent.aligned import AlignedError, OperatorStream, Stream, Target
-from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
+from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from support.aligned_operators import Multiply, Talkative
 from support.session import SECONDS, Session
 from support.waiting import until
@@ -110,7 +110,7 @@ def test_an_operator_gets_the_packed_rows_of_its_import_with_control(jobs: Sessi
     assert windows.buckets == {sent.id: {0, 1, 2}, own.id: {0, 1, 2}}
     assert sum(len(ids) for ids in windows.applied.values()) == 2
 
-    bucket = {key: bucket_of_key((key,), BY_KEY) for key in range(5)}
+    bucket = {key: bucket_for_key((key,), BY_KEY) for key in range(5)}
     aimed = importer.send_control(SetFactor(100), target=Target(operator="Multiply", key=(3,)))
     assert aimed.wait_applied(SECONDS)
     numbers.give(*range(10, 15))

@@ -34,7 +34,7 @@ CALM: Windows = {
 
 
 def written(folder: Path, what: str = "out") -> Windows:
-    """Return what the sink was given; ``again`` for what it was given once more."""
+    """Return what the sink was given; ``is_republished`` for what it was given once more."""
     query = json.loads((folder / "ck" / "metadata").read_text())["id"]
     found = {
         int(path.stem): json.loads(path.read_text().replace(query, "q"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pe_agent.aligned.queries.query_listener import follow
+from pe_agent.aligned.queries.query_listener import watch_queries
 from support.feeds import DDL, Feed
 from support.waiting import until
 
@@ -28,7 +28,7 @@ def test_the_end_of_a_query_is_heard_of_at_once_however_many_batches_it_had(
         def end() -> None:
             ended[one] += 1
 
-        follow(spark, mark, progressed=progress, ended=end)
+        watch_queries(spark, mark, on_progress=progress, on_ended=end)
 
     for one in range(FOLLOWERS):
         watch(one, "marked" if one else "not to be found")

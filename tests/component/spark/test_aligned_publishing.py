@@ -93,8 +93,8 @@ def test_a_commit_names_each_exports_own_stages() -> None:
         def commit(self, messages: list[object], batch: int) -> None:
             told[f"{self._name}/{batch}"] = messages
 
-    from pe_agent.aligned.sinks import Parts
+    from pe_agent.aligned.sinks import OutputCommits
 
     writer = OutputsWriter({"a": Writer("a"), "b": Writer("b")}, {})  # type: ignore[dict-item]
-    writer.commit([Parts({"a": 1, "b": 2}), None, Parts({"a": 3})], 7)  # type: ignore[dict-item]
+    writer.commit([OutputCommits({"a": 1, "b": 2}), None, OutputCommits({"a": 3})], 7)  # type: ignore[dict-item]
     assert told == {"a/7": [1, 3], "b/7": [2, None]}

@@ -10,13 +10,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
+from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from support.aligned import Turn
 from support.aligned_operators import NewerTotals, Totals
 from support.aligned_spark import collected, scripted
 
 KEYED = Layout(port="in", buckets=4, key=(("k", pa.int64()),))
-KEYS = [next(k for k in range(99) if bucket_of_key((k,), KEYED) == at) for at in range(4)]
+KEYS = [next(k for k in range(99) if bucket_for_key((k,), KEYED) == at) for at in range(4)]
 """A key of each bucket."""
 
 

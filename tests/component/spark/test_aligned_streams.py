@@ -20,9 +20,9 @@ from pe_agent.aligned import (
     control_stream,
     stream,
 )
-from pe_agent.aligned.runtime.frames import control_text
-from pe_agent.aligned.runtime.hosting import CHANGES, prepare
-from streambroker_core.control.tuples import Delivery, logged
+from pe_agent.aligned.runtime.frames import encode_control
+from pe_agent.aligned.runtime.hosting import CHANGELOG, prepare_session
+from streambroker_core.control.tuples import Delivery, make_logged_tuple
 from support.aligned import Node, chain, names_of, sink, told, turns
 from support.aligned_operators import Multiply, Totals
 from support.aligned_spark import IN_ORDER, collected, on_spark, renumbered, run, scripted, seen
@@ -147,8 +147,8 @@ def test_thousands_of_tuples_in_a_control_file_come_in_several_windows(
     control = ControlFile(tmp_path / "control")
     with control.path.open("ab") as file:
         for seq in range(10_001):
-            one = logged(control.log, seq, type_="SetFactor", text='{"factor":2}')
-            file.write(control_text(one) + b"\n")
+            one = make_logged_tuple(control.log, seq, type_="SetFactor", text='{"factor":2}')
+            file.write(encode_control(one) + b"\n")
     feed = files(spark, tmp_path / "in", 1).union(control_stream(spark, control.path))
     made = feed.control_aware(Multiply, schema=Multiply.SCHEMA, buckets=1, counts="counts")
     found: dict[int, dict[str | None, int]] = {}
@@ -291,15 +291,15 @@ def test_of_one_frame_the_first_query_may_be_started_again_and_one_more_if_it_is
 def test_commits_write_changes_unless_the_session_says_otherwise(
     spark: SparkSession, told: str | None
 ) -> None:
-    before = spark.conf.get(CHANGES, None)
-    spark.conf.unset(CHANGES)
+    before = spark.conf.get(CHANGELOG, None)
+    spark.conf.unset(CHANGELOG)
     try:
         if told is not None:
-            spark.conf.set(CHANGES, told)
-        prepare(spark)
-        assert spark.conf.get(CHANGES) == (told or "true")
+            spark.conf.set(CHANGELOG, told)
+        prepare_session(spark)
+        assert spark.conf.get(CHANGELOG) == (told or "true")
     finally:
-        spark.conf.set(CHANGES, before or "true")
+        spark.conf.set(CHANGELOG, before or "true")
 
 
 def test_a_frame_that_is_not_streaming_or_has_a_reserved_column_is_refused(

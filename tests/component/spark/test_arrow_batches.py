@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType
 
 from pe_agent.log.frames import Kind
-from pe_agent.spark.batch_size import BATCH_ROWS, BYTES, ROWS, counted_in_rows
+from pe_agent.spark.batch_size import BATCH_ROWS, BYTES_SETTING, ROWS_SETTING, limit_batches_by_rows
 from support.feeds import Feed
 from support.logs import opened
 from support.session import SECONDS, Session, exporter_status
@@ -37,7 +37,7 @@ def test_a_published_batch_has_so_many_rows_and_the_session_is_as_it_was(
     feed.release()
     pe = jobs.pe("feed")
     query = jobs.publish(pe, feed, "out", properties={"kind": "a"})
-    assert not {BYTES, ROWS} & set(jobs.spark.conf.getAll)
+    assert not {BYTES_SETTING, ROWS_SETTING} & set(jobs.spark.conf.getAll)
     until(lambda: exporter_status(pe, "out")["publisher"]["batch"] == 0, SECONDS, "batch 0")
 
     query.stop()
@@ -46,14 +46,14 @@ def test_a_published_batch_has_so_many_rows_and_the_session_is_as_it_was(
     assert stored(jobs.folder / "home-feed") == [MOST, 7]
 
 
-@pytest.mark.parametrize("key", [BYTES, ROWS])
+@pytest.mark.parametrize("key", [BYTES_SETTING, ROWS_SETTING])
 def test_a_limit_that_the_user_set_stays_alone(spark: SparkSession, key: str) -> None:
     spark.conf.set(key, "9999")
     try:
-        with counted_in_rows(spark, spark.range(1).schema):
-            assert {k: v for k, v in spark.conf.getAll.items() if k in (BYTES, ROWS)} == {
-                key: "9999"
-            }
+        with limit_batches_by_rows(spark, spark.range(1).schema):
+            assert {
+                k: v for k, v in spark.conf.getAll.items() if k in (BYTES_SETTING, ROWS_SETTING)
+            } == {key: "9999"}
         assert spark.conf.get(key) == "9999"
     finally:
         spark.conf.unset(key)
@@ -71,5 +71,5 @@ def test_a_limit_that_the_user_set_stays_alone(spark: SparkSession, key: str) ->
 def test_types_of_large_values_keep_the_limit_in_bytes(
     spark: SparkSession, ddl: str, counted: bool
 ) -> None:
-    with counted_in_rows(spark, DataType.fromDDL(ddl)):
-        assert (BYTES in spark.conf.getAll) is counted
+    with limit_batches_by_rows(spark, DataType.fromDDL(ddl)):
+        assert (BYTES_SETTING in spark.conf.getAll) is counted

@@ -63,14 +63,16 @@ def with_end(frame: DataFrame) -> DataFrame:
     def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from streambroker_core.control.runtime.buckets import Layout
         from streambroker_core.control.runtime.packing import pack, pack_control
-        from streambroker_core.control.tuples import Delivery, logged
+        from streambroker_core.control.tuples import Delivery, make_logged_tuple
 
         number, last = 0, None
         for batch in batches:
             yield pack(batch, Layout(port="out", buckets=2), number)
             number, last = number + batch.num_rows, batch.column("line")[-1].as_py()
         if last is not None:
-            end = logged("q.op.*", last, type_="end", text=str(last), delivery=Delivery.END_WINDOW)
+            end = make_logged_tuple(
+                "q.op.*", last, type_="end", text=str(last), delivery=Delivery.END_WINDOW
+            )
             yield pack_control([(number, end)], "out", 2)
 
     schema = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
@@ -83,7 +85,7 @@ def publish_packed(jobs: Session, pe: PE, feed: Feed, port: str) -> None:
     query = (
         with_end(jobs.files(feed))
         .writeStream.format("streambroker")
-        .options(export=port, control="true", columns=COLUMNS, **pe._to_agent())
+        .options(export=port, control="true", columns=COLUMNS, **pe._agent_options())
         .option("checkpointLocation", str(jobs.folder / "ck-out"))
         .start()
     )
@@ -95,7 +97,7 @@ def read_packed(jobs: Session, pe: PE, windows: Windows, **more: str) -> Any:
     query = (
         jobs.spark.readStream.format("streambroker")
         .options(control="true", columns=COLUMNS, buckets=str(BUCKETS), key="name", **more)
-        .options(**{"import": "in"}, **pe._to_agent())
+        .options(**{"import": "in"}, **pe._agent_options())
         .load()
         .writeStream.foreachBatch(windows)
         .option("checkpointLocation", str(jobs.folder / "ck-in"))

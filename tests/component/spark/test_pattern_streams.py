@@ -31,7 +31,7 @@ from pe_agent.cep import (
 )
 from pe_agent.cep.discovery.discoverer import Wanted
 from streambroker_core.cep.rules.rule_set import RuleSet
-from streambroker_core.wire.reports.rule_metrics import ToldWaiting
+from streambroker_core.wire.reports.rule_metrics import WatermarkWait
 from support.aligned_spark import SHUFFLE
 from support.pattern_spark import DDL, Given, Play, letters
 from support.waiting import until
@@ -145,7 +145,7 @@ def test_how_many_rows_wait_for_the_watermark_is_told(spark: SparkSession, tmp_p
     played.start([rule("r", "AC")])
     assert played.made is not None
     processors = played.made.processors
-    told = partial(ToldWaiting, operator="patterns", log="log")
+    told = partial(WatermarkWait, operator="patterns", log="log")
     assert processors.waiting("patterns", "log") == told()
     played.rows(rows(0, "u A", "u C"))
     last = int((BEGIN + timedelta(seconds=99)).timestamp() * 1_000_000)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pe_agent.aligned.queries.jvm_prefilter import condition, reduced
+from pe_agent.aligned.queries.jvm_prefilter import column_condition, prefilter
 from pe_agent.filters import compile_filter
 from streambroker_core.expression import parse
 
@@ -55,7 +55,7 @@ def passing(frame: DataFrame, text: str) -> tuple[set[int], set[int] | None]:
     (batch,) = table.to_batches()
     expression = parse(text, "filter")
     exact = batch.filter(compile_filter(expression, batch.schema).mask(batch))
-    found = condition(expression.tree, frame.schema)
+    found = column_condition(expression.tree, frame.schema)
     if found is None:
         return set(exact.column("id").to_pylist()), None
     return set(exact.column("id").to_pylist()), {row.id for row in frame.where(found).collect()}
@@ -92,10 +92,10 @@ def test_a_watermark_of_the_users_own_and_times_without_a_zone_are_left_alone(
     time = ("timestamp", "1 second")
     local = rate.selectExpr("CAST(timestamp AS TIMESTAMP_NTZ) AS timestamp", "value")
 
-    assert reduced(rate, "value > 1", time, "_control") is not None
-    assert reduced(rate.withWatermark("timestamp", "1 hour"), "value > 1", time, "_c") is None
-    assert reduced(local, "value > 1", time, "_control") is None
-    assert reduced(rate, "value % 2 == 1", time, "_control") is None
+    assert prefilter(rate, "value > 1", time, "_control") is not None
+    assert prefilter(rate.withWatermark("timestamp", "1 hour"), "value > 1", time, "_c") is None
+    assert prefilter(local, "value > 1", time, "_control") is None
+    assert prefilter(rate, "value % 2 == 1", time, "_control") is None
 
 
 def test_rows_that_carry_something_else_stay(spark: SparkSession) -> None:
@@ -103,7 +103,7 @@ def test_rows_that_carry_something_else_stay(spark: SparkSession) -> None:
     frame = spark.createDataFrame(
         [(1, time, None), (2, time, None), (None, None, b"c")], "n INT, t TIMESTAMP, c BINARY"
     )
-    left = reduced(frame, "n > 1", ("t", "1 second"), "c")
+    left = prefilter(frame, "n > 1", ("t", "1 second"), "c")
 
     assert left is not None
     assert sorted((row.n or 0, row.c) for row in left.collect()) == [(0, b"c"), (2, None)]

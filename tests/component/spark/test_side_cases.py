@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from streambroker_core.side.definition import AT_MOST
+from streambroker_core.side.definition import DEFAULT_KEY_TIMEOUT
 from streambroker_core.side.errors import SideDefinitionError
 from support.sides import Case, load
 from support.sides_spark import BODY, Fed, made_of, marks, parts_of, run_on_spark
@@ -22,7 +22,7 @@ HOUR = 3600
 def limited(case: Case) -> bool:
     """Whether a case is about time by the clock, which tests of queries cannot move."""
     by_default = any("missing" not in one for one in case.get("enrich", ()))
-    later = any(port == "clock" and what >= AT_MOST for port, what in case["feed"])
+    later = any(port == "clock" and what >= DEFAULT_KEY_TIMEOUT for port, what in case["feed"])
     limits = (side.get("timeout", HOUR) for side in case.get("sides", {}).values())
     return (by_default and later) or min(limits, default=HOUR) < HOUR
 

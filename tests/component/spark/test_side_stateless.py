@@ -144,7 +144,7 @@ def test_rows_are_those_of_an_operator_with_state(spark: SparkSession, tmp_path:
 
 def alone(sides: SideInputs, name: str) -> SideInputs:
     """Return the side inputs with one of them alone, and nothing added."""
-    return SideInputs(main=sides.main, given={name: sides.given[name]})
+    return SideInputs(main=sides.main, sources={name: sides.sources[name]})
 
 
 def united(frames: dict[str, DataFrame]) -> DataFrame:

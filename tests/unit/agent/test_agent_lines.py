@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.reports.log_file import NAME
-from pe_agent.job.agent_log import FORWARDED, AgentLines, forwarding
+from pe_agent.agent.reports.log_file import LOG_NAME
+from pe_agent.job.agent_log import FORWARD_VARIABLE, AgentLogForwarder, is_forwarding
 
 
 def appended(home: Path, text: str) -> None:
-    with (home / NAME).open("a") as log:
+    with (home / LOG_NAME).open("a") as log:
         log.write(text)
 
 
 def test_lines_written_from_now_on_are_copied_whole_and_once(tmp_path: Path) -> None:
     appended(tmp_path, "of a former run\n")
     shown = io.StringIO()
-    lines = AgentLines(tmp_path, "agent feed/0: ", shown)
+    lines = AgentLogForwarder(tmp_path, "agent feed/0: ", shown)
     appended(tmp_path, "started\nhalf a ")
     lines.copy()
     assert shown.getvalue() == "agent feed/0: started\n"
@@ -31,11 +31,11 @@ def test_lines_written_from_now_on_are_copied_whole_and_once(tmp_path: Path) -> 
 
 def test_a_log_that_is_replaced_is_copied_to_its_end_and_then_the_new_one(tmp_path: Path) -> None:
     shown = io.StringIO()
-    lines = AgentLines(tmp_path, "", shown)  # there is no file yet
+    lines = AgentLogForwarder(tmp_path, "", shown)  # there is no file yet
     appended(tmp_path, "1\n")
     lines.copy()
     appended(tmp_path, "2\n")
-    (tmp_path / NAME).replace(tmp_path / f"{NAME}.1")
+    (tmp_path / LOG_NAME).replace(tmp_path / f"{LOG_NAME}.1")
     appended(tmp_path, "3\n")
     lines.close()
 
@@ -50,11 +50,11 @@ def test_lines_are_forwarded_in_a_pod_unless_the_environment_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, chosen: str | None, in_a_pod: bool, forwarded: bool
 ) -> None:
     for name, value in (
-        (FORWARDED, chosen),
+        (FORWARD_VARIABLE, chosen),
         ("KUBERNETES_SERVICE_HOST", "10.96.0.1" if in_a_pod else None),
     ):
         monkeypatch.delenv(name, raising=False)
         if value:
             monkeypatch.setenv(name, value)
 
-    assert forwarding() is forwarded
+    assert is_forwarding() is forwarded

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 
 from pe_agent.aligned import AlignedError
 from pe_agent.aligned.runtime import hosting, processor
-from pe_agent.aligned.runtime.lazy_operator import Deferred
-from pe_agent.aligned.runtime.processor import Hosted
+from pe_agent.aligned.runtime.lazy_operator import LazyOperator
+from pe_agent.aligned.runtime.processor import OperatorConfig
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.tuples import Limits
 from support.aligned_batches import Stage
 
-HOSTED = Hosted(
+HOSTED = OperatorConfig(
     make=Operator,
     name="op",
     buckets=2,
@@ -31,7 +31,7 @@ HOSTED = Hosted(
     limits=Limits(),
     layouts={},
     schemas={},
-    timed=False,
+    has_watermark=False,
 )
 DRIVER = """
 import sys, pickle
@@ -49,7 +49,7 @@ print(asked, [name for name in ("pyarrow", "pandas", "streambroker_core") if nam
 def test_the_process_that_asks_for_states_imports_neither_the_operator_nor_arrow(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "plan").write_bytes(pickle.dumps(Deferred(HOSTED)))
+    (tmp_path / "plan").write_bytes(pickle.dumps(LazyOperator(HOSTED)))
     answer = subprocess.run(
         [sys.executable, "-c", DRIVER, str(tmp_path / "plan")],
         capture_output=True,
@@ -70,9 +70,9 @@ def test_an_operator_that_spark_cannot_hand_over_is_refused_before_a_query_start
     with pytest.raises(
         AlignedError, match=r"operator op has 20.* bytes.*Compression.* such as 64m"
     ):
-        hosting.deferred(large, cast(SparkSession, Spark(1 << 20)))
-    assert hosting.deferred(large, cast(SparkSession, Spark(4 << 20))).size() > 2 << 20
-    hosting.deferred(HOSTED, cast(SparkSession, Spark(1 << 20)))
+        hosting.make_lazy_operator(large, cast(SparkSession, Spark(1 << 20)))
+    assert hosting.make_lazy_operator(large, cast(SparkSession, Spark(4 << 20))).size() > 2 << 20
+    hosting.make_lazy_operator(HOSTED, cast(SparkSession, Spark(1 << 20)))
 
 
 def holding(data: bytes) -> Operator:
@@ -84,7 +84,7 @@ def test_a_task_runs_the_operator_of_the_plan(monkeypatch: pytest.MonkeyPatch) -
     ran: list[Any] = []
 
     class Runs:
-        def __init__(self, hosted: Hosted) -> None:
+        def __init__(self, hosted: OperatorConfig) -> None:
             ran.append((hosted.name, hosted.make))
 
         def init(self, handle: Any) -> None:
@@ -96,7 +96,7 @@ def test_a_task_runs_the_operator_of_the_plan(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(processor, "BucketProcessor", Runs)
     monkeypatch.setattr(TaskContext, "get", lambda: "a task")
     handle = Stage(HOSTED)
-    deferred = pickle.loads(pickle.dumps(Deferred(HOSTED)))
+    deferred = pickle.loads(pickle.dumps(LazyOperator(HOSTED)))
     deferred.init(handle)
     deferred.close()
     assert ran == [("op", Operator), handle, "closed"]

@@ -17,28 +17,40 @@ from pe_agent.aligned import control_source as control_file
 from pe_agent.aligned.control_source import ControlFileReader
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
-    END,
+    END_POSITION,
     ROWS,
     TUPLES,
-    control_text,
-    fitting,
-    read_control,
+    conform,
+    decode_control,
+    encode_control,
     write_ipc,
 )
 from pe_agent.aligned.runtime.hosting import check_settings
-from pe_agent.aligned.runtime.packer import AT_END, REFUSED, Packer, Repacker
-from pe_agent.aligned.runtime.progress_messages import CLOCK, NOTE, Hold, Tick, decode, encode
-from pe_agent.aligned.runtime.progress_messages import Note as Notice
-from pe_agent.aligned.runtime.unpacker import BatchFunction, OnBatches, RowsOf, RowsOfPacked
-from pe_agent.datasource.packer import Packer as PackerOfImport
+from pe_agent.aligned.runtime.packer import AT_END, REFUSE, FramePacker, Repacker
+from pe_agent.aligned.runtime.progress_messages import (
+    CLOCK_BUCKET,
+    PROGRESS_ROW,
+    WatermarkHold,
+    WatermarkUpdate,
+    decode,
+    encode,
+)
+from pe_agent.aligned.runtime.progress_messages import ProgressMessage as Notice
+from pe_agent.aligned.runtime.unpacker import (
+    BatchFunction,
+    BatchMapper,
+    OutputRowsReader,
+    PackedRowsReader,
+)
+from pe_agent.datasource.packer import ImportPacker as PackerOfImport
 from pe_agent.datasource.packer import Packing
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.control_rows import Placed, to_batch
+from streambroker_core.control.runtime.control_rows import PositionedControl, to_batch
 from streambroker_core.control.runtime.packing import (
     NO_BUCKET,
     Packed,
-    control_row,
+    pack_control_row,
     sequence,
     unpack,
 )
@@ -70,7 +82,7 @@ def arrivals(batches: Iterable[pa.RecordBatch]) -> list[tuple[int, Any]]:
     found: list[tuple[int, Any]] = []
     for batch in batches:
         for row in batch.to_pylist():
-            if row["n"] == NOTE:
+            if row["n"] == PROGRESS_ROW:
                 found.append((row["bucket"], decode(row["payload"])))
             elif row["n"] or row["bucket"] != NO_BUCKET:
                 one = unpack(Packed(seq=row["seq"], n=row["n"], payload=row["payload"]))
@@ -83,17 +95,17 @@ TUPLE = note("a", Delivery.IMMEDIATE, 0, 1, 0)
 
 
 def test_rows_are_packed_in_order_and_control_and_notes_go_to_every_bucket() -> None:
-    tick = Tick(operator="op", watermark=7)
-    given = mixed((5, 50), (3, 30), (4, control_text(TUPLE)), (0, encode([tick])))
-    packed = list(Packer(layout=LAYOUT)([given, mixed()]))
+    tick = WatermarkUpdate(operator="op", watermark=7)
+    given = mixed((5, 50), (3, 30), (4, encode_control(TUPLE)), (0, encode([tick])))
+    packed = list(FramePacker(layout=LAYOUT)([given, mixed()]))
     found = arrivals(packed)
     rows = [row for _, what in found if isinstance(what, list) for row in what if "v" in str(row)]
     assert sorted(row["v"] for row in rows if isinstance(row, dict)) == [30, 50]
     assert [at for at, what in found if what == ((4, TUPLE),)] == [0, 1, 2]
-    assert [at for at, what in found if what == [tick]] == [CLOCK, 0, 1, 2]
+    assert [at for at, what in found if what == [tick]] == [CLOCK_BUCKET, 0, 1, 2]
     for_nobody = [row for batch in packed for row in batch.to_pylist() if not row["n"]]
-    assert [(row["bucket"], row["event_time"]) for row in for_nobody] == [(CLOCK, None)]
-    assert arrivals(Packer(layout=LAYOUT)([mixed()])) == []
+    assert [(row["bucket"], row["event_time"]) for row in for_nobody] == [(CLOCK_BUCKET, None)]
+    assert arrivals(FramePacker(layout=LAYOUT)([mixed()])) == []
 
 
 def test_rows_of_all_frames_of_a_port_get_the_same_columns_whatever_spark_makes_of_them() -> None:
@@ -103,7 +115,7 @@ def test_rows_of_all_frames_of_a_port_get_the_same_columns_whatever_spark_makes_
         schema=pa.schema([zoned, ("_seq", pa.int64())]),
     )
     declared = pa.schema([("t", pa.timestamp("us", "UTC"))])
-    (packed, *_) = Packer(layout=LAYOUT, schema=declared)([given])
+    (packed, *_) = FramePacker(layout=LAYOUT, schema=declared)([given])
     row = packed.to_pylist()[0]
     found = unpack(Packed(seq=row["seq"], n=row["n"], payload=row["payload"])).rows
     assert found is not None
@@ -112,19 +124,19 @@ def test_rows_of_all_frames_of_a_port_get_the_same_columns_whatever_spark_makes_
 
 def test_rows_without_a_place_are_numbered_by_rank_in_the_order_in_which_they_come() -> None:
     first, second = mixed((-1, 10), (-1, 11)), mixed((-2, 20), (-1, 12), (4, 5))
-    found = arrivals(Packer(layout=Layout(port="in", buckets=1))([first, second]))
+    found = arrivals(FramePacker(layout=Layout(port="in", buckets=1))([first, second]))
     rows = [row for _, what in found if isinstance(what, list) for row in what]
     places = {row["v"]: row["_seq"] for row in rows if isinstance(row, dict)}
     assert places == {10: 0, 11: 1, 12: 2, 5: 4, 20: sequence(rank=1)}
-    twice = OnBatches(function=lambda batch: batch, schema=V)([first, second])
+    twice = BatchMapper(function=lambda batch: batch, schema=V)([first, second])
     assert [(row["_seq"], row["v"]) for one in twice for row in one.to_pylist()] == [
         (-1, 10), (-1, 11), (-2, 20), (-1, 12), (4, 5),
     ]  # fmt: skip
 
 
 def test_a_task_without_rows_says_nothing() -> None:
-    assert arrivals(Packer(layout=LAYOUT)([])) == []
-    assert arrivals(Packer(layout=LAYOUT)([mixed()])) == []
+    assert arrivals(FramePacker(layout=LAYOUT)([])) == []
+    assert arrivals(FramePacker(layout=LAYOUT)([mixed()])) == []
 
 
 def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -> None:
@@ -134,10 +146,10 @@ def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -
         {"t": 9, "v": 1, "_seq": 1},
         {"t": None, "v": 1, "_seq": 2},
     ]
-    control = {"t": 99, "_seq": 1, "_control": control_text(TUPLE)}
+    control = {"t": 99, "_seq": 1, "_control": encode_control(TUPLE)}
     last = [{"t": 5, "v": 1, "_seq": 3}]
     given = [pa.RecordBatch.from_pylist(some, schema=schema) for some in (rows, [control], last)]
-    packed = list(Packer(layout=LAYOUT, event_time="t")(given))
+    packed = list(FramePacker(layout=LAYOUT, event_time="t")(given))
     times = [time.value for one in packed for time in one.column("event_time") if time.is_valid]
     assert times == [9]
 
@@ -145,11 +157,11 @@ def test_the_largest_event_time_of_a_task_is_told_and_control_rows_have_none() -
 def test_of_rows_that_are_not_needed_only_the_time_is_told_and_others_keep_their_places() -> None:
     schema = pa.schema([("t", pa.timestamp("us", "UTC")), *MIXED])
     rows = [{"t": t, "v": v, "_seq": -1} for t, v in ((5, 1), (9, 2), (6, None), (7, 4))]
-    control = {"_seq": 1, "_control": control_text(TUPLE)}
+    control = {"_seq": 1, "_control": encode_control(TUPLE)}
     given = pa.RecordBatch.from_pylist([*rows, control], schema=schema)
     layout = Layout(port="in", buckets=1)
 
-    packed = list(Packer(layout=layout, event_time="t", needed="v == 1 || v > 3")([given]))
+    packed = list(FramePacker(layout=layout, event_time="t", row_filter="v == 1 || v > 3")([given]))
 
     found = arrivals(packed)
     kept = [row for _, what in found if isinstance(what, list) for row in what]
@@ -160,18 +172,18 @@ def test_of_rows_that_are_not_needed_only_the_time_is_told_and_others_keep_their
 
 
 def test_a_tuple_beside_rows_that_has_no_place_is_refused_or_comes_last() -> None:
-    beside = pa.RecordBatch.from_pydict({"_control": [control_text(TUPLE)]})
+    beside = pa.RecordBatch.from_pydict({"_control": [encode_control(TUPLE)]})
     with pytest.raises(ControlError, match=r"is IMMEDIATE and comes beside the rows of input in"):
-        list(Packer(layout=LAYOUT, immediate=REFUSED)([beside]))
-    found = arrivals(Packer(layout=LAYOUT, immediate=AT_END)([beside]))
-    assert [what for at, what in found if at == 1] == [((END, TUPLE),)]
+        list(FramePacker(layout=LAYOUT, immediate=REFUSE)([beside]))
+    found = arrivals(FramePacker(layout=LAYOUT, immediate=AT_END)([beside]))
+    assert [what for at, what in found if at == 1] == [((END_POSITION, TUPLE),)]
 
 
 def test_what_an_output_emitted_is_packed_for_the_next_and_other_outputs_are_left_out() -> None:
     rows = write_ipc(
         [pa.RecordBatch.from_pydict({"v": [1, 2]}), pa.RecordBatch.from_pydict({"v": [3]})]
     )
-    hold = Hold(operator="o", bucket=2, at=None)
+    hold = WatermarkHold(operator="o", bucket=2, at=None)
     emitted = pa.RecordBatch.from_pylist(
         [
             {"output": "out", "kind": "rows", "bucket": 2, "seq": 10, "n": 3, "payload": rows},
@@ -191,7 +203,7 @@ IMMEDIATE = [note(name, Delivery.IMMEDIATE, 0, 1, at) for at, name in enumerate(
 def seen(mixed_rows: Iterable[pa.RecordBatch]) -> list[int | str]:
     """Return what the next operator sees of a mixed frame: values, and the names of tuples."""
     rows: list[tuple[int, int | str]] = []
-    for _, what in arrivals(Packer(layout=ONE)(mixed_rows)):
+    for _, what in arrivals(FramePacker(layout=ONE)(mixed_rows)):
         for one in what:
             if isinstance(one, dict):
                 rows.append((one["_seq"], one["v"]))
@@ -202,7 +214,12 @@ def seen(mixed_rows: Iterable[pa.RecordBatch]) -> list[int | str]:
 
 def emitted_by(bucket: int, *given: int | ControlTuple) -> list[dict[str, Any]]:
     """Return what Spark has of a bucket that emitted rows and tuples: tuples first."""
-    place, rows, places, placed = sequence(part=bucket), list[int](), list[int](), list[Placed]()
+    place, rows, places, placed = (
+        sequence(part=bucket),
+        list[int](),
+        list[int](),
+        list[PositionedControl](),
+    )
     for one in given:
         if isinstance(one, int):
             rows.append(one)
@@ -211,7 +228,7 @@ def emitted_by(bucket: int, *given: int | ControlTuple) -> list[dict[str, Any]]:
             placed.append((place, one))
         place += 1
     batch = pa.RecordBatch.from_pydict({"v": rows, "_seq": places})
-    packed = control_row(placed, "out")
+    packed = pack_control_row(placed, "out")
     common = {"output": "out", "bucket": bucket}
     return [
         {**common, "kind": TUPLES, "seq": packed.seq, "n": packed.n, "payload": packed.payload},
@@ -238,11 +255,11 @@ def test_behind_an_operator_a_function_on_batches_leaves_immediate_tuples_in_the
     a, b, c = IMMEDIATE
     rows = [*emitted_by(0, 1, 2, a, b, 3, 4), *emitted_by(1, 5, c, 6)]
     given = pa.RecordBatch.from_pylist(rows, schema=EMITTED)
-    read = RowsOf(output="out", schema=V)([given])
-    on = OnBatches(function=function, schema=V)
+    read = OutputRowsReader(output="out", schema=V)([given])
+    on = BatchMapper(function=function, schema=V)
     assert seen(on(read))[: len(expected)] == expected
-    read = RowsOf(output="out", schema=V)([given])
-    twice = seen(OnBatches(function=lambda batch: batch, schema=V)(on(read)))
+    read = OutputRowsReader(output="out", schema=V)([given])
+    twice = seen(BatchMapper(function=lambda batch: batch, schema=V)(on(read)))
     assert twice[: len(expected)] == expected
     assert "c" in twice
 
@@ -252,7 +269,7 @@ def test_of_an_import_it_does_so_too_also_if_its_rows_and_tuples_come_to_several
     function: BatchFunction, expected: list[int | str]
 ) -> None:
     a, b, _ = IMMEDIATE
-    packing = Packing(columns="v bigint", buckets=1, apart=True)
+    packing = Packing(columns="v bigint", buckets=1, unpacks_rows=True)
     batch = pa.RecordBatch.from_pydict({"v": [1, 2, 3, 4]})
     epochs = [to_batch([(2, a), (2, b)])]
     tasks: list[list[pa.RecordBatch]] = []
@@ -260,12 +277,12 @@ def test_of_an_import_it_does_so_too_also_if_its_rows_and_tuples_come_to_several
         tasks = []
         for low, high in pairwise(cut):
             one = PackerOfImport(packing, {"part": 0, "before": [low], "rows": 4})
-            rows = one.rows(batch.slice(low, high - low), 0, None)
-            tasks.append([*one.between([0], epochs), *rows, *one.end()])
+            rows = one.pack_rows(batch.slice(low, high - low), 0, None)
+            tasks.append([*one.pack_immediate([0], epochs), *rows, *one.finish()])
         control = PackerOfImport(packing, {"part": 0, "before": [0], "rows": 4})
-        tasks.append([*control.control(epochs), *control.end()])
-        read, on = RowsOfPacked(schema=V), OnBatches(function=function, schema=V)
-        packed = [one for task in tasks for one in Packer(layout=ONE)(on(read(task)))]
+        tasks.append([*control.pack_control(epochs), *control.finish()])
+        read, on = PackedRowsReader(schema=V), BatchMapper(function=function, schema=V)
+        packed = [one for task in tasks for one in FramePacker(layout=ONE)(on(read(task)))]
         assert once(packed) == (expected if cut != [0, 1, 4] else split(expected, function, batch))
 
 
@@ -301,7 +318,10 @@ def test_a_function_on_batches_is_called_for_rows_of_one_part_between_two_tuples
     one, two = sequence(part=1), sequence(part=2)
     step = 1 << 10
     given = mixed(
-        (two + 2 * step, control_text(TUPLE)), (two + step, 1), (two + 2 * step, 3), (one + step, 4)
+        (two + 2 * step, encode_control(TUPLE)),
+        (two + step, 1),
+        (two + 2 * step, 3),
+        (one + step, 4),
     )
     sizes: list[int] = []
 
@@ -309,11 +329,11 @@ def test_a_function_on_batches_is_called_for_rows_of_one_part_between_two_tuples
         sizes.append(batch.num_rows)
         return batch
 
-    found = list(OnBatches(function=called, schema=V)([given]))
+    found = list(BatchMapper(function=called, schema=V)([given]))
     assert sizes == [1, 1, 1]
     assert [row["v"] for b in found for row in b.to_pylist()] == [None, 1, 3, 4]
     with pytest.raises(OperatorError, match="gave a int"):
-        list(OnBatches(function=lambda batch: [3], schema=V)([given]))
+        list(BatchMapper(function=lambda batch: [3], schema=V)([given]))
 
 
 def test_a_control_file_takes_a_delivery_by_its_name_and_refuses_what_is_none(
@@ -334,27 +354,30 @@ def test_a_control_file_takes_a_delivery_by_its_name_and_refuses_what_is_none(
 
 
 def test_rows_that_do_not_fit_what_was_declared_are_refused_by_name() -> None:
-    assert fitting(pa.RecordBatch.from_pydict({"v": pa.array([1], pa.int8())}), V, "x").schema == V
+    assert conform(pa.RecordBatch.from_pydict({"v": pa.array([1], pa.int8())}), V, "x").schema == V
     with pytest.raises(OperatorError, match="x gives the columns w, and declared are v"):
-        fitting(pa.RecordBatch.from_pydict({"w": [1]}), V, "x")
+        conform(pa.RecordBatch.from_pydict({"w": [1]}), V, "x")
     with pytest.raises(OperatorError, match="x gives column v as string, and declared is int64"):
-        fitting(pa.RecordBatch.from_pydict({"v": ["a"]}), V, "x")
+        conform(pa.RecordBatch.from_pydict({"v": ["a"]}), V, "x")
 
 
 @pytest.mark.parametrize("data", [b"{", b"3", b'{"v":1}', b"\xff"])
 def test_a_control_row_that_was_changed_on_the_way_is_refused(data: bytes) -> None:
     with pytest.raises(ControlError, match="a control row holds no control tuple"):
-        read_control(data)
+        decode_control(data)
 
 
 def test_control_and_notes_are_read_back_and_newer_ones_refused() -> None:
-    assert read_control(control_text(TUPLE)) == TUPLE
-    given: list[Notice] = [Tick(operator="a", watermark=3), Hold(operator="b", bucket=1, at=None)]
-    assert read_control(encode(given)) == given
+    assert decode_control(encode_control(TUPLE)) == TUPLE
+    given: list[Notice] = [
+        WatermarkUpdate(operator="a", watermark=3),
+        WatermarkHold(operator="b", bucket=1, at=None),
+    ]
+    assert decode_control(encode(given)) == given
     with pytest.raises(OperatorError, match="is not what this release writes"):
-        read_control(b'[["other",{}]]')
+        decode_control(b'[["other",{}]]')
     with pytest.raises(FormatTooNewError):
-        read_control(control_text(TUPLE).replace(b'"v":1', b'"v":2'))
+        decode_control(encode_control(TUPLE).replace(b'"v":1', b'"v":2'))
 
 
 @pytest.mark.parametrize(
@@ -413,7 +436,7 @@ def test_a_window_takes_so_much_of_a_control_file_and_one_tuple_in_any_case(
     control = ControlFile(tmp_path / "control")
     ids = [control.append(Note(name=name)).id for name in ("a", "b", "c", "d", "e" * 900, "f", "g")]
     line = len(control.path.read_bytes().splitlines()[1])
-    monkeypatch.setattr(control_file, "AT_ONCE", (3, 2 * line + line // 2))
+    monkeypatch.setattr(control_file, "WINDOW_LIMITS", (3, 2 * line + line // 2))
     reader = ControlFileReader(control.path)
     if until_now:
         reader.prepareForTriggerAvailableNow()
@@ -422,13 +445,13 @@ def test_a_window_takes_so_much_of_a_control_file_and_one_tuple_in_any_case(
         found.append(read(reader, at, end))
         at = end
     assert found == [ids[:2], ids[2:4], ids[4:5], ids[5:]]
-    monkeypatch.setattr(control_file, "AT_ONCE", (3, 1 << 20))
+    monkeypatch.setattr(control_file, "WINDOW_LIMITS", (3, 1 << 20))
     assert reader.latestOffset(reader.initialOffset(), None)["next"] == 3
     assert reader.latestOffset({}, None)["next"] == 7
 
 
 def test_what_a_window_takes_of_a_control_file_leaves_room_for_what_comes_beside_it() -> None:
-    tuples, size = control_file.AT_ONCE
+    tuples, size = control_file.WINDOW_LIMITS
     assert 0 < tuples < Limits().tuples
     assert 0 < size < Limits().bytes
 

@@ -11,8 +11,8 @@ import pytest
 
 from pe_agent.aligned import AlignedError, Stream
 from pe_agent.datasource.options import Options
-from pe_agent.streams.import_stream import Import, Imported, one_carrier
-from pe_agent.streams.stream import Rows
+from pe_agent.streams.import_stream import Import, ImportFrame, choose_carrier
+from pe_agent.streams.stream import RowsFrame
 from streambroker_core.control.runtime.buckets import Layout
 
 COLUMNS = "`a key` bigint, v int, t timestamp"
@@ -40,12 +40,12 @@ def imported(port: str, *, log: bool = True, ddl: str = COLUMNS) -> Stream:
 
 def opened(stream: Stream) -> Stream:
     """Return a stream that an operation has opened."""
-    return stream._with(stream._rows("where"), stream._rows("where").frame)
+    return stream._with_frame(stream._as_rows("where"), stream._as_rows("where").frame)
 
 
 def packed(stream: Stream, layout: Layout = LAYOUT) -> list[Mapping[str, str]]:
-    assert isinstance(stream.data, Imported)
-    return cast(Frame, stream.data.packed(layout, "t", stream.carrier)).options
+    assert isinstance(stream.data, ImportFrame)
+    return cast(Frame, stream.data.open_packed(layout, "t", stream.carrier)).options
 
 
 def logs(options: list[Mapping[str, str]]) -> list[tuple[str, str, str]]:
@@ -78,11 +78,11 @@ def test_of_imports_put_together_the_first_that_may_brings_the_log() -> None:
 
 def test_one_that_is_open_goes_before_one_that_is_not_and_two_are_refused() -> None:
     one, two = imported("one"), imported("two")
-    ways = one_carrier([one, opened(two)])
+    ways = choose_carrier([one, opened(two)])
     assert ways[1] is two.carrier
     assert [way.has_control_log for way in ways[0]] == [False, True]
     with pytest.raises(AlignedError, match=r"imports two and one of one query both.*control_log="):
-        one_carrier([opened(two), opened(one)])
+        choose_carrier([opened(two), opened(one)])
     with pytest.raises(AlignedError, match="import one is open with the control log"):
         opened(one).without_control_log()
 
@@ -90,10 +90,10 @@ def test_one_that_is_open_goes_before_one_that_is_not_and_two_are_refused() -> N
 def test_two_branches_of_an_import_share_what_is_opened() -> None:
     one = imported("one")
     first, second = opened(one), opened(one)
-    assert isinstance(first.data, Rows)
-    assert isinstance(second.data, Rows)
+    assert isinstance(first.data, RowsFrame)
+    assert isinstance(second.data, RowsFrame)
     assert first.data.frame is second.data.frame
-    assert one_carrier([first, second])[1] is one.carrier
+    assert choose_carrier([first, second])[1] is one.carrier
 
 
 def test_a_union_has_equal_columns_and_so_many_frames_as_places_tell_apart() -> None:

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.aligned.runtime import processor
-from pe_agent.aligned.runtime.frames import END, control_text
-from pe_agent.aligned.runtime.processor import COUNTS
-from pe_agent.aligned.runtime.state_store import Own, read_own
+from pe_agent.aligned.runtime.frames import END_POSITION, encode_control
+from pe_agent.aligned.runtime.processor import COUNT_COLUMNS
+from pe_agent.aligned.runtime.state_store import BucketState, read_bucket_state
 from streambroker_core.control.operators.keyed_state import KeyedState
 from streambroker_core.control.operators.operator import Blobs, Changes, Operator, StateError
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, logged
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, make_logged_tuple
 from support.aligned_batches import Batches, batches
 
 TIME = pa.timestamp("us", "UTC")
@@ -368,8 +368,8 @@ def told(*given: tuple[Delivery, int | None]) -> pa.RecordBatch:
     """Return control rows, as they are among those of ``rows``."""
     found = []
     for seq, (delivery, at) in enumerate(given):
-        one = logged("S", seq, type_="Note", text="{}", delivery=delivery, at=at)
-        found.append({"_seq": END, "_control": control_text(one)})
+        one = make_logged_tuple("S", seq, type_="Note", text="{}", delivery=delivery, at=at)
+        found.append({"_seq": END_POSITION, "_control": encode_control(one)})
     return pa.RecordBatch.from_pylist(found, schema=MIXED)
 
 
@@ -387,7 +387,7 @@ def test_control_tuples_are_counted_by_bucket_window_and_delivery_and_rows_apart
     whole = pa.Table.from_batches([mixed.cast(MIXED), given]).combine_chunks().to_batches()[0]
     chain.batch(rows((2, 1)))
     found = {(one["bucket"], one["delivery"]): one for one in chain.batch(whole, "counts")}
-    zero = dict.fromkeys(COUNTS, 0)
+    zero = dict.fromkeys(COUNT_COLUMNS, 0)
     (of_rows,) = (bucket for bucket, delivery in found if delivery is None)
     for bucket in range(2):
         for delivery, more in (
@@ -404,14 +404,21 @@ def test_control_tuples_are_counted_by_bucket_window_and_delivery_and_rows_apart
 
 
 def test_what_the_runtime_keeps_is_read_back_and_damage_is_refused() -> None:
-    own = Own(wake=5, held=None, floor=3, ticks={"a": 1}, holds={"a.1": 4}, blobs={"~m": b"xyz"})
-    assert read_own(own.write(), "op") == own
+    own = BucketState(
+        wake_at=5,
+        held_at=None,
+        last_watermark=3,
+        watermarks={"a": 1},
+        holds={"a.1": 4},
+        blobs={"~m": b"xyz"},
+    )
+    assert read_bucket_state(own.write(), "op") == own
     for damaged in (own.write()[:-1], own.write() + b"x", b"", b"\x05\0\0\0nojson"):
         with pytest.raises(StateError, match="state of operator op is damaged"):
-            read_own(damaged, "op")
+            read_bucket_state(damaged, "op")
     newer = own.write().replace(b'"v":1', b'"v":2')
     with pytest.raises(StateError, match="of a newer release"):
-        read_own(newer, "op")
+        read_bucket_state(newer, "op")
 
 
 @pytest.mark.parametrize(
@@ -427,4 +434,4 @@ def test_what_the_runtime_keeps_is_read_back_and_damage_is_refused() -> None:
 def test_time_passes_behind_the_rows_only_if_it_goes_on(
     known: int | None, passed: int | None, before_and_behind: tuple[int | None, int | None]
 ) -> None:
-    assert processor._in_turn(known, passed) == before_and_behind
+    assert processor._split_watermark(known, passed) == before_and_behind

@@ -25,7 +25,7 @@ class Conf(dict[str, str]):
     ("master", "given", "expected"),
     [
         ("local[2]", {}, "2"),
-        ("local[2]", {hosting.SHUFFLE: "200"}, "200"),
+        ("local[2]", {hosting.SHUFFLE_PARTITIONS: "200"}, "200"),
         ("spark://host:7077", {}, None),
     ],
     ids=["one machine", "set by the user", "a cluster"],
@@ -37,6 +37,6 @@ def test_on_one_machine_an_operator_has_as_many_tasks_as_cores_unless_the_sessio
     conf = Conf(given)
     context = SimpleNamespace(master=master, defaultParallelism=2)
     spark: Any = SimpleNamespace(conf=conf, sparkContext=context)
-    hosting.prepare(spark)
-    assert conf.get(hosting.SHUFFLE) == expected
-    assert conf[hosting.PROVIDER] == hosting.ROCKSDB
+    hosting.prepare_session(spark)
+    assert conf.get(hosting.SHUFFLE_PARTITIONS) == expected
+    assert conf[hosting.STATE_PROVIDER] == hosting.ROCKSDB

@@ -9,10 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned.runtime.frames import EMITTED, END, ROWS, TUPLES, control_text, write_ipc
-from pe_agent.aligned.runtime.progress_messages import Tick, encode
-from pe_agent.aligned.sinks import OutputsWriter, emitted_rows, mixed_rows
-from pe_agent.datasource.unpacker import Found, Unpacker
+from pe_agent.aligned.runtime.frames import (
+    EMITTED,
+    END_POSITION,
+    ROWS,
+    TUPLES,
+    encode_control,
+    write_ipc,
+)
+from pe_agent.aligned.runtime.progress_messages import WatermarkUpdate, encode
+from pe_agent.aligned.sinks import OutputsWriter, unpack_emitted_rows, unpack_mixed_rows
+from pe_agent.datasource.unpacker import UnpackedControl, Unpacker
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.packing import pack_control, sequence
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
@@ -32,7 +39,7 @@ def staged(give: Give) -> tuple[list[int], list[tuple[int | None, str]]]:
     """Return the rows that a task stages, and its tuples with their places."""
     unpacker = Unpacker(V, "batch 0", "q")
     rows = [v for batch in give(unpacker) for v in batch.column("v").to_pylist()]
-    found: list[Found] = unpacker.control()
+    found: list[UnpackedControl] = unpacker.collect_control()
     return rows, [(at, one.payload["name"]) for at, _, one in found]
 
 
@@ -45,12 +52,12 @@ def mixed(*given: tuple[int | None, int | bytes]) -> pa.RecordBatch:
 
 
 def of_rows(*batches: pa.RecordBatch) -> Give:
-    return partial(mixed_rows, iter(batches), V, "export out")
+    return partial(unpack_mixed_rows, iter(batches), V, "export out")
 
 
 def test_a_tuple_among_rows_stands_between_those_of_its_part() -> None:
     first, second = sequence(part=5), sequence(part=2)
-    told = [control_text(mark(name)) for name in "abc"]
+    told = [encode_control(mark(name)) for name in "abc"]
     rows, control = staged(
         of_rows(
             mixed((first, 10), (first + 1, 11), (second, 20)),
@@ -63,17 +70,17 @@ def test_a_tuple_among_rows_stands_between_those_of_its_part() -> None:
 
 
 def test_rows_without_places_are_numbered_and_notes_are_no_tuples() -> None:
-    tick = encode([Tick(operator="op", watermark=7)])
-    end = control_text(mark("e", Delivery.END_WINDOW))
+    tick = encode([WatermarkUpdate(operator="op", watermark=7)])
+    end = encode_control(mark("e", Delivery.END_WINDOW))
     rows, control = staged(of_rows(mixed((-1, 1), (-1, 2), (0, tick), (-1, end))))
     assert (rows, control) == ([1, 2], [(None, "e")])
 
 
 def test_an_immediate_tuple_beside_rows_is_refused_or_comes_last() -> None:
-    told = control_text(mark("a"))
+    told = encode_control(mark("a"))
     with pytest.raises(ControlError, match=r"beside the rows of export out.*immediate='end'"):
         staged(of_rows(mixed((-8, told))))
-    assert staged(of_rows(mixed((-1, 1), (END + 7, told)))) == ([1], [(None, "a")])
+    assert staged(of_rows(mixed((-1, 1), (END_POSITION + 7, told)))) == ([1], [(None, "a")])
 
 
 def packed(name: str, place: int) -> bytes:
@@ -93,9 +100,9 @@ def test_a_tuple_that_a_bucket_emits_stands_between_its_rows() -> None:
         (ROWS, 1, one, 1, rows_of(10)),
         (TUPLES, 1, one, 1, packed("b", one)),
     ]
-    give = partial(emitted_rows, iter(emissions), V, "out")
+    give = partial(unpack_emitted_rows, iter(emissions), V, "out")
     assert staged(give) == ([30, 31, 10], [(1, "a"), (2, "b")])
-    wrong = partial(emitted_rows, iter(emissions), pa.schema([("w", pa.int64())]), "out")
+    wrong = partial(unpack_emitted_rows, iter(emissions), pa.schema([("w", pa.int64())]), "out")
     with pytest.raises(OperatorError, match="output out gives the columns v, and declared are w"):
         staged(wrong)
 

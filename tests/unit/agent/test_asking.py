@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pe_agent.datasource import lease as asking
-from pe_agent.datasource.lease import Ahead
+from pe_agent.datasource.lease import Prefetcher
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from support.waiting import until
 
@@ -39,74 +39,74 @@ def agent() -> Agent:
 
 
 @pytest.fixture
-def ahead(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Ahead:
+def ahead(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Prefetcher:
     monkeypatch.setattr(asking, "FRESH_SECONDS", SECONDS)
-    ahead = Ahead(agent)
-    ahead.nothing(START)
+    ahead = Prefetcher(agent)
+    ahead.note_empty(START)
     return ahead
 
 
 def test_while_there_is_no_answer_there_is_nothing_new_and_nobody_asks_again(
-    agent: Agent, ahead: Ahead
+    agent: Agent, ahead: Prefetcher
 ) -> None:
     for _ in range(5):
-        assert ahead.look(START, 0.0) == {"offset": None}
+        assert ahead.poll(START, 0.0) == {"offset": None}
     until(lambda: agent.asked, SECONDS, "the question")
     agent.answer = {"offset": {"reader": "r", "v": 1}}
     agent.may.set()
-    assert ahead.look(START, SECONDS) == agent.answer
+    assert ahead.poll(START, SECONDS) == agent.answer
     assert agent.asked == [START]
 
 
 def test_who_does_not_come_from_there_or_not_at_once_asks_itself(
-    agent: Agent, ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a trigger of some seconds nothing is known of what happened since."""
-    assert ahead.look({"reader": "other"}, SECONDS) is None
+    assert ahead.poll({"reader": "other"}, SECONDS) is None
     monkeypatch.setattr(asking, "FRESH_SECONDS", -SECONDS)
-    assert ahead.look(START, SECONDS) is None
+    assert ahead.poll(START, SECONDS) is None
     assert agent.asked == []
 
 
 @pytest.mark.parametrize("offset", [None, {"reader": "r"}])
 def test_an_answer_that_has_lain_is_asked_for_anew(
-    agent: Agent, ahead: Ahead, monkeypatch: pytest.MonkeyPatch, offset: Any
+    agent: Agent, ahead: Prefetcher, monkeypatch: pytest.MonkeyPatch, offset: Any
 ) -> None:
     """By now there may be more to read than the thread was told."""
     agent.answer = {"offset": offset}
-    assert ahead.look(START, 0.0) == {"offset": None}
+    assert ahead.poll(START, 0.0) == {"offset": None}
     agent.may.set()
     until(ahead._done.is_set, SECONDS, "the answer")
     monkeypatch.setattr(asking, "FRESH_SECONDS", -SECONDS)
-    assert ahead.look(START, 0.0) is None
+    assert ahead.poll(START, 0.0) is None
     monkeypatch.setattr(asking, "FRESH_SECONDS", SECONDS)
-    ahead.nothing(START)
-    assert ahead.look(START, SECONDS) == agent.answer
+    ahead.note_empty(START)
+    assert ahead.poll(START, SECONDS) == agent.answer
 
 
-def test_an_error_comes_to_who_looks(agent: Agent, ahead: Ahead) -> None:
+def test_an_error_comes_to_who_looks(agent: Agent, ahead: Prefetcher) -> None:
     agent.may.set()
     agent.answer = AgentUnreachableError("away")
     with pytest.raises(AgentUnreachableError):
-        ahead.look(START, SECONDS)
+        ahead.poll(START, SECONDS)
     agent.answer = {"offset": None}
-    assert ahead.look(START, SECONDS) == {"offset": None}
-    assert ahead.look(START, SECONDS) == {"offset": None}
+    assert ahead.poll(START, SECONDS) == {"offset": None}
+    assert ahead.poll(START, SECONDS) == {"offset": None}
     assert agent.asked == [START] * 3
 
 
-def test_what_was_asked_behind_another_offset_is_not_taken(agent: Agent, ahead: Ahead) -> None:
-    ahead.nothing({"reader": "older"})
-    assert ahead.look({"reader": "older"}, 0.0) == {"offset": None}
-    ahead.nothing(START)
+def test_what_was_asked_behind_another_offset_is_not_taken(agent: Agent, ahead: Prefetcher) -> None:
+    ahead.note_empty({"reader": "older"})
+    assert ahead.poll({"reader": "older"}, 0.0) == {"offset": None}
+    ahead.note_empty(START)
     until(lambda: agent.asked, SECONDS, "the older question")
     older, late = ahead._done, agent.may
     agent.may = threading.Event()
     agent.answer = {"offset": {"reader": "newer"}}
-    assert ahead.look(START, 0.0) == {"offset": None}
+    assert ahead.poll(START, 0.0) == {"offset": None}
     agent.may.set()
     until(ahead._done.is_set, SECONDS, "the newer answer")
     agent.answer = {"offset": {"reader": "older"}}
     late.set()
     until(older.is_set, SECONDS, "the older answer")
-    assert ahead.look(START, SECONDS) == {"offset": {"reader": "newer"}}
+    assert ahead.poll(START, SECONDS) == {"offset": {"reader": "newer"}}

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.server.plan_request import MAX_LEASE, BodyInvalidError, read_ask, read_ranges
-from streambroker_core.ledger.ledger import Ask
+from pe_agent.agent.server.plan_request import (
+    MAX_LEASE,
+    BodyInvalidError,
+    parse_plan_request,
+    read_ranges,
+)
+from streambroker_core.ledger.ledger import PlanRequest
 
 BODY: dict[str, Any] = {
     "reader": "0" * 32,
@@ -20,20 +25,20 @@ BODY: dict[str, Any] = {
 
 
 def test_what_is_not_said_has_a_default() -> None:
-    assert read_ask(BODY, "peer.plan") == Ask(
+    assert parse_plan_request(BODY, "peer.plan") == PlanRequest(
         reader="0" * 32,
         import_="default/alerts/0/trades",
         policy="",
         start="latest",
         positions={"s": 3},
-        known=True,
+        has_opened=True,
         budget=0,
         lease=5.0,
     )
 
 
 def test_all_that_is_said_is_taken() -> None:
-    told = read_ask(
+    told = parse_plan_request(
         {
             **BODY,
             "start": "earliest",
@@ -49,15 +54,15 @@ def test_all_that_is_said_is_taken() -> None:
         },
         "peer.plan",
     )
-    assert (told.start, told.known, told.last, told.own) == (
+    assert (told.start, told.has_opened, told.last, told.own_streams) == (
         "earliest",
         False,
         ("q", 7),
         frozenset("s"),
     )
-    assert (told.limit, told.budget, told.one) == ({"s": 9}, 100, False)
-    assert (told.lease, told.lossy) == (MAX_LEASE, True)
-    assert read_ask({**BODY, "limit": {}}, "peer.plan").limit == {}
+    assert (told.limit, told.budget, told.at_least_one) == ({"s": 9}, 100, False)
+    assert (told.lease, told.skip_lost) == (MAX_LEASE, True)
+    assert parse_plan_request({**BODY, "limit": {}}, "peer.plan").limit == {}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_all_that_is_said_is_taken() -> None:
 )
 def test_a_field_that_is_not_what_it_has_to_be_is_named(field: str, value: Any) -> None:
     with pytest.raises(BodyInvalidError, match=rf"peer\.plan .*\b{field}\b.* both agents"):
-        read_ask({**BODY, field: value}, "peer.plan")
+        parse_plan_request({**BODY, field: value}, "peer.plan")
 
 
 def test_ranges_are_two_numbers_in_order() -> None:

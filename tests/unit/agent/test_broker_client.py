@@ -132,7 +132,7 @@ class Kept:
                         connection.sendall(head + b"Content-Length: 2\r\n\r\n{}")
 
     def end(self) -> None:
-        self.client.rest()
+        self.client.close_idle()
         self.listening.shutdown(socket.SHUT_RDWR)
         self.listening.close()
         self._thread.join(10)
@@ -154,12 +154,12 @@ def kept() -> Iterator[Callable[..., Kept]]:
 def test_a_connection_is_kept_until_it_is_not_wanted(kept: Callable[..., Kept]) -> None:
     broker = kept(100)
     for _ in range(3):
-        broker.client.request("GET", "/x", keep=True)
-    assert (broker.connections, broker.client.keeps) == (1, True)
+        broker.client.request("GET", "/x", keep_alive=True)
+    assert (broker.connections, broker.client.has_idle_connection) == (1, True)
 
-    broker.client.rest()
-    assert not broker.client.keeps
-    broker.client.request("GET", "/x", keep=True)
+    broker.client.close_idle()
+    assert not broker.client.has_idle_connection
+    broker.client.request("GET", "/x", keep_alive=True)
     assert broker.connections == 2
 
 
@@ -170,7 +170,7 @@ def test_a_request_that_may_not_be_made_twice_has_a_connection_of_its_own(
     for _ in range(2):
         broker.client.request("PUT", "/x", {})
 
-    assert (broker.connections, broker.client.keeps) == (2, False)
+    assert (broker.connections, broker.client.has_idle_connection) == (2, False)
 
 
 def test_where_the_broker_closed_the_connection_it_is_asked_anew_and_signed_anew(
@@ -178,7 +178,7 @@ def test_where_the_broker_closed_the_connection_it_is_asked_anew_and_signed_anew
 ) -> None:
     broker = kept(1)
     for _ in range(3):
-        assert broker.client.request("GET", "/x", keep=True).status == 200
+        assert broker.client.request("GET", "/x", keep_alive=True).status == 200
 
     assert broker.connections == 3
     assert broker.signed == [b"number 0", b"number 2", b"number 4"]
@@ -188,9 +188,9 @@ def test_a_broker_that_wants_its_connection_closed_has_it_closed(
     kept: Callable[..., Kept],
 ) -> None:
     broker = kept(100, b"Connection: close\r\n")
-    broker.client.request("GET", "/x", keep=True)
+    broker.client.request("GET", "/x", keep_alive=True)
 
-    assert not broker.client.keeps
+    assert not broker.client.has_idle_connection
 
 
 def test_an_answer_over_a_kept_connection_ends_with_the_timeout_too(
@@ -202,11 +202,11 @@ def test_an_answer_over_a_kept_connection_ends_with_the_timeout_too(
         drip(b"HTTP/1.1 200 OK\r\n\r\n")(connection, ended)
 
     client = served(serve)
-    client.request("GET", "/x", keep=True, timeout=60.0)
+    client.request("GET", "/x", keep_alive=True, timeout=60.0)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailableError) as caught:
-        client.request("GET", "/x", keep=True, timeout=0.5)
+        client.request("GET", "/x", keep_alive=True, timeout=0.5)
 
     assert caught.value.sent
-    assert not client.keeps
+    assert not client.has_idle_connection
     assert 0.4 < time.monotonic() - began < 10

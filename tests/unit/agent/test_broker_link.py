@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import (
     ACKNOWLEDGE_SECONDS,
@@ -21,8 +21,8 @@ from pe_agent.agent.broker.link import (
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerUnavailableError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.hints import STALE_S
-from streambroker_core.wire.broker.view import View, encode, seal
-from streambroker_core.wire.broker.view_rules import WantedRule, wanted_rules
+from streambroker_core.wire.broker.view import View, encode, with_version
+from streambroker_core.wire.broker.view_rules import ViewRule, make_view_rules
 from streambroker_operator.kubernetes.status.work_queue import SETTLE_S
 from support.waiting import until
 
@@ -30,7 +30,7 @@ from support.waiting import until
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[BrokerLink]:
     """A link to a broker that is not there."""
-    hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
+    hosts = Agent(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
     link = BrokerLink(
         hosts,
         "http://127.0.0.1:9",
@@ -54,7 +54,7 @@ def test_a_round_that_fails_for_whatever_reason_is_followed_by_another(
         if len(rounds) < 3:
             raise OSError("no space left on device")
 
-    monkeypatch.setattr(link, "_round", round_)
+    monkeypatch.setattr(link, "_sync", round_)
     link.start()
     until(lambda: len(rounds) >= 3, 10, "a third round")
 
@@ -65,7 +65,10 @@ def test_after_a_restore_the_first_change_is_taken_although_all_polls_before_bro
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pe = PeKey.parse("default/feed/0")
-    before, changed = seal(View(pe=pe, point=(9, 9))), View(pe=pe, version="else", point=(4, 3))
+    before, changed = (
+        with_version(View(pe=pe, point=(9, 9))),
+        View(pe=pe, version="else", point=(4, 3)),
+    )
     same = BrokerAnswer(304, {"point": "3,3"}, None)
     answers = [BrokerAnswer(200, {}, encode(before)), same, same]
     answers.append(BrokerAnswer(200, {}, encode(changed)))
@@ -79,7 +82,7 @@ def test_after_a_restore_the_first_change_is_taken_although_all_polls_before_bro
     for _ in range(4):
         link._poll()
 
-    view = link._hosts.routes.view
+    view = link._agent.routes.view
     assert view is not None
     assert (view.version, view.point) == ("else", (4, 3))
 
@@ -87,9 +90,9 @@ def test_after_a_restore_the_first_change_is_taken_although_all_polls_before_bro
 def test_a_view_of_which_rules_were_left_out_is_asked_for_whole(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = wanted_rules([WantedRule(id="new", document={})])
-    new = seal(View(pe=PeKey.parse("default/feed/0"), rules=rules, rules_at=7))
-    old = seal(replace(new, rules=wanted_rules([]), rules_at=6))
+    rules = make_view_rules([ViewRule(id="new", document={})])
+    new = with_version(View(pe=PeKey.parse("default/feed/0"), rules=rules, rules_version=7))
+    old = with_version(replace(new, rules=make_view_rules([]), rules_version=6))
     answers = [BrokerAnswer(200, {}, encode(each)) for each in (new, old, new, new)]
     asked: list[dict[str, str]] = []
 
@@ -103,7 +106,7 @@ def test_a_view_of_which_rules_were_left_out_is_asked_for_whole(
 
     tags = [headers.get("If-None-Match") for headers in asked]
     assert tags == [None, f'"{new.version}"', None, f'"{new.version}"']
-    view = link._hosts.routes.view
+    view = link._agent.routes.view
     assert view is not None
     assert view.rules == rules
 
@@ -125,7 +128,7 @@ def test_a_broker_that_says_later_is_asked_more_and_more_seldom(
         if len(pauses) == 8:
             link._stopped.set()
 
-    monkeypatch.setattr(link, "_round", round_)
+    monkeypatch.setattr(link, "_sync", round_)
     monkeypatch.setattr(link._wake, "wait", wait)
     link._run()
 
@@ -147,14 +150,14 @@ def test_an_agent_of_many_changes_tells_of_them_with_its_polls(
     # One change, one half a second later, and one long after these.
     for pause in (0.5, 5.0, 0.0):
         link._poll()
-        pauses.append(link._acknowledge_in())
+        pauses.append(link._acknowledge_delay())
         now[0] += pause
 
     assert sent == [False, True, True]
     assert pauses == [ACKNOWLEDGE_SECONDS, BUSY_ACKNOWLEDGE_SECONDS, BUSY_ACKNOWLEDGE_SECONDS]
     assert BUSY_ACKNOWLEDGE_SECONDS < SETTLE_S
     now[0] += BUSY_SECONDS
-    assert link._acknowledge_in() == ACKNOWLEDGE_SECONDS
+    assert link._acknowledge_delay() == ACKNOWLEDGE_SECONDS
 
 
 def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told_at_once(
@@ -163,7 +166,7 @@ def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told
     said, woken = list[str | None](), list[bool]()
     turns = iter(([], ["b", "a"], ["a"], ["a"]))  # the last word of each poll, while it is made
     now = {"ended": frozenset[str]()}
-    monkeypatch.setattr(link._hosts, "ended", lambda: now["ended"])
+    monkeypatch.setattr(link._agent, "ended_exports", lambda: now["ended"])
 
     def request(*_: Any, headers: dict[str, str], **__: Any) -> BrokerAnswer:
         said.append(headers.get("Ended"))
@@ -183,30 +186,30 @@ def test_a_poll_says_which_exports_have_ended_and_what_changes_meanwhile_is_told
 def test_a_poll_that_fails_has_told_nothing(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link._hosts, "ended", lambda: frozenset({"a"}))
+    monkeypatch.setattr(link._agent, "ended_exports", lambda: frozenset({"a"}))
     with pytest.raises(BrokerUnavailableError):
         link._poll()
 
-    assert link._hosts.ended_told == frozenset()
+    assert link._agent.reported_ended == frozenset()
 
 
 def test_the_broker_is_to_hear_of_an_end_and_of_what_takes_it_back_and_of_no_other_epoch(
     link: BrokerLink,
 ) -> None:
-    hosts = link._hosts
+    hosts = link._agent
     hosts.actions["declare"]({"kind": "export", "port": "out", "spec": None})
-    export, heard = hosts.export("out"), list[bool]()
+    export, heard = hosts.get_export("out"), list[bool]()
     steps: list[Callable[[], Any]] = [
-        lambda: hosts.news.tell(export.key),
+        lambda: hosts.notifier.notify(export.key),
         lambda: export.finish(query=None, run=None),
-        lambda: link._heard(hosts.ended()),
+        lambda: link._note_reported_ended(hosts.ended_exports()),
         export._notify,
         lambda: setattr(export.publisher, "ended", None),
         export._notify,
     ]
     for step in steps:
-        hosts.untold.clear()
+        hosts.report_due.clear()
         step()
-        heard.append(hosts.untold.is_set())
+        heard.append(hosts.report_due.is_set())
 
     assert heard == [False, True, False, False, False, True]

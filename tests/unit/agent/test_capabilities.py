@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.broker_client import BrokerAnswer
 from streambroker_core.errors import CapabilityError
-from streambroker_core.ledger.ledger import Ask
+from streambroker_core.ledger.ledger import PlanRequest
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.capability import DAY_S
@@ -25,7 +25,7 @@ from streambroker_core.wire.broker.view import (
     ImportRoute,
     View,
     encode,
-    seal,
+    with_version,
 )
 
 EXPORT, IMPORT = "default/feed/0/trades", "default/alerts/0/trades"
@@ -47,24 +47,24 @@ def token(ends: float | None) -> str:
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> Iterator[Hosts]:
-    hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
+def feed(tmp_path: Path) -> Iterator[Agent]:
+    hosts = Agent(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
     hosts.key = KEY
     routed(hosts, IMPORT)
     yield hosts
     hosts.close()
 
 
-def routed(hosts: Hosts, *imports: str) -> None:
+def routed(hosts: Agent, *imports: str) -> None:
     routes = tuple(ExportRoute(import_=PortKey.parse(i), uid=i) for i in imports)
     port = ExportPort(uid="e", stream_id="s", routes=routes)
-    hosts.routes.apply(seal(View(pe=hosts.pe, exports={"trades": port})))
+    hosts.routes.apply(with_version(View(pe=hosts.pe, exports={"trades": port})))
 
 
-def opens(hosts: Hosts, ends: float | None) -> bool:
+def opens(hosts: Agent, ends: float | None) -> bool:
     asked = {"export": EXPORT, "import": IMPORT, "reader": "new", "capability": token(ends)}
     try:
-        hosts.peer(asked)
+        hosts.authorize_peer(asked)
     except CapabilityError as error:
         if error.reason != "expired":
             raise
@@ -73,57 +73,59 @@ def opens(hosts: Hosts, ends: float | None) -> bool:
 
 
 def test_a_capability_that_has_ended_opens_nothing_once_the_broker_was_heard_of(
-    feed: Hosts,
+    feed: Agent,
 ) -> None:
     now = time.time()
-    feed.broker_heard = now
+    feed.broker_last_seen = now
     assert not opens(feed, now - 10)
     assert opens(feed, now + 1000)
     assert opens(feed, None)
 
 
-def test_while_the_broker_is_away_it_opens_what_the_own_routes_have(feed: Hosts) -> None:
+def test_while_the_broker_is_away_it_opens_what_the_own_routes_have(feed: Agent) -> None:
     now = time.time()
     for heard in (None, now - 20):
-        feed.broker_heard = heard
+        feed.broker_last_seen = heard
         assert opens(feed, now - 10)
     routed(feed, "default/other/0/trades")
     assert not opens(feed, now - 10)
     assert opens(feed, now + 1000)
 
 
-def test_one_that_is_not_genuine_opens_nothing_whatever_it_says(feed: Hosts) -> None:
+def test_one_that_is_not_genuine_opens_nothing_whatever_it_says(feed: Agent) -> None:
     feed.key = b"x" * 32
     for ends in (None, 0, time.time() + 1000):
         asked = {"export": EXPORT, "import": IMPORT, "capability": token(ends)}
         with pytest.raises(CapabilityError, match="forged"):
-            feed.peer(asked)
+            feed.authorize_peer(asked)
 
 
 def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothing(
-    feed: Hosts,
+    feed: Agent,
 ) -> None:
-    export = feed.export(EXPORT)
+    export = feed.get_export(EXPORT)
     asked: dict[str, Any] = {"export": EXPORT, "import": IMPORT, "reader": "known"}
-    ask = Ask(reader="known", import_=IMPORT, policy="wait", start="latest", positions={})
+    ask = PlanRequest(reader="known", import_=IMPORT, policy="wait", start="latest", positions={})
     export.plan(ask, filter_=None, columns=None)
     own = {"pass": feed.pass_for(EXPORT, IMPORT, "known")}
     others = {"pass": feed.pass_for(EXPORT, IMPORT, "other")}
     for shown in (None, token(None) + "x"):
         for more in ({}, others):
             with pytest.raises(CapabilityError):
-                feed.peer({**asked, **more, "capability": shown}, planned=True)
+                feed.authorize_peer({**asked, **more, "capability": shown}, planned=True)
         with pytest.raises(CapabilityError):
-            feed.peer({**asked, **own, "capability": shown})
-        assert not feed.peer({**asked, **own, "capability": shown}, planned=True).granted
-    assert feed.peer({**asked, "capability": token(None)}).granted
+            feed.authorize_peer({**asked, **own, "capability": shown})
+        assert not feed.authorize_peer({**asked, **own, "capability": shown}, planned=True).granted
+    assert feed.authorize_peer({**asked, "capability": token(None)}).granted
     with pytest.raises(CapabilityError):
-        feed.peer({**asked, **others, "reader": "other", "capability": None}, planned=True)
+        feed.authorize_peer(
+            {**asked, **others, "reader": "other", "capability": None}, planned=True
+        )
 
     routed(feed, "default/other/0/trades")
-    assert feed.peer({**asked, **own, "capability": None}).granted
+    assert feed.authorize_peer({**asked, **own, "capability": None}).granted
     with pytest.raises(CapabilityError):
-        feed.peer({**asked, "capability": None})
+        feed.authorize_peer({**asked, "capability": None})
 
 
 # -- the importer's agent ------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothi
 @pytest.fixture
 def link(tmp_path: Path) -> Iterator[BrokerLink]:
     """A link to a broker that is not there."""
-    hosts = Hosts(PeKey.parse("default/alerts/0"), tmp_path, progress=lambda *_: None)
+    hosts = Agent(PeKey.parse("default/alerts/0"), tmp_path, progress=lambda *_: None)
     made = BrokerLink(
         hosts,
         "http://127.0.0.1:9",
@@ -156,7 +158,7 @@ def view(*ends: float | None) -> View:
         for n, end in enumerate(ends)
     )
     port = ImportPort(uid="i", subscription="a == 1", routes=routes)
-    return seal(View(pe=PeKey.parse("default/alerts/0"), imports={"trades": port}))
+    return with_version(View(pe=PeKey.parse("default/alerts/0"), imports={"trades": port}))
 
 
 def test_a_view_whose_capabilities_run_out_is_asked_for_as_a_whole(
@@ -171,7 +173,7 @@ def test_a_view_whose_capabilities_run_out_is_asked_for_as_a_whole(
         return BrokerAnswer(200, {}, encode(answers.pop(0)))
 
     monkeypatch.setattr(link._client, "request", request)
-    link._hosts.routes.listen(lambda taken: heard.append(broker_link.first_end(taken)))
+    link._agent.routes.add_listener(lambda taken: heard.append(broker_link.first_expiry(taken)))
     link._poll()
     link._poll()
     assert heard == [int(now + 2 * DAY_S)]
@@ -179,20 +181,20 @@ def test_a_view_whose_capabilities_run_out_is_asked_for_as_a_whole(
     link._poll()
     link._poll()
     assert heard == [int(now + 2 * DAY_S), int(now + 6 * DAY_S)]
-    kept = link._hosts.routes
+    kept = link._agent.routes
     kept.load()
     assert kept.view is not None
-    assert broker_link.first_end(kept.view) == int(now + 6 * DAY_S)
+    assert broker_link.first_expiry(kept.view) == int(now + 6 * DAY_S)
 
 
 def test_capabilities_without_an_end_are_not_asked_for_again(
     link: BrokerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link._hosts.routes.apply(view(None, None))
+    link._agent.routes.apply(view(None, None))
     monkeypatch.setattr(broker_link, "wall_clock", lambda: 10.0**12)
-    assert not link._runs_out(view(None))
-    assert link._runs_out(view(None, 10.0**11))
+    assert not link._expires_soon(view(None))
+    assert link._expires_soon(view(None, 10.0**11))
 
 
 def test_not_all_agents_ask_at_once(link: BrokerLink) -> None:
-    assert 0.2 * DAY_S <= link._margin <= 0.9 * DAY_S
+    assert 0.2 * DAY_S <= link._renew_margin <= 0.9 * DAY_S

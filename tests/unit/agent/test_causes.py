@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors.exceptions.base import PySparkException
 
 from pe_agent import cause
-from pe_agent.spark.query_failure import Failure, cause_first, cause_in
+from pe_agent.spark.query_failure import Failure, parse_cause, prepend_cause
 from streambroker_core.control.tuples import ControlError
 from streambroker_core.control.tuples.payloads import encode
 
@@ -55,7 +55,7 @@ def told_by_spark(call: Callable[[], None]) -> str:
 def test_the_cause_has_type_code_sentence_and_the_place_in_the_users_file(
     call: Callable[[], None], type_: str, code: str | None, message: str, function: str
 ) -> None:
-    found = cause_in(told_by_spark(call))
+    found = parse_cause(told_by_spark(call))
     assert (found.type, found.code) == (type_, code)
     assert message in found.message
     assert "stacktrace" not in found.message
@@ -71,7 +71,7 @@ def test_an_error_of_spark_itself_has_its_condition_and_no_place() -> None:
         "Caused by: org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x'"
         " cannot be cast. SQLSTATE: 22018\n== DataFrame ==\n\tat org.apache.spark.X(Y.scala:2)\n"
     )
-    found = cause_in(text)
+    found = parse_cause(text)
     assert found == Failure(
         type="SparkNumberFormatException",
         code="CAST_INVALID_INPUT",
@@ -87,7 +87,7 @@ def test_the_place_is_in_a_file_of_the_user_and_not_in_a_library() -> None:
     ]  # fmt: skip
     lines = [f'  File "{file}", line 7, in f\n    code\n    ^^^^\n' for file in frames]
     text = f"Traceback (most recent call last):\n{''.join(lines)}KeyError: 'x'\n"
-    assert cause_in(text).place == "/home/me/pyspark/job.py:7, in f"
+    assert parse_cause(text).place == "/home/me/pyspark/job.py:7, in f"
 
 
 class Captured(PySparkException):
@@ -107,9 +107,9 @@ def test_of_an_exception_the_innermost_traceback_counts_and_its_text_then_begins
     found = cause(error)
     assert found is not None
     assert found.code == ControlError.code
-    assert str(cause_first(error)).startswith(f"{found}\n\n[STREAM_FAILED]")
-    assert str(cause_first(error)).count("[STREAM_FAILED]") == 1
-    assert cause_first(None) is None
+    assert str(prepend_cause(error)).startswith(f"{found}\n\n[STREAM_FAILED]")
+    assert str(prepend_cause(error)).count("[STREAM_FAILED]") == 1
+    assert prepend_cause(None) is None
 
 
 def test_where_there_is_no_traceback_the_innermost_error_is_the_cause() -> None:

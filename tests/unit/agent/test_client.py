@@ -16,8 +16,8 @@ class Made:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        self.kept: dict[tuple[int, str], client._Connection] = {}
-        monkeypatch.setattr(client, "_connected", lambda *_: object())
+        self.kept: dict[tuple[int, str], client._CachedClient] = {}
+        monkeypatch.setattr(client, "_connect", lambda *_: object())
         monkeypatch.setattr(client, "_clients", self.kept)
         monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: self.now))
 
@@ -42,7 +42,7 @@ def test_connections_that_nobody_uses_are_let_go_and_those_in_use_are_kept(made:
 
 def test_connections_of_a_parent_process_are_left_alone(made: Made) -> None:
     parents = (os.getpid() + 1, "grpc+tcp://10.0.0.1:1")
-    made.kept[parents] = client._Connection((None, None), object(), 0.0)
+    made.kept[parents] = client._CachedClient((None, None), object(), 0.0)
     made.now = 2 * client.IDLE_SECONDS
     made.use(1)
     assert parents in made.kept

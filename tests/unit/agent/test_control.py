@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exports.stream.block_reader import BlockReader, NotPlannedError, Read
+from pe_agent.agent.exports.stream.block_reader import BlockReader, NotPlannedError, ReadRequest
 from pe_agent.agent.exports.stream.manifests import Manifest
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.control.runtime.control_rows import from_batch
-from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, logged
-from streambroker_core.control.tuples.epoch_control import Placed
-from streambroker_core.ledger.publisher import LEASE, BatchDiffersError, PublisherInUseError
+from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, make_logged_tuple
+from streambroker_core.control.tuples.epoch_control import IndexedControl
+from streambroker_core.ledger.publisher import LEASE_SECONDS, BatchDiffersError, PublisherInUseError
 from support.exports import DDL, SCHEMA, Bench, bench, killed_in, rows
 
 CONTROL = frozenset[str]()
@@ -31,11 +31,11 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 
 
 def tuple_(seq: int = 0, delivery: Delivery = Delivery.IMMEDIATE, text: str = "1") -> ControlTuple:
-    return logged("q.op.0", seq, type_="mark", text=text, delivery=delivery)
+    return make_logged_tuple("q.op.0", seq, type_="mark", text=text, delivery=delivery)
 
 
 def publish(
-    made: Bench, batch: int, control: list[Placed], *, count: int = 4, **more: Any
+    made: Bench, batch: int, control: list[IndexedControl], *, count: int = 4, **more: Any
 ) -> dict[str, Any]:
     """Publish a batch of rows with control tuples; without rows where there are none."""
     who = {"query": "q", "run": "r", **more}
@@ -49,8 +49,10 @@ def publish(
 def given(made: Bench, *epochs: int, filter_: str | None = None) -> list[list[tuple[int, str]]]:
     """Return places and ids of the tuples of planned epochs, as a reader is sent them."""
     pieces = tuple((n, 0, 1) for n in epochs)
-    read = Read(reader="reader", stream=made.stream, pieces=pieces, filter=filter_, columns=None)
-    found = [from_batch(batch) for batch, _ in BlockReader().control(made.export, read)]
+    read = ReadRequest(
+        reader="reader", stream=made.stream, pieces=pieces, filter=filter_, columns=None
+    )
+    found = [from_batch(batch) for batch, _ in BlockReader().read_control(made.export, read)]
     return [[(at, one.id) for at, one in epoch] for epoch in found]
 
 
@@ -59,10 +61,10 @@ def test_tuples_come_with_their_places_whatever_the_filter(made: Bench) -> None:
     publish(made, 1, [])
     made.plan(control=CONTROL, filter_="n > 1000")
     assert given(made, 0, filter_="n > 1000") == [[(2, "q.op.0/0"), (4, "q.op.0/1")]]
-    read = Read(
+    read = ReadRequest(
         reader="reader", stream=made.stream, pieces=((0, 0, 1),), filter="n > 1000", columns=None
     )
-    ((batch, _),) = BlockReader().batches(made.export, read)
+    ((batch, _),) = BlockReader().read_batches(made.export, read)
     assert (batch.num_rows, batch.schema) == (0, SCHEMA)
 
 
@@ -96,7 +98,7 @@ def test_control_survives_the_agent_and_the_move_out_of_its_segment(tmp_path: Pa
         made.plan(control=CONTROL)
         stream = made.export.streams[made.stream]
         before = stream._addresses[0]
-        stream._move_out_of(before.segment)
+        stream._rewrite_segment(before.segment)
         stream.reclaim()
         assert before.segment not in [s.number for s in stream.log.segments()]
         assert given(made, 0) == [[(1, "q.op.0/0")]]
@@ -187,7 +189,7 @@ def test_a_batch_with_control_alone_is_fenced_like_any_other(made: Bench) -> Non
     body: dict[str, Any] = {"run": "r2", "batch": 0, "stages": [], "ddl": DDL, "schema": SCHEMA}
     with pytest.raises(PublisherInUseError):
         made.export.publish(query="other", control=[(0, tuple_(1))], **body)
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     assert publish(made, 0, [(0, tuple_(1))], count=0, query="other")["epoch"] == 0
     assert len(made.export.streams) == 2
 
@@ -224,7 +226,7 @@ def test_what_is_gone_is_left_out_with_its_tuples_alike_in_each_replay(made: Ben
     made.export.streams[made.stream].remove([0])
     ranges = {made.stream: (0, 3)}
     for _ in range(2):
-        again = made.replan(ranges, control=CONTROL, lossy=True)
+        again = made.replan(ranges, control=CONTROL, skip_lost=True)
         assert again.control == {made.stream: [1, 2]}
         assert list(again.blocks[made.stream]) == [1, 2]
         made.reopen()
@@ -253,7 +255,7 @@ def test_rows_that_pass_a_filter_can_be_sent_with_their_numbers(made: Bench) -> 
     publish(made, 1, [])
     for filter_, expected in (("n % 10 > 1", [2, 3]), (None, None)):
         made.plan(control=CONTROL, filter_=filter_, columns=["n"])
-        read = Read(
+        read = ReadRequest(
             reader="reader",
             stream=made.stream,
             pieces=((0, 0, 1), (1, 0, 1)),
@@ -262,12 +264,12 @@ def test_rows_that_pass_a_filter_can_be_sent_with_their_numbers(made: Bench) -> 
             numbered=True,
         )
         reader = BlockReader()
-        schema = reader.schema(made.export.streams[made.stream], read)
+        schema = reader.schema_for(made.export.streams[made.stream], read)
         for _ in range(2):
-            for batch, _ in reader.batches(made.export, read):
+            for batch, _ in reader.read_batches(made.export, read):
                 assert batch.schema == schema
                 found = batch.column("_seq").to_pylist() if expected else None
                 assert found == expected
         plain = replace(read, numbered=False)
-        names = [b.schema.names for b, _ in reader.batches(made.export, plain)]
+        names = [b.schema.names for b, _ in reader.read_batches(made.export, plain)]
         assert names == [["n"], ["n"]]

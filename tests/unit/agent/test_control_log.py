@@ -13,7 +13,7 @@ import pytest
 
 import pe_agent.agent.state.control_log as module
 from pe_agent.agent.state.control_log import (
-    GRACE,
+    READER_GRACE_SECONDS,
     ControlLog,
     ControlLogFullError,
     NotLoggedError,
@@ -67,13 +67,13 @@ class Bench:
         return self.log.append(request, {"type": "set", "payload": request, **what})
 
     def read(self, first: int, next_: int, id_: str | None = None, **how: bool) -> list[Any]:
-        found = self.log.between(id_ or self.log.id, first, next_, **{"lossy": False, **how})
+        found = self.log.read_range(id_ or self.log.id, first, next_, **{"skip_lost": False, **how})
         return [one.payload for one in found]
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(module, "KEPT", KEPT)
+    monkeypatch.setattr(module, "RETAINED_ENTRIES", KEPT)
     one = Bench(tmp_path)
     yield one
     one.store.close()
@@ -82,9 +82,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def test_a_tuple_has_its_number_at_once_and_is_read_by_it(made: Bench) -> None:
     first, second = made.put("a"), made.put("b", delivery="END_WINDOW", target={"operator": "x"})
     assert [first["id"], second["id"]] == [f"{made.log.id}/0", f"{made.log.id}/1"]
-    assert (made.log.next, made.told) == (2, 2)
+    assert (made.log.next_seq, made.told) == (2, 2)
     made.reopen()
-    (one,) = made.log.between(made.log.id, 1, 2, lossy=False)
+    (one,) = made.log.read_range(made.log.id, 1, 2, skip_lost=False)
     assert (one.id, one.target.operator, one.payload) == (second["id"], "x", "b")
     assert made.put("c")["seq"] == 2
 
@@ -93,7 +93,7 @@ def test_a_repeated_request_appends_nothing(made: Bench) -> None:
     first = made.put("a")
     made.reopen()
     assert made.put("a") == first
-    assert made.log.next == 1
+    assert made.log.next_seq == 1
     with pytest.raises(RequestDiffersError, match="request a has put another"):
         made.log.append("a", {"type": "other"})
     with pytest.raises(RequestDiffersError, match="1 to 128"):
@@ -105,47 +105,47 @@ def test_what_cannot_be_emitted_gets_no_number(made: Bench) -> None:
         made.put("a", delivery="LATER")
     with pytest.raises(ControlLimitError):
         made.put("a", payload="x" * (1 << 20))
-    assert made.log.next == 0
+    assert made.log.next_seq == 0
 
 
 def test_entries_are_kept_for_readers_until_they_are_acknowledged(made: Bench) -> None:
     made.log.acknowledge("r", 0)
     for n in range(KEPT + 5):
         made.put(str(n))
-    assert made.log.first() == 0
+    assert made.log.first_retained() == 0
     made.log.acknowledge("r", KEPT)
     made.put("more")
-    assert made.log.first() == 6
+    assert made.log.first_retained() == 6
     made.log.acknowledge("r", KEPT + 6)
     made.reopen()
-    assert made.log.next == KEPT + 6
+    assert made.log.next_seq == KEPT + 6
 
 
 def test_a_reader_that_is_away_for_longer_than_grace_holds_nothing(made: Bench) -> None:
     made.log.acknowledge("r", 0)
     for n in range(KEPT):
         made.put(str(n))
-    made.now += GRACE + 1
+    made.now += READER_GRACE_SECONDS + 1
     made.put("more")
-    assert made.log.first() == 1
+    assert made.log.first_retained() == 1
     with pytest.raises(DataLossError, match="1 control tuples"):
         made.read(0, 2)
-    assert made.read(0, 2, lossy=True) == ["1"]
+    assert made.read(0, 2, skip_lost=True) == ["1"]
 
 
 def test_a_restart_gives_readers_their_grace_again(made: Bench) -> None:
     made.log.acknowledge("r", 0)
-    made.now += GRACE - 1
+    made.now += READER_GRACE_SECONDS - 1
     made.reopen()
-    made.now += GRACE - 1
+    made.now += READER_GRACE_SECONDS - 1
     for n in range(KEPT + 2):
         made.put(str(n))
-    assert made.log.first() == 0
+    assert made.log.first_retained() == 0
 
 
 def test_readers_that_are_gone_are_forgotten_when_a_new_one_comes(made: Bench) -> None:
     made.log.acknowledge("old", 0)
-    made.now += GRACE + 1
+    made.now += READER_GRACE_SECONDS + 1
     made.log.acknowledge("new", 0)
     assert made.store.query("SELECT reader FROM control_readers") == [("new",)]
 
@@ -153,7 +153,7 @@ def test_readers_that_are_gone_are_forgotten_when_a_new_one_comes(made: Bench) -
 def test_a_log_that_is_not_read_takes_so_much_and_no_more(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "KEPT", 3)
+    monkeypatch.setattr(module, "RETAINED_ENTRIES", 3)
     monkeypatch.setattr(module, "MAX_TUPLES", 5)
     for n in range(10):
         made.put(f"nobody {n}")
@@ -170,7 +170,7 @@ def test_another_log_is_loss_unless_that_is_agreed_to(made: Bench) -> None:
     made.put("a")
     with pytest.raises(DataLossError, match=f"now {made.log.id}, are not there"):
         made.read(0, 1, "gone")
-    assert made.read(0, 1, "gone", lossy=True) == []
+    assert made.read(0, 1, "gone", skip_lost=True) == []
 
 
 def test_a_window_takes_what_it_has_room_for_and_one_entry_in_any_case(made: Bench) -> None:
@@ -178,12 +178,12 @@ def test_a_window_takes_what_it_has_room_for_and_one_entry_in_any_case(made: Ben
         made.put(str(n))
     size = made.log.size(0, 1)
     assert made.log.size(0, 4) == 4 * size
-    assert made.log.reach(0, 10, 10 * size) == 4
-    assert made.log.reach(0, 2, 10 * size) == 2
-    assert made.log.reach(1, 10, 2 * size) == 3
-    assert made.log.reach(1, 0, 0) == 2
-    assert made.log.reach(1, 10, 10 * size, limit=3) == 3
-    assert made.log.reach(4, 10, 10 * size) == 4
+    assert made.log.window_end(0, 10, 10 * size) == 4
+    assert made.log.window_end(0, 2, 10 * size) == 2
+    assert made.log.window_end(1, 10, 2 * size) == 3
+    assert made.log.window_end(1, 0, 0) == 2
+    assert made.log.window_end(1, 10, 10 * size, limit=3) == 3
+    assert made.log.window_end(4, 10, 10 * size) == 4
 
 
 def test_it_is_applied_when_all_readers_have_an_offset_behind_it(made: Bench) -> None:
@@ -191,14 +191,14 @@ def test_it_is_applied_when_all_readers_have_an_offset_behind_it(made: Bench) ->
     made.log.acknowledge("b", 0)
     assert made.put("x")["applied"] is False
     made.log.acknowledge("a", 1)
-    assert made.log.waiting() == 1
+    assert made.log.backlog() == 1
     told = made.log.entry(0)
     assert (told["applied"], told["readers"]) == (
         False,
         [{"reader": "a", "applied": True}, {"reader": "b", "applied": False}],
     )
     made.log.acknowledge("b", 1)
-    assert made.log.waiting() == 0
+    assert made.log.backlog() == 0
     assert made.log.entry(0)["applied"] is True
     made.reopen()
     assert made.log.entry(0)["applied"] is True
@@ -231,9 +231,14 @@ def test_every_answered_tuple_survives_kill_9_at_any_moment(tmp_path: Path) -> N
         store = Store(path)
         log = ControlLog(store, lambda: None)
         numbers = [n for (n,) in store.query("SELECT seq FROM control_log ORDER BY seq")]
-        assert numbers == list(range(log.first(), log.next))
-        found = {c.id: c.payload for c in log.between(log.id, log.first(), log.next, lossy=False)}
-        kept = {i: r for i, r in promised.items() if int(i.rpartition("/")[2]) >= log.first()}
+        assert numbers == list(range(log.first_retained(), log.next_seq))
+        found = {
+            c.id: c.payload
+            for c in log.read_range(log.id, log.first_retained(), log.next_seq, skip_lost=False)
+        }
+        kept = {
+            i: r for i, r in promised.items() if int(i.rpartition("/")[2]) >= log.first_retained()
+        }
         assert {i: found.get(i) for i in kept} == kept
         store.close()
     assert len(promised) > ROUNDS

@@ -45,7 +45,7 @@ def lost(made: Bench) -> int:
     positions: dict[str, int] = {}
     epochs = 0
     while True:
-        answer = made.plan(positions, lossy=True) if positions else made.plan(lossy=True)
+        answer = made.plan(positions, skip_lost=True) if positions else made.plan(skip_lost=True)
         epochs += sum(p.lost[0] for p in answer.planned)
         after = {p.stream: p.next for p in answer.planned}
         if not answer.planned or after.items() <= positions.items():
@@ -136,7 +136,10 @@ def test_what_size_has_removed_is_not_missing(made: Bench) -> None:
     shutil.rmtree(made.directory / "log" / stream)
     reopen(made)
     assert missing(made) == [(kept[0], EPOCHS)]
-    assert made.export.ledger.streams[stream].missing_in(0, EPOCHS) == (len(kept), 10 * len(kept))
+    assert made.export.ledger.streams[stream].count_missing(0, EPOCHS) == (
+        len(kept),
+        10 * len(kept),
+    )
 
 
 def test_a_log_whose_epochs_were_all_removed_is_not_damaged_by_its_loss(made: Bench) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.state.store import StoreError
-from streambroker_core.ledger.ledger import Ask
+from streambroker_core.ledger.ledger import PlanRequest
 from streambroker_core.model import PeKey
 from support.exports import DDL, rows
 
@@ -19,12 +19,12 @@ KEY = f"{PE}/trades"
 IMPORT = "default/alerts/0/trades"
 
 
-def started(home: Path) -> Hosts:
-    return Hosts(PE, home, progress=lambda *_: None)
+def started(home: Path) -> Agent:
+    return Agent(PE, home, progress=lambda *_: None)
 
 
-def closed(hosts: Hosts) -> None:
-    hosts.news.close()
+def closed(hosts: Agent) -> None:
+    hosts.notifier.close()
     hosts.close()
 
 
@@ -35,7 +35,7 @@ def home(tmp_path: Path) -> Path:
     home.mkdir()
     hosts = started(home)
     hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": None})
-    export = hosts.export("trades")
+    export = hosts.get_export("trades")
     export.set_routes({IMPORT: "wait"})
     export.set_routes({})
     assert export.admit(query="q", run="r", batch=0, ddl=DDL, renewed=None)["admitted"]
@@ -43,7 +43,9 @@ def home(tmp_path: Path) -> Path:
     told: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "ddl": DDL}
     stage = export.stage(**told, schema=batch.schema, batches=[batch])
     export.publish(**told, stages=[stage])
-    ask = Ask(reader="reader", import_=IMPORT, policy="wait", start="earliest", positions={})
+    ask = PlanRequest(
+        reader="reader", import_=IMPORT, policy="wait", start="earliest", positions={}
+    )
     export.plan(ask, filter_=None, columns=None)
     hosts.store.set("key", "aa" * 32)
     hosts.store.write("INSERT INTO own_readers VALUES ('own', ?)", '{"import": "i", "homes": {}}')

@@ -10,13 +10,13 @@ import pytest
 
 from pe_agent.agent.exports import control_sender as emitting
 from pe_agent.agent.exports.control_sender import (
-    EmittingSide,
+    ControlSender,
     ExportFullError,
     NotEmittedError,
     RequestDiffersError,
 )
-from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
-from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import Store
 from pe_agent.log.errors import LogError
 from streambroker_core.control.runtime.control_rows import from_batch
@@ -50,8 +50,10 @@ def all_given(made: Bench) -> list[tuple[int, str]]:
             return found
         for plan in taken:
             pieces = tuple((n, 0, 1) for n in range(plan.from_, plan.next))
-            read = Read(reader="all", stream=plan.stream, pieces=pieces, filter=None, columns=None)
-            for batch, told in BlockReader().control(made.export, read):
+            read = ReadRequest(
+                reader="all", stream=plan.stream, pieces=pieces, filter=None, columns=None
+            )
+            for batch, told in BlockReader().read_control(made.export, read):
                 found += [(told["epoch"], one.payload) for _, one in from_batch(batch)]
         positions = {**(positions or {}), **{p.stream: p.next for p in taken}}
     raise AssertionError("a plan that does not end")
@@ -74,7 +76,7 @@ def test_before_the_first_batch_tuples_wait_for_its_epoch(made: Bench) -> None:
     assert emit(made, "b")["epoch"] is None
     made.publish(0, rows(0, 2))
     assert all_given(made) == [(1, "a"), (1, "b")]
-    assert made.export.emitted(1)["epoch"] == 1
+    assert made.export.emission_status(1)["epoch"] == 1
 
 
 def test_a_repeated_request_emits_nothing_more(made: Bench) -> None:
@@ -90,7 +92,7 @@ def test_a_repeated_request_emits_nothing_more(made: Bench) -> None:
 def test_numbers_go_on_over_restarts_and_forgotten_tuples(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(emitting, "KEPT", KEPT)
+    monkeypatch.setattr(emitting, "REMEMBERED_TUPLES", KEPT)
     made.publish(0, rows(0, 2))
     made.limit(max_bytes=1)
     made.export.set_routes({})
@@ -100,17 +102,17 @@ def test_numbers_go_on_over_restarts_and_forgotten_tuples(
     made.reopen()
     assert emit(made, "last")["id"] == f"{log}/{KEPT + 5}"
     with pytest.raises(NotEmittedError, match="number 3;"):
-        made.export.emitted(3)
+        made.export.emission_status(3)
 
 
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (EmittingSide, "_emit_kept"),
-        (HostedStream, "publish"),
-        (EmittingSide, "_append"),
-        (EmittingSide, "_note_epoch"),
-        (EmittingSide, "_sweep"),
+        (ControlSender, "_emit_waiting"),
+        (ExportStream, "publish"),
+        (ControlSender, "_append_epoch"),
+        (ControlSender, "_record_epoch"),
+        (ControlSender, "_sweep"),
     ],
 )
 def test_a_kill_at_any_step_emits_the_tuple_once(
@@ -147,14 +149,14 @@ def test_an_epoch_that_could_not_be_written_comes_with_the_next_try(
         raise LogError("full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(HostedStream, "publish", full)
+        patched.setattr(ExportStream, "publish", full)
         with pytest.raises(LogError):
             emit(made, "a")
     made.publish(1, rows(2, 2))
     assert all_given(made) == [(2, "a")]
 
 
-@pytest.mark.parametrize("name", ["_note_next", "_note_epoch"])
+@pytest.mark.parametrize("name", ["_record_position", "_record_epoch"])
 def test_a_failing_state_file_after_the_manifest_does_not_emit_twice(
     made: Bench, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -194,7 +196,7 @@ def test_rows_alone_are_given_to_readers_without_control(made: Bench) -> None:
     emit(made, "a")
     answer = made.plan()
     assert [(p.from_, p.next) for p in answer.planned] == [(0, 1)]
-    assert answer.quiet == ((made.stream, 2),)
+    assert answer.rowless_streams == ((made.stream, 2),)
     assert made.plan({made.stream: 1}).bytes == 0
 
 
@@ -204,20 +206,20 @@ def test_who_has_applied_a_tuple_is_told(made: Bench) -> None:
     assert emit(made, "a")["applied"] is False
     made.plan(reader="one", control=CONTROL)
     made.plan(reader="two", control=CONTROL)
-    told = made.export.emitted(0)
+    told = made.export.emission_status(0)
     assert [(r["reader"], r["applied"]) for r in told["readers"]] == [
         ("one", False),
         ("two", False),
     ]
     made.plan({made.stream: 1}, reader="one", control=CONTROL)
     made.plan({made.stream: 1}, reader="two", control=CONTROL)
-    assert not any(r["applied"] for r in made.export.emitted(0)["readers"])
+    assert not any(r["applied"] for r in made.export.emission_status(0)["readers"])
     made.plan({made.stream: 2}, reader="one", control=CONTROL)
-    assert made.export.emitted(0)["applied"] is False
+    assert made.export.emission_status(0)["applied"] is False
     made.plan({made.stream: 2}, reader="two", control=CONTROL)
-    assert made.export.emitted(0)["applied"] is True
+    assert made.export.emission_status(0)["applied"] is True
     made.reopen()
-    assert made.export.emitted(0)["applied"] is True
+    assert made.export.emission_status(0)["applied"] is True
 
 
 def test_a_reader_that_is_away_for_longer_than_grace_does_not_count(made: Bench) -> None:
@@ -228,7 +230,7 @@ def test_a_reader_that_is_away_for_longer_than_grace_does_not_count(made: Bench)
     emit(made, "a")
     made.now += 20
     made.plan({made.stream: 2}, reader="one", control=CONTROL)
-    told = made.export.emitted(0)
+    told = made.export.emission_status(0)
     assert ([r["reader"] for r in told["readers"]], told["applied"]) == (["one"], True)
 
 
@@ -248,7 +250,7 @@ def test_a_kill_between_the_end_and_the_epoch_leaves_it_ended(
 ) -> None:
     made.publish(0, rows(0, 2))
     made.export.finish(query="q", run="r")
-    with killed_in(monkeypatch, HostedStream, "publish"):
+    with killed_in(monkeypatch, ExportStream, "publish"):
         emit(made, "a")
     made.reopen()
     assert (made.export.ended(), all_given(made)) == (True, [(1, "a")])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pe_agent.agent.imports.peer_agents import Peers, _Watched
-from pe_agent.agent.notifier import News
+from pe_agent.agent.imports.peer_agents import PeerAgents, _Watch
+from pe_agent.agent.notifier import Notifier
 from pe_agent.datasource.options import Options
-from pe_agent.datasource.source import NothingGivenError, StreambrokerStreamReader
+from pe_agent.datasource.source import ExportRefusesError, StreambrokerStreamReader
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
 from support.imports import A, B, Bench, answer, away, bench, plan, refused
@@ -32,7 +32,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 def ended(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the exports that have said so."""
     said: set[str] = set()
-    monkeypatch.setattr(Peers, "ended", lambda _, export: export in said)
+    monkeypatch.setattr(PeerAgents, "has_ended", lambda _, export: export in said)
     return said
 
 
@@ -95,21 +95,21 @@ def test_a_query_has_ended_when_all_its_readers_have(made: Bench, ended: set[str
 
 
 def test_an_end_and_what_comes_after_it_are_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Peers, "_watch", lambda *_: None)
-    news, says = News(), {"ended": True}
+    monkeypatch.setattr(PeerAgents, "_watch", lambda *_: None)
+    news, says = Notifier(), {"ended": True}
 
     class Agent(AgentClient):
         def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
             return {"exports": {A: {"heads": {"s": 1}, **says}}}
 
-    peers = Peers(news, dict, tuple)
-    watched = _Watched("grpc+tcp://a:1", {A: {"default/alerts/0/in": "cap"}})
+    peers = PeerAgents(news, dict, tuple)
+    watched = _Watch("grpc+tcp://a:1", {A: {"default/alerts/0/in": "cap"}})
     seen = 0
     for said, news_of in ((True, True), (True, False), (False, True), (True, True)):
         says["ended"] = said
         peers._watch_once(Agent("grpc+tcp://a:1"), watched)
-        assert peers.ended(A) is said
-        now = news.seen(("default/alerts/0/in",))
+        assert peers.has_ended(A) is said
+        now = news.version(("default/alerts/0/in",))
         assert (now > seen) is news_of
         seen = now
 
@@ -123,10 +123,10 @@ def own(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
         def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
-            return made.host.next(body) if action == "reader.next" else {}
+            return made.host.next_offset(body) if action == "reader.next" else {}
 
     monkeypatch.setattr("pe_agent.datasource.source.AgentClient", Own)
-    monkeypatch.setattr("pe_agent.datasource.source.AHEAD_SECONDS", 0.01)
+    monkeypatch.setattr("pe_agent.datasource.source.PREFETCH_WAIT_SECONDS", 0.01)
 
 
 def to_the_end(reconnect: float = SECONDS, **options: Any) -> StreambrokerStreamReader:
@@ -138,7 +138,7 @@ def to_the_end(reconnect: float = SECONDS, **options: Any) -> StreambrokerStream
 def test_a_run_to_the_end_waits_until_all_exports_have_ended(
     made: Bench, ended: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.datasource.source.AHEAD_SECONDS", 1.0)
+    monkeypatch.setattr("pe_agent.datasource.source.PREFETCH_WAIT_SECONDS", 1.0)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
     source = to_the_end()
@@ -150,9 +150,9 @@ def test_a_run_to_the_end_waits_until_all_exports_have_ended(
         target=lambda: later.append(source.latestOffset(end, ReadAllAvailable())), daemon=True
     )
     waits.start()
-    until(made.news.waiting, SECONDS, "it waits")
+    until(made.news.waiters, SECONDS, "it waits")
     made.replies[A] = lambda _: answer(plan("s", 2, 3))
-    made.news.tell("default/alerts/0/in")
+    made.news.notify("default/alerts/0/in")
     waits.join(SECONDS)
     assert [o["streams"]["s"]["next"] for o in later] == [3]
     made.replies[A] = lambda _: answer(plan("s", 3, 3))
@@ -183,7 +183,7 @@ def test_a_run_to_the_end_fails_when_there_is_nothing_left_but_what_refuses(
     end = source.latestOffset(source.initialOffset(), ReadAllAvailable())
     made.replies[B] = lambda _: answer()
     ended.add(B)
-    with pytest.raises(NothingGivenError, match=f"{A}: no"):
+    with pytest.raises(ExportRefusesError, match=f"{A}: no"):
         source.latestOffset(end, ReadAllAvailable())
     source.stop()
 
@@ -217,7 +217,7 @@ def test_a_run_to_the_end_waits_for_others_whatever_refuses(
     ended.add(B)
     made.replies[B] = lambda _: answer()
     waits.join(SECONDS)
-    assert [type(found) for found in later] == [NothingGivenError]
+    assert [type(found) for found in later] == [ExportRefusesError]
     source.stop()
 
 
@@ -267,7 +267,7 @@ def test_a_query_that_stops_at_the_end_fails_when_only_what_refuses_is_left(
     source = StreambrokerStreamReader(SCHEMA, how)
     first = source.latestOffset(source.initialOffset(), ReadAllAvailable())
     met = asked_for(source, first, SECONDS if stops else 1.0)
-    assert isinstance(met, NothingGivenError) == stops
+    assert isinstance(met, ExportRefusesError) == stops
     assert made.host.begin_query({**TOLD, "frames": ["f"]}) == {"ended": False}
     source.stop()
 

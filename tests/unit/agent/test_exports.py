@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports.export import NotAdmittedError, StageMissingError, steady_clock
-from pe_agent.agent.state.orphan_logs import Unnamed
+from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import Store
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import DataLossError, NotRoutedError
-from streambroker_core.ledger.publisher import LEASE, BatchDiffersError
+from streambroker_core.ledger.publisher import LEASE_SECONDS, BatchDiffersError
 from support.exports import DDL, Bench, bench, killed_in, rows
 
 
@@ -40,13 +40,13 @@ def test_streams_keep_their_order_when_old_ones_are_gone(made: Bench) -> None:
     made.limit(max_bytes=1)
     for batch in range(4):
         made.publish(batch, rows(batch, 1), query=f"q{batch}")
-        made.now += LEASE
+        made.now += LEASE_SECONDS
     newest = made.stream
     assert list(made.export.streams) == [newest]
     for batch in range(4, 6):
         made.admit(batch, query=f"q{batch}")
         made.stage(batch, rows(batch, 1), query=f"q{batch}")
-        made.now += LEASE
+        made.now += LEASE_SECONDS
     order = list(made.export.streams)
     assert len(order) == 3
     made.reopen()
@@ -78,7 +78,7 @@ def test_a_finished_predecessor_is_deleted_from_disk(made: Bench) -> None:
     made.limit(max_bytes=1)
     made.publish(0, rows(0, 5))
     first = made.stream
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     made.publish(0, rows(10, 1), query="other")
     assert first not in made.export.streams
     assert [p.name for p in (made.directory / "log").iterdir()] == [made.stream]
@@ -94,7 +94,7 @@ def test_the_directory_of_a_stream_that_was_not_opened_to_the_end_is_removed_at_
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.admit(0)
-    with killed_in(monkeypatch, Unnamed, "forget"):
+    with killed_in(monkeypatch, OrphanLogs, "forget"):
         made.stage(0, rows(0, 5))
     assert len(logs(made)) == 1
     made.reopen()
@@ -110,7 +110,7 @@ def test_the_directory_of_a_stream_that_was_being_removed_is_removed_at_the_next
 ) -> None:
     made.limit(max_bytes=1)
     made.publish(0, rows(0, 5))
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     made.admit(0, query="other")
     stage = made.stage(0, rows(10, 1), query="other")
     with killed_in(monkeypatch, shutil, "rmtree"):
@@ -153,7 +153,7 @@ def test_rows_published_never_become_fewer_also_once_a_stream_is_forgotten(made:
     made.limit(max_bytes=1)
     made.publish(0, rows(0, 5))
     first = made.stream
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     made.publish(0, rows(10, 3), query="other")
     assert first not in made.export.ledger.streams
     for _ in range(2):
@@ -228,10 +228,10 @@ def test_a_failing_state_file_after_the_manifest_does_not_publish_twice(
 
 def test_the_publishers_lease_begins_again_after_a_restart(made: Bench) -> None:
     made.publish(0, rows(0, 1))
-    made.now += LEASE + 1
+    made.now += LEASE_SECONDS + 1
     made.reopen()
     assert "occupied" in made.admit(0, query="other")
-    made.export.renounce("q")
+    made.export.end_publisher_lease("q")
     made.reopen()
     assert made.admit(0, query="other") == {"admitted": True}
 
@@ -248,11 +248,11 @@ def test_fences_and_batches_outlive_a_restart(made: Bench) -> None:
 
 def test_a_query_that_comes_back_is_known_after_a_restart(made: Bench) -> None:
     made.publish(5, rows(0, 1))
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     made.publish(0, rows(0, 1), query="other")
-    made.now += 2 * LEASE
+    made.now += 2 * LEASE_SECONDS
     made.reopen()
-    made.now += 2 * LEASE
+    made.now += 2 * LEASE_SECONDS
     assert made.publish(5, rows(0, 1), run="r2")["published"] is False
 
 
@@ -383,7 +383,7 @@ def test_after_a_restart_rows_are_counted_exactly_from_each_place_of_a_reader(
         made.publish(batch, rows(100 * batch, 10 + batch))
     made.export.set_routes({})
     made.route("drop")
-    places = made.export.ledger.readers["reader"].places(made.stream)
+    places = made.export.ledger.readers["reader"].referenced_epochs(made.stream)
     assert places == {0, 1, 2, 4}
     for batch in range(5, 9):
         made.publish(batch, rows(100 * batch, 10 + batch))
@@ -391,7 +391,7 @@ def test_after_a_restart_rows_are_counted_exactly_from_each_place_of_a_reader(
     made.reopen()
     after = made.export.ledger.streams[made.stream]
     assert after is not before
-    assert all(after.knows(place) for place in places)
+    assert all(after.has_sum(place) for place in places)
     assert [after.rows_before(n) for n in places] == [before.rows_before(n) for n in places]
 
 
@@ -419,9 +419,9 @@ def test_a_block_that_became_unreadable_does_not_keep_its_reader_from_acknowledg
     made.plan(filter_="n > 1")
 
     def damaged(*_: object) -> int:
-        raise LogCorrupt(Path("segment"), offset=7, why="checksum")
+        raise LogCorrupt(Path("segment"), offset=7, reason="checksum")
 
-    monkeypatch.setattr("pe_agent.agent.exports.stream.delivery_counts.passing_rows", damaged)
+    monkeypatch.setattr("pe_agent.agent.exports.stream.delivery_counts.count_passing_rows", damaged)
     made.plan({made.stream: 1}, filter_="n > 1")
 
     status = made.export.status()["readers"]["reader"]
@@ -528,7 +528,7 @@ def test_what_replays_read_again_is_not_kept_in_memory(made: Bench) -> None:
         for epoch in range(3):
             made.export.count_block("reader", made.stream, epoch, 0, 1)
         made.plan({made.stream: 3}, filter_="n > 0")
-        assert made.export.deliveries.noted() == 0
+        assert made.export.deliveries.count_pending_epochs() == 0
         made.replan({made.stream: (0, 3)}, filter_="n > 0")
     assert made.export.status()["readers"]["reader"]["delivered"] == 3
 
@@ -546,10 +546,10 @@ def test_a_lossy_reader_goes_on_and_what_it_lost_is_counted_once(cramped: Bench)
     with pytest.raises(DataLossError):
         made.plan({made.stream: 1})
     for _ in range(2):
-        (plan,) = made.plan({made.stream: 1}, lossy=True).planned
+        (plan,) = made.plan({made.stream: 1}, skip_lost=True).planned
         assert (plan.from_, plan.lost) == (4, (3, 30))
         made.reopen()
-        made.plan({made.stream: 5}, lossy=True)
+        made.plan({made.stream: 5}, skip_lost=True)
     figures = made.export.status()["readers"]["reader"]
     assert (figures["lost"], figures["dropped"], figures["delivered"]) == ([3, 30], [0, 0], 18)
 
@@ -566,8 +566,8 @@ def test_a_plan_of_which_epochs_are_gone_is_cut_without_them(cramped: Bench) -> 
     whole = {made.stream: (0, 4), "other": (0, 1)}
     with pytest.raises(DataLossError):
         made.replan(whole)
-    again = made.replan(whole, lossy=True)
-    assert again.gone == {made.stream: [(0, 3, 6)], "other": [(0, 1, None)]}
+    again = made.replan(whole, skip_lost=True)
+    assert again.missing == {made.stream: [(0, 3, 6)], "other": [(0, 1, None)]}
     assert {s: list(epochs) for s, epochs in again.blocks.items()} == {
         made.stream: [3],
         "other": [],

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
-from streambroker_core.ledger.publisher import LEASE
+from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
+from streambroker_core.ledger.publisher import LEASE_SECONDS
 from support.exports import Bench, bench, rows
 
 
@@ -25,14 +25,14 @@ def reader(made: Bench) -> dict[str, Any]:
 
 
 def read(made: Bench, epoch: int, filter_: str | None = None) -> int:
-    wanted = Read(
+    wanted = ReadRequest(
         reader="reader",
         stream=made.stream,
         pieces=((epoch, 0, 1),),
         filter=filter_,
         columns=None,
     )
-    return sum(batch.num_rows for batch, _ in BlockReader().batches(made.export, wanted))
+    return sum(batch.num_rows for batch, _ in BlockReader().read_batches(made.export, wanted))
 
 
 def test_lag_is_told_in_epochs_rows_bytes_and_seconds(made: Bench) -> None:
@@ -145,7 +145,7 @@ def test_a_wait_is_told_with_its_begin_its_length_and_its_readers(made: Bench) -
 def test_published_rows_are_counted_over_streams_and_restarts(made: Bench) -> None:
     made.publish(0, rows(0, 4))
     made.publish(2, rows(4, 4))
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     made.publish(0, rows(8, 2), query="other")
     assert (made.export.status()["publishedRows"], made.export.status()["gaps"]) == (10, 1)
     made.reopen()

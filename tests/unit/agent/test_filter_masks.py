@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pe_agent.filters import compile_filter, schema_of
+from pe_agent.filters import compile_filter, to_spark_schema
 from streambroker_core.errors import FilterTypeError, SchemaError
 from streambroker_core.expression import Expression, check_filter, parse
 from streambroker_core.model.schema import parse_ddl
@@ -218,6 +218,6 @@ def test_arrow_types_become_spark_types() -> None:
         }
     )
 
-    kinds = [column.type for column in schema_of(schema)]
+    kinds = [column.type for column in to_spark_schema(schema)]
 
     assert kinds == ["smallint", "array<string>", "arrow timestamp[us]", "arrow uint64"]

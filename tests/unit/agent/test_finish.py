@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import Limits
-from streambroker_core.ledger.publisher import LEASE
+from streambroker_core.ledger.ledger import RetentionLimits
+from streambroker_core.ledger.publisher import LEASE_SECONDS
 from support.exports import Bench, bench, rows
 
 
@@ -51,7 +51,7 @@ def test_a_batch_that_is_repeated_leaves_the_end_and_a_new_one_takes_it_back(mad
 def test_a_successor_takes_the_end_back_with_its_first_epoch(made: Bench) -> None:
     made.publish(0, rows(0, 3))
     finish(made)
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     made.admit(0, query="other")
     stage = made.stage(0, rows(0, 3), query="other")
     assert made.export.ended()
@@ -62,7 +62,7 @@ def test_a_successor_takes_the_end_back_with_its_first_epoch(made: Bench) -> Non
 def test_an_end_outlives_the_epochs(made: Bench) -> None:
     made.publish(0, rows(0, 3))
     finish(made)
-    made.export.set_limits(Limits(max_bytes=1, max_age=0))
+    made.export.set_limits(RetentionLimits(max_bytes=1, max_age=0))
     made.now += 1
     made.export.tick()
     assert not made.export.ledger.streams[made.stream].epochs
@@ -99,7 +99,7 @@ def test_an_end_does_not_give_back_a_lease_or_take_one(made: Bench) -> None:
     finish(made)
     made.reopen()
     assert "occupied" in made.admit(0, query="other")
-    made.export.renounce("q")
+    made.export.end_publisher_lease("q")
     finish(made)
     made.reopen()
     assert made.admit(0, query="other") == {"admitted": True}

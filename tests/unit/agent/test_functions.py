@@ -10,7 +10,7 @@ import pytest
 from pe_agent.functions import Known, Outcome
 from pe_agent.functions.typed_properties import as_properties
 from pe_agent.job.ports import Change
-from pe_agent.job.view_cache import LastKnown
+from pe_agent.job.view_cache import ViewCache
 from streambroker_core.errors import PropertyError
 
 
@@ -151,22 +151,22 @@ def agent() -> Agent:
 
 
 @pytest.fixture
-def memory(agent: Agent) -> LastKnown:
-    return LastKnown(agent)
+def memory(agent: Agent) -> ViewCache:
+    return ViewCache(agent)
 
 
-def told(memory: LastKnown, generation: int, uid: str = "u", **fields: Any) -> None:
-    memory.remember("import", "trades", uid=uid, generation=generation, fields=fields)
+def told(memory: ViewCache, generation: int, uid: str = "u", **fields: Any) -> None:
+    memory.update_port("import", "trades", uid=uid, generation=generation, fields=fields)
 
 
-def test_nothing_is_known_before_anything_was_said(agent: Agent, memory: LastKnown) -> None:
+def test_nothing_is_known_before_anything_was_said(agent: Agent, memory: ViewCache) -> None:
     assert memory.port("import", "trades") is None
     agent.away = True
     assert memory.port("import", "trades") is None
     assert memory.view() is None
 
 
-def test_the_last_view_is_kept_while_the_agent_is_away(agent: Agent, memory: LastKnown) -> None:
+def test_the_last_view_is_kept_while_the_agent_is_away(agent: Agent, memory: ViewCache) -> None:
     agent.has(1, filter="a")
     memory.view()
     agent.away = True
@@ -176,19 +176,19 @@ def test_the_last_view_is_kept_while_the_agent_is_away(agent: Agent, memory: Las
     assert memory.port("export", "trades") is None
 
 
-def test_what_was_set_is_known_before_the_agent_has_it(agent: Agent, memory: LastKnown) -> None:
+def test_what_was_set_is_known_before_the_agent_has_it(agent: Agent, memory: ViewCache) -> None:
     agent.has(1, filter="a", subscription="s")
     told(memory, 2, filter="b")
     known = memory.port("import", "trades")
     assert known == {"uid": "u", "generation": 2, "filter": "b", "subscription": "s"}
-    in_view = memory.in_view("import", "trades")
+    in_view = memory.port_in_view("import", "trades")
     assert in_view is not None
     assert in_view["filter"] == "a"
 
 
 @pytest.mark.parametrize("generation", [2, 3])
 def test_a_view_that_is_as_new_counts_more_than_what_was_set(
-    agent: Agent, memory: LastKnown, generation: int
+    agent: Agent, memory: ViewCache, generation: int
 ) -> None:
     told(memory, 2, filter="b")
     agent.has(generation, filter="c")
@@ -198,7 +198,7 @@ def test_a_view_that_is_as_new_counts_more_than_what_was_set(
 
 
 def test_what_was_told_of_a_resource_before_is_forgotten_with_it(
-    agent: Agent, memory: LastKnown
+    agent: Agent, memory: ViewCache
 ) -> None:
     told(memory, 7, uid="old", filter="b")
     agent.has(1, uid="new", filter="c")
@@ -207,7 +207,7 @@ def test_what_was_told_of_a_resource_before_is_forgotten_with_it(
     assert known["filter"] == "c"
 
 
-def test_each_field_is_known_as_it_was_said_last(agent: Agent, memory: LastKnown) -> None:
+def test_each_field_is_known_as_it_was_said_last(agent: Agent, memory: ViewCache) -> None:
     agent.has(1, filter="a", subscription="s", streams=[])
     told(memory, 2, subscription="t")
     told(memory, 3, filter="c")

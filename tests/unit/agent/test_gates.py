@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.imports import backpressure as gates
-from streambroker_core.ledger.ledger import Holder
+from streambroker_core.ledger.ledger import BlockingReader
 from support.imports import A, Bench, answer, bench, plan
 from support.waiting import until
 
@@ -22,9 +22,9 @@ PE = "default/alerts/0"
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Return a bench on which a call that waits does so for longer than any test."""
-    monkeypatch.setattr(gates, "TOGETHER", LONG)
-    monkeypatch.setattr(gates, "BESIDE_OTHERS", 0.0)
-    monkeypatch.setattr("pe_agent.agent.imports.offset_planner.PATIENCE", LONG)
+    monkeypatch.setattr(gates, "MAX_WAIT_SECONDS", LONG)
+    monkeypatch.setattr(gates, "MAX_WAIT_WITH_OTHERS", 0.0)
+    monkeypatch.setattr("pe_agent.agent.imports.offset_planner.MAX_WAIT_SECONDS", LONG)
     made = bench(tmp_path, monkeypatch)
     made.connect(A, ports=("in", "too"))
     made.replies[A] = lambda _: answer()
@@ -49,7 +49,7 @@ class Asked:
 
     def waits_for(self, *keys: str) -> None:
         wanted = frozenset(f"{PE}/{key}" for key in keys)
-        until(lambda: wanted in self._made.news.waiting(), SECONDS, f"a wait for {keys}")
+        until(lambda: wanted in self._made.news.waiters(), SECONDS, f"a wait for {keys}")
 
     def end(self) -> dict[str, Any]:
         self._thread.join(SECONDS)
@@ -70,7 +70,7 @@ def test_of_two_imports_of_a_query_the_last_asked_waits_for_news_of_both(made: B
         assert made.next(one, frame="f1") == {"offset": None, "together": True}
         last = Asked(made, two, frame="f2", **{"import": "too"})
         last.waits_for("in", "too")
-        made.news.tell(f"{PE}/in")
+        made.news.notify(f"{PE}/in")
         assert last.end() == {"offset": None, "together": True}
 
 
@@ -78,7 +78,7 @@ def test_news_that_come_before_the_last_is_asked_are_not_waited_for(made: Bench)
     one, two = opened(made), opened(made, "too")
     begin(made, "f1", "f2")
     made.next(one, frame="f1")
-    made.news.tell(f"{PE}/in")
+    made.news.notify(f"{PE}/in")
     assert Asked(made, two, frame="f2", **{"import": "too"}).end() == {
         "offset": None,
         "together": True,
@@ -105,7 +105,7 @@ def test_a_query_with_one_import_waits_and_one_beside_other_streams_hardly_does(
     alone = Asked(made, one, frame="f1")
     alone.waits_for("in")
     made.replies[A] = lambda _: answer(plan("s", 0, 2))
-    made.news.tell(f"{PE}/in")
+    made.news.notify(f"{PE}/in")
     assert alone.end()["offset"] is not None
     made.replies[A] = lambda _: answer()
     begin(made, "f1", foreign=True)
@@ -130,7 +130,7 @@ def test_a_frame_of_two_queries_and_one_of_none_wait_as_long_as_they_ask_for(
     one = opened(made)
     begin(made, "f1", query="q", exports=["out"])
     begin(made, "f1", query="p")
-    made.holders["out"] = [Holder(reader="other", import_="x/y/0/z", bytes=1, away=0)]
+    made.holders["out"] = [BlockingReader(reader="other", import_="x/y/0/z", bytes=1, away=0)]
     for frame in ("f1", "f2", None):
         assert Asked(made, one, frame=frame, wait=0).end() == {"offset": None}
 
@@ -139,14 +139,16 @@ def test_a_query_that_nobody_tells_of_any_more_is_forgotten(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = opened(made)
-    monkeypatch.setattr(gates, "LEASE", -1.0)
+    monkeypatch.setattr(gates, "LEASE_SECONDS", -1.0)
     begin(made, "f1")
     assert Asked(made, one, frame="f1", wait=0).end() == {"offset": None}
     assert made.host.status()["queries"] == {}
 
 
-def held_by(reader: str, import_: str = "default/other/0/in", size: int = 10) -> list[Holder]:
-    return [Holder(reader=reader, import_=import_, bytes=size, away=0)]
+def held_by(
+    reader: str, import_: str = "default/other/0/in", size: int = 10
+) -> list[BlockingReader]:
+    return [BlockingReader(reader=reader, import_=import_, bytes=size, away=0)]
 
 
 def test_while_its_export_is_full_a_query_acknowledges_and_is_given_nothing(
@@ -162,7 +164,7 @@ def test_while_its_export_is_full_a_query_acknowledges_and_is_given_nothing(
     assert made.asked[-1][1]["positions"] == {"s": 2}
     assert made.host.status()["queries"]["q"]["gated"] is True
     made.holders.clear()
-    made.news.tell(f"{PE}/out")
+    made.news.notify(f"{PE}/out")
     assert gated.end()["offset"]["streams"]["s"]["next"] == 4
     assert made.host.status()["queries"]["q"]["gated"] is False
 
@@ -178,10 +180,10 @@ def test_a_query_with_several_exports_is_given_nothing_while_any_of_them_is_full
     gated = Asked(made, one, frame="f1")
     gated.waits_for("in", "out", "more")
     made.holders["out"], made.holders["more"] = held_by("third"), []
-    made.news.tell(f"{PE}/more")
+    made.news.notify(f"{PE}/more")
     gated.waits_for("in", "out", "more")
     made.holders.clear()
-    made.news.tell(f"{PE}/out")
+    made.news.notify(f"{PE}/out")
     assert gated.end()["offset"]["streams"]["s"]["next"] == 4
 
 
@@ -194,10 +196,10 @@ def test_a_gated_call_says_for_which_export_also_in_a_run_with_a_limit(
     limited = Asked(made, one, frame="f1", limit={"s": 4})
     limited.waits_for("in", "out")
     made.holders.clear()
-    made.news.tell(f"{PE}/out")
+    made.news.notify(f"{PE}/out")
     assert limited.end() == {"offset": None, "together": True}
     made.holders["out"] = held_by("other")
-    monkeypatch.setattr(gates, "TOGETHER", 0.0)
+    monkeypatch.setattr(gates, "MAX_WAIT_SECONDS", 0.0)
     assert made.next(one, frame="f1", limit={"s": 4})["gated"] == "out"
 
 
@@ -232,7 +234,7 @@ def test_a_query_in_a_ring_is_let_through_to_be_refused(made: Bench) -> None:
 def test_for_what_a_query_waits_is_known_of_each_of_its_readers(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gates, "TOGETHER", 0.0)
+    monkeypatch.setattr(gates, "MAX_WAIT_SECONDS", 0.0)
     one = opened(made)
     begin(made, "f1", exports=["out"])
     queries, asked = made.host.queries, []
@@ -241,10 +243,10 @@ def test_for_what_a_query_waits_is_known_of_each_of_its_readers(
         asked.append((port, query, gated))
         return ["default/alerts/0/out"]
 
-    queries.chain_of = chain
+    queries.find_wait_chain = chain
     made.holders["out"] = held_by("other")
     assert made.next(one, frame="f1")["gated"] == "out"
-    told = queries.chains([one["reader"], "unknown"])
+    told = queries.wait_chains([one["reader"], "unknown"])
     assert told == {one["reader"]: ["default/alerts/0/out"]}
     assert asked == [("out", "q", True)]
 
@@ -254,7 +256,7 @@ def test_a_job_that_stands_still_for_itself_is_let_through_to_be_refused(
 ) -> None:
     one = opened(made)
     begin(made, "f1", exports=["out"])
-    monkeypatch.setattr(gates, "TOGETHER", 0.0)
+    monkeypatch.setattr(gates, "MAX_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(gates, "STUCK_SECONDS", -1.0)
     made.holders["out"] = held_by("other", "default/alerts/0/too") + held_by("third")
     assert made.next(one, frame="f1")["gated"] == "out"

@@ -121,7 +121,7 @@ def test_blocks_at_other_agents_have_the_numbers_of_their_place(made: Bench) -> 
 def test_a_new_reader_begins_at_the_end_of_the_log_and_reads_from_there(made: Bench) -> None:
     made.connect(A)
     put(made, "before")
-    import_ = made.routes.imported("in")
+    import_ = made.routes.find_import("in")
     assert import_ is not None
     made.replies[A] = lambda _: answer()
     log = made.host.control_log.id

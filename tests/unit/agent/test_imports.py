@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.imports.available_now import RoutesUnknownError
-from pe_agent.agent.imports.offset_planner import UnknownPortError
-from pe_agent.agent.imports.peer_agents import Peers
+from pe_agent.agent.imports.offset_planner import PortNotDeclaredError
+from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.readers import ReaderInUseError
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.ledger.ledger import NotRoutedError, ReadersExceededError
 from streambroker_core.ledger.offset import Offset, ranges
-from streambroker_core.wire.broker.view import ImportRoute, seal
+from streambroker_core.wire.broker.view import ImportRoute, with_version
 from support.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
 from support.waiting import until
 
@@ -170,7 +170,7 @@ def test_exporters_share_the_budget_of_a_batch(made: Bench) -> None:
 def test_an_import_that_nobody_declared_is_refused_once_there_is_a_view(made: Bench) -> None:
     assert made.offset()["reader"]
     made.connect(A)
-    with pytest.raises(UnknownPortError, match="import default/alerts/0/other does not exist"):
+    with pytest.raises(PortNotDeclaredError, match="import default/alerts/0/other does not exist"):
         made.next(None, **{"import": "other"})
 
 
@@ -213,7 +213,7 @@ def test_slices_are_the_same_whenever_they_are_cut_and_by_whom(made: Bench) -> N
 
     made.replies = {A: blocks, B: blocks}
     request = {"import": "in", "session": "one", "start": None, "end": end}
-    cut = made.host.slices(request)["slices"]
+    cut = made.host.plan_slices(request)["slices"]
     assert [(s["export"], s["pieces"]) for s in cut] == [
         (A, [[0, 0, 1]]),
         (A, [[0, 1, 2], [1, 0, 1]]),
@@ -222,7 +222,7 @@ def test_slices_are_the_same_whenever_they_are_cut_and_by_whom(made: Bench) -> N
     made.store.close()
     made.open()
     made.connect()
-    again = made.host.slices(request)["slices"]
+    again = made.host.plan_slices(request)["slices"]
     assert [dict(s) for s in again] == [dict(s) for s in cut]
 
 
@@ -234,7 +234,7 @@ def test_a_revocation_stops_what_is_planned_and_leaves_the_rest_of_the_import(ma
     made.replies[A] = refused("Revoked")
     made.replies[B] = lambda _: {"blocks": {"t": {"0": [[1, 1]]}}}
     with pytest.raises(AgentRefusedError) as caught:
-        made.host.slices({"import": "in", "session": "one", "start": None, "end": end})
+        made.host.plan_slices({"import": "in", "session": "one", "start": None, "end": end})
     assert caught.value.code == "Revoked"
     made.replies[B] = lambda _: answer(plan("t", 1, 2))
     later = made.offset(end)
@@ -248,25 +248,25 @@ def test_a_stream_that_no_exporter_has_is_waited_for_by_name(made: Bench) -> Non
     end = {**end, "streams": {"elsewhere": {"from": 0, "next": 2}}}
     request = {"import": "in", "session": "one", "start": None, "end": end}
     with pytest.raises(AgentUnreachableError, match="has stream elsewhere"):
-        made.host.slices(request)
+        made.host.plan_slices(request)
     made.known[A] = {"elsewhere": 2}
     made.replies[A] = lambda _: {"blocks": {"elsewhere": {"0": [[1, 1]], "1": [[1, 1]]}}}
-    assert len(made.host.slices(request)["slices"]) == 1
+    assert len(made.host.plan_slices(request)["slices"]) == 1
 
 
 def test_a_plan_is_read_where_the_exporter_is_now(made: Bench) -> None:
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     end = made.offset()
-    assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://a:1"
+    assert made.host.locate(A, "s", end["reader"]) == "grpc+tcp://a:1"
     view = made.routes.view
     assert view is not None
     route = dataclasses.replace(view.imports["in"].routes[0], location="grpc+tcp://moved:2")
     port = dataclasses.replace(view.imports["in"], routes=(route,))
-    made.routes.apply(seal(dataclasses.replace(view, imports={"in": port})))
-    assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://moved:2"
+    made.routes.apply(with_version(dataclasses.replace(view, imports={"in": port})))
+    assert made.host.locate(A, "s", end["reader"]) == "grpc+tcp://moved:2"
     made.connect()
-    assert made.host.where(A, "s", end["reader"]) == "grpc+tcp://a:1"
+    assert made.host.locate(A, "s", end["reader"]) == "grpc+tcp://a:1"
 
 
 @pytest.mark.parametrize("seen", ["planned", "cut"])
@@ -280,7 +280,7 @@ def test_an_exporter_that_moved_is_remembered_where_it_was_seen_last(
     assert view is not None
     route = dataclasses.replace(view.imports["in"].routes[0], location="grpc+tcp://moved:2")
     port = dataclasses.replace(view.imports["in"], routes=(route,))
-    made.routes.apply(seal(dataclasses.replace(view, imports={"in": port})))
+    made.routes.apply(with_version(dataclasses.replace(view, imports={"in": port})))
     if seen == "planned":
         made.replies[A] = lambda _: answer(plan("t", 1, 2))
         made.offset(end)
@@ -300,7 +300,7 @@ def test_an_exporter_that_is_away_is_not_asked_and_the_others_are(
 ) -> None:
     made.connect(A, B)
     made.replies[B] = lambda _: answer(plan("t", 0, 1))
-    monkeypatch.setattr(Peers, "is_away", lambda _, location: location == "grpc+tcp://a:1")
+    monkeypatch.setattr(PeerAgents, "is_away", lambda _, location: location == "grpc+tcp://a:1")
     first = made.offset()
 
     assert [body["export"] for _, body in made.asked] == [B]
@@ -338,7 +338,7 @@ def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
 
     A call that gives way does not say that all is read, either.
     """
-    monkeypatch.setattr(Peers, "ended", lambda *_: True)
+    monkeypatch.setattr(PeerAgents, "has_ended", lambda *_: True)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     first = made.offset()
@@ -357,7 +357,7 @@ def test_of_the_calls_that_wait_their_turn_only_the_newest_asks(
 
     made.replies[A] = lambda _: answer(plan("s", 1, 2))
     before = reader.calls
-    with reader.one_at_a_time:
+    with reader.call_lock:
         calls = []
         for number in range(1, 4):
             calls.append(call(100 + number))
@@ -424,7 +424,7 @@ def test_a_plan_that_is_read_again_is_unfinished_again(made: Bench) -> None:
     made.next(first)
     assert made.host.readers.unfinished() == []
     made.replies[A] = lambda _: {"blocks": {"s": {"0": [[1, 1]]}}}
-    made.host.slices({"import": "in", "session": "one", "start": None, "end": first})
+    made.host.plan_slices({"import": "in", "session": "one", "start": None, "end": first})
 
     assert made.host.readers.unfinished() != []
 
@@ -434,7 +434,7 @@ def test_a_change_is_applied_although_an_exporter_is_away(
 ) -> None:
     made.connect(A, B, filter_="n > 1")
     made.replies[B] = lambda _: answer(plan("t", 0, 1))
-    monkeypatch.setattr(Peers, "is_away", lambda _, location: location == "grpc+tcp://a:1")
+    monkeypatch.setattr(PeerAgents, "is_away", lambda _, location: location == "grpc+tcp://a:1")
     reader = made.offset()["reader"]
 
     assert made.host.status()["readers"][reader]["pinned"]["filter"] == "n > 1"
@@ -445,12 +445,12 @@ def test_what_an_absent_exporter_has_is_left_for_the_next_run(
 ) -> None:
     made.connect(A, B)
 
-    def ask(_: Peers, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+    def ask(_: PeerAgents, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
         if str(route.export) == A:
             raise AgentUnreachableError("gone")
         return {"t": 7}, True
 
-    monkeypatch.setattr(Peers, "ask_heads", ask)
+    monkeypatch.setattr(PeerAgents, "fetch_heads", ask)
     found = {"heads": {"t": 7}, "missing": [A], "ended": [B], "control": 0}
     assert made.host.heads("in") == found
     assert made.host.status()["missing"] == {"in": [A]}
@@ -461,18 +461,18 @@ def test_a_run_waits_for_its_routes_and_then_for_their_agents(
 ) -> None:
     away_for = [2]
 
-    def ask(_: Peers, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+    def ask(_: PeerAgents, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
         away_for[0] -= 1
         if away_for[0] >= 0:
             raise AgentUnreachableError("not yet")
         return {"s": 7}, False
 
-    monkeypatch.setattr(Peers, "ask_heads", ask)
-    monkeypatch.setattr("pe_agent.agent.imports.available_now.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(PeerAgents, "fetch_heads", ask)
+    monkeypatch.setattr("pe_agent.agent.imports.available_now.RETRY_SECONDS", 0.01)
     found: list[dict[str, Any]] = []
     asked = threading.Thread(target=lambda: found.append(made.host.heads("in", 10.0)))
     asked.start()
-    until(made.news.waiting, 10, "it waits for the view")
+    until(made.news.waiters, 10, "it waits for the view")
     made.connect(A)
     asked.join(10)
     assert found == [{"heads": {"s": 7}, "missing": [], "ended": [], "control": 0}]
@@ -515,7 +515,7 @@ def test_who_refuses_below_the_limit_is_named_with_its_reason(made: Bench, how: 
 def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.imports.readers.READERS", 3)
+    monkeypatch.setattr("pe_agent.agent.imports.readers.MAX_READERS", 3)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(5):
@@ -530,7 +530,7 @@ def test_readers_that_have_been_away_longest_are_forgotten_beyond_a_limit(
 def test_a_reader_beyond_the_limit_is_refused_while_all_others_live(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pe_agent.agent.imports.readers.READERS", 3)
+    monkeypatch.setattr("pe_agent.agent.imports.readers.MAX_READERS", 3)
     made.connect(A)
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     for number in range(3):

@@ -13,29 +13,29 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent.agent.broker.reporter import Reporter
-from pe_agent.agent.notifier import News
-from pe_agent.agent.reports.rules import LIVE_SECONDS, QUERIES, JobRules
+from pe_agent.agent.broker.reporter import StatusReporter
+from pe_agent.agent.notifier import Notifier
+from pe_agent.agent.reports.rules import DISCOVERER_TIMEOUT_SECONDS, MAX_QUERIES, RuleState
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from pe_agent.cep import BrokerDiscoverer, Discovery, DiscoveryError, PatternProcessorManager
 from pe_agent.cep.rule_progress import Progress
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.broker.view import View, seal
-from streambroker_core.wire.broker.view_rules import WantedRule, wanted_rules
+from streambroker_core.wire.broker.view import View, with_version
+from streambroker_core.wire.broker.view_rules import ViewRule, make_view_rules
 
 PE = PeKey("default", "alerts", 0)
 
 
-def wanted(name: str = "a", version: int = 1, *, enable: int = 0, problem: str = "") -> WantedRule:
+def wanted(name: str = "a", version: int = 1, *, enable: int = 0, problem: str = "") -> ViewRule:
     pattern = {"stages": [{"name": "s", "where": "price > 10"}]}
     document = {"id": name, "version": version, "pattern": pattern}
-    return WantedRule(id=name, document=document, enable=enable, problem=problem)
+    return ViewRule(id=name, document=document, enable=enable, problem=problem)
 
 
-def view_of(*rules: WantedRule) -> View:
-    return seal(View(pe=PE, rules=wanted_rules(rules)))
+def view_of(*rules: ViewRule) -> View:
+    return with_version(View(pe=PE, rules=make_view_rules(rules)))
 
 
 class Agent:
@@ -43,11 +43,11 @@ class Agent:
 
     def __init__(self, path: Path) -> None:
         self.path, self.now, self.away, self.deaf = path, 0.0, False, False
-        self.routes, self.news = RouteTable(path / "routes.json"), News()
+        self.routes, self.news = RouteTable(path / "routes.json"), Notifier()
         self.routes.load()
-        self.routes.listen(lambda view: self.news.tell())
+        self.routes.add_listener(lambda view: self.news.notify())
         self.store = Store(path / "state.sqlite")
-        self.rules = JobRules(
+        self.rules = RuleState(
             lambda: self.routes.view, self.store, self.news, lambda: self.now, lambda: self.deaf
         )
         self.told = threading.Event()
@@ -56,7 +56,7 @@ class Agent:
     def call(self, action: str, *, timeout: float = 0.0, **body: Any) -> dict[str, Any]:
         if self.away:
             raise AgentUnreachableError("it is away")
-        name = action.removeprefix("rules.")
+        name = {"rules.wanted": "wait_for_rules"}.get(action, action.removeprefix("rules."))
         perform: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self.rules, name)
         answer: dict[str, Any] = json.loads(json.dumps(perform(json.loads(json.dumps(body)))))
         return answer
@@ -106,7 +106,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def told(agent: Agent) -> Mapping[str, Any]:
-    return agent.rules.told()
+    return agent.rules.rule_status()
 
 
 def test_a_broker_that_its_agent_does_not_hear_of_is_told_and_the_rules_stay(
@@ -149,7 +149,7 @@ def test_a_view_that_says_nothing_of_rules_leaves_them_also_on_disk(
     agent: Agent, tmp_path: Path
 ) -> None:
     agent.routes.apply(view_of(wanted("a")))
-    agent.routes.apply(seal(View(pe=PE, point=(5, 5))))
+    agent.routes.apply(with_version(View(pe=PE, point=(5, 5))))
 
     answer = agent.call("rules.wanted", discoverer="d", known=None, wait=0)
     again = RouteTable(tmp_path / "routes.json")
@@ -157,7 +157,7 @@ def test_a_view_that_says_nothing_of_rules_leaves_them_also_on_disk(
 
     assert [one["id"] for one in answer["rules"]] == ["a"]
     assert again.view is not None
-    assert again.view.rules == wanted_rules([wanted("a")])
+    assert again.view.rules == make_view_rules([wanted("a")])
     agent.routes.apply(view_of())
     assert agent.call("rules.wanted", discoverer="d", known=None, wait=0)["rules"] == []
 
@@ -225,13 +225,13 @@ def test_an_enabling_is_done_once_also_over_restarts(agent: Agent, tmp_path: Pat
     job = Job()
 
     with running(agent, job):
-        job.manager.stopped("a", 1)
+        job.manager.disable("a", 1)
         off = job.rules()
         agent.routes.apply(view_of(wanted("a", enable=1)))
         until(lambda: job.rules() == [("a", 1)])
         until(lambda: kept(agent) == {"": {"a": 1}})
 
-    job.manager.stopped("a", 1)
+    job.manager.disable("a", 1)
     with running(agent, job):
         again = job.rules()
     assert (off, again) == ([], [])
@@ -248,7 +248,7 @@ def test_each_query_turns_its_own_rules_on_again_and_once(agent: Agent) -> None:
     here, away = Job(), Job()
     for name, job in (("here", here), ("away", away)):
         with running(agent, job, name):
-            job.manager.stopped("a", 1)
+            job.manager.disable("a", 1)
     agent.routes.apply(view_of(wanted("a", enable=1)))
 
     with running(agent, here, "here"):
@@ -258,7 +258,7 @@ def test_each_query_turns_its_own_rules_on_again_and_once(agent: Agent) -> None:
         with running(agent, away, "away"):
             until(lambda: away.rules() == [("a", 1)])
             until(lambda: kept(agent).get("away") == {"a": 1})
-    here.manager.stopped("a", 1)
+    here.manager.disable("a", 1)
     with running(agent, here, "here"):
         again = here.rules()
 
@@ -270,7 +270,7 @@ def test_what_an_agent_of_before_has_kept_holds_for_every_query(agent: Agent) ->
     agent.routes.apply(view_of(wanted("a", enable=1)))
     job = Job()
     job.manager.on_pattern_processors_updated([wanted("a").document])
-    job.manager.stopped("a", 1)
+    job.manager.disable("a", 1)
 
     with running(agent, job, "one"):
         until(lambda: kept(agent) == {"": {"a": 1}, "one": {"a": 1}})
@@ -281,12 +281,12 @@ def test_what_an_agent_of_before_has_kept_holds_for_every_query(agent: Agent) ->
 
 
 def test_of_very_many_queries_those_are_forgotten_that_were_silent_longest(agent: Agent) -> None:
-    for number in range(QUERIES + 3):
+    for number in range(MAX_QUERIES + 3):
         agent.call("rules.report", discoverer="d", rules={}, query=f"q{number}", enabled={"a": 1})
     agent.call("rules.report", discoverer="d", rules={}, query="q3", enabled={"a": 2})
     agent.call("rules.report", discoverer="d", rules={}, query="new", enabled={"a": 1})
 
-    assert len(kept(agent)) == QUERIES
+    assert len(kept(agent)) == MAX_QUERIES
     assert kept(agent)["q3"] == {"a": 2}
     assert "q4" not in kept(agent)
 
@@ -295,7 +295,7 @@ def test_an_enabling_while_the_job_is_away_is_done_when_it_is_back(agent: Agent)
     agent.routes.apply(view_of(wanted("a")))
     job = Job()
     with running(agent, job):
-        job.manager.stopped("a", 1)
+        job.manager.disable("a", 1)
     agent.routes.apply(view_of(wanted("a", enable=4)))
 
     with running(agent, job):
@@ -304,9 +304,9 @@ def test_an_enabling_while_the_job_is_away_is_done_when_it_is_back(agent: Agent)
 
 def test_a_discoverer_that_is_silent_for_long_is_told_of_no_more(agent: Agent) -> None:
     agent.call("rules.report", discoverer="d", rules={"a": {"version": 1, "state": "active"}})
-    agent.now = LIVE_SECONDS
+    agent.now = DISCOVERER_TIMEOUT_SECONDS
     here = told(agent)
-    agent.now = LIVE_SECONDS + 1
+    agent.now = DISCOVERER_TIMEOUT_SECONDS + 1
 
     assert set(here) == {"a"}
     assert told(agent) == {}
@@ -358,18 +358,18 @@ def test_news_of_rules_are_reported_before_the_next_report_is_due() -> None:
         sent.append(1)
         return {"again": 30}
 
-    reporter = Reporter(lambda: status, send)
+    reporter = StatusReporter(lambda: status, send)
     reporter.start()
-    reporter.polled()
+    reporter.on_poll()
     until(lambda: len(sent) == 1)
-    reporter.urge()
+    reporter.report_soon()
     until(lambda: len(sent) == 2)
     reporter.close()
 
 
 def test_an_equal_view_with_the_same_rules_is_not_told_again(agent: Agent) -> None:
     heard: list[View] = []
-    agent.routes.listen(heard.append)
+    agent.routes.add_listener(heard.append)
     agent.routes.apply(view_of(wanted("a")))
     agent.routes.apply(replace(view_of(wanted("a")), point=(9, 9)))
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pe_agent.agent.broker.reporter import report_of
+from pe_agent.agent.broker.reporter import build_report
 from pe_agent.agent.reports import prometheus as metrics
-from pe_agent.agent.reports.side_inputs import NEW_SECONDS, JobSides
+from pe_agent.agent.reports.side_inputs import NEW_QUERY_SECONDS, SideReports
 from pe_agent.side import metrics_reporter as reporting
-from pe_agent.side.metrics_reporter import Sender, ToAgent
+from pe_agent.side.metrics_reporter import SideMetricsReporter, SideMetricsSender
 from pe_agent.transport.agent_tls import PLAIN_VARIABLE
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.reports.side_status import ToldSide, ToldStall, write_side
+from streambroker_core.wire.reports.side_status import SideStall, SideStatus, write_side
 from support.waiting import until
 
-RATES = ToldSide(
+RATES = SideStatus(
     operator="join",
     input="rates",
     waiting_rows=3,
@@ -28,7 +28,7 @@ RATES = ToldSide(
     entries=10,
     version="v1",
     version_since=40_000_000,
-    stalls=(ToldStall(cause="for side input `rates`", rows=3, since=90_000_000),),
+    stalls=(SideStall(cause="for side input `rates`", rows=3, since=90_000_000),),
 )
 
 
@@ -38,11 +38,11 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def sides(self) -> JobSides:
-        return JobSides(lambda: self.now, lambda: 100.0 + self.now)
+    def sides(self) -> SideReports:
+        return SideReports(lambda: self.now, lambda: 100.0 + self.now)
 
 
-def told(bucket: int, window: int, *sides: ToldSide, query: str = "q") -> dict[str, Any]:
+def told(bucket: int, window: int, *sides: SideStatus, query: str = "q") -> dict[str, Any]:
     return {
         "query": query,
         "operator": "join",
@@ -52,11 +52,11 @@ def told(bucket: int, window: int, *sides: ToldSide, query: str = "q") -> dict[s
     }
 
 
-def take(sides: JobSides, *buckets: dict[str, Any]) -> None:
-    sides.take({"buckets": list(buckets)})
+def take(sides: SideReports, *buckets: dict[str, Any]) -> None:
+    sides.record({"buckets": list(buckets)})
 
 
-def waiting(sides: JobSides) -> list[tuple[str, str, int]]:
+def waiting(sides: SideReports) -> list[tuple[str, str, int]]:
     return [(one["query"], one["input"], one["waitingRows"]) for one in sides.status()]
 
 
@@ -65,8 +65,8 @@ def test_buckets_are_one_and_the_last_window_of_each_holds() -> None:
     sides = clock.sides()
     take(sides, told(0, 5, RATES), told(1, 5, RATES))
     assert waiting(sides) == [("q", "rates", 6)]
-    take(sides, told(1, 6, ToldSide(operator="join", input="rates")))
-    take(sides, told(0, 4, ToldSide(operator="join", input="rates")))
+    take(sides, told(1, 6, SideStatus(operator="join", input="rates")))
+    take(sides, told(0, 4, SideStatus(operator="join", input="rates")))
     assert waiting(sides) == [("q", "rates", 3)]
     clock.now = 2.0
     (one,) = sides.status()
@@ -78,15 +78,15 @@ def test_a_query_that_does_not_run_any_more_is_forgotten() -> None:
     clock = Clock()
     sides = clock.sides()
     take(sides, told(0, 1, RATES), told(0, 1, RATES, query="other"))
-    sides.running({"queries": []})
+    sides.retain_running({"queries": []})
     assert len(waiting(sides)) == 2, "they began only now"
-    clock.now = NEW_SECONDS + 1
-    sides.running({"queries": ["q"]})
+    clock.now = NEW_QUERY_SECONDS + 1
+    sides.retain_running({"queries": ["q"]})
     assert waiting(sides) == [("q", "rates", 3)]
 
 
 def test_a_wrong_report_changes_nothing() -> None:
-    sides = JobSides()
+    sides = SideReports()
     with pytest.raises(ManifestError, match=r"buckets\[1\].window"):
         take(sides, told(0, 1, RATES), {**told(1, 1, RATES), "window": None})
     assert waiting(sides) == []
@@ -95,12 +95,12 @@ def test_a_wrong_report_changes_nothing() -> None:
 def test_prometheus_is_told_and_the_broker() -> None:
     clock = Clock()
     sides = clock.sides()
-    take(sides, told(0, 1, RATES, ToldSide(operator="join", input="main")))
+    take(sides, told(0, 1, RATES, SideStatus(operator="join", input="main")))
     control: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
     status = {"exports": {}, "controlLog": control, "sides": sides.status()}
     found = {
         (one.name.removeprefix("streambroker_side_"), one.labels["input"]): one
-        for family in text_string_to_metric_families(metrics.text(status, {}))
+        for family in text_string_to_metric_families(metrics.render_text(status, {}))
         for one in family.samples
         if "side_" in one.name
     }
@@ -113,10 +113,10 @@ def test_prometheus_is_told_and_the_broker() -> None:
     assert ("version", "main") not in found
     assert ("version_seconds", "main") not in found
     assert found["entries", "rates"].value == 10
-    report = report_of({**status, "imports": {"readers": {}}})
+    report = build_report({**status, "imports": {"readers": {}}})
     assert [one["input"] for one in report["sides"]] == ["rates", "main"]
     many = {**status, "imports": {"readers": {}}, "sides": sides.status() * 400}
-    assert len(report_of(many)["sides"]) == 100
+    assert len(build_report(many)["sides"]) == 100
 
 
 class Agent:
@@ -137,17 +137,17 @@ class Agent:
 def test_the_last_figures_of_each_bucket_reach_an_agent_that_was_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reporting, "SPACING", 0.05)
+    monkeypatch.setattr(reporting, "MIN_REPORT_SECONDS", 0.05)
     agent = Agent(deaf=2)
-    sender = Sender(agent)  # type: ignore[arg-type]
-    sender.take(("q", "join", 0), 1, [RATES])
-    sender.take(("q", "join", 1), 1, [RATES])
+    sender = SideMetricsSender(agent)  # type: ignore[arg-type]
+    sender.enqueue(("q", "join", 0), 1, [RATES])
+    sender.enqueue(("q", "join", 1), 1, [RATES])
     until(lambda: agent.deaf < 2, 10.0, "a call")
-    sender.take(("q", "join", 0), 2, [RATES])
+    sender.enqueue(("q", "join", 0), 2, [RATES])
     until(lambda: bool(agent.heard), 10.0, "an answer")
     windows = {told["bucket"]: told["window"] for call in agent.heard for told in call}
     assert windows == {0: 2, 1: 1}
-    sender.take(("q", "join", 1), 3, [RATES])
+    sender.enqueue(("q", "join", 1), 3, [RATES])
     until(lambda: agent.heard[-1][-1]["window"] == 3, 10.0, "the next figures")
     assert sum(len(call) for call in agent.heard) == 3, "nothing is sent twice"
 
@@ -162,12 +162,12 @@ def test_figures_that_nobody_can_read_do_not_end_the_sending(
                 raise TypeError("no JSON")
             super().call(action, timeout=timeout, buckets=buckets)
 
-    monkeypatch.setattr(reporting, "SPACING", 0.05)
+    monkeypatch.setattr(reporting, "MIN_REPORT_SECONDS", 0.05)
     agent = Odd(deaf=1)
-    sender = Sender(agent)  # type: ignore[arg-type]
-    sender.take(("q", "join", 0), 1, [RATES])
+    sender = SideMetricsSender(agent)  # type: ignore[arg-type]
+    sender.enqueue(("q", "join", 0), 1, [RATES])
     until(lambda: not agent.deaf, 10.0, "a call")
-    sender.take(("q", "join", 0), 2, [RATES])
+    sender.enqueue(("q", "join", 0), 2, [RATES])
     until(lambda: bool(agent.heard), 10.0, "the next figures")
     assert [told["window"] for call in agent.heard for told in call] == [2]
 
@@ -186,7 +186,7 @@ def test_a_worker_that_may_not_call_the_agent_goes_on_without_figures(
     """Settings of its environment are wrong: that is said once, and no window fails for it."""
     monkeypatch.setattr("pyspark.TaskContext.get", Task)
     monkeypatch.setenv(PLAIN_VARIABLE, "perhaps")
-    to_agent = ToAgent(operator="join", options=(("agent", "grpc+tcp://127.0.0.1:1"),))
+    to_agent = SideMetricsReporter(operator="join", options=(("agent", "grpc+tcp://127.0.0.1:1"),))
     for window in range(3):
         to_agent(0, window, [RATES])
     assert caplog.text.count(f"{PLAIN_VARIABLE} is 'perhaps'") == 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pe_agent.job.port_names import KnownPorts, PortMissingError
+from pe_agent.job.port_names import PortMissingError, PortsByName
 from pe_agent.job.ports import Change
 
 
 def test_a_port_that_is_not_there_is_refused_with_the_one_that_was_meant() -> None:
-    ports: KnownPorts[int] = KnownPorts("import", "subscribe")
+    ports: PortsByName[int] = PortsByName("import", "subscribe")
     with pytest.raises(PortMissingError, match=r"no import 'trades'\. Known: none yet\."):
         ports["trades"]
     ports.update(trades=1, news=2)

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports.peer_agents import plan_body
-from pe_agent.agent.server.plan_request import BodyInvalidError, read_ask, read_ranges, under
+from pe_agent.agent.imports.peer_agents import encode_plan
+from pe_agent.agent.server.plan_request import (
+    BodyInvalidError,
+    parse_plan_request,
+    read_ranges,
+    with_policy,
+)
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import OvertakenError
@@ -37,16 +42,16 @@ class Both:
             raise AgentRefusedError(error.code, str(error)) from error
 
     def _plan(self, body: Body) -> Body:
-        ask = under(read_ask(body, "peer.plan"), "wait", granted=True)
+        ask = with_policy(parse_plan_request(body, "peer.plan"), "wait", granted=True)
         found = self.exporter.export.plan(ask, filter_=body["filter"], columns=body["columns"])
-        return {**plan_body(found), "misfits": []}
+        return {**encode_plan(found), "misfits": []}
 
     def _replan(self, body: Body) -> Body:
-        ask = under(read_ask(body, "peer.replan"), "wait", granted=True)
-        again = self.exporter.export.replan(
+        ask = with_policy(parse_plan_request(body, "peer.replan"), "wait", granted=True)
+        again = self.exporter.export.register_plan(
             ask, read_ranges(body), filter_=body["filter"], columns=body["columns"]
         )
-        return {"blocks": again.blocks, "gone": again.gone}
+        return {"blocks": again.blocks, "gone": again.missing}
 
     def hold_back(self, body: Body) -> Body:
         """Let the importer give a call up that goes on at the exporter."""
@@ -169,8 +174,11 @@ def test_what_a_late_call_says_of_an_older_checkpoint_is_not_counted(both: Both)
 def test_who_has_no_capability_cannot_overtake_anybody(both: Both) -> None:
     first = given(both, None)
     body = {**both.importer.asked[-1][1], "call": ["another", 1 << 60], "ranges": {}}
-    both.exporter.export.replan(
-        under(read_ask(body, "peer.replan"), "wait", granted=False), {}, filter_=None, columns=None
+    both.exporter.export.register_plan(
+        with_policy(parse_plan_request(body, "peer.replan"), "wait", granted=False),
+        {},
+        filter_=None,
+        columns=None,
     )
     assert given(both, first)["reader"] == first["reader"]
 
@@ -178,7 +186,7 @@ def test_who_has_no_capability_cannot_overtake_anybody(both: Both) -> None:
 def test_an_agent_that_does_not_number_its_calls_is_served_as_before(both: Both) -> None:
     first = given(both, None)
     body = {k: v for k, v in both.importer.asked[-1][1].items() if k != "call"}
-    assert read_ask(body, "peer.plan").call is None
+    assert parse_plan_request(body, "peer.plan").call is None
     assert both._plan(body)["planned"]
     assert given(both, first)
 
@@ -188,4 +196,4 @@ def test_a_number_that_is_none_is_refused(both: Both, call: object) -> None:
     given(both, None)
     body = {**both.importer.asked[-1][1], "call": call}
     with pytest.raises(BodyInvalidError, match="call"):
-        read_ask(body, "peer.plan")
+        parse_plan_request(body, "peer.plan")

@@ -16,7 +16,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr("pe_agent.agent.imports.offset_planner.LEFT_OVER", count)
+    monkeypatch.setattr("pe_agent.agent.imports.offset_planner.MAX_OLD_POSITIONS", count)
 
 
 def read(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.spark.local_session import (
-    DROPPED,
+    DROPPED_ARGUMENT,
     JavaMissingError,
     ensure_java,
     ensure_spark_home,
@@ -82,7 +82,7 @@ def test_the_packaged_java_gets_all_arguments_but_the_module_it_lacks(
     home = ensure_java()
 
     said = subprocess.run(
-        ["/bin/bash", str(home / "bin" / "java"), "-cp", "a b", DROPPED, "Main", ""],
+        ["/bin/bash", str(home / "bin" / "java"), "-cp", "a b", DROPPED_ARGUMENT, "Main", ""],
         capture_output=True,
         text=True,
         check=True,

@@ -33,7 +33,7 @@ for n in range(9):
     try:
         log.append(Kind.NOTE, b"%d" % n, bytes([65 + n]) * 70_000)
     except LogFull as error:
-        refused = refused or [n, str(error), error.wanted, error.free]
+        refused = refused or [n, str(error), error.needed, error.free]
 log.append(Kind.NOTE, b"small", b"fits")
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, 10_000_000))
 log.append(Kind.NOTE, b"later", bytes(70_000))
@@ -115,7 +115,7 @@ def test_a_partial_write_on_a_full_disk_is_cut_off_again(
         monkeypatch.setattr(os, "pwritev", writes)
         with pytest.raises(LogFull, match="bytes free") as caught:
             log.append(Kind.NOTE, b"{}", bytes(range(200)))
-        assert (caught.value.wanted, caught.value.code) == (234, "LogFull")
+        assert (caught.value.needed, caught.value.code) == (234, "LogFull")
         assert os.strerror(number) in str(caught.value)
         kept = (tmp_path / "0000000001.segment").read_bytes()
         assert not kept[4096 + log.size_bytes :].strip(b"\0")

@@ -44,7 +44,7 @@ def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def reopened(directory: Path) -> tuple[list[bytes], Recovery]:
     with opened(directory) as log:
-        assert list(log.found(set(Kind))) == list(log.frames())
+        assert list(log.recovered_frames(set(Kind))) == list(log.frames())
         return contents(log), log.recovered
 
 
@@ -88,10 +88,10 @@ def test_what_was_found_is_what_the_frames_are(three: Path) -> None:
     with opened(three) as log:
         log.append(Kind.MANIFEST, b"manifest")
     with opened(three) as log:
-        assert list(log.found(set(Kind))) == list(log.frames())
-        assert [meta for _, _, meta in log.found({Kind.MANIFEST})] == [b"manifest"]
-        log.forget_found()
-        assert not list(log.found(set(Kind)))
+        assert list(log.recovered_frames(set(Kind))) == list(log.frames())
+        assert [meta for _, _, meta in log.recovered_frames({Kind.MANIFEST})] == [b"manifest"]
+        log.forget_recovered()
+        assert not list(log.recovered_frames(set(Kind)))
 
 
 def test_a_segment_without_its_index_is_looked_at_and_gets_it_back(three: Path) -> None:
@@ -211,7 +211,7 @@ def test_damage_that_the_index_hides_is_met_by_reads_and_by_verifying(three: Pat
     flip(three / FIRST, HEADER_BYTES + at)
 
     with opened(three) as log:
-        address = next(log.found({Kind.NOTE}))[0]
+        address = next(log.recovered_frames({Kind.NOTE}))[0]
         with pytest.raises(LogCorrupt):
             log.read(address)
         assert sum(log.verify(1)) == 0

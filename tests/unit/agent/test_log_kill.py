@@ -121,7 +121,7 @@ def test_every_acknowledged_frame_survives_kill_9_at_any_moment(tmp_path: Path) 
             assert len(metas) == log.recovered.frames
             assert log.recovered.lost_bytes == 0
             assert log.recovered.scanned_bytes < log.recovered.bytes or len(metas) < 200
-            assert {address: meta for address, _, meta in log.found(set(Kind))} == metas
+            assert {address: meta for address, _, meta in log.recovered_frames(set(Kind))} == metas
         checked |= promised.keys()
 
     with opened(directory) as log:
@@ -143,7 +143,7 @@ def test_a_kill_between_the_end_of_a_segment_and_its_index_costs_a_scan_of_it(
     promised = [Address(*map(int, line.split())) for line in lines]
 
     with opened(directory, segment_bytes=10_000) as log:
-        found = {address: meta for address, _, meta in log.found(set(Kind))}
+        found = {address: meta for address, _, meta in log.recovered_frames(set(Kind))}
         assert list(found) == [address for address, _, _ in log.frames()]
         assert [found[address] for address in promised] == [b"%d" % n for n in range(len(promised))]
         assert all(log.read(address) == b"%s;" % found[address] * 20 for address in found)

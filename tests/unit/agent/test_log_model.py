@@ -51,7 +51,7 @@ class LogMachine(RuleBasedStateMachine):
             flush_bytes=1000,
             verify=verify,
         )
-        assert list(log.found(set(Kind))) == list(log.frames())
+        assert list(log.recovered_frames(set(Kind))) == list(log.frames())
         return log
 
     @rule(target=addresses, kind=kinds, meta=metas, payload=payloads)

@@ -283,7 +283,7 @@ def test_a_start_that_ends_while_it_takes_in_a_shorter_segment_is_repeated(
     three: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.truncate(three / SECOND, HEADER_BYTES + frame_bytes() + 5)
-    for name in ("_cut", "_keep_newest"):
+    for name in ("_cut", "_prune_torn_files"):
         with killed_in(monkeypatch, recovering, name):
             reopened(three)
 

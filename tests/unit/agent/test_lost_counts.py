@@ -16,12 +16,12 @@ def test_epochs_that_are_gone_at_the_home_are_counted_as_lost_too(tmp_path: Path
         made.limit(max_bytes=1, grace=10)
         made.now += 100
         made.export.tick()
-        again = made.replan({made.stream: (0, 3)}, lossy=True)
-        assert again.gone == {made.stream: [(0, 2, 20)]}
+        again = made.replan({made.stream: (0, 3)}, skip_lost=True)
+        assert again.missing == {made.stream: [(0, 2, 20)]}
         made.reopen()
-        assert made.replan({made.stream: (0, 3)}, lossy=True).gone == again.gone
+        assert made.replan({made.stream: (0, 3)}, skip_lost=True).missing == again.missing
         for _ in range(2):
-            made.plan({made.stream: 3}, lossy=True)
+            made.plan({made.stream: 3}, skip_lost=True)
             told = made.export.status()["readers"]["reader"]
             assert (told["delivered"], told["lost"]) == (10, [2, 20])
 
@@ -30,12 +30,12 @@ def test_a_stream_that_the_home_does_not_know_is_counted_by_its_epochs(tmp_path:
     with bench(tmp_path) as made:
         made.route()
         made.publish(0, rows(0, 5))
-        assert made.replan({"old": (2, 5)}, lossy=True).gone == {"old": [(2, 5, None)]}
+        assert made.replan({"old": (2, 5)}, skip_lost=True).missing == {"old": [(2, 5, None)]}
         made.reopen()
-        made.plan({"old": 4}, lossy=True)
+        made.plan({"old": 4}, skip_lost=True)
         assert made.export.status()["readers"]["reader"]["lost"] == [0, 0]
         for _ in range(2):
-            made.plan({"old": 5}, lossy=True)
+            made.plan({"old": 5}, skip_lost=True)
             assert made.export.status()["readers"]["reader"]["lost"] == [3, 0]
 
 

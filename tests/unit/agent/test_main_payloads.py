@@ -48,12 +48,12 @@ RECEIVER = """
 import pickle, sys
 from pathlib import Path
 
-from streambroker_core.control.tuples import logged
+from streambroker_core.control.tuples import make_logged_tuple
 
 made = pickle.loads(Path(sys.argv[1]).read_bytes())()
 time = "2013-01-01T00:00:00+00:00"
 text = f'{{"since":"{time}","parts":[{{"at":"{time}"}}],"one":null}}'
-made.process_control("in", logged("log", 0, type_="Change", text=text))
+made.process_control("in", make_logged_tuple("log", 0, type_="Change", text=text))
 """
 
 

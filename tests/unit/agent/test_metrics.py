@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pe_agent.agent.agent import Hosts
-from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
-from pe_agent.agent.reports.prometheus import ROUTES, MetricsServer, text
+from pe_agent.agent.agent import Agent
+from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
+from pe_agent.agent.reports.prometheus import MAX_ROUTES, MetricsServer, render_text
 from streambroker_core.model import PeKey
 from support.exports import IMPORT, Bench, bench, rows
 
@@ -67,7 +67,7 @@ def test_the_figures_of_an_export_and_its_routes_are_told(made: Bench) -> None:
     made.admit(2)
     made.now += 1.5
     made.admit(2)
-    found = samples(text(status(made), AGENT))
+    found = samples(render_text(status(made), AGENT))
     held = made.export.ledger.streams[made.stream]
     assert {name for name, _ in found} >= CONTRACT
     assert found["export_published_rows_total", ""] == 10
@@ -94,7 +94,7 @@ def test_readers_of_one_import_are_one_route_counted_together_behind_as_the_slow
     made.plan({made.stream: 3}, reader="a")
     made.plan(reader="b", budget=1)
     made.plan({made.stream: 1}, reader="b", budget=1)
-    found = samples(text(status(made), AGENT))
+    found = samples(render_text(status(made), AGENT))
     assert found["route_delivered_rows_total", IMPORT] == 6 + 2
     assert found["route_lag_epochs", IMPORT] == 2
 
@@ -108,10 +108,12 @@ def test_of_very_many_routes_those_farthest_behind_are_told(made: Bench) -> None
     (one,) = figures["readers"].values()
     figures["readers"] = {
         f"reader {n}": {**one, "import": f"default/alerts/0/in{n}", "lag": [n, n]}
-        for n in range(ROUTES + 100)
+        for n in range(MAX_ROUTES + 100)
     }
-    found = {i: v for (name, i), v in samples(text(full, AGENT)).items() if "lag_bytes" in name}
-    assert len(found) == ROUTES
+    found = {
+        i: v for (name, i), v in samples(render_text(full, AGENT)).items() if "lag_bytes" in name
+    }
+    assert len(found) == MAX_ROUTES
     assert min(found.values()) == 100
 
 
@@ -132,7 +134,7 @@ def test_control_tuples_are_counted_by_delivery_apart_from_rows(made: Bench) -> 
     read_control(made, "a", 1, 3)
     read_control(made, "b", 1, 2)
     of_log = {"accepted": {"AT_TIME": 3}, "applied": {"AT_TIME": 2}, "waiting": 1}
-    told = text({**status(made), "controlLog": of_log}, AGENT)
+    told = render_text({**status(made), "controlLog": of_log}, AGENT)
     both = {"BEGIN": 1, "END_WINDOW": 1}
 
     assert by_delivery(told, "export_control_accepted_total") == both
@@ -150,24 +152,24 @@ def read_control(made: Bench, reader: str, first: int, next_: int) -> None:
     made.plan({made.stream: 1}, reader=reader, control=frozenset())
     for epoch in range(first, next_):
         made.plan({made.stream: epoch}, reader=reader, control=frozenset())
-        read = Read(
+        read = ReadRequest(
             reader=reader, stream=made.stream, pieces=((epoch, 0, 0),), filter=None, columns=None
         )
-        assert list(BlockReader().control(made.export, read))
+        assert list(BlockReader().read_control(made.export, read))
 
 
 def test_text_in_names_cannot_break_the_format(made: Bench) -> None:
     told = {**status(made), "exports": {'a"b\\c\nd': made.export.status()}}
     (family, *_) = [
         f
-        for f in text_string_to_metric_families(text(told, AGENT))
+        for f in text_string_to_metric_families(render_text(told, AGENT))
         if f.name == "streambroker_export_held_bytes"
     ]
     assert family.samples[0].labels == {"export": 'a"b\\c\nd'}
 
 
 def test_the_documents_name_each_figure_with_its_type(made: Bench) -> None:
-    told = text(status(made), {**AGENT, "scrub_waiting_segments": 0})
+    told = render_text(status(made), {**AGENT, "scrub_waiting_segments": 0})
     lines = (Path(__file__).parents[3] / "docs" / "operations.md").read_text().splitlines()
     rows = [line.split("|") for line in lines if line.startswith("| `streambroker_")]
     documented = [f"# TYPE {row[1].strip(' `')} {row[2].strip()}" for row in rows]
@@ -184,7 +186,7 @@ def get(port: int, path: str) -> tuple[int, str, str]:
 
 
 def test_the_server_answers_metrics_and_nothing_else(tmp_path: Path) -> None:
-    hosts = Hosts(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
+    hosts = Agent(PeKey.parse("default/feed/0"), tmp_path, progress=lambda *_: None)
     server = MetricsServer("127.0.0.1", 0, hosts.metrics)
     code, type_, told = get(server.port, "/metrics?x=1")
     assert (code, type_) == (200, "text/plain; version=0.0.4; charset=utf-8")

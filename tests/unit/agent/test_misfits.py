@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exports.stream.export_stream import HostedStream
-from pe_agent.agent.exports.stream.row_filter import misfit
+from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.row_filter import schema_mismatch
 from pe_agent.log.commit import Committer
 from support.exports import IMPORT, bench, rows
 
@@ -17,10 +17,10 @@ DDL = "`line` bigint, `price` double"
 
 
 @pytest.fixture
-def stream(tmp_path: Path) -> Iterator[HostedStream]:
+def stream(tmp_path: Path) -> Iterator[ExportStream]:
     """A stream of two columns."""
     committer = Committer()
-    stream = HostedStream.open(
+    stream = ExportStream.open(
         "s",
         tmp_path,
         committer=committer,
@@ -43,9 +43,9 @@ def stream(tmp_path: Path) -> Iterator[HostedStream]:
     ],
 )
 def test_a_reader_of_some_columns_with_equal_types_fits(
-    stream: HostedStream, filter_: str | None, columns: tuple[str, ...] | None, schema: str | None
+    stream: ExportStream, filter_: str | None, columns: tuple[str, ...] | None, schema: str | None
 ) -> None:
-    assert misfit(stream, filter_, columns, schema) is None
+    assert schema_mismatch(stream, filter_, columns, schema) is None
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_a_reader_of_some_columns_with_equal_types_fits(
     ],
 )
 def test_a_reader_that_does_not_fit_is_told_why(
-    stream: HostedStream,
+    stream: ExportStream,
     filter_: str | None,
     columns: tuple[str, ...] | None,
     schema: str | None,
     why: str,
 ) -> None:
-    told = misfit(stream, filter_, columns, schema)
+    told = schema_mismatch(stream, filter_, columns, schema)
 
     assert told is not None
     assert why in told
@@ -79,16 +79,16 @@ def test_a_stream_that_does_not_fit_holds_a_reader_up_until_it_has_no_more_for_i
         first = made.stream
         made.plan(reader="behind")
         made.plan({first: 1})
-        assert made.export.holds_up("reader", first), "it goes on"
+        assert made.export.blocks_reader("reader", first), "it goes on"
         made.export.finish(query="q", run="r")
-        assert not made.export.holds_up("reader", first)
-        assert made.export.holds_up("behind", first), "it has an epoch for that one"
+        assert not made.export.blocks_reader("reader", first)
+        assert made.export.blocks_reader("behind", first), "it has an epoch for that one"
         made.publish(1, rows(1, 1), ddl="`n` bigint, `name` string, `more` string")
         second = made.stream
-        assert not made.export.holds_up("reader", first), "the other one is its successor"
-        assert made.export.holds_up("reader", second)
+        assert not made.export.blocks_reader("reader", first), "the other one is its successor"
+        assert made.export.blocks_reader("reader", second)
         made.export.finish(query="q", run="r")
-        assert made.export.holds_up("reader", second)
+        assert made.export.blocks_reader("reader", second)
         made.plan({first: 1, second: 1})
-        assert not made.export.holds_up("reader", second)
-        assert not made.export.holds_up("reader", "forgotten")
+        assert not made.export.blocks_reader("reader", second)
+        assert not made.export.blocks_reader("reader", "forgotten")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.ledger.ledger import Answer, DataLossError
+from streambroker_core.ledger.ledger import DataLossError, Plan
 from support.exports import Bench, rows
 
 
@@ -45,15 +45,15 @@ def copied(made: Bench, first: int, last: int) -> str:
     return stream
 
 
-def ask(made: Bench, position: int, *, lossy: bool = False, **more: Any) -> Answer:
+def ask(made: Bench, position: int, *, lossy: bool = False, **more: Any) -> Plan:
     """Ask as a reader that has read the first stream's epochs below ``position``."""
     first = next(iter(made.export.streams))
     positions = {first: position, **more}
     last = ("q", position - 1)
-    return made.plan(positions, own=frozenset(positions), last=last, lossy=lossy)
+    return made.plan(positions, own_streams=frozenset(positions), last=last, skip_lost=lossy)
 
 
-def batches(made: Bench, answer: Answer) -> list[int]:
+def batches(made: Bench, answer: Plan) -> list[int]:
     """Return the batches of the epochs that an answer plans."""
     return [
         made.export.streams[p.stream].manifests[n].batch
@@ -151,9 +151,9 @@ def test_the_end_of_an_older_copy_is_no_place_to_read_beyond(made: Bench) -> Non
     copied(made, 3, 5)
     with pytest.raises(DataLossError, match=r"epochs 3 to 5 .* planned by a batch"):
         made.replan({made.stream: (1, 6)})
-    replanned = made.replan({made.stream: (1, 6)}, lossy=True)
+    replanned = made.replan({made.stream: (1, 6)}, skip_lost=True)
     assert list(replanned.blocks[made.stream]) == [1, 2]
-    assert replanned.gone == {made.stream: [(3, 6, None)]}
+    assert replanned.missing == {made.stream: [(3, 6, None)]}
 
 
 def test_what_nobody_can_have_planned_costs_no_time(made: Bench) -> None:
@@ -162,9 +162,9 @@ def test_what_nobody_can_have_planned_costs_no_time(made: Bench) -> None:
     end = 10**15
     with pytest.raises(DataLossError):
         made.replan({made.stream: (1, end)})
-    replanned = made.replan({made.stream: (1, end), "unknown": (0, end)}, lossy=True)
+    replanned = made.replan({made.stream: (1, end), "unknown": (0, end)}, skip_lost=True)
     assert list(replanned.blocks[made.stream]) == [1, 2]
-    assert replanned.gone == {made.stream: [(3, end, None)], "unknown": [(0, end, None)]}
-    made.plan({made.stream: end}, lossy=True)
+    assert replanned.missing == {made.stream: [(3, end, None)], "unknown": [(0, end, None)]}
+    made.plan({made.stream: end}, skip_lost=True)
     told = made.export.status()["readers"]["reader"]
     assert (told["delivered"], told["lost"]) == (4, [end - 3, 0])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.reports.log_file import OwnLog
-from pe_agent.agent.reports.log_limiter import SECONDS, Sparse
+from pe_agent.agent.reports.log_file import ProcessLog
+from pe_agent.agent.reports.log_limiter import INTERVAL_SECONDS, RateLimitedLog
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def fds(tmp_path: Path) -> Iterator[list[int]]:
 def test_a_full_log_makes_place_for_a_new_one_and_one_is_kept(
     tmp_path: Path, fds: list[int]
 ) -> None:
-    log = OwnLog(tmp_path, most=100, descriptors=fds)
+    log = ProcessLog(tmp_path, max_bytes=100, descriptors=fds)
     for number in range(40):
         os.write(fds[number % 2], f"line {number:04}\n".encode())
-        log.look()
+        log.rotate_if_full()
     files = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
     assert set(files) == {"agent.log", "agent.log.1"}
     lines = [*files["agent.log.1"], *files["agent.log"]]
@@ -39,9 +39,9 @@ def test_a_full_log_makes_place_for_a_new_one_and_one_is_kept(
 def test_output_that_goes_elsewhere_is_left_alone(tmp_path: Path, fds: list[int]) -> None:
     (tmp_path / "agent.log").rename(tmp_path / "elsewhere")
     os.write(fds[0], b"x" * 200)
-    OwnLog(tmp_path, most=100, descriptors=fds).look()
+    ProcessLog(tmp_path, max_bytes=100, descriptors=fds).rotate_if_full()
     (tmp_path / "agent.log").write_text("of another")
-    OwnLog(tmp_path, most=1, descriptors=fds).look()
+    ProcessLog(tmp_path, max_bytes=1, descriptors=fds).rotate_if_full()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.log", "elsewhere"]
 
 
@@ -49,10 +49,10 @@ def test_of_one_kind_there_is_a_line_a_minute_that_counts_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [100.0]
-    sparse = Sparse(clock=lambda: now[0])
+    sparse = RateLimitedLog(clock=lambda: now[0])
     for _ in range(1_500):
         sparse.warning("junk came")
-        now[0] += SECONDS / 1_000
+        now[0] += INTERVAL_SECONDS / 1_000
     assert [r.getMessage() for r in caplog.records] == [
         "junk came",
         "junk came (999 more since the last one)",

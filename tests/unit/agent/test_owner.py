@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 
-from pe_agent.job.owner_reference import VARIABLE, OwnerError, given
+from pe_agent.job.owner_reference import VARIABLE, OwnerError, resolve_owner
 
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "feed-program", "uid": "0-1"}
 
 
 def test_a_job_that_names_none_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert given(None) is None
+    assert resolve_owner(None) is None
     monkeypatch.setenv(VARIABLE, "")
-    assert given(None) is None
+    assert resolve_owner(None) is None
 
 
 def test_the_one_that_is_given_counts_before_that_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps({**OWNER, "uid": "0-2"}))
-    assert given(None) == {**OWNER, "uid": "0-2"}
-    assert given(OWNER) == OWNER
+    assert resolve_owner(None) == {**OWNER, "uid": "0-2"}
+    assert resolve_owner(OWNER) == OWNER
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def test_the_one_that_is_given_counts_before_that_of_the_environment(
 )
 def test_an_owner_has_four_texts(owner: Any) -> None:
     with pytest.raises(OwnerError, match="apiVersion, kind, name, uid"):
-        given(owner)
+        resolve_owner(owner)
 
 
 def test_a_pod_is_no_owner() -> None:
     with pytest.raises(OwnerError, match="outlives"):
-        given({**OWNER, "kind": "Pod"})
+        resolve_owner({**OWNER, "kind": "Pod"})
 
 
 def test_what_is_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "feed-program")
     with pytest.raises(OwnerError, match="not JSON"):
-        given(None)
+        resolve_owner(None)

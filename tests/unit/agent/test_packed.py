@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.columns import struct_of
+from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import OptionError, Options
 from pe_agent.datasource.packer import (
     PACKED_DDL,
+    ImportPacker,
     NotNumberedError,
-    Packer,
     Packing,
-    places_of,
-    with_marks,
+    link_control_slices,
+    read_row_numbers,
 )
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.source import StreambrokerDataSource, StreambrokerStreamReader
-from pe_agent.datasource.unpacker import Unpacker, in_epoch
+from pe_agent.datasource.unpacker import Unpacker, merge_tasks
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import to_batch
@@ -40,15 +40,15 @@ from streambroker_core.control.runtime.packing import (
     sequence,
     unpack,
 )
-from streambroker_core.control.runtime.spacing import in_front, slot_bits, spaced
+from streambroker_core.control.runtime.spacing import position_before, slot_bits, space_positions
 from streambroker_core.control.tuples import (
     ControlLimitError,
     ControlTuple,
     Delivery,
     IdentityError,
-    logged,
+    make_logged_tuple,
 )
-from streambroker_core.control.tuples.epoch_control import Placed
+from streambroker_core.control.tuples.epoch_control import IndexedControl
 from streambroker_core.errors import SchemaError
 
 ROWS, BITS = 30, slot_bits(30)
@@ -62,43 +62,46 @@ def rows(*keys: int) -> pa.RecordBatch:
 
 
 def mark(seq: int, text: str = "1", delivery: Delivery = Delivery.IMMEDIATE) -> ControlTuple:
-    return logged("q", seq, type_="mark", text=text, delivery=delivery)
+    return make_logged_tuple("q", seq, type_="mark", text=text, delivery=delivery)
 
 
-def packer(part: int = 0, before: tuple[int, ...] = (0,), **more: Any) -> Packer:
+def packer(part: int = 0, before: tuple[int, ...] = (0,), **more: Any) -> ImportPacker:
     packing = Packing(columns="k int, t timestamp", **more)
-    return Packer(packing, {"part": part, "before": list(before), "rows": ROWS})
+    return ImportPacker(packing, {"part": part, "before": list(before), "rows": ROWS})
 
 
 def test_rows_are_numbered_by_stream_and_block_also_under_a_filter() -> None:
     one = packer(part=3, before=(7, 20), buckets=1, rank=2)
-    given = [*one.rows(rows(1, 2, 3), 0, None), *one.rows(rows(5, 6), 1, pa.array([0, 4]))]
-    ((_, packed),) = [pair for batch in [*given, *one.end()] for pair in by_bucket(batch)]
+    given = [
+        *one.pack_rows(rows(1, 2, 3), 0, None),
+        *one.pack_rows(rows(5, 6), 1, pa.array([0, 4])),
+    ]
+    ((_, packed),) = [pair for batch in [*given, *one.finish()] for pair in by_bucket(batch)]
     found = unpack(packed).rows
     base = sequence(rank=2, part=3)
     assert found is not None
     places = pa.array([base + at for at in (7, 8, 9, 20, 24)])
-    assert found.column("_seq").to_pylist() == spaced(places, BITS).to_pylist()
+    assert found.column("_seq").to_pylist() == space_positions(places, BITS).to_pylist()
 
 
 def test_a_row_that_passes_alone_has_its_number() -> None:
     one = packer(buckets=1)
-    assert list(one.rows(rows(5), 0, pa.array([3]))) == []
-    packed, _ = one.end()
+    assert list(one.pack_rows(rows(5), 0, pa.array([3]))) == []
+    packed, _ = one.finish()
     ((_, row),) = by_bucket(packed)
-    assert row.seq == spaced(pa.array([3]), BITS)[0].as_py()
+    assert row.seq == space_positions(pa.array([3]), BITS)[0].as_py()
 
 
 def test_control_goes_to_every_bucket_between_the_rows_of_its_epoch() -> None:
     one = packer(part=1, before=(0, 10), buckets=3, input="left")
     epochs = [to_batch([(4, mark(0))]), to_batch([(0, mark(1)), (2, mark(2))])]
-    (packed,) = one.control(epochs)
+    (packed,) = one.pack_control(epochs)
     got = {bucket: unpack(p) for bucket, p in by_bucket(packed)}
     assert sorted(got) == [0, 1, 2]
     base = sequence(part=1)
     for arrival in got.values():
         assert arrival.port == "left"
-        expected = [in_front(base + at, BITS) for at in (4, 10, 12)]
+        expected = [position_before(base + at, BITS) for at in (4, 10, 12)]
         assert [at for at, _ in arrival.control] == expected
 
 
@@ -106,7 +109,7 @@ def test_control_of_a_stream_keeps_the_order_of_its_emission_also_at_one_place()
     end = Delivery.END_WINDOW
     first = [(4, mark(9)), (4, mark(1)), (5, mark(8, delivery=end)), (5, mark(3, delivery=end))]
     one = packer(part=1, before=(0, 5), buckets=1)
-    (packed,) = one.control([to_batch(first), to_batch([(0, mark(0, delivery=end))])])
+    (packed,) = one.pack_control([to_batch(first), to_batch([(0, mark(0, delivery=end))])])
     ((_, row),) = by_bucket(packed)
     for delivery, seqs in ((Delivery.IMMEDIATE, [9, 1]), (end, [8, 3, 0])):
         found = [(at, c.seq) for at, c in unpack(row).control if c.delivery is delivery]
@@ -123,23 +126,23 @@ def test_where_rows_are_taken_apart_each_task_has_the_immediate_tuples_between_i
         control,
         log,
     ]
-    first, *others = with_marks(slices)
+    first, *others = link_control_slices(slices)
     assert first == {**slices[0], "marks": control}
     assert others == slices[1:]
     one = packer(before=tuple(first["before"]), buckets=1)
     end = mark(7, delivery=Delivery.END_WINDOW)
     epochs = [to_batch([(2, mark(0)), (3, mark(1)), (3, end)]), to_batch([(4, mark(2))])]
-    (packed,) = one.between(first["marks"]["before"], epochs)
+    (packed,) = one.pack_immediate(first["marks"]["before"], epochs)
     ((_, row),) = by_bucket(packed)
     assert unpack(row).control == (
-        (in_front(3, BITS), mark(1)),
-        (in_front(9, BITS), mark(2)),
+        (position_before(3, BITS), mark(1)),
+        (position_before(9, BITS), mark(2)),
     )
 
 
 def test_of_mergeable_tuples_the_last_of_the_batch_is_given() -> None:
     ends = [to_batch([(0, mark(n, str(n), Delivery.END_WINDOW))]) for n in range(3)]
-    (packed,) = packer(before=(0, 1, 2), mergeable=("mark",), buckets=1).control(ends)
+    (packed,) = packer(before=(0, 1, 2), mergeable=("mark",), buckets=1).pack_control(ends)
     ((_, one),) = by_bucket(packed)
     assert [c.text for _, c in unpack(one).control] == ["2"]
 
@@ -148,12 +151,12 @@ def test_each_task_has_a_row_for_no_bucket_with_its_largest_event_time() -> None
     one = packer(before=(0, 3), event_time="t")
     for number, batch in enumerate((rows(5, 30), rows(9))):
         one.note_time(batch, {})
-        list(one.rows(batch, number, None))
-    _, row = one.end()
+        list(one.pack_rows(batch, number, None))
+    _, row = one.finish()
     assert row.schema == PACKED
     (time,) = row.column("event_time").to_pylist()
     assert (row.num_rows, time.second) == (1, 30)
-    (row,) = packer().end()
+    (row,) = packer().finish()
     assert row.to_pylist() == [
         {"bucket": NO_BUCKET, "seq": 0, "n": 0, "event_time": None, "payload": b""}
     ]
@@ -164,20 +167,20 @@ def test_a_key_is_cast_to_its_declared_type() -> None:
     found = []
     for batch, key in ((rows(1, 2, 3, 4), "k bigint"), (wide, "k bigint"), (wide, "k")):
         one = packer(key=key)
-        packed, _ = [*one.rows(batch, 0, None), *one.end()]
+        packed, _ = [*one.pack_rows(batch, 0, None), *one.finish()]
         found.append([bucket for bucket, _ in by_bucket(packed)])
     assert found[0] == found[1] == found[2]
     assert Packing(key="k int, t").key_types is not None
     with pytest.raises(OperatorError, match="no column x"):
-        list(packer(key="x").rows(rows(1), 0, None))
+        list(packer(key="x").pack_rows(rows(1), 0, None))
     with pytest.raises(OperatorError, match="no column x"):
-        list(packer(key="x bigint").rows(rows(1), 0, None))
+        list(packer(key="x bigint").pack_rows(rows(1), 0, None))
 
 
 def test_rows_of_an_older_exporter_cannot_be_placed_under_a_filter() -> None:
-    assert places_of(rows(1), filtered=False) is None
+    assert read_row_numbers(rows(1), filtered=False) is None
     with pytest.raises(NotNumberedError, match="update it"):
-        places_of(rows(1), filtered=True)
+        read_row_numbers(rows(1), filtered=True)
 
 
 LAYOUT = Layout(port="out", buckets=4, key=(("k", pa.int32()),))
@@ -187,8 +190,8 @@ def unpacked(
     *packed: pa.RecordBatch,
 ) -> tuple[list[int], list[tuple[int | None, ControlTuple]]]:
     one = Unpacker(SCHEMA, "batch 0", "q")
-    found = [k for batch in one.rows(packed) for k in batch.column("k").to_pylist()]
-    return found, [(at, control) for at, _, control in one.control()]
+    found = [k for batch in one.unpack_rows(packed) for k in batch.column("k").to_pylist()]
+    return found, [(at, control) for at, _, control in one.collect_control()]
 
 
 def test_a_tuple_finds_its_place_between_the_rows_of_its_bucket() -> None:
@@ -208,18 +211,18 @@ def test_buckets_without_rows_say_nothing_of_places() -> None:
     assert at is not None
     assert at <= min(firsts)
     assert unpacked(control)[1] == [(None, mark(0))]
-    assert in_epoch([(4, []), (3, [(None, 0, mark(0))])]) == [(7, mark(0))]
-    assert in_epoch([(4, [(None, 0, mark(0))]), (3, [(1, 0, mark(0))])]) == [(5, mark(0))]
+    assert merge_tasks([(4, []), (3, [(None, 0, mark(0))])]) == [(7, mark(0))]
+    assert merge_tasks([(4, [(None, 0, mark(0))]), (3, [(1, 0, mark(0))])]) == [(5, mark(0))]
 
 
 def test_an_epoch_keeps_the_order_in_which_tuples_were_emitted() -> None:
     ends = [mark(seq, delivery=Delivery.END_WINDOW) for seq in range(3)]
     one, other = [(None, 5, ends[2]), (None, 9, ends[0])], [(None, 9, ends[0]), (None, 7, ends[1])]
-    assert in_epoch([(4, one), (3, other)]) == [(7, ends[2]), (7, ends[1]), (7, ends[0])]
+    assert merge_tasks([(4, one), (3, other)]) == [(7, ends[2]), (7, ends[1]), (7, ends[0])]
     marks = [(2, 8, mark(1)), (2, 7, mark(4))]
-    assert in_epoch([(4, marks)]) == [(2, mark(4)), (2, mark(1))]
+    assert merge_tasks([(4, marks)]) == [(2, mark(4)), (2, mark(1))]
     with pytest.raises(IdentityError):
-        in_epoch([(0, [(None, 0, mark(0))]), (0, [(None, 0, mark(0, "2"))])])
+        merge_tasks([(0, [(None, 0, mark(0))]), (0, [(None, 0, mark(0, "2"))])])
 
 
 def test_watermarks_are_no_rows_and_copies_that_differ_are_refused() -> None:
@@ -249,7 +252,7 @@ def test_in_one_bucket_what_is_packed_and_unpacked_keeps_its_order(
     keys: list[int], places: list[int], cut: int
 ) -> None:
     one = Layout(port="out", buckets=1)
-    placed: list[Placed] = [(at, mark(n)) for n, at in enumerate(places)]
+    placed: list[IndexedControl] = [(at, mark(n)) for n, at in enumerate(places)]
     parts = [pack(rows(*keys[:cut]), one, 0), pack(rows(*keys[cut:]), one, min(cut, len(keys)))]
     found, given_ = unpacked(parts[0], pack_control(placed, "out", 1), parts[1])
     assert found == keys
@@ -267,7 +270,7 @@ def test_in_one_bucket_what_is_packed_and_unpacked_keeps_its_order(
     ],
 )
 def test_columns_from_ddl_are_those_that_spark_makes_of_it(ddl: str) -> None:
-    made = struct_of(ddl)
+    made = parse_struct(ddl)
     again = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in made.fields)
     assert again.replace("odd name", "`odd name`") == ddl
     to_arrow_schema(made, timezone="UTC")
@@ -275,7 +278,7 @@ def test_columns_from_ddl_are_those_that_spark_makes_of_it(ddl: str) -> None:
 
 def test_columns_that_cannot_be_packed_are_named() -> None:
     with pytest.raises(SchemaError, match="interval"):
-        struct_of("a interval")
+        parse_struct("a interval")
 
 
 @pytest.mark.parametrize(
@@ -313,10 +316,10 @@ def test_options_say_how_rows_are_packed() -> None:
 def test_an_import_with_control_has_the_packed_schema_and_no_other() -> None:
     source = StreambrokerDataSource({**GIVEN, "columns": "k int"})
     assert source.schema() == PACKED_DDL
-    reader = source.streamReader(struct_of(PACKED_DDL))
+    reader = source.streamReader(parse_struct(PACKED_DDL))
     assert isinstance(reader, StreambrokerStreamReader)
     again = pickle.loads(pickle.dumps(reader))
-    assert again._columns == StructType(struct_of("k int").fields)
+    assert again._columns == StructType(parse_struct("k int").fields)
     for wrong, why in (
         ({"key": "x"}, "no column x"),
         ({"eventtime": "k"}, "no timestamp column"),
@@ -324,19 +327,19 @@ def test_an_import_with_control_has_the_packed_schema_and_no_other() -> None:
     ):
         asked = StreambrokerDataSource({**GIVEN, "columns": "k int", **wrong})
         with pytest.raises(OperatorError, match=why):
-            asked.streamReader(struct_of(PACKED_DDL))
+            asked.streamReader(parse_struct(PACKED_DDL))
     with pytest.raises(OptionError, match="option `columns`"):
-        source.streamReader(struct_of("k int"))
+        source.streamReader(parse_struct("k int"))
 
 
 def test_a_packed_frame_is_published_with_the_columns_of_its_rows() -> None:
     given_ = {"agent": "grpc+tcp://h:1", "export": "out", "control": "true"}
     options = Options.read({**given_, "columns": "k int"}, "export")
-    StreambrokerStreamWriter(struct_of(PACKED_DDL), options, False)
+    StreambrokerStreamWriter(parse_struct(PACKED_DDL), options, False)
     for schema, more in ((PACKED_DDL, {}), ("k int", {"columns": "k int"})):
         asked = Options.read({**given_, **more}, "export")
         with pytest.raises(OptionError, match="packed rows of an operator"):
-            StreambrokerStreamWriter(struct_of(schema), asked, False)
+            StreambrokerStreamWriter(parse_struct(schema), asked, False)
     taken = Options.read({**given_, "columns": "_seq int"}, "export")
     with pytest.raises(OptionError, match="reserved name"):
-        StreambrokerStreamWriter(struct_of(PACKED_DDL), taken, False)
+        StreambrokerStreamWriter(parse_struct(PACKED_DDL), taken, False)

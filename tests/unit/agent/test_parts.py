@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.exports.stream.export_stream import HostedStream
-from pe_agent.agent.exports.stream.manifests import part_told
-from pe_agent.agent.shards.verify import AT_ONCE_SECONDS, Parts
+from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.manifests import shard_identity
+from pe_agent.agent.shards.verify import CALL_BUDGET_SECONDS, ShardVerifier
 from pe_agent.log.errors import AddressGone
 from support.exports import Bench, bench, rows
 
@@ -19,7 +19,7 @@ from support.exports import Bench, bench, rows
 class Reads:
     """Blocks that are read, each of which takes some seconds of its clock."""
 
-    def __init__(self, stream: HostedStream) -> None:
+    def __init__(self, stream: ExportStream) -> None:
         self.now, self.seconds, self.done = 0.0, 0.0, 0
         self._read = stream.log.read
         stream.log.read = self  # type: ignore[method-assign]
@@ -35,8 +35,8 @@ def made(tmp_path: Path) -> Iterator[Bench]:
         yield one
 
 
-def wanted(stream: HostedStream) -> dict[str, Any]:
-    told = {str(n): part_told(part) for n, part in stream.manifests.items()}
+def wanted(stream: ExportStream) -> dict[str, Any]:
+    told = {str(n): shard_identity(part) for n, part in stream.manifests.items()}
     return {"streams": {stream.id: told}}
 
 
@@ -44,11 +44,11 @@ def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Be
     for batch in range(6):
         made.publish(batch, rows(batch, 1, size=900), rows(batch, 1, size=900))
     stream = made.export.streams[made.stream]
-    reads, parts = Reads(stream), Parts()
+    reads, parts = Reads(stream), ShardVerifier()
     for _ in range(2):
         told = parts.verify({stream.id: stream}, wanted(stream))
         assert (told, reads.done) == ({"broken": {}, "done": True}, 12)
-    parts.doubt(stream.id, 2)
+    parts.mark_unverified(stream.id, 2)
     parts.verify({stream.id: stream}, wanted(stream))
     assert reads.done == 14
     before = dict(stream.manifests)
@@ -58,9 +58,9 @@ def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Be
     reads.done = 0
     parts.verify({stream.id: stream}, wanted(stream))
     assert reads.done == 2 * len(moved)
-    assert {s: sorted(good) for s, good in parts._good.items()} == {stream.id: [0, 2, 5]}
+    assert {s: sorted(good) for s, good in parts._verified.items()} == {stream.id: [0, 2, 5]}
     parts.verify({stream.id: None}, wanted(stream))
-    assert parts._good == {}, "what is removed is forgotten"
+    assert parts._verified == {}, "what is removed is forgotten"
 
 
 def test_what_takes_long_goes_on_with_the_next_call(made: Bench) -> None:
@@ -68,8 +68,8 @@ def test_what_takes_long_goes_on_with_the_next_call(made: Bench) -> None:
         made.publish(batch, rows(batch, 1))
     stream = made.export.streams[made.stream]
     reads = Reads(stream)
-    reads.seconds = 0.6 * AT_ONCE_SECONDS
-    parts = Parts(lambda: reads.now)
+    reads.seconds = 0.6 * CALL_BUDGET_SECONDS
+    parts = ShardVerifier(lambda: reads.now)
     told = [parts.verify({stream.id: stream}, wanted(stream))["done"] for _ in range(3)]
     assert (told, reads.done) == ([False, True, True], 4)
 
@@ -88,18 +88,18 @@ def test_a_part_that_moves_while_it_is_read_is_read_where_it_is_then(made: Bench
             met.append(False)
         return read(address)
 
-    asked = {"streams": {stream.id: {"0": part_told(stream.manifests[0])}}}
+    asked = {"streams": {stream.id: {"0": shard_identity(stream.manifests[0])}}}
     stream.log.read = moving  # type: ignore[method-assign]
-    assert Parts().verify({stream.id: stream}, asked) == {"broken": {}, "done": True}
+    assert ShardVerifier().verify({stream.id: stream}, asked) == {"broken": {}, "done": True}
     assert met == [], "the part was moved, and its segment removed"
 
 
 def test_what_is_not_there_is_told_by_stream_and_epoch(made: Bench) -> None:
     made.publish(0, rows(0, 1))
     stream = made.export.streams[made.stream]
-    good = part_told(stream.manifests[0])
+    good = shard_identity(stream.manifests[0])
     asked = {"streams": {stream.id: {"0": {**good, "rows": [2]}, "7": good}, "none": {"0": good}}}
-    told = Parts().verify({stream.id: stream, "none": None}, asked)
+    told = ShardVerifier().verify({stream.id: stream, "none": None}, asked)
     found = {s: sorted(epochs) for s, epochs in told["broken"].items()}
     assert found == {stream.id: ["0", "7"], "none": ["0"]}
     assert "not what was published" in told["broken"][stream.id]["0"]

@@ -26,9 +26,9 @@ from pe_agent.cep import (
     sqlite_table,
 )
 from streambroker_core.cep import Pattern
-from streambroker_core.cep.engine.metrics import WindowFigures
+from streambroker_core.cep.engine.metrics import WindowMetrics
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.rule_set import Context, Outcome, RuleSet
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet, RuleUpdate
 
 PATTERN = {"stages": [{"name": "a", "where": 'n == "A"'}]}
 
@@ -42,7 +42,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.sets: list[RuleSet] = []
-        self.told: list[Sequence[Outcome]] = []
+        self.told: list[Sequence[RuleUpdate]] = []
         self.changed = threading.Event()
         self.manager = PatternProcessorManager(self._apply, tell=self.told.append)
 
@@ -103,7 +103,7 @@ def test_when_the_file_with_the_higher_version_goes_the_other_one_is_taken(tmp_p
     assert kept.rules() == [("a", 2)]
 
     (tmp_path / "high.json").unlink()
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
 
     assert kept.rules() == [("a", 1)]
     assert [(each.version, each.change) for each in kept.told[-1]] == [(1, "replaced")]
@@ -116,7 +116,7 @@ def test_a_row_of_a_table_that_goes_leaves_its_place_to_the_version_below(databa
     kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
 
     execute(database, "DELETE FROM pattern_processors WHERE version = 2")
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
 
     assert kept.rules() == [("a", 1)]
 
@@ -151,10 +151,10 @@ def test_a_rule_that_cannot_be_written_is_refused_alone(bad: PatternProcessor) -
 
 def test_the_log_has_a_line_for_each_rule_of_an_update(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pe_agent.cep")
-    processors = Processors(lambda _: None, RuleSet(), Context())
+    processors = Processors(lambda _: None, RuleSet(), RuleContext())
     update = processors.manager.on_pattern_processors_updated
     update([document("a"), document("b")])
-    processors.tally.hear([WindowFigures(bucket=0, window=7, rules=())])
+    processors.tally.add_all([WindowMetrics(bucket=0, window=7, rules=())])
     later = document("b", 2, scheduled="2100-01-01T00:00:00Z")
 
     update([document("a", 2), document("b"), later, document("c"), document("d", pattern={})])
@@ -181,8 +181,8 @@ def test_a_rule_that_stopped_is_off_everywhere_until_it_is_enabled() -> None:
     kept = Kept()
     kept.manager.on_pattern_processors_updated([document("a"), document("b")])
 
-    kept.manager.stopped("a", 1)
-    kept.manager.stopped("a", 1)
+    kept.manager.disable("a", 1)
+    kept.manager.disable("a", 1)
     off = kept.rules()
     kept.manager.enable("a")
 
@@ -238,13 +238,13 @@ def test_a_file_that_cannot_be_read_keeps_the_rules_that_it_had(
 
     put(tmp_path / name, text)
     put(tmp_path / "b.json", document("b", 2))
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
 
     assert kept.rules() == [("a", 1), ("b", 2)]
     assert problem in kept.refused()[name]
     assert not discoverer.check_pattern_processor_update()
     put(tmp_path / name, json.dumps(document("a", 3)))
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
     assert kept.rules() == [("a", 3), ("b", 2)]
 
 
@@ -258,15 +258,15 @@ def test_a_directory_that_is_away_keeps_the_rules_and_is_read_again_when_it_is_b
     kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
 
     place.rename(away)
-    discoverer.look(kept.manager)
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
+    discoverer.poll(kept.manager)
 
     assert kept.rules() == [("a", 1)]
     assert "cannot be read" in (discoverer.problem or "")
     assert len(caplog.records) == 1
     put(away / "a.json", document("a", 2))
     away.rename(place)
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
     assert kept.rules() == [("a", 2)]
     assert discoverer.problem is None
 
@@ -416,7 +416,7 @@ def test_a_rule_whose_row_becomes_unreadable_goes_on(database: Path) -> None:
     kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
 
     execute(database, "UPDATE pattern_processors SET version = 2, pattern = '{'")
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
 
     assert kept.rules() == [("a", 1)]
     assert "its row cannot be read" in kept.refused()["a"]
@@ -428,7 +428,7 @@ def test_a_database_that_is_away_keeps_the_rules(database: Path) -> None:
     kept.manager.on_pattern_processors_updated(discoverer.initial_pattern_processors())
 
     database.rename(database.with_suffix(".away"))
-    discoverer.look(kept.manager)
+    discoverer.poll(kept.manager)
 
     assert kept.rules() == [("a", 1)]
     assert "table pattern_processors cannot be read" in (discoverer.problem or "")

@@ -13,7 +13,7 @@ from pe_agent.aligned import AlignedError
 from pe_agent.cep import Pattern, PatternProcessor, dry_run
 from streambroker_core.cep import RunError
 from streambroker_core.cep.engine.trace import DryRun
-from streambroker_core.cep.nfa.matcher import Limits
+from streambroker_core.cep.nfa.matcher import RunLimits
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 TIME = pa.timestamp("ms", "UTC")
@@ -95,7 +95,7 @@ def test_events_of_one_time_are_in_the_order_of_a_column() -> None:
 
 def test_limits_of_the_rule_hold() -> None:
     rule = PatternProcessor(
-        id="r", version=1, pattern=PATTERN, limits=Limits(runs=1, policy="fail")
+        id="r", version=1, pattern=PATTERN, limits=RunLimits(runs=1, policy="fail")
     )
 
     with pytest.raises(RunError, match="at most 1 are allowed"):

@@ -80,10 +80,10 @@ def test_rules_are_asked_for_with_their_tag_and_taken_when_it_is_another(server:
     discoverer = HttpDiscoverer(server.url)
     manager = started(discoverer)
 
-    discoverer.look(manager)
+    discoverer.poll(manager)
     same = rules_of(manager)
     server.answer([document("a", 2), document("b")], ETag='"2"')
-    discoverer.look(manager)
+    discoverer.poll(manager)
 
     assert same == [("a", 1)]
     assert rules_of(manager) == [("a", 2), ("b", 1)]
@@ -147,12 +147,12 @@ def test_a_server_that_cannot_be_read_keeps_the_rules_and_says_so(
 
     server.answer(body, Location="http://127.0.0.1:1/")
     server.status = status
-    discoverer.look(manager)
+    discoverer.poll(manager)
 
     assert rules_of(manager) == [("a", 1)]
     assert why in str(discoverer.problem)
     server.answer([document("a")], ETag='"1"')
-    discoverer.look(manager)
+    discoverer.poll(manager)
     assert discoverer.problem is None
 
 
@@ -171,14 +171,14 @@ def test_a_server_that_is_away_is_asked_more_rarely_up_to_a_limit(server: Server
     server.status = 500
     pauses = [discoverer.pause()]
     for _ in range(9):
-        discoverer.look(manager)
+        discoverer.poll(manager)
         pauses.append(discoverer.pause())
 
     server.status, server.headers = 503, {"Retry-After": "299"}
-    discoverer.look(manager)
+    discoverer.poll(manager)
     told = discoverer.pause()
     server.answer([])
-    discoverer.look(manager)
+    discoverer.poll(manager)
 
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
     assert told == 300.0
@@ -189,7 +189,7 @@ def test_a_server_may_ask_for_a_longer_pause(server: Server) -> None:
     server.answer([], Retry_After="77")
     server.status = 429
     discoverer = HttpDiscoverer(server.url, interval=1.0)
-    discoverer.look(PatternProcessorManager(lambda rules: None))
+    discoverer.poll(PatternProcessorManager(lambda rules: None))
 
     assert discoverer.pause() == 77.0
 

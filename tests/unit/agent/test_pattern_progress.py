@@ -77,7 +77,7 @@ def test_what_is_refused_is_told_beside_what_stays_until_it_is_mended() -> None:
 
 def test_a_rule_that_stopped_and_one_that_waits_for_its_time_are_told() -> None:
     manager = manager_of(document("a"), document("b"))
-    manager.stopped("a", 1)
+    manager.disable("a", 1)
     manager.on_pattern_processors_updated(
         [document("a"), document("b", 2, scheduled="2030-01-01T00:00:00Z")]
     )
@@ -100,7 +100,7 @@ class Told:
         return [document("a")]
 
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
-        manager.stopped("a", 1)
+        manager.disable("a", 1)
 
     def close(self) -> None:
         pass

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
-from pe_agent.streams.pattern_stream import _Made
+from pe_agent.streams.pattern_stream import _PatternInput
 from streambroker_core.cep import Pattern
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleSet
@@ -18,17 +18,17 @@ def relevance(*more: StructField) -> Any:
     stream: Any = SimpleNamespace(
         event_time=("t", "1 second"), schema=lambda: StructType(list(columns))
     )
-    made = _Made(
+    made = _PatternInput(
         stream=stream,
         key=(),
         columns=None,
         conditions={},
-        matched={},
+        match_functions={},
         settings={"time": "event", "event_time": "t"},
     )
     pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
-    rules, _ = RuleSet().updated([PatternProcessor(id="r", version=1, pattern=pattern)])
-    return made.relevance(())(rules)
+    rules, _ = RuleSet().apply_update([PatternProcessor(id="r", version=1, pattern=pattern)])
+    return made.relevance_function(())(rules)
 
 
 def test_a_column_that_filters_do_not_know_lets_all_rows_come() -> None:

@@ -13,11 +13,11 @@ import pytest
 from pe_agent.aligned import AlignedError, ControlFile
 from pe_agent.aligned.timeout_ticks import TickFile, TickPlan
 from pe_agent.cep import PatternProcessorManager, PeriodicPatternProcessorDiscoverer
-from pe_agent.cep.accumulators import Listening, Told, Windows
+from pe_agent.cep.accumulators import AccumulatorValue, DriverTally, MetricsAccumulator
 from pe_agent.cep.discovery.discoverer import Wanted
-from pe_agent.cep.key_selectors import copied_keys
-from pe_agent.cep.rules_log import RulesFile, sent_of
-from streambroker_core.cep.engine.metrics import RuleFigures, Stopped, WindowFigures
+from pe_agent.cep.key_selectors import select_copied_keys
+from pe_agent.cep.rules_log import RulesFile, to_pattern_rules
+from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics, WindowMetrics
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.rules.rule_set import RuleSet
 
@@ -30,14 +30,14 @@ def document(name: str, version: int = 1, **fields: Any) -> dict[str, Any]:
 
 
 def rules(*documents: dict[str, Any]) -> RuleSet:
-    return RuleSet().updated(documents)[0]
+    return RuleSet().apply_update(documents)[0]
 
 
 def test_what_was_sent_last_is_read_back_also_behind_half_a_line(tmp_path: Path) -> None:
     sending = RulesFile(tmp_path / "rules")
     assert sending.last() is None
-    sending.send(sent_of(rules(document("a")), []))
-    sending.send(sent_of(rules(document("b")), [("user",), ("item",)]))
+    sending.send(to_pattern_rules(rules(document("a")), []))
+    sending.send(to_pattern_rules(rules(document("b")), [("user",), ("item",)]))
     with (tmp_path / "rules").open("ab") as file:
         file.write(b'{"v":1,"ty')
 
@@ -46,7 +46,7 @@ def test_what_was_sent_last_is_read_back_also_behind_half_a_line(tmp_path: Path)
     assert last is not None
     assert list(RuleSet.read(last.rules).rules) == ["b"]
     assert last.selectors == [["item"], ["user"]]
-    sending.send(sent_of(rules(document("c")), []))
+    sending.send(to_pattern_rules(rules(document("c")), []))
     assert [one.seq for one in ControlFile(tmp_path / "rules").tuples()] == [0, 1, 2]
 
 
@@ -65,71 +65,71 @@ def test_what_was_sent_last_is_read_back_also_behind_half_a_line(tmp_path: Path)
 def test_rows_are_copied_for_the_keys_that_are_known_at_the_start(
     stream: Any, declared: Any, first: Any, copied: Any
 ) -> None:
-    assert copied_keys(stream, NAMES, declared, first, None) == copied
+    assert select_copied_keys(stream, NAMES, declared, first, None) == copied
 
 
 def test_rows_of_a_query_that_was_given_its_key_are_copied_for_declared_keys_alone() -> None:
     first = [document("a", key="item")]
-    assert copied_keys(("user",), NAMES, [], first, None, fixed=True) == []
-    found = copied_keys(("user",), NAMES, [("item",)], first, None, fixed=True)
+    assert select_copied_keys(("user",), NAMES, [], first, None, fixed=True) == []
+    found = select_copied_keys(("user",), NAMES, [("item",)], first, None, fixed=True)
     assert found == [("item",), ("user",)]
 
 
 def test_what_a_checkpoint_was_copied_for_stays_and_one_without_copies_too() -> None:
     before = PatternRules(rules={}, selectors=[["user"], ["item"]])
-    found = copied_keys(("user",), NAMES, [], [document("a", key="n")], before)
+    found = select_copied_keys(("user",), NAMES, [], [document("a", key="n")], before)
     assert found == [("item",), ("n",), ("user",)]
     plain = PatternRules(rules={})
-    assert copied_keys(("user",), NAMES, [], [document("a", key="n")], plain) == []
+    assert select_copied_keys(("user",), NAMES, [], [document("a", key="n")], plain) == []
     with pytest.raises(AlignedError, match="without copies"):
-        copied_keys(("user",), NAMES, [("n",)], [], plain)
+        select_copied_keys(("user",), NAMES, [("n",)], [], plain)
 
 
-def window(bucket: int, number: int, alive: int, **more: Any) -> WindowFigures:
-    one = RuleFigures(rule="r", version=1, since=2, tested=5, matches=1, alive=alive, nanoseconds=7)
-    return WindowFigures(bucket=bucket, window=number, rules=(one,), **more)
+def window(bucket: int, number: int, alive: int, **more: Any) -> WindowMetrics:
+    one = RuleMetrics(rule="r", version=1, since=2, tested=5, matches=1, alive=alive, nanoseconds=7)
+    return WindowMetrics(bucket=bucket, window=number, rules=(one,), **more)
 
 
 def test_figures_of_tasks_add_up_and_runs_are_those_of_each_buckets_last_window() -> None:
-    stopped: list[Stopped] = []
-    driver, adds = Listening(stopped.append), Windows()
-    told: Told = driver
+    stopped: list[RuleFailure] = []
+    driver, adds = DriverTally(stopped.append), MetricsAccumulator()
+    told: AccumulatorValue = driver
     for given in [[window(0, 0, 3), window(1, 0, 4)], [window(0, 1, 0)]]:
         task = adds.zero(told)
         for one in given:
             task = adds.addInPlace(task, [one])
         told = adds.addInPlace(told, task)
     assert told is driver
-    (figures,) = driver.figures()
+    (figures,) = driver.metrics()
     assert (figures.tested, figures.matches, figures.alive) == (15, 3, 4)
     assert figures.nanoseconds == 21
     assert stopped == []
 
 
 def test_a_rule_that_stopped_is_told_and_nothing_of_it_reaches_spark() -> None:
-    one = Stopped(rule="r", version=1, where="stage", problem="it raised")
-    told: list[Stopped] = []
+    one = RuleFailure(rule="r", version=1, where="stage", problem="it raised")
+    told: list[RuleFailure] = []
 
-    def call(stopped: Stopped) -> None:
+    def call(stopped: RuleFailure) -> None:
         told.append(stopped)
         raise OSError("the disk is full")
 
-    driver = Listening(call)
-    driver.hear([window(0, 0, 0, stopped=(one,))])
+    driver = DriverTally(call)
+    driver.add_all([window(0, 0, 0, stopped=(one,))])
     assert told == [one]
     (progress,) = driver.progress(4)
     assert (progress.buckets, progress.of, progress.matches, progress.errors) == (1, 4, 1, 1)
 
 
 def test_how_far_a_query_is_is_told_of_rules_that_some_bucket_has() -> None:
-    driver = Listening(lambda _: None)
-    driver.hear([window(0, 3, 0), window(1, 3, 0)])
-    other = RuleFigures(rule="s", version=1, since=5)
-    driver.hear([WindowFigures(bucket=0, window=5, rules=(other,))])
-    driver.hear([WindowFigures(bucket=1, window=6, rules=(), complete=False)])
+    driver = DriverTally(lambda _: None)
+    driver.add_all([window(0, 3, 0), window(1, 3, 0)])
+    other = RuleMetrics(rule="s", version=1, since=5)
+    driver.add_all([WindowMetrics(bucket=0, window=5, rules=(other,))])
+    driver.add_all([WindowMetrics(bucket=1, window=6, rules=(), complete=False)])
     found = {one.rule: (one.since, one.buckets, one.of) for one in driver.progress(2)}
     assert found == {"r": (2, 1, 2), "s": (5, 1, 2)}
-    assert {one.rule: one.alive for one in driver.figures()} == {"r": 0, "s": 0}
+    assert {one.rule: one.alive for one in driver.metrics()} == {"r": 0, "s": 0}
 
 
 def plan(file: TickFile) -> TickPlan:
@@ -138,14 +138,14 @@ def plan(file: TickFile) -> TickPlan:
 
 def test_the_next_tick_is_for_what_is_due_first_in_any_bucket(tmp_path: Path) -> None:
     file = TickFile(tmp_path)
-    driver = Listening(lambda _: None, file)
-    driver.hear([window(0, 0, 1, due=30), window(1, 0, 1, due=20)])
+    driver = DriverTally(lambda _: None, file)
+    driver.add_all([window(0, 0, 1, due=30), window(1, 0, 1, due=20)])
     assert plan(file).due == 20
-    driver.hear([window(1, 1, 0)])
+    driver.add_all([window(1, 1, 0)])
     assert plan(file).due == 30
-    driver.hear([window(0, 1, 0, query="another"), window(1, 2, 1, due=40)])
+    driver.add_all([window(0, 1, 0, query="another"), window(1, 2, 1, due=40)])
     assert plan(file).due == 30, "another query of the operator has other runs"
-    driver.hear([window(0, 1, 0), window(1, 3, 0)])
+    driver.add_all([window(0, 1, 0), window(1, 3, 0)])
     assert plan(file).due is None
 
 
@@ -154,10 +154,10 @@ def test_a_plan_of_ticks_that_cannot_be_written_stops_no_task(tmp_path: Path) ->
     file = TickFile(tmp_path / "ticks")
     file.path.unlink()
     (tmp_path / "ticks").rmdir()
-    driver = Listening(lambda _: None, file)
-    driver.hear([window(0, 0, 1, due=30)])
+    driver = DriverTally(lambda _: None, file)
+    driver.add_all([window(0, 0, 1, due=30)])
     (tmp_path / "ticks").mkdir()
-    driver.hear([window(1, 0, 1, due=40)])
+    driver.add_all([window(1, 0, 1, due=40)])
     assert plan(file).due == 30
 
 
@@ -173,7 +173,7 @@ def test_what_an_earlier_release_sent_has_no_source_of_ticks(tmp_path: Path) -> 
     last = sending.last()
     assert last is not None
     assert not last.ticks
-    sending.send(sent_of(rules(document("a")), [], ticks=True))
+    sending.send(to_pattern_rules(rules(document("a")), [], ticks=True))
     last = sending.last()
     assert last is not None
     assert last.ticks
@@ -204,9 +204,9 @@ def test_rules_that_cannot_be_sent_are_sent_later() -> None:
         sent.append(one)
 
     often, manager = Often(), PatternProcessorManager(send)
-    often.look(manager)
+    often.poll(manager)
     assert often.problem == "OSError: the disk is full"
     broken.clear()
-    often.look(manager)
+    often.poll(manager)
     assert [list(one.rules) for one in sent] == [["a"]]
     assert often.problem is None

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from pe_agent.job.query_monitor import Queries, Sources
-from pe_agent.job.shard_agents import MOST, FellowsInvalidError
+from pe_agent.job.query_monitor import QueryMonitor, Sources
+from pe_agent.job.shard_agents import MAX_AGENTS, ShardAgentsInvalidError
 from pe_agent.pe import PE, start
 from streambroker_core.model import PeKey
 
@@ -49,13 +49,13 @@ class Lock:
 def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
     client = SimpleNamespace(call=lambda name, **said: calls.append((name, said)))
-    process = SimpleNamespace(beat=[], client=client, stop=lambda end_agent: None)
+    process = SimpleNamespace(beat_callbacks=[], client=client, stop=lambda end_agent: None)
     pe = PE(cast(Any, None), PeKey("default", "job", 0), cast(Any, process), None, {})
     query = EndedQuery()
     pe._queries.add(("out",), cast(Any, query), Sources())
-    pe._queries._beating = cast(Any, Lock(query.met))
+    pe._queries._beat_lock = cast(Any, Lock(query.met))
 
-    beat = threading.Thread(target=process.beat[0])
+    beat = threading.Thread(target=process.beat_callbacks[0])
     beat.start()
     assert query.asked.wait(10.0)
     pe.stop()
@@ -65,9 +65,9 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     assert calls == [("publisher.renounce", {"export": "out", "query": "query-1"})]
 
 
-@pytest.mark.parametrize("agents", [0, -1, MOST + 1])
+@pytest.mark.parametrize("agents", [0, -1, MAX_AGENTS + 1])
 def test_a_job_has_from_one_to_so_many_agents(agents: int) -> None:
-    with pytest.raises(FellowsInvalidError, match=f"from 1 to {MOST} agents"):
+    with pytest.raises(ShardAgentsInvalidError, match=f"from 1 to {MAX_AGENTS} agents"):
         start(cast(Any, None), job="feed", agents=agents)
 
 
@@ -85,7 +85,7 @@ class RunningQuery:
 
 def test_a_query_whose_imports_have_ended_is_stopped_if_it_is_to_be() -> None:
     client = SimpleNamespace(call=lambda name, **_: {"ended": name == "query.begin"})
-    queries = Queries(cast(Any, None), lambda: cast(Any, client))
+    queries = QueryMonitor(cast(Any, None), lambda: cast(Any, client))
     on, to_end = RunningQuery(), RunningQuery()
     queries.add((), cast(Any, on), Sources(("f1",), False, False))
     queries.add((), cast(Any, to_end), Sources(("f2",), False, True))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.imports.peer_agents import Peers, _Watched
-from pe_agent.agent.notifier import News
-from pe_agent.agent.server.caller_checks import PEER_BODY
+from pe_agent.agent.imports.peer_agents import PeerAgents, _Watch
+from pe_agent.agent.notifier import Notifier
+from pe_agent.agent.server.caller_checks import MAX_PEER_BODY
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.broker.view import ImportPort, ImportRoute, View
@@ -45,20 +45,22 @@ def view(*ports: str, location: str = LOCATION) -> View:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Watch by hand instead of in a thread."""
-    monkeypatch.setattr(Peers, "_watch", lambda *_: None)
+    monkeypatch.setattr(PeerAgents, "_watch", lambda *_: None)
     return Recorder()
 
 
-def watch(peers: Peers, client: AgentClient, location: str = LOCATION) -> _Watched:
-    one: _Watched = peers._watched[location, 0]
+def watch(peers: PeerAgents, client: AgentClient, location: str = LOCATION) -> _Watch:
+    one: _Watch = peers._watches[location, 0]
     peers._watch_once(client, one)
     return one
 
 
 def test_the_readers_of_all_imports_of_one_export_keep_their_leases(watched: Recorder) -> None:
     alive = {"default/alerts/0/a": ["r1"], "default/alerts/0/b": ["r2", "r3"]}
-    peers = Peers(News(), lambda: alive, tuple, lambda reader, export: f"{reader} {export}")
-    peers.follow(view("a", "b"))
+    peers = PeerAgents(
+        Notifier(), lambda: alive, tuple, lambda reader, export: f"{reader} {export}"
+    )
+    peers.apply_view(view("a", "b"))
     watch(peers, watched)
     asked = watched.asked[0]["exports"][EXPORT]
     assert asked["imports"] == {
@@ -68,9 +70,9 @@ def test_the_readers_of_all_imports_of_one_export_keep_their_leases(watched: Rec
 
 
 def test_heads_that_moved_are_news_and_heads_that_did_not_are_none(watched: Recorder) -> None:
-    news = News()
-    peers = Peers(news, dict, tuple)
-    peers.follow(view("a"))
+    news = Notifier()
+    peers = PeerAgents(news, dict, tuple)
+    peers.apply_view(view("a"))
     before = news.count
     watch(peers, watched)
     assert (peers.heads(EXPORT), news.count) == ({"s": 3}, before + 1)
@@ -83,8 +85,8 @@ def test_an_exporter_is_told_what_is_known_of_an_end_so_that_it_answers_what_dif
     watched: Recorder,
 ) -> None:
     """What is no longer answered is not known: else a refusal would differ again and again."""
-    peers = Peers(News(), dict, tuple)
-    peers.follow(view("a"))
+    peers = PeerAgents(Notifier(), dict, tuple)
+    peers.apply_view(view("a"))
     told: list[bool] = []
     for heads, watched.ended in (
         ({"s": 3}, False),
@@ -95,18 +97,18 @@ def test_an_exporter_is_told_what_is_known_of_an_end_so_that_it_answers_what_dif
         watched.heads = heads
         watch(peers, watched)
         told.append(watched.asked[-1]["exports"][EXPORT]["ended"])
-        assert peers.ended(EXPORT) is (watched.ended and heads is not None)
+        assert peers.has_ended(EXPORT) is (watched.ended and heads is not None)
     assert told == [False, False, True, False]
 
 
 def test_a_route_that_is_gone_is_watched_no_more(watched: Recorder) -> None:
-    peers = Peers(News(), dict, tuple)
-    peers.follow(view("a"))
+    peers = PeerAgents(Notifier(), dict, tuple)
+    peers.apply_view(view("a"))
     one = watch(peers, watched)
-    peers.follow(view())
+    peers.apply_view(view())
     assert one.stopped.is_set()
     assert peers.heads(EXPORT) is None
-    peers.follow(view("a"))
+    peers.apply_view(view("a"))
     assert watch(peers, watched) is not one
 
 
@@ -114,10 +116,10 @@ def test_a_reader_keeps_its_lease_where_its_route_is_gone_until_it_has_finished(
     watched: Recorder,
 ) -> None:
     left = [(LOCATION, EXPORT, "default/alerts/0/a")]
-    peers = Peers(News(), lambda: {"default/alerts/0/a": ["r1"]}, lambda: left)
-    peers.follow(view("a"))
+    peers = PeerAgents(Notifier(), lambda: {"default/alerts/0/a": ["r1"]}, lambda: left)
+    peers.apply_view(view("a"))
     one = watch(peers, watched)
-    peers.follow(view())
+    peers.apply_view(view())
     assert watch(peers, watched) is one
     assert watched.asked[-1]["exports"][EXPORT]["imports"] == {
         "default/alerts/0/a": {"capability": None, "readers": {"r1": None}}
@@ -132,13 +134,13 @@ MOVED = "grpc+tcp://127.0.0.1:2"
 
 def test_the_old_address_of_an_exporter_that_moved_is_watched_no_more(watched: Recorder) -> None:
     left = [(LOCATION, EXPORT, "default/alerts/0/a")]
-    peers = Peers(News(), dict, lambda: left)
-    peers.follow(view("a"))
+    peers = PeerAgents(Notifier(), dict, lambda: left)
+    peers.apply_view(view("a"))
     one = watch(peers, watched)
     peers.note_away(LOCATION, "gone")
-    peers.follow(view("a", location=MOVED))
+    peers.apply_view(view("a", location=MOVED))
     assert one.stopped.is_set()
-    assert list(peers._watched) == [(MOVED, 0)]
+    assert list(peers._watches) == [(MOVED, 0)]
     assert peers.away() == {}
 
 
@@ -146,10 +148,10 @@ def test_the_old_address_of_an_exporter_that_moved_is_watched_no_more(watched: R
 def test_who_has_the_old_address_of_an_exporter_now_says_nothing_of_it(
     watched: Recorder, heads: dict[str, int] | None
 ) -> None:
-    peers = Peers(News(), dict, tuple)
-    peers.follow(view("a"))
+    peers = PeerAgents(Notifier(), dict, tuple)
+    peers.apply_view(view("a"))
     old = watch(peers, watched)
-    peers.follow(view("a", location=MOVED))
+    peers.apply_view(view("a", location=MOVED))
     watch(peers, watched, MOVED)
     watched.heads = heads
     peers._watch_once(watched, old)
@@ -157,15 +159,15 @@ def test_who_has_the_old_address_of_an_exporter_now_says_nothing_of_it(
 
 
 def test_an_agent_that_refuses_is_not_away_and_is_asked_again(watched: Recorder) -> None:
-    peers = Peers(News(), dict, tuple)
-    peers.follow(view("a"))
+    peers = PeerAgents(Notifier(), dict, tuple)
+    peers.apply_view(view("a"))
     watched.heads = None
-    assert peers._watch_once(watched, peers._watched[LOCATION, 0]) is False
+    assert peers._watch_once(watched, peers._watches[LOCATION, 0]) is False
     assert (peers.away(), peers.is_away(LOCATION)) == ({}, False)
-    assert peers.refused() == {EXPORT: "not mine"}
+    assert peers.refusals() == {EXPORT: "not mine"}
     watched.heads = {"s": 3}
-    assert peers._watch_once(watched, peers._watched[LOCATION, 0]) is True
-    assert peers.refused() == {}
+    assert peers._watch_once(watched, peers._watches[LOCATION, 0]) is True
+    assert peers.refusals() == {}
 
 
 def test_what_is_read_at_one_agent_is_divided_into_watches_that_it_takes(
@@ -177,14 +179,14 @@ def test_what_is_read_at_one_agent_is_divided_into_watches_that_it_takes(
         for e in exports
     )
     alive = {"default/alerts/0/a": [f"{n:032}" for n in range(10)]}
-    peers = Peers(News(), lambda: alive, tuple, lambda *_: "p" * 64)
-    peers.follow(
+    peers = PeerAgents(Notifier(), lambda: alive, tuple, lambda *_: "p" * 64)
+    peers.apply_view(
         View(pe=PeKey.parse("default/alerts/0"), imports={"a": ImportPort(uid="a", routes=routes)})
     )
-    assert len(peers._watched) == 4
+    assert len(peers._watches) == 4
     for n in range(4):
-        peers._watch_once(watched, peers._watched[LOCATION, n])
+        peers._watch_once(watched, peers._watches[LOCATION, n])
     assert sorted(e for asked in watched.asked for e in asked["exports"]) == exports
-    assert max(len(json.dumps(asked)) for asked in watched.asked) < PEER_BODY
-    peers.follow(view("a"))
-    assert [*peers._watched] == [(LOCATION, 0)]
+    assert max(len(json.dumps(asked)) for asked in watched.asked) < MAX_PEER_BODY
+    peers.apply_view(view("a"))
+    assert [*peers._watches] == [(LOCATION, 0)]

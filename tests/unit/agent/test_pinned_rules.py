@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exports.stream.block_reader import BlockReader, Latest, Read
+from pe_agent.agent.exports.stream.block_reader import BlockReader, LatestTimeRequest, ReadRequest
 from pe_agent.aligned import AlignedError, ControlFile
 from pe_agent.aligned import control_source as control_file
-from pe_agent.datasource.packer import NotTimedError, Packer, Packing
-from pe_agent.datasource.pinned_rules import PinnedFile
+from pe_agent.datasource.packer import ImportPacker, NotTimedError, Packing
+from pe_agent.datasource.pinned_rules import PinnedRulesFile
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.rules.push_down import TOO_LONG
 from streambroker_core.ledger.offset import Offset, PinnedRules
 from streambroker_core.wire.broker import capability
-from streambroker_core.wire.broker.view import seal
+from streambroker_core.wire.broker.view import with_version
 from support.exports import Bench as Exporter
 from support.exports import bench as exporter
 from support.imports import A, B, Bench, answer, bench, plan
@@ -51,7 +51,7 @@ def connect(made: Bench, *exports: str, allowed: bool = True, filter_: str | Non
         for route in view.imports["in"].routes
     )
     imports = {"in": replace(view.imports["in"], routes=routes)}
-    made.routes.apply(seal(replace(view, imports=imports)))
+    made.routes.apply(with_version(replace(view, imports=imports)))
 
 
 def rules(next_: int, relevant: str | None = 'n == "a"', why: str = "") -> dict[str, Any]:
@@ -130,8 +130,8 @@ def test_who_is_held_back_keeps_its_rules_and_takes_a_new_filter_of_the_import(
     made.replies[A] = lambda _: answer(plan("s", 0, 1))
     first = made.next(None, **rules(1))["offset"]
     connect(made, A, filter_="k > 1")
-    turn = type(made.host.queries.turn(None, "default/alerts/0/in", "r"))
-    monkeypatch.setattr(turn, "gate", lambda _: "default/alerts/0/out")
+    turn = type(made.host.queries.begin_call(None, "default/alerts/0/in", "r"))
+    monkeypatch.setattr(turn, "blocking_export", lambda _: "default/alerts/0/out")
     made.replies[A] = lambda _: answer(plan("s", 1, 1))
     held = made.next(first, **rules(2, 'n == "b"'))["offset"]
     assert (held["filter"], held["rules"]["next"]) == ('n == "a" && k > 1', 1)
@@ -140,7 +140,7 @@ def test_who_is_held_back_keeps_its_rules_and_takes_a_new_filter_of_the_import(
 def test_an_offset_with_rules_survives_its_text_and_earlier_releases_refuse_it() -> None:
     one = Offset(reader="r", filter="k > 1 && t", rules=PinnedRules(log="l", next=3, own="k > 1"))
     assert Offset.decode(one.encode()) == one
-    assert one.own_filter == "k > 1"
+    assert one.import_filter == "k > 1"
     assert one.encode()["v"] == 2
     assert list(one.encode()) == sorted(one.encode())
     plain = Offset(reader="r", filter="k > 1").encode()
@@ -160,53 +160,53 @@ def test_a_source_says_what_the_last_rules_need_and_brings_those_between_two_off
 ) -> None:
     file = ControlFile(tmp_path / "rules")
     send(file, 'n == "a"')
-    pinned = PinnedFile(str(file.path))
-    asked = pinned.asked({})["rules"]
+    pinned = PinnedRulesFile(str(file.path))
+    asked = pinned.request_fields({})["rules"]
     assert asked == {"log": file.log, "next": 1, "relevant": 'n == "a"', "why": ""}
     one = {"rules": {**asked, "own": None}}
-    assert pinned.read_by(one)
-    assert not pinned.read_by({})
+    assert pinned.has_read_all(one)
+    assert not pinned.has_read_all({})
     send(file, None)
-    assert not pinned.read_by(one)
-    assert "limit" not in pinned.asked(one)
-    two = {"rules": {**pinned.asked(one)["rules"], "own": "k > 1"}}
+    assert not pinned.has_read_all(one)
+    assert "limit" not in pinned.request_fields(one)
+    two = {"rules": {**pinned.request_fields(one)["rules"], "own": "k > 1"}}
     assert (two["rules"]["relevant"], two["rules"]["why"]) == (None, "why")
 
     rows = [{"filter": "k > 1"}, {"filter": 'n == "a" && k > 1'}]
-    plain, less, control = pinned.slices(one, two, rows, "t")
+    plain, less, control = pinned.add_rule_slices(one, two, rows, "t")
     assert plain == rows[0]
     assert less == {**rows[1], "latest": {"column": "t", "filter": "k > 1"}}
     assert [at["seq"] for _, at in control["tuples"]] == [1]
-    *_, control = pinned.slices({}, two, rows, None)
+    *_, control = pinned.add_rule_slices({}, two, rows, None)
     assert [at["seq"] for _, at in control["tuples"]] == [0, 1]
-    assert pinned.slices({}, {}, rows, "t") == rows
-    assert "latest" not in pinned.slices(two, two, rows, None)[1]
+    assert pinned.add_rule_slices({}, {}, rows, "t") == rows
+    assert "latest" not in pinned.add_rule_slices(two, two, rows, None)[1]
 
 
 def test_a_run_up_to_a_limit_has_the_rules_of_its_start(tmp_path: Path) -> None:
     file = ControlFile(tmp_path / "rules")
     send(file, 'n == "a"')
-    pinned = PinnedFile(str(file.path))
-    pinned.stop_here()
+    pinned = PinnedRulesFile(str(file.path))
+    pinned.freeze_end()
     send(file, 'n == "b"')
-    assert pinned.asked({})["rules"]["relevant"] == 'n == "a"'
+    assert pinned.request_fields({})["rules"]["relevant"] == 'n == "a"'
 
 
 @pytest.mark.parametrize("until_now", [False, True])
 def test_many_rules_come_in_several_windows_and_rows_with_the_last_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, until_now: bool
 ) -> None:
-    monkeypatch.setattr(control_file, "AT_ONCE", (2, 1 << 20))
+    monkeypatch.setattr(control_file, "WINDOW_LIMITS", (2, 1 << 20))
     file = ControlFile(tmp_path / "rules")
     for number in range(5):
         send(file, f"k == {number}")
-    pinned, start, windows = PinnedFile(str(file.path)), dict[str, Any](), []
+    pinned, start, windows = PinnedRulesFile(str(file.path)), dict[str, Any](), []
     if until_now:
-        pinned.stop_here()
-    while not pinned.read_by(start):
-        asked = pinned.asked(start)
+        pinned.freeze_end()
+    while not pinned.has_read_all(start):
+        asked = pinned.request_fields(start)
         end = {"rules": {**asked["rules"], "own": None}}
-        (control,) = pinned.slices(start, end, [], None)
+        (control,) = pinned.add_rule_slices(start, end, [], None)
         seqs = [one["seq"] for _, one in control["tuples"]]
         windows.append((seqs, asked["rules"]["relevant"], asked.get("limit")))
         start = end
@@ -215,7 +215,9 @@ def test_many_rules_come_in_several_windows_and_rows_with_the_last_of_them(
         ([2, 3], "k == 3", {}),
         ([4], "k == 4", None),
     ]
-    assert pinned.asked(start) == {"rules": {k: v for k, v in start["rules"].items() if k != "own"}}
+    assert pinned.request_fields(start) == {
+        "rules": {k: v for k, v in start["rules"].items() if k != "own"}
+    }
 
 
 def test_rules_without_rows_are_an_offset_that_moves(made: Bench) -> None:
@@ -230,9 +232,9 @@ def test_rules_without_rows_are_an_offset_that_moves(made: Bench) -> None:
 def test_a_file_that_has_lost_rules_stops_the_batch(tmp_path: Path) -> None:
     file = ControlFile(tmp_path / "rules")
     send(file, None)
-    pinned = PinnedFile(str(file.path))
+    pinned = PinnedRulesFile(str(file.path))
     with pytest.raises(AlignedError, match="planned 2"):
-        pinned.slices({}, {"rules": {"log": file.log, "next": 2, "own": None}}, [], None)
+        pinned.add_rule_slices({}, {"rules": {"log": file.log, "next": 2, "own": None}}, [], None)
 
 
 # -- time of rows that are left out ----------------------------------------------------------------
@@ -268,11 +270,11 @@ def test_an_exporter_tells_the_time_of_rows_that_it_does_not_send(
     monkeypatch.setattr(type(stream), "read", counted)
 
     def latest(filter_: str | None, asked: bool = True) -> list[Any]:
-        read = Read(
+        read = ReadRequest(
             reader="reader", stream=export.stream, pieces=((0, 0, 3),), filter="n == 1",
-            columns=None, latest=Latest(column="t", filter=filter_) if asked else None,
+            columns=None, latest=LatestTimeRequest(column="t", filter=filter_) if asked else None,
         )  # fmt: skip
-        return [told.get("latest", "-") for _, told in blocks.batches(export.export, read)]
+        return [told.get("latest", "-") for _, told in blocks.read_batches(export.export, read)]
 
     assert latest(None) == [9, 7, None]
     assert len(reads) == 3
@@ -291,10 +293,10 @@ def test_time_is_that_of_all_rows_if_the_ticket_asks_for_it() -> None:
         (asked, {"epoch": 1, "latest": 9}, 9),
         (asked, {"epoch": 1, "latest": None}, None),
     ):
-        packer = Packer(packing, ticket)
+        packer = ImportPacker(packing, ticket)
         packer.note_time(batch, told)
-        (end,) = packer.end()
+        (end,) = packer.finish()
         (found,) = end.column("event_time").cast(pa.int64()).to_pylist()
         assert found == time
     with pytest.raises(NotTimedError, match="push_down"):
-        Packer(packing, asked).note_time(batch, {"epoch": 1})
+        ImportPacker(packing, asked).note_time(batch, {"epoch": 1})

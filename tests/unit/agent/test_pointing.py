@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pe_agent.job.expression_errors import pointing
+from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.transport.broker_client import ChangeRefusedError
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.expression import parse
@@ -12,7 +12,7 @@ from streambroker_core.expression import parse
 
 def test_an_expression_that_cannot_be_parsed_is_shown_with_the_place() -> None:
     text = 'kind = "trade"'
-    with pytest.raises(SubscriptionError) as caught, pointing({"subscription": text}):
+    with pytest.raises(SubscriptionError) as caught, mark_expression_errors({"subscription": text}):
         parse(text, "subscription")
 
     assert str(caught.value).splitlines()[1:] == ['  kind = "trade"', "       ^"]
@@ -25,14 +25,17 @@ def test_an_expression_that_the_broker_refuses_is_shown_with_the_place() -> None
         "detail": "Invalid filter at line 1, column 5.",
         "position": {"line": 1, "column": 5, "offset": 4},
     }
-    with pytest.raises(ChangeRefusedError) as caught, pointing({"filter": "1 < nocol"}):
+    with (
+        pytest.raises(ChangeRefusedError) as caught,
+        mark_expression_errors({"filter": "1 < nocol"}),
+    ):
         raise ChangeRefusedError(422, problem)
 
     assert str(caught.value).splitlines() == [problem["detail"], "  1 < nocol", "      ^"]
 
 
 def test_another_refusal_stays_one_line() -> None:
-    with pytest.raises(ChangeRefusedError) as caught, pointing({"filter": "a"}):
+    with pytest.raises(ChangeRefusedError) as caught, mark_expression_errors({"filter": "a"}):
         raise ChangeRefusedError(422, {"code": "PropertyInvalid", "detail": "No."})
 
     assert str(caught.value) == "No."

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.state import recovery_progress as progress
-from pe_agent.agent.state.recovery_progress import Patience, Progress, read_progress, said
+from pe_agent.agent.state.recovery_progress import (
+    ProgressTimeout,
+    RecoveryProgress,
+    describe_progress,
+    read_progress,
+)
 
 
 class Clock:
@@ -42,7 +47,7 @@ def home(tmp_path: Path) -> Path:
 
 def test_progress_counts_over_all_logs_and_is_gone_at_the_end(home: Path, clock: Clock) -> None:
     assert read_progress(home) is None
-    one = Progress(home)
+    one = RecoveryProgress(home)
     one("a", 100, 300)
     assert read_progress(home) == {"stream": "a", "done": 100, "total": 450}
     one("a", 200, 300)
@@ -52,7 +57,7 @@ def test_progress_counts_over_all_logs_and_is_gone_at_the_end(home: Path, clock:
     clock.now += 1
     one("b", 60, 100)
     assert read_progress(home) == {"stream": "b", "done": 360, "total": 450}
-    assert said(read_progress(home) or {}) == "80 % of 0 MiB"
+    assert describe_progress(read_progress(home) or {}) == "80 % of 0 MiB"
     one.end()
     assert read_progress(home) is None
     clock.now += 5
@@ -60,22 +65,22 @@ def test_progress_counts_over_all_logs_and_is_gone_at_the_end(home: Path, clock:
 
 
 def test_an_agent_that_gets_on_is_waited_for(home: Path, clock: Clock) -> None:
-    patience = Patience(home, 10, clock.monotonic)
-    one = Progress(home)
+    patience = ProgressTimeout(home, 10, clock.monotonic)
+    one = RecoveryProgress(home)
     for step in range(20):
         clock.now += 9
         one("a", 10 * step, 300)
-        assert patience.lasts()
+        assert patience.should_wait()
     clock.now += 9
-    assert patience.lasts()
+    assert patience.should_wait()
     clock.now += 1
-    assert not patience.lasts()
+    assert not patience.should_wait()
 
 
 def test_what_a_killed_agent_has_left_is_no_progress(home: Path, clock: Clock) -> None:
-    Progress(home)("a", 100, 300)
-    patience = Patience(home, 10, clock.monotonic)
+    RecoveryProgress(home)("a", 100, 300)
+    patience = ProgressTimeout(home, 10, clock.monotonic)
     clock.now += 9
-    assert patience.lasts()
+    assert patience.should_wait()
     clock.now += 1
-    assert not patience.lasts()
+    assert not patience.should_wait()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.agent import HomeForeignError, Hosts
-from pe_agent.agent.exports.export import HostedExport, steady_clock
-from streambroker_core.ledger.ledger import Ask, Limits, NotRoutedError
-from streambroker_core.ledger.publisher import LEASE, FencedError
+from pe_agent.agent.agent import Agent, HomeForeignError
+from pe_agent.agent.exports.export import AgentExport, steady_clock
+from streambroker_core.ledger.ledger import NotRoutedError, PlanRequest, RetentionLimits
+from streambroker_core.ledger.publisher import LEASE_SECONDS, FencedError
 from streambroker_core.model import Buffer, PeKey
-from streambroker_core.wire.broker.view import ExportPort, View, seal
+from streambroker_core.wire.broker.view import ExportPort, View, with_version
 from support.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
 
 FEED = PeKey.parse("default/feed/0")
@@ -32,7 +32,7 @@ def test_a_reader_of_a_stream_that_was_removed_meanwhile_goes_on_after_a_restart
     made.publish(0, rows(0, 5))
     first = made.stream
     made.plan()
-    made.now += LEASE
+    made.now += LEASE_SECONDS
     made.publish(0, rows(5, 5), query="other")
     made.plan({first: 1})
     made.plan({first: 1, made.stream: 1})
@@ -56,15 +56,15 @@ def test_epoch_numbers_go_on_where_only_the_log_knows_them(made: Bench) -> None:
 
 
 def test_a_data_directory_of_another_pe_is_refused_by_name(tmp_path: Path) -> None:
-    Hosts(FEED, tmp_path, progress=lambda *_: None).close()
+    Agent(FEED, tmp_path, progress=lambda *_: None).close()
     with pytest.raises(HomeForeignError, match=r"default/feed/0, not to default/alerts/0"):
-        Hosts(PeKey.parse("default/alerts/0"), tmp_path, progress=lambda *_: None)
+        Agent(PeKey.parse("default/alerts/0"), tmp_path, progress=lambda *_: None)
 
-    Hosts(FEED, tmp_path, progress=lambda *_: None).close()
+    Agent(FEED, tmp_path, progress=lambda *_: None).close()
 
 
 def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_path: Path) -> None:
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     ticked: list[str] = []
     for port in ("ill", "well"):
         hosts.actions["declare"]({"kind": "export", "port": port, "spec": None})
@@ -72,23 +72,23 @@ def test_an_export_that_is_ill_does_not_keep_the_others_from_their_order(tmp_pat
     def fails() -> None:
         raise OSError("disk")
 
-    hosts.export("ill").tick = fails  # type: ignore[method-assign]
-    hosts.export("well").tick = lambda: ticked.append("well")  # type: ignore[method-assign]
+    hosts.get_export("ill").tick = fails  # type: ignore[method-assign]
+    hosts.get_export("well").tick = lambda: ticked.append("well")  # type: ignore[method-assign]
     hosts.tick()
     hosts.close()
 
     assert ticked == ["well"]
 
 
-def opened(home: Path) -> tuple[Hosts, HostedExport]:
-    hosts = Hosts(FEED, home, progress=lambda *_: None)
+def opened(home: Path) -> tuple[Agent, AgentExport]:
+    hosts = Agent(FEED, home, progress=lambda *_: None)
     hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": None})
-    export = hosts.export("trades")
+    export = hosts.get_export("trades")
     export.set_routes({IMPORT: "wait"})
     return hosts, export
 
 
-def publish(export: HostedExport, *batches: int) -> None:
+def publish(export: AgentExport, *batches: int) -> None:
     of: dict[str, Any] = {"query": "q", "run": "r", "ddl": DDL}
     for batch in batches:
         export.admit(**of, batch=batch, renewed=None)
@@ -115,14 +115,16 @@ def test_the_end_and_the_runs_of_an_export_without_rows_are_known_after_a_restar
 def test_a_reader_of_an_export_without_rows_holds_its_first_epochs_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    asked = Ask(reader="reader", import_=IMPORT, policy="wait", start="latest", positions={})
+    asked = PlanRequest(
+        reader="reader", import_=IMPORT, policy="wait", start="latest", positions={}
+    )
     hosts, export = opened(tmp_path)
     export.plan(asked, filter_=None, columns=None)
     hosts.close()
 
     hosts, export = opened(tmp_path)
     publish(export, 0, 1)
-    export.set_limits(Limits(max_bytes=1))
+    export.set_limits(RetentionLimits(max_bytes=1))
     (planned,) = export.plan(asked, filter_=None, columns=None).planned
     assert (planned.from_, planned.next) == (0, 2)
     hosts.close()
@@ -132,18 +134,18 @@ BUFFER = Buffer(max_bytes=10 << 30, max_age_s=86400.0, grace_s=60.0)
 SPEC = {"properties": {}, "buffer": {"maxBytes": "10Gi", "maxAge": "24h", "grace": "1m"}}
 
 
-def shown(hosts: Hosts, *ports: str) -> None:
+def shown(hosts: Agent, *ports: str) -> None:
     """Let a view come that has these exports."""
     port = ExportPort(uid="e", stream_id="s", buffer=BUFFER)
-    hosts.routes.apply(seal(View(pe=FEED, exports=dict.fromkeys(ports, port))))
+    hosts.routes.apply(with_version(View(pe=FEED, exports=dict.fromkeys(ports, port))))
 
 
-def declared(hosts: Hosts) -> HostedExport:
+def declared(hosts: Agent) -> AgentExport:
     hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": SPEC})
-    return hosts.export("trades")
+    return hosts.get_export("trades")
 
 
-def kept_after_grace(export: HostedExport, monkeypatch: pytest.MonkeyPatch) -> int:
+def kept_after_grace(export: AgentExport, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how many epochs are retained when grace is over, and maximal age is not."""
     monkeypatch.setattr(export, "_clock", lambda: steady_clock() + 3600.0)
     export.tick()
@@ -154,15 +156,15 @@ def kept_after_grace(export: HostedExport, monkeypatch: pytest.MonkeyPatch) -> i
 def test_an_export_that_no_view_ever_had_is_not_taken_for_a_deleted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "other")
     publish(declared(hosts), 0, 1)
     hosts.declarations()["export/trades"]["told"] = told
     hosts.save_declaration("export/trades")
     hosts.close()
 
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
-    assert kept_after_grace(hosts.export("trades"), monkeypatch) == 2
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
+    assert kept_after_grace(hosts.get_export("trades"), monkeypatch) == 2
     hosts.close()
 
 
@@ -170,15 +172,15 @@ def test_an_export_that_no_view_ever_had_is_not_taken_for_a_deleted_one(
 def test_an_export_that_a_view_has_no_more_is_emptied_after_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
-    export = hosts.export("trades")
+    export = hosts.get_export("trades")
     publish(export, 0, 1)
     shown(hosts)
     if restarted:
         hosts.close()
-        hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
-        export = hosts.export("trades")
+        hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
+        export = hosts.get_export("trades")
     export.tick()
     assert sum(s["retained"] for s in export.status()["streams"].values()) == 2
     assert kept_after_grace(export, monkeypatch) == 0
@@ -189,42 +191,42 @@ def test_an_export_that_a_view_has_no_more_is_emptied_after_grace(
 def test_a_deleted_export_that_is_declared_anew_is_kept_though_the_view_lacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
     shown(hosts)
-    assert kept_after_grace(hosts.export("trades"), monkeypatch) == 0
+    assert kept_after_grace(hosts.get_export("trades"), monkeypatch) == 0
     publish(declared(hosts), 0, 1)
     if restarted:
         hosts.close()
-        hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
-    assert kept_after_grace(hosts.export("trades"), monkeypatch) == 2
+        hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
+    assert kept_after_grace(hosts.get_export("trades"), monkeypatch) == 2
     hosts.close()
 
 
 def test_what_a_view_allows_holds_after_a_restart_without_one(tmp_path: Path) -> None:
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
-    limits = hosts.export("trades").ledger.limits
+    limits = hosts.get_export("trades").ledger.limits
     assert limits.max_bytes == BUFFER.max_bytes
-    publish(hosts.export("trades"), 0)
+    publish(hosts.get_export("trades"), 0)
     hosts.close()
     (tmp_path / "routes.json").unlink()
 
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.export("trades").ledger.limits == limits
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
+    assert hosts.get_export("trades").ledger.limits == limits
     hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": {"properties": {}}})
-    assert hosts.export("trades").ledger.limits == limits
+    assert hosts.get_export("trades").ledger.limits == limits
     hosts.close()
 
 
 def test_what_is_declared_may_be_kept_until_a_view_comes(tmp_path: Path) -> None:
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     limits = declared(hosts).ledger.limits
     assert (limits.max_bytes, limits.max_age, limits.grace) == (10 << 30, 86400.0, 60.0)
     hosts.close()
 
-    hosts = Hosts(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.export("trades").ledger.limits == limits
+    hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
+    assert hosts.get_export("trades").ledger.limits == limits
     hosts.close()
 
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.broker.reporter import AGAIN_SECONDS, LIMIT, WHY, Reporter, report_of, shown
+from pe_agent.agent.broker.reporter import (
+    MAX_INTERVAL_SECONDS,
+    MAX_REASON,
+    MAX_REPORT_BYTES,
+    StatusReporter,
+    build_report,
+    mask_reader_id,
+)
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
 from support.exports import Bench, bench, rows
 from support.waiting import until
@@ -37,7 +44,7 @@ def test_a_report_has_totals_and_what_each_reader_has_still_to_read(made: Bench)
     made.publish(1, rows(10, 5))
     made.publish(2, rows(20, 6))
     made.plan({made.stream: 1}, filter_="n > 1")
-    report = report_of(status(made))
+    report = build_report(status(made))
 
     (port,) = report["exports"]
     export = report["exports"][port]
@@ -60,7 +67,9 @@ def test_a_report_names_a_reader_alike_on_both_sides_and_not_by_its_id(made: Ben
     made.publish(0, rows(0, 1))
     made.plan(reader="secret")
     own = {"import": "default/feed/0/quotes", "alive": True, "pinned": {}, "refused": {}}
-    found = report_of(status(made, secret={**RECEIVED, **own, "dropped": [0, 0], "lost": [0, 0]}))
+    found = build_report(
+        status(made, secret={**RECEIVED, **own, "dropped": [0, 0], "lost": [0, 0]})
+    )
     (port,) = found["exports"].values()
     (reader,) = port["readers"]
     (import_,) = found["imports"].values()
@@ -73,7 +82,7 @@ def test_a_reader_that_has_everything_lags_by_nothing(made: Bench) -> None:
     made.publish(0, rows(0, 4))
     made.plan()
     made.plan({made.stream: 1})
-    (reader,) = next(iter(report_of(status(made))["exports"].values()))["readers"]
+    (reader,) = next(iter(build_report(status(made))["exports"].values()))["readers"]
 
     assert (reader["lagEpochs"], reader["lagBytes"]) == (0, 0)
 
@@ -82,7 +91,7 @@ def test_a_report_says_of_each_export_whether_it_has_ended(made: Bench) -> None:
     made.publish(0, rows(0, 4))
     said = []
     for _ in range(2):
-        said += [export["ended"] for export in report_of(status(made))["exports"].values()]
+        said += [export["ended"] for export in build_report(status(made))["exports"].values()]
         made.export.finish(query="q", run="r")
 
     assert said == [False, True]
@@ -97,7 +106,7 @@ def test_dropped_epochs_are_no_lag_any_more(made: Bench) -> None:
         made.publish(batch, rows(100 * batch, 10))
     made.plan({made.stream: 1})
     made.plan({made.stream: 4})
-    (reader,) = next(iter(report_of(status(made))["exports"].values()))["readers"]
+    (reader,) = next(iter(build_report(status(made))["exports"].values()))["readers"]
 
     assert (reader["lagEpochs"], reader["droppedRows"]) == (0, 20)
 
@@ -107,7 +116,7 @@ def test_an_export_that_waits_names_the_imports_once(made: Bench) -> None:
     made.route("wait")
     made.publish(0, rows(0, 8))
     made.plan()
-    export = next(iter(report_of(status(made))["exports"].values()))
+    export = next(iter(build_report(status(made))["exports"].values()))
 
     assert export["waitingFor"] == [export["readers"][0]["import"]]
     assert export["held"] >= export["limit"] == 1
@@ -115,14 +124,14 @@ def test_an_export_that_waits_names_the_imports_once(made: Bench) -> None:
 
 def test_fellows_are_named_and_why_they_do_not_answer_is_cut(made: Bench) -> None:
     fellow = {"location": "grpc+tcp://10.0.0.7:1", "active": True, "away": None, "seen": 0.4}
-    gone = {**fellow, "active": False, "away": "x" * (WHY + 1), "seen": None}
-    told = report_of(
+    gone = {**fellow, "active": False, "away": "x" * (MAX_REASON + 1), "seen": None}
+    told = build_report(
         {**status(made), "fellows": {"default/feed/2": gone, "default/feed/1": fellow}}
     )
 
     assert told["fellows"] == [
         {"pe": "default/feed/1", "active": True, "away": None},
-        {"pe": "default/feed/2", "active": False, "away": "x" * WHY},
+        {"pe": "default/feed/2", "active": False, "away": "x" * MAX_REASON},
     ]
 
 
@@ -136,13 +145,13 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
         "dropped": [1, 10],
         "lost": [2, None],
     }
-    report = report_of(status(made, r1=own, r2={**own, "alive": False, "pinned": {}}))
+    report = build_report(status(made, r1=own, r2={**own, "alive": False, "pinned": {}}))
 
     assert report["imports"] == {
         "quotes": {
             "readers": [
                 {
-                    "reader": shown("r1"),
+                    "reader": mask_reader_id("r1"),
                     **RECEIVED,
                     "alive": True,
                     "filter": "n > 1",
@@ -152,7 +161,7 @@ def test_own_readers_are_reported_by_port(made: Bench) -> None:
                     "lost": [2, None],
                 },
                 {
-                    "reader": shown("r2"),
+                    "reader": mask_reader_id("r2"),
                     **RECEIVED,
                     "alive": False,
                     "filter": None,
@@ -176,10 +185,10 @@ def test_a_report_of_very_many_readers_fits_and_leaves_out_those_that_are_away(
     (figures,) = full["exports"].values()
     (one,) = figures["readers"].values()
     figures["readers"] = {f"reader {n}": {**one, "alive": n >= 990} for n in range(1_000)}
-    report = report_of(full)
+    report = build_report(full)
     alive = [r["alive"] for r in next(iter(report["exports"].values()))["readers"]]
 
-    assert len(json.dumps(report)) <= LIMIT
+    assert len(json.dumps(report)) <= MAX_REPORT_BYTES
     assert len(alive) >= 100
     assert alive[:10] == [True] * 10
 
@@ -204,10 +213,10 @@ class Broker:
 
 def test_nothing_is_reported_before_the_first_poll() -> None:
     broker = Broker()
-    reporter = Reporter(lambda: NOTHING, broker)
+    reporter = StatusReporter(lambda: NOTHING, broker)
     reporter.start()
     assert broker.taken == []
-    reporter.polled()
+    reporter.on_poll()
     until(lambda: broker.taken, 30, "a report")
     reporter.close()
 
@@ -216,26 +225,26 @@ def test_nothing_is_reported_before_the_first_poll() -> None:
 
 def test_reports_go_on_as_often_as_the_broker_says() -> None:
     broker = Broker(again=0.5)
-    reporter = Reporter(lambda: NOTHING, broker)
+    reporter = StatusReporter(lambda: NOTHING, broker)
     reporter.start()
-    reporter.polled()
+    reporter.on_poll()
     until(lambda: len(broker.taken) >= 3, 10.0, "a third report")
     reporter.close()
 
 
 @pytest.mark.parametrize(
-    ("answer", "seconds"), [(1, 1.0), (30, 30.0), (0, 0.5), (-5, 0.5), (1e9, AGAIN_SECONDS)]
+    ("answer", "seconds"), [(1, 1.0), (30, 30.0), (0, 0.5), (-5, 0.5), (1e9, MAX_INTERVAL_SECONDS)]
 )
 def test_how_soon_the_broker_may_ask_is_bounded(answer: float, seconds: float) -> None:
-    assert Reporter(lambda: NOTHING, Broker(again=answer)).report() == seconds
+    assert StatusReporter(lambda: NOTHING, Broker(again=answer)).report() == seconds
 
 
 @pytest.mark.parametrize(
     ("fault", "seconds"),
     [
         (BrokerUnavailableError("away"), 0.5),
-        (BrokerRefusedError(404, {"code": "NotFound"}), AGAIN_SECONDS),
-        (BrokerRefusedError(429, {"code": "TooManyRequests"}), AGAIN_SECONDS),
+        (BrokerRefusedError(404, {"code": "NotFound"}), MAX_INTERVAL_SECONDS),
+        (BrokerRefusedError(429, {"code": "TooManyRequests"}), MAX_INTERVAL_SECONDS),
         (KeyError("again"), 0.5),
     ],
 )
@@ -244,8 +253,8 @@ def test_a_report_that_fails_is_forgotten_and_the_next_waits_for_a_poll(
 ) -> None:
     broker = Broker()
     broker.fault = fault
-    reporter = Reporter(lambda: NOTHING, broker)
-    reporter.polled()
+    reporter = StatusReporter(lambda: NOTHING, broker)
+    reporter.on_poll()
 
     assert reporter.report() == seconds
     assert not reporter._polled.is_set()
@@ -262,11 +271,11 @@ def test_a_status_that_fails_does_not_end_the_reports() -> None:
         return NOTHING
 
     broker = Broker()
-    reporter = Reporter(status, broker)
+    reporter = StatusReporter(status, broker)
     reporter.start()
 
     def reported() -> list[dict[str, Any]]:
-        reporter.polled()
+        reporter.on_poll()
         return broker.taken
 
     until(reported, 30, "a report after a failure")

@@ -8,20 +8,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pe_agent.agent.reports import prometheus as metrics
-from pe_agent.agent.reports.rule_metrics import LIVE_SECONDS, JobFigures
+from pe_agent.agent.reports.rule_metrics import MAX_AGE_SECONDS, RuleMetricsStore
 from pe_agent.cep.accumulators import Tally
-from pe_agent.cep.metrics_reporter import AGAIN_SECONDS, SPACING_SECONDS, Figuring
+from pe_agent.cep.metrics_reporter import MIN_REPORT_SECONDS, REPEAT_SECONDS, RuleMetricsReporter
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from streambroker_core.cep.engine.metrics import RuleFigures, WindowFigures
+from streambroker_core.cep.engine.metrics import RuleMetrics, WindowMetrics
 from streambroker_core.errors import ManifestError
-from streambroker_core.wire.reports.rule_metrics import MOST_RULES, ToldWaiting
+from streambroker_core.wire.reports.rule_metrics import MAX_REPORTED_RULES, WatermarkWait
 
 NO_CONTROL: dict[str, Any] = {"accepted": {}, "applied": {}, "waiting": 0}
 EMPTY: dict[str, Any] = {"exports": {}, "controlLog": NO_CONTROL}
 
 
-def figures(name: str = "r", version: int = 1, **counts: int) -> RuleFigures:
-    return RuleFigures(rule=name, version=version, since=7, **counts)
+def figures(name: str = "r", version: int = 1, **counts: int) -> RuleMetrics:
+    return RuleMetrics(rule=name, version=version, since=7, **counts)
 
 
 class Query:
@@ -29,27 +29,29 @@ class Query:
 
     def __init__(self, log: str = "file-1") -> None:
         self.now, self.running, self.away, self.calls = 0.0, True, False, 0
-        self.figures: list[RuleFigures] = []
+        self.figures: list[RuleMetrics] = []
         self.errors: dict[tuple[str, int], int] = {}
         self.waits: tuple[int, int | None, int | None] = 0, None, None
-        self.agent = JobFigures(lambda: self.now)
-        self.figuring = Figuring(
+        self.agent = RuleMetricsStore(lambda: self.now)
+        self.figuring = RuleMetricsReporter(
             lambda: cast(Any, self), "patterns", log, lambda: self.figures, self.waiting,
             lambda: self.errors, lambda: self.running, lambda: self.now,
         )  # fmt: skip
 
-    def waiting(self, operator: str, log: str) -> ToldWaiting:
+    def waiting(self, operator: str, log: str) -> WatermarkWait:
         rows, first, watermark = self.waits
-        return ToldWaiting(operator=operator, log=log, rows=rows, first=first, watermark=watermark)
+        return WatermarkWait(
+            operator=operator, log=log, rows=rows, first=first, watermark=watermark
+        )
 
     def call(self, action: str, *, timeout: float, **body: Any) -> dict[str, Any]:
         assert (action, timeout > 0) == ("rules.figures", True)
         self.calls += 1
         if self.away:
             raise AgentUnreachableError("it is away")
-        return self.agent.take(body)
+        return self.agent.record(body)
 
-    def beat(self, *told: RuleFigures) -> list[dict[str, Any]]:
+    def beat(self, *told: RuleMetrics) -> list[dict[str, Any]]:
         self.figures = list(told)
         self.figuring.beat()
         return self.agent.status()
@@ -68,9 +70,9 @@ def test_what_rules_have_done_is_told_when_it_is_another_thing_and_now_and_then(
     query.now = 3.0
     assert query.beat(*query.figures)[0]["age"] == 3
     assert query.calls == 1
-    query.now = AGAIN_SECONDS
+    query.now = REPEAT_SECONDS
     assert query.beat(*query.figures)[0]["age"] == 0
-    query.now += SPACING_SECONDS - 0.1
+    query.now += MIN_REPORT_SECONDS - 0.1
     assert query.beat(figures(tested=6))[0]["tested"] == 5
     query.now += 0.1
     assert query.beat(figures(tested=6))[0]["tested"] == 6
@@ -95,26 +97,26 @@ def test_of_a_query_that_has_ended_nothing_is_told() -> None:
     query.beat(*query.figures)
     assert query.calls == 2
     silent.beat(figures(tested=5))
-    silent.now = LIVE_SECONDS
+    silent.now = MAX_AGE_SECONDS
     assert silent.agent.status() != []
-    silent.now = LIVE_SECONDS + 1
+    silent.now = MAX_AGE_SECONDS + 1
     assert silent.agent.status() == []
 
 
 def test_of_very_many_rules_those_are_told_that_take_most_time() -> None:
     query = Query()
-    many = [figures(f"r{n}", nanoseconds=n) for n in range(MOST_RULES + 2)]
+    many = [figures(f"r{n}", nanoseconds=n) for n in range(MAX_REPORTED_RULES + 2)]
 
     told = {one["rule"] for one in query.beat(*many)}
 
-    assert len(told) == MOST_RULES
+    assert len(told) == MAX_REPORTED_RULES
     assert not told & {"r0", "r1"}
 
 
 def test_rows_that_wait_for_the_watermark_are_told_with_what_they_wait_for() -> None:
     query = Query()
     query.beat(figures(tested=5))
-    query.now, query.waits = SPACING_SECONDS, (12, 7_000_000, None)
+    query.now, query.waits = MIN_REPORT_SECONDS, (12, 7_000_000, None)
 
     query.beat(*query.figures)
 
@@ -122,12 +124,12 @@ def test_rows_that_wait_for_the_watermark_are_told_with_what_they_wait_for() -> 
         {"operator": "patterns", "log": "file-1", "age": 0, "rows": 12, "first": 7_000_000,
          "watermark": None},
     ]  # fmt: skip
-    text = metrics.text({**EMPTY, "ruleWaiting": query.agent.waiting()}, {})
+    text = metrics.render_text({**EMPTY, "ruleWaiting": query.agent.waiting()}, {})
     assert 'streambroker_rule_waiting_rows{operator="patterns",log="file-1"} 12' in text
     assert "rule_watermark_seconds{" not in text
-    query.now, query.waits = 2 * SPACING_SECONDS, (0, None, 7_500_000)
+    query.now, query.waits = 2 * MIN_REPORT_SECONDS, (0, None, 7_500_000)
     query.beat(*query.figures)
-    text = metrics.text({**EMPTY, "ruleWaiting": query.agent.waiting()}, {})
+    text = metrics.render_text({**EMPTY, "ruleWaiting": query.agent.waiting()}, {})
     assert 'streambroker_rule_waiting_rows{operator="patterns",log="file-1"} 0' in text
     assert 'streambroker_rule_watermark_seconds{operator="patterns",log="file-1"} 7.5' in text
     query.running = False
@@ -136,8 +138,8 @@ def test_rows_that_wait_for_the_watermark_are_told_with_what_they_wait_for() -> 
 
 
 def test_what_waits_is_that_of_the_last_window_of_each_bucket() -> None:
-    def window(bucket: int, rows: int, first: int | None, watermark: int | None) -> WindowFigures:
-        return WindowFigures(
+    def window(bucket: int, rows: int, first: int | None, watermark: int | None) -> WindowMetrics:
+        return WindowMetrics(
             bucket=bucket, window=1, rules=(), waiting=rows, first=first, watermark=watermark
         )
 
@@ -146,8 +148,8 @@ def test_what_waits_is_that_of_the_last_window_of_each_bucket() -> None:
     for told in (
         window(0, 2, 5, None), window(1, 3, 4, None), window(1, 1, 9, 8), window(0, 0, None, 7),
     ):  # fmt: skip
-        tally.take(told)
-        waits = tally.held_up("patterns", "file-1")
+        tally.add(told)
+        waits = tally.waiting_rows("patterns", "file-1")
         seen.append((waits.rows, waits.first, waits.watermark))
 
     assert seen == [(2, 5, None), (5, 4, None), (3, 5, 8), (1, 9, 8)]
@@ -166,7 +168,7 @@ def test_prometheus_reads_the_figures_of_each_version() -> None:
         (one.name.removeprefix("streambroker_rule_"), one.labels["rule"], one.labels["version"]):
         one.value
         for family in text_string_to_metric_families(
-            metrics.text({**EMPTY, "ruleFigures": told}, {})
+            metrics.render_text({**EMPTY, "ruleFigures": told}, {})
         )
         for one in family.samples if "rule" in one.labels
     }  # fmt: skip
@@ -189,6 +191,6 @@ def test_figures_that_cannot_be_are_refused_and_change_nothing(rule: dict[str, A
     before = query.beat(figures(tested=5))
 
     with pytest.raises(ManifestError, match="rules"):
-        query.agent.take({"operator": "patterns", "log": "file-1", "rules": [rule]})
+        query.agent.record({"operator": "patterns", "log": "file-1", "rules": [rule]})
 
     assert query.agent.status() == before

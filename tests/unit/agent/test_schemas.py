@@ -16,9 +16,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pe_agent.aligned.runtime.hosting import columns
+from pe_agent.aligned.runtime.hosting import parse_columns
 from pe_agent.cep import MatchFunction
-from pe_agent.datasource.schemas import arrow_from, ddl_from, spark_of
+from pe_agent.datasource.schemas import as_arrow_schema, as_ddl, as_spark_schema
 from streambroker_core.errors import SchemaError
 from streambroker_core.model.schema import parse_ddl
 
@@ -47,19 +47,24 @@ def matched(found: Any) -> None:
 
 @pytest.mark.parametrize("given", [DDL, SPARK, ARROW], ids=["DDL", "StructType", "Arrow"])
 def test_columns_are_the_same_in_whatever_form_they_are_given(given: Any) -> None:
-    assert spark_of(given).simpleString() == SPARK.simpleString()
-    assert arrow_from(given).names == ARROW.names
-    assert [pa.types.is_list(one.type) for one in arrow_from(given)] == [False, False, False, True]
-    assert parse_ddl(ddl_from(given)) == parse_ddl(DDL)
+    assert as_spark_schema(given).simpleString() == SPARK.simpleString()
+    assert as_arrow_schema(given).names == ARROW.names
+    assert [pa.types.is_list(one.type) for one in as_arrow_schema(given)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert parse_ddl(as_ddl(given)) == parse_ddl(DDL)
     function = pickle.loads(pickle.dumps(MatchFunction(schema=given, matched=matched)))
     assert function.schema.names == ARROW.names
 
 
 def test_an_operator_takes_an_arrow_schema() -> None:
-    assert columns(ARROW).simpleString() == SPARK.simpleString()
+    assert parse_columns(ARROW).simpleString() == SPARK.simpleString()
 
 
-@pytest.mark.parametrize("use", [spark_of, arrow_from, ddl_from, columns])
+@pytest.mark.parametrize("use", [as_spark_schema, as_arrow_schema, as_ddl, parse_columns])
 def test_what_is_no_schema_is_refused_by_name(use: Any) -> None:
     with pytest.raises(SchemaError, match="schema is dict; give DDL such as 'id string, price"):
         use({"sku": "string"})

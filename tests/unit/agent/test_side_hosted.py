@@ -8,13 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.side.operator import FIGURES, UNORDERED, HostedSide, MakeSide
-from pe_agent.side.tables.cache import Shelves
+from pe_agent.side.operator import (
+    METRICS_OUTPUT,
+    WATERMARK_CAUSE,
+    SideOperatorFactory,
+    SparkSideOperator,
+)
+from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.versions import REQUESTS
 from pe_agent.streams.side_input import side_map, side_singleton
-from pe_agent.streams.side_inputs import JoinRows, OwnKeys, SideInputs
+from pe_agent.streams.side_inputs import OwnKeysFunction, RowJoiner, SideInputs
 from streambroker_core.control.operators.operator import Window
-from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, logged
+from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, make_logged_tuple
 from streambroker_core.control.tuples.payloads import encode
 from streambroker_core.side import (
     Enrich,
@@ -26,9 +31,9 @@ from streambroker_core.side import (
     fixed,
 )
 from streambroker_core.side.errors import SideDefinitionError
-from streambroker_core.side.join.static_table import content_of
-from streambroker_core.side.join.views import view_of
-from streambroker_core.side.state.layout import shape_of
+from streambroker_core.side.join.static_table import build_content
+from streambroker_core.side.join.views import make_view
+from streambroker_core.side.state.layout import build_layout
 from support.side_rates import Told
 from support.sides import Runner, Sink, batch_of
 
@@ -38,8 +43,10 @@ TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
 
 def made(folders: dict[str, str], **told: Any) -> tuple[Any, Sink]:
     rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, **told)
-    shape = shape_of(SideJoin(schema=TRADES, inputs=(rates,)))
-    make = MakeSide(shape=shape, function=None, tables=Shelves(folders=folders), figures=True)
+    shape = build_layout(SideJoin(schema=TRADES, inputs=(rates,)))
+    make = SideOperatorFactory(
+        shape=shape, function=None, tables=CachedTables(folders=folders), emits_metrics=True
+    )
     operator, sink = make(), Sink()
     operator.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=1), sink)
     operator.begin_window()
@@ -48,7 +55,7 @@ def made(folders: dict[str, str], **told: Any) -> tuple[Any, Sink]:
 
 def control(payload: object) -> ControlTuple:
     kind, text = encode(payload)
-    return logged("log", 1, type_=kind, text=text, delivery=Delivery.BEGIN)
+    return make_logged_tuple("log", 1, type_=kind, text=text, delivery=Delivery.BEGIN)
 
 
 def test_a_tick_ends_here_and_other_control_goes_on() -> None:
@@ -69,7 +76,7 @@ def test_figures_tell_what_waits_and_for_what() -> None:
     operator.process("main", batch_of([{"id": "m1", "currency": "EUR"}], TRADES))
     operator.end_window()
     ((output, batch),) = sink.given
-    assert output == FIGURES
+    assert output == METRICS_OUTPUT
     rates, main = batch.to_pylist()
     assert (rates["input"], rates["waiting_rows"], rates["entries"]) == ("rates", 1, 0)
     assert rates["stall"].startswith("1 row waits for side input `rates`")
@@ -80,7 +87,13 @@ def test_the_agent_is_told_with_each_window_also_without_that_output() -> None:
     rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, keyed=True)
     join = SideJoin(schema=TRADES, inputs=(rates,), key=("currency",))
     told, sink = Told(), Sink()
-    made = HostedSide(shape_of(join), None, Shelves(), figures=False, agent=told)  # type: ignore[arg-type]
+    made = SparkSideOperator(
+        build_layout(join),
+        None,
+        CachedTables(),
+        emits_metrics=False,
+        reporter=told,  # type: ignore[arg-type]
+    )
     made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=3, buckets=4), sink)
     made.begin_window()
     made.process("main", batch_of([{"id": "m1", "currency": "EUR"}], TRADES))
@@ -103,14 +116,20 @@ def test_rows_that_wait_for_their_turn_are_told_of_the_main_input() -> None:
     )
     join = SideJoin(schema=pa.schema(columns), inputs=(rates,), event_time="t", order="event time")
     told, sink = Told(), Sink()
-    made = HostedSide(shape_of(join), None, Shelves(), figures=True, agent=told)  # type: ignore[arg-type]
+    made = SparkSideOperator(
+        build_layout(join),
+        None,
+        CachedTables(),
+        emits_metrics=True,
+        reporter=told,  # type: ignore[arg-type]
+    )
     made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=4), sink)
     made.begin_window()
     made.process("main", batch_of([{"k": "a", "t": 1.0}, {"k": "b", "t": 2.0}], join.schema))
     made.end_window()
     ((_, _, (_, main)),) = told.given
     assert (main.waiting_rows, main.waiting_bytes > 0) == (2, True)
-    assert [(one.cause, one.rows) for one in main.stalls] == [(UNORDERED, 2)]
+    assert [(one.cause, one.rows) for one in main.stalls] == [(WATERMARK_CAUSE, 2)]
     ((_, batch),) = sink.given
     assert [row["waiting_rows"] for row in batch.to_pylist()] == [0, 2]
 
@@ -124,7 +143,13 @@ def test_of_many_windows_those_are_told_for_which_most_rows_wait() -> None:
     )  # fmt: skip
     join = SideJoin(schema=pa.schema(columns), inputs=(rates,), event_time="t")
     told, sink = Told(), Sink()
-    made = HostedSide(shape_of(join), None, Shelves(), figures=True, agent=told)  # type: ignore[arg-type]
+    made = SparkSideOperator(
+        build_layout(join),
+        None,
+        CachedTables(),
+        emits_metrics=True,
+        reporter=told,  # type: ignore[arg-type]
+    )
     made.bind(Window(number=7, time=90_000_000, watermark=None, bucket=0, buckets=4), sink)
     made.begin_window()
     rows = [{"k": "a", "t": 10.0 * window} for window in range(1, 9) for _ in range(window)]
@@ -151,14 +176,14 @@ def test_rows_are_joined_with_each_value_of_their_key(
 ) -> None:
     side = SideInput(name="rates", kind=kind, key=("currency",), schema=RATES, static=True)
     table = pa.table({"currency": ["EUR", "EUR", "USD"], "rate": [1.0, 1.5, 2.0]}, schema=RATES)
-    views = Views({"rates": view_of(side, content_of(side, table), "v1")}, None)
+    views = Views({"rates": make_view(side, build_content(side, table), "v1")}, None)
     batch = pa.record_batch({"id": ["1", "2", "3"], "currency": ["EUR", None, "EUR"]})
-    join = JoinRows("rates", ("currency",), ("rate",), kind == "multimap", how == "inner")
+    join = RowJoiner("rates", ("currency",), ("rate",), kind == "multimap", how == "inner")
     rows = join(batch, views).to_pylist()
     assert [(row["id"], row["rate"]) for row in rows] == expected
-    again: Any = OwnKeys(join)(batch, views)
+    again: Any = OwnKeysFunction(join)(batch, views)
     assert again.to_pylist() == rows
-    assert OwnKeys(join).own_keys, "whoever calls it looks for that"
+    assert OwnKeysFunction(join).own_keys, "whoever calls it looks for that"
 
 
 @pytest.mark.parametrize("how", ["left", "inner"])
@@ -168,7 +193,9 @@ def test_a_join_waits_for_the_key_of_each_row_and_loses_none_to_a_load_of_severa
     rates = SideInput(name="rates", kind="map", key=("currency",), schema=RATES)
     wait = Enrich(input="rates", on=("currency",), only_wait=True)
     join = SideJoin(schema=TRADES, inputs=(rates,), enrich=(wait,), key=("currency",))
-    joined = OwnKeys(JoinRows("rates", ("currency",), ("rate",), False, inner=how == "inner"))
+    joined = OwnKeysFunction(
+        RowJoiner("rates", ("currency",), ("rate",), False, is_inner=how == "inner")
+    )
     runner = Runner(lambda: SideOperator(join, joined), twice=False)
     trades = [["main", {"id": id_, "currency": id_}] for id_ in "cabx"]
     runner.window(trades, watermark=None, now=0)
@@ -188,6 +215,6 @@ def test_settings_that_are_not_known_are_named() -> None:
         given.define("rates", None)
     with pytest.raises(SideDefinitionError, match="a str, and no stream; make it a table"):
         side_singleton("rates").stream("rates")  # type: ignore[arg-type]
-    sides = SideInputs(main=None, given={})  # type: ignore[arg-type]
+    sides = SideInputs(main=None, sources={})  # type: ignore[arg-type]
     with pytest.raises(SideDefinitionError, match="late is no option; there are: order"):
         sides.options(late=3)

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.side import PinError, Table, TableError, TableStore
-from pe_agent.side.map_partitions import Meeting
+from pe_agent.side.map_partitions import PartitionJoiner
 from pe_agent.side.tables import pins
 from pe_agent.side.tables import store as tables_module
 from pe_agent.side.tables.announcements import CONTROL_FILE, VersionsReader
-from pe_agent.side.tables.cache import shelves_of
-from pe_agent.side.tables.pins import LOCK, PINS, SEEN, Batch, pin_of, this_batch
-from pe_agent.side.tables.versions import JOURNAL, Versions, path_of, read_version, sorted_path
+from pe_agent.side.tables.cache import cached_tables_for
+from pe_agent.side.tables.pins import LOCK, PINS, SEEN_FILE, MicroBatch, current_batch, pin_for
+from pe_agent.side.tables.versions import JOURNAL, Versions, read_version, sorted_path, version_path
 from streambroker_core.side import SideInput, SideJoin
 from streambroker_core.side.errors import SideError, SideVersionError
 from support.side_rates import RATES, Told, put
@@ -31,7 +31,7 @@ TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableStore]:
-    monkeypatch.setattr(tables_module, "_CLEAN_EVERY", 1e6)  # here it is cleaned by hand
+    monkeypatch.setattr(tables_module, "_CLEAN_SECONDS", 1e6)  # here it is cleaned by hand
     with TableStore(tmp_path / "store") as made:
         yield made
 
@@ -54,19 +54,19 @@ def change(table: Table, tmp_path: Path) -> str:
     return table.refresh().version
 
 
-def batch(number: int, query: str = "q", run: str = "r") -> Batch:
-    return Batch(query=query, run=run, number=number)
+def batch(number: int, query: str = "q", run: str = "r") -> MicroBatch:
+    return MicroBatch(query=query, run=run, number=number)
 
 
 def pinned(table: Table, number: int, query: str = "q", run: str = "again") -> str:
     """Return the version of a micro-batch, as a process sees it that has seen none."""
-    pins._KNOWN.clear()
-    return pin_of(table.place, batch(number, query, run)).version
+    pins._PIN_CACHE.clear()
+    return pin_for(table.folder, batch(number, query, run)).version
 
 
 def files(table: Table, query: str = "q") -> list[str]:
     """Return the files of the pins of a query."""
-    return [path.name for path in (table.place / PINS / query).iterdir() if path.name != SEEN]
+    return [path.name for path in (table.folder / PINS / query).iterdir() if path.name != SEEN_FILE]
 
 
 def there(table: Table) -> list[int]:
@@ -92,16 +92,16 @@ def test_of_two_tasks_that_choose_at_once_the_later_one_takes_what_the_first_cho
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = bound(store, tmp_path)
-    first, newest, others = table.state().version, pins.newest, []
+    first, newest, others = table.state().version, pins.newest_version, []
 
     def meanwhile(folder: Path) -> Any:
-        monkeypatch.setattr(pins, "newest", newest)
-        others.append(pin_of(folder, batch(0, run="other")).version)
+        monkeypatch.setattr(pins, "newest_version", newest)
+        others.append(pin_for(folder, batch(0, run="other")).version)
         change(table, tmp_path)
         return newest(folder)
 
-    monkeypatch.setattr(pins, "newest", meanwhile)
-    assert (pin_of(table.place, batch(0)).version, others) == (first, [first])
+    monkeypatch.setattr(pins, "newest_version", meanwhile)
+    assert (pin_for(table.folder, batch(0)).version, others) == (first, [first])
 
 
 def test_tasks_that_race_with_changes_and_cleaning_see_one_version_that_is_there(
@@ -117,8 +117,8 @@ def test_tasks_that_race_with_changes_and_cleaning_see_one_version_that_is_there
         try:
             for number, versions in enumerate(seen):
                 begin.wait(20.0)
-                pin = pin_of(table.place, batch(number, run=run))
-                assert read_version(table.place, pin.version).num_rows == 2
+                pin = pin_for(table.folder, batch(number, run=run))
+                assert read_version(table.folder, pin.version).num_rows == 2
                 versions.add(pin.version)
         except BaseException as error:
             failed.append(error)
@@ -146,7 +146,7 @@ def test_no_version_goes_while_a_task_chooses_it(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = bound(store, tmp_path)
-    newest = pins.newest
+    newest = pins.newest_version
 
     def meanwhile(folder: Path) -> Any:
         found = newest(folder)
@@ -154,11 +154,11 @@ def test_no_version_goes_while_a_task_chooses_it(
         store.clean()
         return found
 
-    monkeypatch.setattr(pins, "newest", meanwhile)
-    version = pin_of(table.place, batch(0)).version
+    monkeypatch.setattr(pins, "newest_version", meanwhile)
+    version = pin_for(table.folder, batch(0)).version
     assert version != table.state().version
     store.clean()
-    assert path_of(table.place, version).exists()
+    assert version_path(table.folder, version).exists()
     assert table.state().kept == (version, table.state().version)
 
 
@@ -168,7 +168,7 @@ def test_a_task_chooses_while_nothing_is_removed(store: TableStore, tmp_path: Pa
     clean, held = Versions.clean, []
 
     def look(self: Versions, *of: Any) -> list[str]:
-        with (table.place / PINS / LOCK).open("a+b") as file:
+        with (table.folder / PINS / LOCK).open("a+b") as file:
             with pytest.raises(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             held.append(True)
@@ -184,18 +184,18 @@ def test_a_task_reads_the_pin_once_for_a_micro_batch_and_anew_for_another_run(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = bound(store, tmp_path)
-    read, count = pins._read, []
+    read, count = pins._read_pin, []
 
     def counted(*of: Any) -> Any:
         count.append(of)
         return read(*of)
 
-    pin_of(table.place, batch(0))
-    monkeypatch.setattr(pins, "_read", counted)
+    pin_for(table.folder, batch(0))
+    monkeypatch.setattr(pins, "_read_pin", counted)
     for _ in range(3):
-        pin_of(table.place, batch(0))
+        pin_for(table.folder, batch(0))
     assert count == []
-    pin_of(table.place, batch(0, run="next"))
+    pin_for(table.folder, batch(0, run="next"))
     assert len(count) == 1
 
 
@@ -216,7 +216,7 @@ def test_versions_stay_while_the_micro_batch_that_has_them_may_run_again(
     store.clean()
     assert there(table) == [2, 3]
     assert table.state().kept == (names[2], names[3], table.state().version)
-    assert sorted_path(table.place, names[2], rates()).exists()
+    assert sorted_path(table.folder, names[2], rates()).exists()
 
 
 def test_each_query_keeps_its_own_and_one_that_is_not_heard_of_none(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_each_query_keeps_its_own_and_one_that_is_not_heard_of_none(tmp_path: Pa
         change(table, tmp_path)
         store.clean()
         assert table.state().kept == (first, second, table.state().version)
-        old = table.place / PINS / "slow" / "5"
+        old = table.folder / PINS / "slow" / "5"
         for path in old.parent.iterdir():
             os.utime(path, (0, time.time() - 61.0))
         store.clean()
@@ -291,7 +291,7 @@ def test_pins_are_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
         assert table.state().version != first
         store.clean()
         assert pinned(table, 0) == first
-        assert read_version(table.place, first)["rate"].to_pylist() == [2.0, 1.0]
+        assert read_version(table.folder, first)["rate"].to_pylist() == [2.0, 1.0]
 
 
 class Killed(BaseException):
@@ -329,13 +329,13 @@ def test_a_version_is_listed_when_all_that_belongs_to_it_is_there(
 ) -> None:
     """A task takes what the list has; each worker would sort what has no copy in order of keys."""
     table = bound(store, tmp_path)
-    write, listed = Versions._write, []
+    write, listed = Versions._write_journal, []
 
     def look(self: Versions, kept: list[Any]) -> None:
-        listed.append(sorted_path(table.place, kept[-1].name, rates()).exists())
+        listed.append(sorted_path(table.folder, kept[-1].name, rates()).exists())
         write(self, kept)
 
-    monkeypatch.setattr(Versions, "_write", look)
+    monkeypatch.setattr(Versions, "_write_journal", look)
     change(table, tmp_path)
     assert listed == [True]
 
@@ -363,7 +363,7 @@ def test_what_cannot_be_used_is_no_version_for_rows_without_state(
 def test_a_worker_that_does_not_see_the_store_says_so_and_makes_nothing(tmp_path: Path) -> None:
     away = tmp_path / "store" / "rates"
     with pytest.raises(PinError, match=r"pins/lock is not there, or this worker does not see it; "):
-        pin_of(away, batch(0))
+        pin_for(away, batch(0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -395,7 +395,7 @@ def test_a_pin_that_cannot_be_read_is_named_and_no_version_goes(
 ) -> None:
     table = bound(store, tmp_path)
     first = pinned(table, 0)
-    (table.place / PINS / "q" / "0").write_text(text)
+    (table.folder / PINS / "q" / "0").write_text(text)
     with pytest.raises(PinError, match=why):
         pinned(table, 0)
     change(table, tmp_path)
@@ -415,13 +415,13 @@ def test_a_query_that_asks_for_a_pin_of_long_ago_keeps_it(
     table = bound(store, tmp_path)
     first = pinned(table, 0)
     change(table, tmp_path)
-    for path in (table.place / PINS / "q").iterdir():
+    for path in (table.folder / PINS / "q").iterdir():
         os.utime(path, (0, 0))
     assert pinned(table, 0, run="restarted") == first
     store.clean()
     store.clean()
     assert pinned(table, 0, run="restarted") == first
-    for path in (table.place / PINS / "q").iterdir():
+    for path in (table.folder / PINS / "q").iterdir():
         os.utime(path, (0, 0))
     store.clean()
     assert pinned(table, 0, run="later") == table.state().version
@@ -431,7 +431,7 @@ def test_a_version_that_cannot_be_made_ready_leaves_nothing(
     store: TableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = bound(store, tmp_path)
-    before = sorted(table.place.glob("*.arrow"))
+    before = sorted(table.folder.glob("*.arrow"))
 
     def fail(*_: Any) -> None:
         raise MemoryError("too many rows to sort")
@@ -440,7 +440,7 @@ def test_a_version_that_cannot_be_made_ready_leaves_nothing(
     put(tmp_path / "in", USD=3.0)
     with pytest.raises(TableError, match="too many rows to sort"):
         table.refresh()
-    assert sorted(table.place.glob("*.arrow")) == before
+    assert sorted(table.folder.glob("*.arrow")) == before
 
 
 def test_a_task_of_no_query_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,26 +451,30 @@ def test_a_task_of_no_query_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(getLocalProperty=told.get)
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     with pytest.raises(PinError, match="its task belongs to none; run the rows of foreachBatch in"):
-        this_batch()
+        current_batch()
     told["streaming.sql.batchId"] = "4"
-    assert this_batch() == batch(4)
+    assert current_batch() == batch(4)
 
 
 # -- rows ------------------------------------------------------------------------------------
 
 
-def meeting(table: Table, agent: Any = None) -> Meeting:
+def meeting(table: Table, agent: Any = None) -> PartitionJoiner:
     join = SideJoin(schema=TRADES, inputs=(rates(),), stateless=True)
 
     def see(batch: pa.RecordBatch, views: Any) -> pa.RecordBatch:
         return batch.append_column("v", pa.array([views["rates"].version] * batch.num_rows))
 
-    return Meeting(join=join, function=see, tables=shelves_of({"rates": table}), agent=agent)
+    return PartitionJoiner(
+        join=join, function=see, tables=cached_tables_for({"rates": table}), reporter=agent
+    )
 
 
 def at(monkeypatch: pytest.MonkeyPatch, number: int, run: str = "r") -> None:
     """Be a task of a micro-batch."""
-    monkeypatch.setattr("pe_agent.side.map_partitions.this_batch", lambda: batch(number, run=run))
+    monkeypatch.setattr(
+        "pe_agent.side.map_partitions.current_batch", lambda: batch(number, run=run)
+    )
 
 
 ROWS = pa.record_batch({"id": ["a"], "currency": ["EUR"]}, schema=TRADES)
@@ -501,7 +505,7 @@ def test_a_task_without_rows_asks_for_no_version(
     table = bound(store, tmp_path)
     at(monkeypatch, 0)
     assert list(meeting(table)(ROWS.slice(0, 0))) == []
-    assert list((table.place / PINS).iterdir()) == []
+    assert list((table.folder / PINS).iterdir()) == []
 
 
 def test_a_pinned_version_that_is_gone_is_named_with_what_to_do(
@@ -510,16 +514,18 @@ def test_a_pinned_version_that_is_gone_is_named_with_what_to_do(
     table = bound(store, tmp_path)
     first = pinned(table, 0)
     change(table, tmp_path)
-    path_of(table.place, first).unlink()
-    sorted_path(table.place, first, rates()).unlink()
+    version_path(table.folder, first).unlink()
+    sorted_path(table.folder, first, rates()).unlink()
     at(monkeypatch, 0)
     with pytest.raises(SideVersionError) as failed:
         list(meeting(table)(ROWS))
     told = str(failed.value)
-    assert f"version {first} cannot be read: {path_of(table.place, first)} is not there" in told
-    pin = table.place / PINS / "q" / "0"
+    assert (
+        f"version {first} cannot be read: {version_path(table.folder, first)} is not there" in told
+    )
+    pin = table.folder / PINS / "q" / "0"
     assert f"begun with it, as {pin} says: stop the query and put its file back" in told
-    (table.place / PINS / "q" / "0").unlink()
+    (table.folder / PINS / "q" / "0").unlink()
     at(monkeypatch, 0, run="next")
     (rows,) = meeting(table)(ROWS)
     assert rows["v"].to_pylist() == [table.state().version]
@@ -529,5 +535,5 @@ def test_outside_of_tasks_the_newest_version_is_seen(store: TableStore, tmp_path
     table = bound(store, tmp_path)
     (rows,) = meeting(table)(ROWS)
     assert rows["v"].to_pylist() == [table.state().version]
-    assert (table.place / JOURNAL).exists()
-    assert list((table.place / PINS).iterdir()) == []
+    assert (table.folder / JOURNAL).exists()
+    assert list((table.folder / PINS).iterdir()) == []

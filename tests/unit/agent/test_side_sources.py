@@ -40,13 +40,13 @@ def put(path: Path, **told: float) -> None:
 
 
 def rows_of(table: Table, *names: str) -> list[tuple[Any, ...]]:
-    found = read_version(table.place, table.state().version)
+    found = read_version(table.folder, table.state().version)
     rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
     return sorted(rows, key=str)
 
 
 def content(table: Table) -> dict[str, Any]:
-    found = read_version(table.place, table.state().version)
+    found = read_version(table.folder, table.state().version)
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 

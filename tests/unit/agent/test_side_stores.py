@@ -18,8 +18,8 @@ from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side.tables import store as tables_module
 from pe_agent.side.tables import versions as versions_module
 from pe_agent.side.tables.announcements import READERS, VersionsReader
-from pe_agent.side.tables.cache import Shelves
-from pe_agent.side.tables.versions import Versions, path_of, read_version
+from pe_agent.side.tables.cache import CachedTables
+from pe_agent.side.tables.versions import Versions, read_version, version_path
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideVersionError
 from support.side_rates import RATES, put
@@ -37,7 +37,7 @@ def rates(name: str = "rates") -> SideInput:
 
 
 def content(table: Table, version: str) -> dict[str, float]:
-    found = read_version(table.place, version, rates())
+    found = read_version(table.folder, version, rates())
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
@@ -64,7 +64,7 @@ def test_addresses_are_no_folders(store: TableStore) -> None:
 
 
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path: Path) -> None:
-    shelves = Shelves(folders={"rates": str(tmp_path)})
+    shelves = CachedTables(folders={"rates": str(tmp_path)})
     with pytest.raises(SideVersionError, match=r"v1-0\.arrow is not there, or this worker"):
         shelves(rates(), "v1-0")
 
@@ -95,14 +95,14 @@ def test_a_version_whose_announcement_failed_is_announced_with_the_next_look(
 
     monkeypatch.setattr(store.control, "append", full)
     put(tmp_path / "in", EUR=2.0)
-    table.look()
+    table.poll()
     assert "no space left" in (table.state().error or "")
     assert len(announced(store)) == 1
     monkeypatch.setattr(store.control, "append", append)
-    table.look()
+    table.poll()
     assert table.state().error is None
     assert announced(store)[1:] == [table.state().version]
-    table.look()
+    table.poll()
     assert len(announced(store)) == 2
 
 
@@ -118,9 +118,9 @@ def test_tables_are_looked_at_again_after_a_folder_was_away(
             raise OSError("stale file handle")
         return due(table, now)
 
-    due = Table.due
-    monkeypatch.setattr(tables_module, "LOOK", 0.05)
-    monkeypatch.setattr(Table, "due", away)
+    due = Table.is_due
+    monkeypatch.setattr(tables_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(Table, "is_due", away)
     put(tmp_path / "in", EUR=1.0)
     table = store.folder("rates", tmp_path / "in", every=0.1)
     put(tmp_path / "in", EUR=2.0)
@@ -132,7 +132,7 @@ def test_a_database_that_does_not_answer_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other tables are read meanwhile; the store can be closed, and what comes later is dropped."""
-    monkeypatch.setattr(tables_module, "CLOSE", 0.3)
+    monkeypatch.setattr(tables_module, "CLOSE_SECONDS", 0.3)
     answers, asked = threading.Event(), threading.Event()
     path = str(tmp_path / "db")
 
@@ -151,10 +151,10 @@ def test_a_database_that_does_not_answer_holds_up_nobody(
         until(
             lambda: content(quick, quick.state().version) == {"EUR": 2.0}, 20.0, "the new version"
         )
-    before = Versions(slow.place).kept
+    before = Versions(slow.folder).retained
     answers.set()
     until(lambda: "is closed" in (slow.state().error or ""), 20.0, "the late answer")
-    assert Versions(slow.place).kept == before
+    assert Versions(slow.folder).retained == before
 
 
 def test_versions_are_kept_for_a_query_whose_file_is_damaged(tmp_path: Path) -> None:
@@ -205,12 +205,12 @@ def test_a_query_that_stands_keeps_two_versions_and_not_all_that_came_since(
     (part,) = reader.partitions(done, planned)
     assert versions_of(part) == [names[3]]
     assert content(table, names[3]) == {"EUR": 3.0}
-    assert not path_of(table.place, names[4]).exists()
+    assert not version_path(table.folder, names[4]).exists()
     reader.latestOffset(planned, None)
     store.clean()
     assert table.state().kept == (names[3], names[5])
-    again = Versions(table.place)
-    assert [one.name for one in again.kept] == [names[3], names[5]]
+    again = Versions(table.folder)
+    assert [one.name for one in again.retained] == [names[3], names[5]]
 
 
 def test_a_driver_that_starts_again_keeps_what_queries_need_that_do_not_run_yet(
@@ -241,7 +241,7 @@ def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes
     table, reader, done = begun(store, tmp_path)
     put(tmp_path / "in", EUR=1.0)
     table.refresh()
-    count = VersionsReader._count
+    count = VersionsReader._count_tuples
     values = iter(range(2, 9))
 
     def meanwhile(self: VersionsReader) -> int:
@@ -252,7 +252,7 @@ def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(VersionsReader, "_count", meanwhile)
+        patched.setattr(VersionsReader, "_count_tuples", meanwhile)
         if once:
             reader.prepareForTriggerAvailableNow()
         planned = reader.latestOffset(done, None)
@@ -280,11 +280,11 @@ class Killed(BaseException):
 
 STEPS: dict[str, tuple[Any, str]] = {
     "the version is to be written": (versions_module, "_write_table"),
-    "its digest is to be taken": (versions_module, "_digest"),
-    "it is to be listed": (Versions, "_write"),
-    "its sorted copy is to be written": (Versions, "sort"),
+    "its digest is to be taken": (versions_module, "_sync_and_digest"),
+    "it is to be listed": (Versions, "_write_journal"),
+    "its sorted copy is to be written": (Versions, "write_sorted"),
     "it is to be announced": (ControlFile, "append"),
-    "it is to be noted as announced": (Versions, "announced"),
+    "it is to be noted as announced": (Versions, "record_announcement"),
 }
 
 
@@ -294,7 +294,7 @@ def test_a_driver_that_ends_at_any_step_leaves_versions_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
 ) -> None:
     """What was announced is there as it was; the next driver announces what was not."""
-    monkeypatch.setattr(tables_module, "_CLEAN_EVERY", 1e6)  # no query asks for the first one
+    monkeypatch.setattr(tables_module, "_CLEAN_SECONDS", 1e6)  # no query asks for the first one
     put(tmp_path / "in", USD=1.0, EUR=1.0)
     with TableStore(tmp_path / "store") as store:
         table = store.folder("rates", tmp_path / "in", every=None)
@@ -312,7 +312,7 @@ def test_a_driver_that_ends_at_any_step_leaves_versions_whole(
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, kill)
             with pytest.raises(Killed):
-                table.look()
+                table.poll()
         for version in announced(store):
             assert len(content(table, version)) == 2
     with TableStore(tmp_path / "store") as store:
@@ -325,9 +325,11 @@ def test_a_driver_that_ends_at_any_step_leaves_versions_whole(
         )
         assert list(dict.fromkeys(announced(store))) == [first, second]
         listed = {
-            one["name"] for one in json.loads((table.place / "versions.json").read_text())["kept"]
+            one["name"] for one in json.loads((table.folder / "versions.json").read_text())["kept"]
         }
-        assert {path_of(table.place, one) for one in listed} == set(table.place.glob("*.arrow"))
+        assert {version_path(table.folder, one) for one in listed} == set(
+            table.folder.glob("*.arrow")
+        )
         reader = VersionsReader(store.path / "control")
         start = reader.initialOffset()
         (part,) = reader.partitions(start, reader.latestOffset(start, None))

@@ -18,23 +18,28 @@ import pytest
 
 from pe_agent.aligned import control_source as control_file
 from pe_agent.side import SideVersion, Table, TableError, TableStore
-from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, VersionsReader, last_versions
-from pe_agent.side.tables.cache import Shelves
+from pe_agent.side.tables.announcements import (
+    CONTROL_FILE,
+    READERS,
+    VersionsReader,
+    drop_hidden_versions,
+)
+from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.versions import (
     JOURNAL,
     SORTED,
-    Place,
+    ReadPosition,
     Versions,
-    path_of,
     read_version,
     sorted_path,
+    version_path,
 )
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideError
-from streambroker_core.side.join.static_table import by_key, content_of
+from streambroker_core.side.join.static_table import build_content, sort_by_key
 from streambroker_core.side.state.input_state import Content
-from streambroker_core.side.state.pages import Leaves
+from streambroker_core.side.state.pages import PagedMap
 from support.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -59,7 +64,7 @@ def rates(name: str = "rates", **told: Any) -> SideInput:
 
 
 def content(table: Table, version: str | None = None) -> dict[str, float]:
-    found = read_version(table.place, version or table.state().version)
+    found = read_version(table.folder, version or table.state().version)
     return dict(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
 
@@ -293,7 +298,7 @@ def test_a_version_is_announced_once_to_each_side_input_and_is_there_before(
         table.bind(rates("other"))
         expected = [("rates", first), ("rates", second), ("other", second)]
         assert announced(store) == expected
-        assert all(path_of(table.place, version).exists() for _, version in expected)
+        assert all(version_path(table.folder, version).exists() for _, version in expected)
     with TableStore(tmp_path / "store") as store:
         table = folder(store, tmp_path / "in")
         table.bind(rates())
@@ -311,7 +316,7 @@ def test_a_store_that_starts_again_goes_on_with_its_last_version(tmp_path: Path)
         table = folder(store, tmp_path / "in")
         assert (table.state().version, table.schema) == (before.version, RATES)
         assert "a.parquet" in (table.state().error or "")
-        files = {path.name for path in table.place.iterdir()}
+        files = {path.name for path in table.folder.iterdir()}
         assert files == {JOURNAL, f"{before.version}.arrow"}
 
 
@@ -333,13 +338,13 @@ def test_a_query_hears_of_each_side_input_its_last_version_alone(tmp_path: Path)
         ("a", "v3"),
         ("a", "v4"),
     ]
-    assert last_versions(part.value) == part.value
+    assert drop_hidden_versions(part.value) == part.value
 
 
 def test_a_query_that_is_far_behind_hears_of_no_version_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_file, "AT_ONCE", (3, 1 << 20))
+    monkeypatch.setattr(control_file, "WINDOW_LIMITS", (3, 1 << 20))
     put(tmp_path / "in", EUR=0.0)
     with TableStore(tmp_path / "store") as store:
         table = folder(store, tmp_path / "in")
@@ -386,24 +391,24 @@ def test_versions_are_kept_until_every_query_has_passed_them(tmp_path: Path) -> 
         os.utime(old, (0, time.time() - 61.0))
         store.clean()
         assert table.state().kept == (names[-1],)
-        assert [path.name for path in table.place.glob("*.arrow")] == [f"{names[-1]}.arrow"]
+        assert [path.name for path in table.folder.glob("*.arrow")] == [f"{names[-1]}.arrow"]
 
 
 def test_without_queries_the_last_version_is_kept(tmp_path: Path) -> None:
     versions = Versions(tmp_path)
     for value in (1.0, 2.0):
         versions.write(pa.table({"v": [value]}), 0.0)
-    first, second = (one.name for one in versions.kept)
+    first, second = (one.name for one in versions.retained)
     assert versions.clean([], ["x"]) == [first]
-    assert [one.name for one in Versions(tmp_path).kept] == [second]
+    assert [one.name for one in Versions(tmp_path).retained] == [second]
 
 
 # -- in the order of keys --------------------------------------------------------------------
 
 
 def keys_and_values(made: Content) -> tuple[list[Any], list[Any]]:
-    assert isinstance(made, Leaves)
-    level = made.all()
+    assert isinstance(made, PagedMap)
+    level = made.read_all()
     return level.keys.to_pylist(), level.values.to_pylist()
 
 
@@ -414,28 +419,30 @@ def test_workers_take_rows_in_the_order_of_keys_where_they_lie(
     table = folder(store, tmp_path / "in")
     side = rates()
     first = table.state().version
-    assert read_version(table.place, first, side)["currency"].to_pylist() == ["USD", "EUR", "CHF"]
+    assert read_version(table.folder, first, side)["currency"].to_pylist() == ["USD", "EUR", "CHF"]
     table.bind(side)
     before = pa.total_allocated_bytes()
-    found = read_version(table.place, first, side)
+    found = read_version(table.folder, first, side)
     assert found["currency"].to_pylist() == ["CHF", "EUR", "USD"]
     assert pa.total_allocated_bytes() == before, "mapped, and not copied"
-    shelf = Shelves(folders={"rates": str(table.place)})
+    shelf = CachedTables(folders={"rates": str(table.folder)})
     assert keys_and_values(shelf(side, first))[0] == ["CHF", "EUR", "USD"]
     assert content(table) == {"USD": 2.0, "EUR": 1.0, "CHF": 3.0}
     put(tmp_path / "in", EUR=1.0, CHF=4.0)
     second = table.refresh().version
-    assert read_version(table.place, second, side)["rate"].to_pylist() == [4.0, 1.0]
+    assert read_version(table.folder, second, side)["rate"].to_pylist() == [4.0, 1.0]
 
 
 def test_rows_of_one_key_stay_in_their_order() -> None:
     side = SideInput(name="rates", kind="multimap", key=("currency",), schema=RATES, static=True)
     given = pa.table({"currency": ["b", "a", "b", "a"], "rate": [1.0, 2.0, 3.0, 4.0]})
-    found = by_key(side, given)
+    found = sort_by_key(side, given)
     assert found is not None
     assert found["rate"].to_pylist() == [2.0, 4.0, 1.0, 3.0]
-    assert by_key(side, found) is None
-    assert keys_and_values(content_of(side, found)) == keys_and_values(content_of(side, given))
+    assert sort_by_key(side, found) is None
+    assert keys_and_values(build_content(side, found)) == keys_and_values(
+        build_content(side, given)
+    )
 
 
 def test_a_sorted_copy_goes_with_its_version_and_is_not_needed(
@@ -445,20 +452,20 @@ def test_a_sorted_copy_goes_with_its_version_and_is_not_needed(
     table = folder(store, tmp_path / "in")
     side, first = rates(), table.state().version
     table.bind(side)
-    copy = sorted_path(table.place, first, side)
+    copy = sorted_path(table.folder, first, side)
     assert copy.exists()
     copy.unlink()
-    assert read_version(table.place, first, side)["currency"].to_pylist() == ["USD", "EUR"]
+    assert read_version(table.folder, first, side)["currency"].to_pylist() == ["USD", "EUR"]
     put(tmp_path / "in", USD=2.0, CHF=1.0)
     table.refresh()
-    reopened = Versions(table.place)
-    assert len(list((table.place / SORTED).iterdir())) == 1
-    (table.place / SORTED / f"{first}.by-0").touch()
-    (table.place / SORTED / "v9-0.by-0").touch()
-    reopened = Versions(table.place)
-    assert not (table.place / SORTED / "v9-0.by-0").exists()
-    reopened.clean([Place(10**6)], ["rates"])
-    assert [path.name.partition(".")[0] for path in (table.place / SORTED).iterdir()] == [
+    reopened = Versions(table.folder)
+    assert len(list((table.folder / SORTED).iterdir())) == 1
+    (table.folder / SORTED / f"{first}.by-0").touch()
+    (table.folder / SORTED / "v9-0.by-0").touch()
+    reopened = Versions(table.folder)
+    assert not (table.folder / SORTED / "v9-0.by-0").exists()
+    reopened.clean([ReadPosition(10**6)], ["rates"])
+    assert [path.name.partition(".")[0] for path in (table.folder / SORTED).iterdir()] == [
         table.state().version
     ]
 
@@ -471,7 +478,7 @@ def test_a_table_without_room_for_the_copy_is_announced_all_the_same(
 
     put(tmp_path / "in", USD=2.0, EUR=1.0)
     table = folder(store, tmp_path / "in")
-    monkeypatch.setattr(Versions, "sort", full)
+    monkeypatch.setattr(Versions, "write_sorted", full)
     table.bind(rates())
     said = [SideVersion(**one.payload) for one in store.control.tuples()]
     assert [one.version for one in said] == [table.state().version]

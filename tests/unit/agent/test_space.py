@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exports.stream.block_reader import BlockReader, Read
+from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.log.log import Address
 from support.counting import lines
 from support.exports import DDL, Bench, bench, rows
@@ -42,7 +42,7 @@ def wide(first: int) -> pa.RecordBatch:
 def read_all(made: Bench, epochs: range) -> list[list[int]]:
     """Plan and read the epochs as a reader does, and return column ``n`` of each."""
     made.plan()
-    request = Read(
+    request = ReadRequest(
         reader="reader",
         stream=made.stream,
         pieces=tuple((e, 0, 1) for e in epochs),
@@ -50,7 +50,8 @@ def read_all(made: Bench, epochs: range) -> list[list[int]]:
         columns=None,
     )
     return [
-        batch.column("n").to_pylist() for batch, _ in BlockReader().batches(made.export, request)
+        batch.column("n").to_pylist()
+        for batch, _ in BlockReader().read_batches(made.export, request)
     ]
 
 
@@ -138,7 +139,7 @@ def test_a_damaged_block_keeps_its_segment_and_makes_nobody_write_the_others_aga
     for batch in range(3):
         made.publish(batch, rows(batch, 1))
     stream = made.export.streams[made.stream]
-    damage(made, stream.manifests[1].own[0].address)
+    damage(made, stream.manifests[1].local_blocks[0].address)
     for batch in range(3, 30):
         made.admit(batch)
         stage = made.stage(batch, rows(0, 55, size=1000))["stage"]
@@ -149,7 +150,7 @@ def test_a_damaged_block_keeps_its_segment_and_makes_nobody_write_the_others_aga
     stream.reclaim()
     assert sum(s.bytes for s in stream.log.segments()) == size
     stream.remove([1])
-    assert stream.manifests[0].own[0].address.segment > 1
+    assert stream.manifests[0].local_blocks[0].address.segment > 1
     assert disk(made) <= bound(30_000, 55_000)
 
 
@@ -168,14 +169,14 @@ def test_a_read_under_way_goes_on_where_its_epoch_was_moved_to(made: Bench) -> N
         made.admit(batch + 1)
         made.stage(batch + 1, rows(0, 55, size=1000))
     made.plan()
-    request = Read(
+    request = ReadRequest(
         reader="reader",
         stream=made.stream,
         pieces=tuple((e, 0, 2) for e in range(4)),
         filter=None,
         columns=None,
     )
-    reading = BlockReader().batches(made.export, request)
+    reading = BlockReader().read_batches(made.export, request)
     seen = [next(reading)[0].column("n").to_pylist()]
     before = made.export.streams[made.stream].manifests[0]
     made.publish(4, rows(40, 1))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pe_agent.agent.shards.shard_store import PartMissingError
+from pe_agent.agent.shards.shard_store import ShardMissingError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.ledger.ledger import OvertakenError
 from support.exports import bench, rows
@@ -31,12 +31,12 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def told(job: Job, first: int, next_: int, **more: Any) -> tuple[list[int], Any]:
     """Return the epochs that a batch is cut into, and what it is cut without."""
     again = job.cut(first, next_, **more)
-    return sorted(again.blocks[job.home.stream]), again.gone.get(job.home.stream)
+    return sorted(again.blocks[job.home.stream]), again.missing.get(job.home.stream)
 
 
 def finished(job: Job, next_: int) -> list[int]:
     """Acknowledge; return rows delivered, filtered and lost, once all is counted."""
-    job.home.plan({job.home.stream: next_}, lossy=True)
+    job.home.plan({job.home.stream: next_}, skip_lost=True)
     job.release()
     assert job.told["counting"] == 0
     return [job.told["delivered"], job.told["filtered"], job.told["lost"][1]]
@@ -65,7 +65,7 @@ def test_with_a_filter_the_rows_of_lost_epochs_are_neither_delivered_nor_filtere
     job.lose(ONE)
     filter_ = "n % 2 == 0"
     told(job, 0, 5, filter_=filter_)
-    job.home.plan({job.home.stream: 5}, lossy=True, filter_=filter_)
+    job.home.plan({job.home.stream: 5}, skip_lost=True, filter_=filter_)
     job.release()
     assert job.figures() == [10, 10, 0]
     assert job.told["lost"] == [3, 50]
@@ -84,7 +84,7 @@ def test_a_replay_leaves_the_same_out_though_it_can_be_had_again(job: Job, tmp_p
     assert told(job, 0, 5) == before == ([0, 2], [(1, 2, 20), (3, 5, 30)])
     assert finished(job, 5) == [20, 0, 50]
     job.publish(5, ONE)
-    job.home.plan({job.home.stream: 5}, lossy=True)
+    job.home.plan({job.home.stream: 5}, skip_lost=True)
     assert told(job, 5, 6) == ([5], None)
 
 
@@ -99,7 +99,7 @@ def test_a_replay_leaves_more_out_where_more_is_lost_and_counts_each_once(job: J
 def test_another_batch_is_not_cut_without_what_an_earlier_one_missed(job: Job) -> None:
     job.lose(ONE)
     told(job, 0, 3)
-    job.home.plan({job.home.stream: 3}, lossy=True)
+    job.home.plan({job.home.stream: 3}, skip_lost=True)
     assert job.told["lost"] == [1, 20]
     assert told(job, 3, 5) == ([], [(3, 5, 30)])
     assert finished(job, 5) == [20, 0, 50]
@@ -109,7 +109,7 @@ def test_an_older_checkpoint_counts_once_what_it_misses_again(job: Job) -> None:
     job.lose(ONE)
     told(job, 0, 5)
     assert finished(job, 5) == [20, 0, 50]
-    job.home.plan({job.home.stream: 0}, lossy=True)
+    job.home.plan({job.home.stream: 0}, skip_lost=True)
     assert told(job, 0, 5) == ([0, 2], [(1, 2, 20), (3, 5, 30)])
     assert finished(job, 5) == [20, 0, 50]
 
@@ -135,7 +135,7 @@ def test_a_part_that_was_good_and_failed_a_task_is_read_again(job: Job) -> None:
     assert told(job, 0, 5) == ([0, 1, 2, 3, 4], None)
     job.damage(ONE, 3)
     assert told(job, 0, 5) == ([0, 1, 2, 3, 4], None), "it was read a moment ago"
-    with pytest.raises(PartMissingError) as failed:
+    with pytest.raises(ShardMissingError) as failed:
         job.read(3)
     assert f"agent {ONE} does not have its part of epoch 3 of stream {job.home.stream}" in str(
         failed.value
@@ -147,7 +147,7 @@ def test_a_part_that_was_good_and_failed_a_task_is_read_again(job: Job) -> None:
 
 
 def test_a_part_that_is_not_the_published_one_is_lost(job: Job) -> None:
-    stream = job.hosts[ONE]._kept[job.home.stream].stream
+    stream = job.hosts[ONE]._stored[job.home.stream].stream
     job.admit(5)
     late = {"batch": 4, "first": 900}
     stage = job.stage(ONE, late["batch"], rows(late["first"], 5), rows(905, 4))
@@ -162,9 +162,9 @@ def test_a_reader_that_is_not_lossy_asks_no_fellow_and_its_task_is_told(job: Job
     job.lose(ONE)
     told(job, 0, 5)
     job.asked.clear()
-    assert told(job, 0, 5, lossy=False) == ([0, 1, 2, 3, 4], None)
+    assert told(job, 0, 5, skip_lost=False) == ([0, 1, 2, 3, 4], None)
     assert job.asked == []
-    with pytest.raises(PartMissingError) as failed:
+    with pytest.raises(ShardMissingError) as failed:
         job.read(1)
     message = str(failed.value)
     assert f"agent {ONE} does not have its part of epochs 1 to 1 of stream" in message
@@ -183,15 +183,15 @@ def test_a_fellow_is_asked_about_its_own_parts_of_the_batch_alone(job: Job) -> N
 def test_an_answer_that_comes_after_another_plan_was_made_changes_nothing(job: Job) -> None:
     job.lose(ONE)
     told(job, 0, 3)
-    usual = job.broken
+    usual = job.find_broken
 
     def late(bodies: Any) -> Any:
-        job.broken = usual  # type: ignore[method-assign]
-        job.home.plan({job.home.stream: 3}, lossy=True)
+        job.find_broken = usual  # type: ignore[method-assign]
+        job.home.plan({job.home.stream: 3}, skip_lost=True)
         told(job, 3, 5)
         return usual(bodies)
 
-    job.broken = late  # type: ignore[method-assign]
+    job.find_broken = late  # type: ignore[method-assign]
     with pytest.raises(OvertakenError, match="another plan"):
         told(job, 0, 3)
     assert finished(job, 5) == [20, 0, 50]

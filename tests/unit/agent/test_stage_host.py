@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports.publisher import StageMissingError, StageTooLargeError
-from pe_agent.agent.exports.stream.block_reader import BlockReader, NotPlannedError, Read
+from pe_agent.agent.exports.stream.block_reader import BlockReader, NotPlannedError, ReadRequest
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.shards.read_grant import Grant, GrantError
-from pe_agent.agent.shards.shard_store import PartMissingError, StageHost
-from pe_agent.agent.state.orphan_logs import Unnamed
+from pe_agent.agent.shards.shard_store import ShardMissingError, ShardStore
+from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from support.exports import DDL, SCHEMA, killed_in, rows
@@ -28,7 +28,7 @@ PE = "default/feed/1"
 @dataclass
 class Fellow:
     directory: Path
-    host: StageHost = field(init=False)
+    host: ShardStore = field(init=False)
     store: Store = field(init=False)
     committer: Committer = field(init=False)
     turn: int = 0
@@ -38,7 +38,7 @@ class Fellow:
         self.store = Store(self.directory / "state.sqlite")
         self.store.set("token", "secret")
         self.committer = Committer(threads=1)
-        self.host = StageHost(
+        self.host = ShardStore(
             PE, self.directory / "kept", self.store, self.committer, segment_bytes=4096
         )
         return self
@@ -76,9 +76,11 @@ class Fellow:
             "secret", Grant(**{**given, "filter": filter_, "columns": None, **grant})
         )
         ticket = {"export": EXPORT, "stream": "s", "grant": text, "pieces": [[epoch, 0, 1]]}
-        opened = self.host.reading(ticket)
-        count = len(self.host._kept["s"].stream.manifests[epoch].own) if grant == {} else 1
-        asked = Read(
+        opened = self.host.open_read(ticket)
+        count = (
+            len(self.host._stored["s"].stream.manifests[epoch].local_blocks) if grant == {} else 1
+        )
+        asked = ReadRequest(
             reader="reader",
             stream="s",
             pieces=((epoch, 0, count),),
@@ -86,7 +88,7 @@ class Fellow:
             columns=None,
             query=query,
         )
-        found = BlockReader().batches(opened, asked)
+        found = BlockReader().read_batches(opened, asked)
         return [n for batch, _ in found for n in batch.column("n").to_pylist()]
 
     @property
@@ -168,7 +170,7 @@ def test_what_the_home_has_no_more_is_removed_with_its_disk(fellow: Fellow) -> N
     assert fellow.release(20, [4, 5], [18, 20])["streams"] == {EXPORT: ["s"]}
     assert fellow.bytes < before - 8 * 1000
     assert [fellow.read(n) for n in (4, 18, 19)] == [[4], [18], [19]]
-    with pytest.raises(PartMissingError, match="epoch 5 of stream s"):
+    with pytest.raises(ShardMissingError, match="epoch 5 of stream s"):
         fellow.read(5, ranges={"s": (0, 20)})
 
 
@@ -176,7 +178,7 @@ def test_what_a_crash_leaves_of_a_stream_that_is_not_kept_goes_at_the_next_start
     fellow: Fellow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = fellow.directory / "kept"
-    with killed_in(monkeypatch, Unnamed, "forget"):
+    with killed_in(monkeypatch, OrphanLogs, "forget"):
         fellow.stage(0, rows(0, 5))
     assert [p.name for p in kept.iterdir()] == ["s"]
     fellow.reopen()
@@ -228,10 +230,10 @@ def test_a_stream_that_the_home_does_not_know_is_removed(fellow: Fellow) -> None
     body = {"home": "default/feed/0", "exports": {EXPORT: {"s": None}}}
     assert fellow.host.verify(asked) == {"broken": {}, "done": True}
     assert fellow.host.release(body) == {"streams": {}, "sent": {}}
-    assert fellow.host._parts._good == {}
+    assert fellow.host._verifier._verified == {}
     assert list(fellow.host.verify(asked)["broken"]["s"]) == ["0"]
     assert not list((fellow.directory / "kept").iterdir())
-    with pytest.raises(PartMissingError, match="stream s"):
+    with pytest.raises(ShardMissingError, match="stream s"):
         fellow.read(0, ranges={"s": (0, 1)})
     fellow.reopen()
     assert fellow.host.status() == {}
@@ -258,10 +260,10 @@ def test_a_grant_of_another_home_opens_nothing(fellow: Fellow) -> None:
     good = grants.sign("secret", given)
     for bad in (None, "", "x.y", grants.sign("other", given), good[:-1], "A" + good):
         with pytest.raises(GrantError):
-            fellow.host.reading({"export": EXPORT, "stream": "s", "grant": bad})
+            fellow.host.open_read({"export": EXPORT, "stream": "s", "grant": bad})
     for elsewhere in ({"export": "default/feed/0/other"}, {"stream": "t"}):
         with pytest.raises(GrantError):
-            fellow.host.reading({"export": EXPORT, "stream": "s", "grant": good, **elsewhere})
+            fellow.host.open_read({"export": EXPORT, "stream": "s", "grant": good, **elsewhere})
     assert grants.verify("secret", good) == given
 
 

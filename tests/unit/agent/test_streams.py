@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exports.stream.export_stream import HostedStream, RowsDifferError
+from pe_agent.agent.exports.stream.export_stream import ExportStream, RowsDifferError
 from pe_agent.agent.exports.stream.manifests import Block, Manifest, ManifestVersionError, Stage
 from pe_agent.log.commit import Committer
 from pe_agent.log.frames import Kind
@@ -25,8 +25,8 @@ class Bench:
         self.committer = Committer(threads=1)
         self.stream = self.open()
 
-    def open(self) -> HostedStream:
-        return HostedStream.open(
+    def open(self) -> ExportStream:
+        return ExportStream.open(
             "s",
             self.directory / "s",
             committer=self.committer,
@@ -36,7 +36,7 @@ class Bench:
             segment_bytes=SEGMENT,
         )
 
-    def reopen(self) -> HostedStream:
+    def reopen(self) -> ExportStream:
         self.stream.log.close()
         self.stream = self.open()
         return self.stream
@@ -117,7 +117,7 @@ def test_segments_go_with_the_epochs_in_them(made: Bench) -> None:
         made.publish(epoch, made.stage(epoch, rows(0, 3, size=1500)))
     assert len(made.segments()) > 3
     made.stream.remove([0, 1, 2])
-    kept = {b.address.segment for b in made.stream.manifests[3].own}
+    kept = {b.address.segment for b in made.stream.manifests[3].local_blocks}
     assert set(made.segments()) >= kept
     assert 1 not in made.segments()
     assert [m.epoch for m in made.reopen().manifests.values()][-1] == 3

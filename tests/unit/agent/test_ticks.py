@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.aligned.timeout_ticks import TickFile, TickPlan, TickReader, seconds_for
+from pe_agent.aligned.timeout_ticks import TickFile, TickPlan, TickReader, tick_seconds
 
 HOURLY = TickPlan(seconds=3600.0, due=0)
 
@@ -39,7 +39,7 @@ def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -
     later = {"tick": end["tick"] + 5}
     assert reader.latestOffset(later, None) == later
     assert reader.partitions(end, end) == []
-    assert (seconds_for(60.0), seconds_for(0.1)) == (15.0, 0.5)
+    assert (tick_seconds(60.0), tick_seconds(0.1)) == (15.0, 0.5)
 
 
 def test_without_a_time_limit_there_is_no_tick_and_the_place_of_an_earlier_one_stays() -> None:
@@ -96,7 +96,7 @@ def test_a_tick_comes_when_something_is_due_and_not_before(tmp_path: Path, clock
 
 def test_however_much_is_due_a_timeout_has_at_most_four_ticks(tmp_path: Path, clock: Clock) -> None:
     file = TickFile(tmp_path)
-    file.update(seconds=seconds_for(8.0))
+    file.update(seconds=tick_seconds(8.0))
     reader, ticks = TickReader(file.path), list[int]()
     at: Mapping[str, int] = reader.initialOffset()
     for _ in range(800):

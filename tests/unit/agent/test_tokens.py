@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.process import settings
-from pe_agent.transport.tokens import Token, TokenError, given, write
+from pe_agent.agent.process import parse_settings
+from pe_agent.transport.tokens import Token, TokenError, resolve_token, write
 
 SECRET = "s3cret-s3cret"
 
@@ -23,15 +23,15 @@ def test_a_token_is_given_or_in_a_file_or_in_the_environment(
 ) -> None:
     path = tmp_path / "token"
     path.write_text(f"{SECRET}\n")
-    assert given(None, None).current() is None
-    assert given(SECRET, None).current() == SECRET
-    assert given(None, path).current() == SECRET
+    assert resolve_token(None, None).current() is None
+    assert resolve_token(SECRET, None).current() == SECRET
+    assert resolve_token(None, path).current() == SECRET
     monkeypatch.setenv("STREAMBROKER_TOKEN", "from-environment")
-    assert given(None, None).current() == "from-environment"
-    assert given(SECRET, None).current() == SECRET
-    assert given(None, path).current() == SECRET
+    assert resolve_token(None, None).current() == "from-environment"
+    assert resolve_token(SECRET, None).current() == SECRET
+    assert resolve_token(None, path).current() == SECRET
     monkeypatch.setenv("STREAMBROKER_TOKEN", "")
-    assert given(None, None).current() is None
+    assert resolve_token(None, None).current() is None
 
 
 @pytest.mark.parametrize("token", ["", "two words", "line\nbreak", "né", "x" * 4097])
@@ -42,24 +42,24 @@ def test_what_cannot_stand_in_a_header_is_no_token_and_is_not_shown(
     path.write_text(token)
     for value, file in ((token, None), (None, path)):
         with pytest.raises(TokenError, match="one word") as refused:
-            given(value, file)
+            resolve_token(value, file)
         assert not token or token not in str(refused.value)
 
 
 def test_a_token_and_a_file_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(TokenError, match="exclude each other"):
-        given(SECRET, tmp_path / "token")
+        resolve_token(SECRET, tmp_path / "token")
 
 
 def test_a_file_that_is_not_there_is_refused_where_it_is_given(tmp_path: Path) -> None:
     with pytest.raises(TokenError, match="No such file"):
-        given(None, tmp_path / "none")
+        resolve_token(None, tmp_path / "none")
 
 
 def test_a_file_is_read_again_and_keeps_its_token_while_it_cannot_be(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("first")
-    token = given(None, path)
+    token = resolve_token(None, path)
     path.write_text("second")
     assert token.current() == "second"
     for broken in (b"", b"\xff", b"two words"):
@@ -88,8 +88,8 @@ def test_an_agent_takes_its_token_from_the_environment_if_it_is_given_no_file(
 ) -> None:
     monkeypatch.setenv("STREAMBROKER_TOKEN", SECRET)
     line = ["--home", str(tmp_path), "--job", "feed"]
-    assert settings(line).token.current() == SECRET
+    assert parse_settings(line).token.current() == SECRET
     path = tmp_path / "token"
-    assert settings([*line, "--token-file", str(path)]).token.current() is None
+    assert parse_settings([*line, "--token-file", str(path)]).token.current() is None
     path.write_text("of-the-file")
-    assert settings([*line, "--token-file", str(path)]).token.current() == "of-the-file"
+    assert parse_settings([*line, "--token-file", str(path)]).token.current() == "of-the-file"

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from streambroker_core.board import AgentRegistered, Board, Status, Synced
 from streambroker_core.model import RULE, Kind, PeKey, Resource, kind_of
-from streambroker_core.wire.broker.view import View, keep_held
+from streambroker_core.wire.broker.view import View, retain_held_routes
 from streambroker_core.wire.manifests.ports import write_spec
 from streambroker_core.wire.manifests.rules import write_rule_spec
-from streambroker_operator.kubernetes.watch.observed_cache import Following, mark_of, sighting_of
+from streambroker_operator.kubernetes.watch.observed_cache import (
+    ObservedCache,
+    object_ref,
+    parse_object,
+)
 from support.resources import registration
 
 Object = dict[str, Any]
@@ -66,7 +70,9 @@ class Replica:
     """A broker: what it follows, its board, and the events that have not arrived."""
 
     board: Board = field(default_factory=Board)
-    feeds: dict[Kind, Following] = field(default_factory=lambda: {k: Following(k) for k in KINDS})
+    feeds: dict[Kind, ObservedCache] = field(
+        default_factory=lambda: {k: ObservedCache(k) for k in KINDS}
+    )
     coming: list[Object] = field(default_factory=list)
 
     def hear(self, kind: Kind | None = None) -> None:
@@ -75,7 +81,7 @@ class Replica:
         if body is None:
             return
         self.coming.remove(body)
-        event = self.feeds[body["kind"]].applied(sighting_of(body))
+        event = self.feeds[body["kind"]].apply(parse_object(body))
         if event is not None:
             self.board.handle(event)
 
@@ -108,7 +114,7 @@ class Cluster:
         for pe in PES:
             view = self.replicas[who].board.view(pe)
             assert view is not None
-            self.agents[pe] = keep_held(view, self.agents.get(pe))
+            self.agents[pe] = retain_held_routes(view, self.agents.get(pe))
 
     def routes(self) -> list[int]:
         """Return how many routes the agents have, of their exports and of their imports."""
@@ -121,8 +127,8 @@ class Cluster:
         replica.__init__()  # type: ignore[misc]
         for kind in KINDS:
             feed = replica.feeds[kind]
-            found = [feed.read(sighting_of(self.world[kind]))]
-            for event in feed.listed(found, self.version):
+            found = [feed.read_listed(parse_object(self.world[kind]))]
+            for event in feed.apply_list(found, self.version):
                 replica.board.handle(event)
         for pe in PES:
             replica.board.handle(AgentRegistered(pe=pe, registration=registration(), version=1))
@@ -143,13 +149,13 @@ class Cluster:
     def write_status(self, who: int | None = None) -> None:
         """Write what the leader has to say, unless its view of the object is an old one.
 
-        Who does not lead writes what it alone may know, as `Statuses.remembers` says.
+        Who does not lead writes what it alone may know, as `PortReconciler.must_write` says.
         """
         who = self.leader if who is None else who
         board = self.replicas[who].board
         for kind in KINDS:
             found: Resource | None = board.get(kind, UID[kind])
-            newer = None if found is None else found.newer
+            newer = None if found is None else found.rejected
             seen = 0 if found is None else (newer or found).generation
             if found is None or seen != self.world[kind]["metadata"]["generation"]:
                 continue
@@ -161,14 +167,18 @@ class Cluster:
                 "conditions": [{"type": name, "status": is_} for name, is_ in conditions.items()]
             }
             before = self.world[kind].get("status", {}).get("accepted", {}).get("generation")
-            if status.accepted or status.runs is not None or before == found.generation:
+            if (
+                status.accepted
+                or status.running_generation is not None
+                or before == found.generation
+            ):
                 body["accepted"] = {"generation": found.generation, "spec": write_spec(found)}
             if self.world[kind].get("status") != body:
                 self.change(kind, status=body)
 
     def remembers(self, found: Resource) -> bool:
         accepted = self.world[kind_of(found)].get("status", {}).get("accepted", {})
-        return found.newer is not None and found.generation > accepted.get("generation", 0)
+        return found.rejected is not None and found.generation > accepted.get("generation", 0)
 
     def kill(self, who: int) -> None:
         self.begin(self.replicas[who])
@@ -259,10 +269,10 @@ def test_no_refused_generation_cuts_a_route_and_both_replicas_agree(
     for kind in KINDS:
         status = cluster.replicas[0].status(kind)
         assert status.accepted == cluster.valid(kind)
-        if not status.accepted and status.runs is not None:
+        if not status.accepted and status.running_generation is not None:
             newest = cluster.world[kind]["metadata"]["generation"]
             assert status.message.startswith(f"generation {newest} is refused: ")
-            assert status.message.endswith(f"; generation {status.runs} runs")
+            assert status.message.endswith(f"; generation {status.running_generation} runs")
 
 
 SIZED = [*SCHEMA, {"name": "size", "type": "bigint"}]
@@ -319,7 +329,7 @@ def test_a_typo_leaves_the_route_as_it_was_until_a_newer_generation_is_valid(bad
     cluster.settle()
 
     status = cluster.replicas[0].status("Import")
-    assert (status.accepted, status.runs, status.matches) == (False, 2, 1)
+    assert (status.accepted, status.running_generation, status.matches) == (False, 2, 1)
     assert cluster.replicas[0].board.routes() == before
 
     cluster.write("Import", GOOD["Import"][0])
@@ -332,7 +342,7 @@ def test_a_filter_that_was_refused_for_all_exports_runs_once_one_has_its_column(
     cluster = Cluster()
     cluster.write("Import", {"subscription": 'kind == "trade"', "filter": "size > 1"})
     cluster.settle()
-    assert cluster.replicas[0].status("Import").runs == 1
+    assert cluster.replicas[0].status("Import").running_generation == 1
     sized = [*SCHEMA, {"name": "size", "type": "bigint"}]
     cluster.write("Export", {"properties": {"kind": "trade"}, "schema": sized})
     cluster.settle()
@@ -347,10 +357,10 @@ def test_a_first_generation_that_is_refused_takes_no_part() -> None:
     first: dict[Kind, Object] = {"Export": GOOD["Export"][0], "Import": BAD["Import"][0]}
     for kind, spec in first.items():
         feed = replica.feeds[kind]
-        for event in feed.listed([feed.read(sighting_of(body_of(kind, spec)))], 1):
+        for event in feed.apply_list([feed.read_listed(parse_object(body_of(kind, spec)))], 1):
             replica.board.handle(event)
     status = replica.status("Import")
-    assert (status.accepted, status.runs, status.matches) == (False, None, 0)
+    assert (status.accepted, status.running_generation, status.matches) == (False, None, 0)
 
 
 def rule_body(where: str, generation: int, status: Object | None = None) -> Object:
@@ -369,24 +379,28 @@ def test_a_rule_that_is_refused_leaves_its_last_accepted_version_to_the_job() ->
     """Also to a job, and by a broker, that start after it was refused."""
     good, bad = rule_body("price > 1", 1), rule_body("price >", 2)
     boards = [Board(), Board()]
-    following = Following(RULE)
-    for event in following.listed([following.read(sighting_of(good))], 1):
+    following = ObservedCache(RULE)
+    for event in following.apply_list([following.read_listed(parse_object(good))], 1):
         boards[0].handle(event)
     (rule,) = boards[0].rules
     accepted = {"accepted": {"generation": 1, "spec": write_rule_spec(rule)}}
     bad["status"] = accepted
-    later = following.applied(sighting_of(bad))
+    later = following.apply(parse_object(bad))
     assert later is not None
     boards[0].handle(later)
-    fresh = Following(RULE)
+    fresh = ObservedCache(RULE)
     boards[1].handle(Synced(kind=RULE, listed=(), version=0))
-    for event in fresh.listed([fresh.read(sighting_of(bad))], mark_of(bad).version):
+    for event in fresh.apply_list([fresh.read_listed(parse_object(bad))], object_ref(bad).version):
         boards[1].handle(event)
 
     for board in boards:
-        wanted = board.rules.wanted(("default", "alerts"))
+        wanted = board.rules.view_rules(("default", "alerts"))
         assert wanted is not None
         assert [(one.document["version"], one.problem) for one in wanted.rules] == [(1, "")]
         status = board.rules.status(IMPORT)
         assert status is not None
-        assert (status.accepted, status.reason, status.runs) == (False, "RuleInvalid", 1)
+        assert (status.accepted, status.reason, status.running_generation) == (
+            False,
+            "RuleInvalid",
+            1,
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from streambroker_operator.security.audit_log import MOST_UNKNOWN, Unknown
+from streambroker_operator.security.audit_log import MAX_UNKNOWN, UnknownCallerFilter
 
 
 def test_an_address_gets_one_line_a_minute_that_counts_the_others() -> None:
-    unknown = Unknown()
-    found = [unknown.take("10.0.0.1", float(second)) for second in range(121)]
+    unknown = UnknownCallerFilter()
+    found = [unknown.admit("10.0.0.1", float(second)) for second in range(121)]
 
     assert {second: more for second, more in enumerate(found) if more is not None} == {
         0: 0,
@@ -17,8 +17,8 @@ def test_an_address_gets_one_line_a_minute_that_counts_the_others() -> None:
 
 
 def test_many_addresses_get_so_many_lines_and_no_more() -> None:
-    unknown = Unknown()
-    found = [unknown.take(f"10.0.0.{number}", 0.0) for number in range(200)]
+    unknown = UnknownCallerFilter()
+    found = [unknown.admit(f"10.0.0.{number}", 0.0) for number in range(200)]
 
-    assert [more is not None for more in found].count(True) == MOST_UNKNOWN
-    assert unknown.take("10.0.0.1", 60.0) == 200 - MOST_UNKNOWN
+    assert [more is not None for more in found].count(True) == MAX_UNKNOWN
+    assert unknown.admit("10.0.0.1", 60.0) == 200 - MAX_UNKNOWN

@@ -37,10 +37,14 @@ def test_a_jobs_token_has_its_jobs() -> None:
 
     assert found is not None
     assert found.jobs == {("ns", "feed"), ("default", "x")}
-    assert found.owns("ns", "feed")
-    assert not found.owns("default", "feed")
-    assert not found.owns("ns", None)
-    assert (found.reads("ns"), found.reads("*"), found.reads("other")) == (True, False, False)
+    assert found.can_change("ns", "feed")
+    assert not found.can_change("default", "feed")
+    assert not found.can_change("ns", None)
+    assert (found.can_read("ns"), found.can_read("*"), found.can_read("other")) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_every_token_is_compared_once_in_constant_time_known_or_not(

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.errors import StreambrokerError, pointed
+from streambroker_core.errors import StreambrokerError, pointer_lines
 from streambroker_operator.cli.commands import top
 from streambroker_operator.cli.commands.diagnose import read_pair
 from streambroker_operator.cli.io import errors, options, terminal
 from streambroker_operator.cli.io import event_stream as cli_events
-from streambroker_operator.cli.io.event_stream import Event, follow, read_events
-from streambroker_operator.cli.io.targets import Target, names_of, read_targets
-from streambroker_operator.cli.output.changes import painted
-from streambroker_operator.cli.output.table import shown, table
+from streambroker_operator.cli.io.event_stream import Event, follow_events, read_events
+from streambroker_operator.cli.io.targets import Target, item_names, read_targets
+from streambroker_operator.cli.output.changes import colour_forecast
+from streambroker_operator.cli.output.table import render_items, table
 from streambroker_operator.errors import RequestError
 from support.commands import ROUTE
 
@@ -84,7 +84,7 @@ def test_words_name_what_is_explained(words: list[str], pair: dict[str, str]) ->
 
 
 def test_a_route_is_named_by_its_ends_with_and_without_namespace() -> None:
-    assert names_of("routes", ROUTE) == [
+    assert item_names("routes", ROUTE) == [
         "default/feed/0/trades:default/alerts/0/trades",
         "default/feed/0/trades",
         "default/alerts/0/trades",
@@ -114,19 +114,21 @@ def test_a_failure_has_the_exit_code_of_its_kind(code: str, exit_code: int) -> N
 def test_a_remedy_for_requests_is_told_as_one_for_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    errors.tell(RequestError(403, "NotYours", "It reads lab: choose it with ?namespace=, or go."))
+    errors.print_error(
+        RequestError(403, "NotYours", "It reads lab: choose it with ?namespace=, or go.")
+    )
 
     assert "choose it with -n, or go." in capsys.readouterr().err
 
 
 def test_a_failure_is_one_line_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.tell(RequestError(422, "Bad", "two\nlines and \x1b[31mcolour."))
+    errors.print_error(RequestError(422, "Bad", "two\nlines and \x1b[31mcolour."))
 
     assert capsys.readouterr().err == "streambroker: Bad: two lines and �[31mcolour.\n"
 
 
 def test_a_failure_that_users_can_mend_says_how(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.tell(RequestError(401, "TokenMissing", "This broker wants a token."))
+    errors.print_error(RequestError(401, "TokenMissing", "This broker wants a token."))
 
     assert "--token-file, or set STREAMBROKER_TOKEN" in capsys.readouterr().err
 
@@ -144,28 +146,28 @@ def test_a_failure_that_users_can_mend_says_how(capsys: pytest.CaptureFixture[st
     ],
 )
 def test_a_caret_stands_under_the_place(text: Any, position: Any, lines: list[str]) -> None:
-    assert pointed(text, position) == lines
+    assert pointer_lines(text, position) == lines
 
 
 def test_only_the_expression_that_a_refusal_is_about_is_shown() -> None:
     error = RequestError(422, "FilterInvalid", "x", facts={"position": {"line": 1, "column": 1}})
-    about = errors.with_text(error, {"subscription": "s", "filter": "f"})
-    other = errors.with_text(RequestError(409, "PortTaken", "x"), {"filter": "f"})
+    about = errors.with_expression(error, {"subscription": "s", "filter": "f"})
+    other = errors.with_expression(RequestError(409, "PortTaken", "x"), {"filter": "f"})
 
     assert about.facts["text"] == "f"
     assert "text" not in other.facts
 
 
 def test_what_is_far_from_everything_is_not_guessed() -> None:
-    assert errors.meant("exprots", ["exports", "imports"]) == " Did you mean 'exports'?"
-    assert errors.meant("zebra", ["exports", "imports"]) == ""
+    assert errors.did_you_mean("exprots", ["exports", "imports"]) == " Did you mean 'exports'?"
+    assert errors.did_you_mean("zebra", ["exports", "imports"]) == ""
 
 
 @pytest.mark.parametrize("text", ["two words", "new\nline", "naïve"])
 def test_a_token_that_cannot_be_sent_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMBROKER_TOKEN", text)
     with pytest.raises(errors.UsageError, match="STREAMBROKER_TOKEN"):
-        options._token(None)
+        options._read_token(None)
 
 
 # ---- text ------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_a_token_that_cannot_be_sent_is_refused(text: str, monkeypatch: pytest.M
     [(-5, "0s"), (59.9, "59s"), (60, "1m"), (7_199, "1h"), (86_400 * 3, "3d")],
 )
 def test_a_time_is_shown_in_its_largest_unit(seconds: float, text: str) -> None:
-    assert terminal.lasted(seconds) == text
+    assert terminal.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_a_time_is_shown_in_its_largest_unit(seconds: float, text: str) -> None:
     [("2026-01-02T11:58:00.123456Z", "1m"), ("yesterday", "-"), (None, "-"), ("", "-")],
 )
 def test_an_age_is_counted_from_a_moment(moment: str | None, text: str) -> None:
-    assert terminal.age(moment, NOON) == text
+    assert terminal.format_age(moment, NOON) == text
 
 
 def test_colour_is_for_terminals_and_only_without_no_color(
@@ -210,7 +212,7 @@ def test_what_others_wrote_cannot_steer_the_terminal() -> None:
         "spec": {"job": "j", "pe": 0, "port": "p", "subscription": 'a == "\x1b]0;title\x07"'},
     }
 
-    assert "\x1b" not in shown("imports", [item], "table")
+    assert "\x1b" not in render_items("imports", [item], "table")
 
 
 def test_what_a_forecast_quotes_cannot_steer_the_terminal(
@@ -220,7 +222,7 @@ def test_what_a_forecast_quotes_cannot_steer_the_terminal(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     told = "  ! import x: FilterInvalid: found `\x1b]0;title\x07`\n0 added"
-    line = painted(told).splitlines()[0]
+    line = colour_forecast(told).splitlines()[0]
 
     assert line == "\x1b[31m  ! import x: FilterInvalid: found `�]0;title�`\x1b[0m"
 
@@ -232,8 +234,8 @@ def test_a_table_keeps_at_least_the_widths_it_is_given() -> None:
 def test_names_are_addresses() -> None:
     item = {"namespace": "lab", "job": "feed", "pe": 3, "location": None}
 
-    assert shown("pes", [item], "name") == "pe/feed/3\n"
-    assert shown("exports", [], "name") == ""
+    assert render_items("pes", [item], "name") == "pe/feed/3\n"
+    assert render_items("exports", [], "name") == ""
 
 
 # ---- forecasts -------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ def test_the_lines_of_a_forecast_have_the_colours_of_their_signs(
     monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    lines = painted(
+    lines = colour_forecast(
         "  + a\n  - b\n  ~ c\n  ! d\n  ? e\n1 added", "nothing was applied"
     ).splitlines()
 
@@ -275,7 +277,7 @@ def test_the_lines_of_a_forecast_have_the_colours_of_their_signs(
     ],
 )
 def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
-    assert top.state_of({**QUIET, **figures}) == state
+    assert top.route_state({**QUIET, **figures}) == state
 
 
 @pytest.mark.parametrize(
@@ -308,10 +310,10 @@ def test_a_route_is_in_one_state(figures: dict[str, Any], state: str) -> None:
     ],
 )
 def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> None:
-    row = top.row_of({**QUIET, **figures})
+    row = top.route_row({**QUIET, **figures})
     assert [row[1], *row[4:-1]] == cells
-    assert len(row) == len(top.HEAD)
-    assert [cell for cell in top.row_of(ROUTE) if cell != "-"] == [
+    assert len(row) == len(top.COLUMNS)
+    assert [cell for cell in top.route_row(ROUTE) if cell != "-"] == [
         *("unknown", ROUTE["export"], ROUTE["import"], "wait"),
     ]
 
@@ -319,24 +321,24 @@ def test_figures_are_shown_short(figures: dict[str, Any], cells: list[str]) -> N
 def test_a_route_of_a_broker_that_does_not_say_it_has_no_end() -> None:
     older = {k: v for k, v in QUIET.items() if k not in ("ended", "readToEnd")}
 
-    assert top.state_of(older) == "idle"
-    assert top.row_of(older)[top.HEAD.index("ENDED")] == "-"
+    assert top.route_state(older) == "idle"
+    assert top.route_row(older)[top.COLUMNS.index("ENDED")] == "-"
 
 
 def test_who_waits_is_shown_on_a_narrow_terminal_with_long_names() -> None:
     route = {**QUIET, "export": "e" * 60, "import": "i" * 60, "waiting": True}
 
-    assert "waits" in top.screen(top.Picture([route], {}), "http://b", "", 80, 24, NOON)
+    assert "waits" in top.render_screen(top.TopSnapshot([route], {}), "http://b", "", 80, 24, NOON)
 
 
 def test_the_table_that_is_printed_once_fits_120_columns() -> None:
     figures = {"rowsPerSecond": 850_000, "lagRows": 1_500_000, "droppedRows": 12_000}
     names = {"export": "default/airports/0/departures", "import": "default/delays/0/departures"}
-    lines = top.lines_of([{**QUIET, **figures, **names}], within="default")
+    lines = top.route_lines([{**QUIET, **figures, **names}], namespace="default")
 
     assert max(map(len, lines)) <= 120
     assert "  airports/0/departures  delays/0/departures  " in lines[1]
-    assert len(top.lines_of([{**QUIET, **figures, **names}])[0]) > 150
+    assert len(top.route_lines([{**QUIET, **figures, **names}])[0]) > 150
 
 
 def test_routes_that_somebody_waits_for_come_first() -> None:
@@ -348,8 +350,8 @@ def test_routes_that_somebody_waits_for_come_first() -> None:
         {**QUIET, "import": "away", "alive": False},
         {**QUIET, "import": "ended", "alive": False, "readToEnd": True},
     ]
-    ordered = sorted(states, key=top._SORTS["state"])
-    by_lag = sorted(states, key=top._SORTS["lag"])
+    ordered = sorted(states, key=top._SORT_KEYS["state"])
+    by_lag = sorted(states, key=top._SORT_KEYS["lag"])
 
     assert [r["import"] for r in ordered] == ["slower", "slow", "away", "idle", "ended", "unknown"]
     assert [r["import"] for r in by_lag][:2] == ["slower", "slow"]
@@ -357,16 +359,18 @@ def test_routes_that_somebody_waits_for_come_first() -> None:
 
 def test_a_picture_is_no_larger_than_the_terminal() -> None:
     routes = [{**QUIET, "import": f"default/alerts/0/p{n}"} for n in range(50)]
-    picture = top.screen(top.Picture(routes, {}), "http://b", "note " * 30, 60, 12, NOON).split(
-        "\n"
-    )
-    small = top.screen(top.Picture(routes, {}), "http://b", "", 10, 2, NOON).split("\n")
+    picture = top.render_screen(
+        top.TopSnapshot(routes, {}), "http://b", "note " * 30, 60, 12, NOON
+    ).split("\n")
+    small = top.render_screen(top.TopSnapshot(routes, {}), "http://b", "", 10, 2, NOON).split("\n")
 
     assert len(picture) == 11
     assert max(map(len, picture)) == 60
     assert picture[-1] == "… 43 more"
     assert len(small) == 1
-    assert top.screen(top.Picture([], {}), "http://b", "", 80, 24, NOON).endswith("\nno routes")
+    assert top.render_screen(top.TopSnapshot([], {}), "http://b", "", 80, 24, NOON).endswith(
+        "\nno routes"
+    )
 
 
 def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_first() -> None:
@@ -375,7 +379,9 @@ def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_firs
 
     fellows = {f"default/j{n}/0": of(f"j{n}", None) for n in range(9)}
     fellows["default/k/0"] = of("k", None, "no answer")
-    picture = top.screen(top.Picture([QUIET], fellows), "http://b", "", 80, 12, NOON).split("\n")
+    picture = top.render_screen(
+        top.TopSnapshot([QUIET], fellows), "http://b", "", 80, 12, NOON
+    ).split("\n")
 
     assert picture[1:4] == [
         "default/k/2 is away: no answer",
@@ -383,8 +389,8 @@ def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_firs
         "fellows of default/j1/0: 1",
     ]
     assert picture[4].startswith("CONGESTION")
-    many = top.Picture([QUIET] * 9, fellows)
-    assert len(top.screen(many, "http://b", "", 80, 5, NOON).split("\n")) == 4
+    many = top.TopSnapshot([QUIET] * 9, fellows)
+    assert len(top.render_screen(many, "http://b", "", 80, 5, NOON).split("\n")) == 4
 
 
 # ---- events ----------------------------------------------------------------------------------
@@ -426,7 +432,7 @@ def test_a_broker_that_refuses_to_be_followed_is_not_asked_again() -> None:
 
     caller: Any = Refusing()
     with pytest.raises(StreambrokerError):
-        next(follow(caller, "lab"))
+        next(follow_events(caller, "lab"))
 
 
 def test_a_stream_that_breaks_before_its_first_id_begins_anew(
@@ -438,7 +444,7 @@ def test_a_stream_that_breaks_before_its_first_id_begins_anew(
 
     monkeypatch.setattr(cli_events, "RETRY_S", 0.0)
     caller: Any = Breaking()
-    events = follow(caller, "default")
+    events = follow_events(caller, "default")
 
     assert [next(events).name for _ in range(2)] == ["reset", "reset"]
 
@@ -468,7 +474,7 @@ def test_a_broker_that_is_away_is_waited_for_and_asked_for_what_was_missed(
     monkeypatch.setattr(cli_events, "RETRY_S", 0.0)
     flaky = Flaky()
     caller: Any = flaky
-    events = follow(caller, "default")
+    events = follow_events(caller, "default")
     found = [next(events) for _ in range(3)]
 
     assert [event.name for event in found] == ["reset", "pe", "pe"]

@@ -11,7 +11,7 @@ from streambroker_core.errors import ManifestError
 from streambroker_operator.cli.io.manifest_files import read_value
 from streambroker_operator.cli.io.options import one_of
 from streambroker_operator.cli.io.yaml_format import dump_all
-from streambroker_operator.cli.output.table import shown, table
+from streambroker_operator.cli.output.table import render_items, table
 
 
 @pytest.mark.parametrize(
@@ -83,15 +83,15 @@ def test_long_texts_are_cut_in_tables_only() -> None:
         "status": {"matches": 2, "reason": "Accepted"},
     }
 
-    assert "x" * 59 + "…" in shown("imports", [item], "table")
-    assert "x" * 100 in shown("imports", [item], "json")
+    assert "x" * 59 + "…" in render_items("imports", [item], "table")
+    assert "x" * 100 in render_items("imports", [item], "json")
 
 
 def test_an_import_by_name_shows_that_it_wants_streams() -> None:
     spec = {"streams": [{"applicationName": "a", "streamId": "s"}, {"streamId": "t"}]}
     item = {"metadata": {}, "spec": {"job": "j", "pe": 0, "port": "p", **spec}, "status": {}}
 
-    assert "stream a/s, stream t" in shown("imports", [item], "table")
+    assert "stream a/s, stream t" in render_items("imports", [item], "table")
 
 
 @pytest.mark.parametrize("word", ["text", "table"])
@@ -100,5 +100,5 @@ def test_the_two_words_for_what_people_read_are_one(word: str) -> None:
 
 
 def test_an_empty_list_has_no_rows() -> None:
-    assert shown("pes", [], "table") == ""
-    assert json.loads(shown("pes", [], "json"))["items"] == []
+    assert render_items("pes", [], "table") == ""
+    assert json.loads(render_items("pes", [], "json"))["items"] == []

@@ -12,21 +12,21 @@ from streambroker_core.wire.broker.agent_commands import (
     APPEND,
     EMIT,
     EMITTED,
-    MOST,
-    Done,
-    Errand,
-    errand_of,
+    MAX_COMMANDS,
+    AgentCommand,
+    CommandResult,
+    make_command,
 )
 from streambroker_operator.errors import RequestError
-from streambroker_operator.runtime.agent_commands import Errands
+from streambroker_operator.runtime.agent_commands import CommandQueue
 from support.resources import pe
 
 FEED, ALERTS = pe("default/feed/0"), pe("default/alerts/0")
 DONE = {"id": "log/0"}
 
 
-def errand(number: int, action: str = EMIT, text: str = "") -> Errand:
-    return errand_of(action, {"what": text}, f"{number:032x}")
+def errand(number: int, action: str = EMIT, text: str = "") -> AgentCommand:
+    return make_command(action, {"what": text}, f"{number:032x}")
 
 
 class Bench:
@@ -35,19 +35,19 @@ class Bench:
     def __init__(self, wait_s: float = 5.0) -> None:
         self.told: list[str] = []
         self.thrice = asyncio.Event()
-        self.errands = Errands(self.tell, wait_s)
+        self.errands = CommandQueue(self.tell, wait_s)
 
     def tell(self, one: PeKey) -> None:
         self.told.append(str(one))
         if len(self.told) >= 3:
             self.thrice.set()
 
-    def asked(self, one: Errand) -> asyncio.Task[Done]:
-        return asyncio.ensure_future(self.errands.ask(FEED, one))
+    def asked(self, one: AgentCommand) -> asyncio.Task[CommandResult]:
+        return asyncio.ensure_future(self.errands.execute(FEED, one))
 
-    async def refusal(self, one: Errand) -> RequestError:
+    async def refusal(self, one: AgentCommand) -> RequestError:
         with pytest.raises(RequestError) as raised:
-            await self.errands.ask(FEED, one)
+            await self.errands.execute(FEED, one)
         return raised.value
 
 
@@ -61,26 +61,26 @@ async def test_the_agent_is_told_and_who_asked_gets_its_answer() -> None:
     first, second = bench.asked(errand(1)), bench.asked(errand(2))
     await turn()
     assert bench.told == [str(FEED)] * 2
-    assert bench.errands.waits(FEED)
-    assert not bench.errands.waits(ALERTS)
+    assert bench.errands.has_pending(FEED)
+    assert not bench.errands.has_pending(ALERTS)
     assert await bench.errands.fetch(ALERTS, []) == []
 
     assert await bench.errands.fetch(FEED, []) == [errand(1), errand(2)]
-    left = await bench.errands.fetch(FEED, [Done(id=errand(2).id, answer=DONE)])
+    left = await bench.errands.fetch(FEED, [CommandResult(id=errand(2).id, answer=DONE)])
     assert left == [errand(1)]
     assert (await second).answer == DONE
-    refused = Done(id=errand(1).id, code="ExportFull", detail="full")
+    refused = CommandResult(id=errand(1).id, code="ExportFull", detail="full")
     assert await bench.errands.fetch(FEED, [refused]) == []
     assert await first == refused
-    assert not bench.errands.waits(FEED)
+    assert not bench.errands.has_pending(FEED)
 
 
 async def test_an_agent_that_does_not_come_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "HINT_INTERVAL_S", 0.01)
     bench = Bench(wait_s=60.0)
     asked = bench.asked(errand(1))
     await asyncio.wait_for(bench.thrice.wait(), 30)
-    await bench.errands.fetch(FEED, [Done(id=errand(1).id, answer=DONE)])
+    await bench.errands.fetch(FEED, [CommandResult(id=errand(1).id, answer=DONE)])
 
     assert (await asked).answer == DONE
 
@@ -101,18 +101,18 @@ async def test_what_is_to_be_done_outlives_who_asked_and_a_question_does_not(
     bench = Bench(wait_s=0.02)
     await bench.refusal(errand(1, action))
 
-    assert bench.errands.waits(FEED) is stays
+    assert bench.errands.has_pending(FEED) is stays
     again = bench.asked(errand(1, action))
     await turn()
     assert await bench.errands.fetch(FEED, []) == [errand(1, action)]
-    await bench.errands.fetch(FEED, [Done(id=errand(1).id, answer=DONE)])
+    await bench.errands.fetch(FEED, [CommandResult(id=errand(1).id, answer=DONE)])
     assert (await again).answer == DONE
 
 
 async def test_what_nobody_asks_for_any_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(wait_s=0.02)
     await bench.refusal(errand(1))
-    monkeypatch.setattr(module, "KEPT_S", -1.0)
+    monkeypatch.setattr(module, "COMMAND_TTL_S", -1.0)
     await bench.refusal(errand(2))
 
     assert [one.id for one in await bench.errands.fetch(FEED, [])] == [errand(1).id]
@@ -123,14 +123,14 @@ async def test_two_who_ask_for_the_same_get_one_answer() -> None:
     both = bench.asked(errand(1)), bench.asked(errand(1))
     await turn()
     assert len(await bench.errands.fetch(FEED, [])) == 1
-    await bench.errands.fetch(FEED, [Done(id=errand(1).id, answer=DONE)])
+    await bench.errands.fetch(FEED, [CommandResult(id=errand(1).id, answer=DONE)])
 
     assert [one.answer for one in await asyncio.gather(*both)] == [DONE, DONE]
 
 
 async def test_an_answer_that_comes_twice_or_to_nothing_is_passed_over() -> None:
     bench = Bench()
-    done = Done(id=errand(1).id, answer=DONE)
+    done = CommandResult(id=errand(1).id, answer=DONE)
     assert await bench.errands.fetch(FEED, [done, done]) == []
     asked = bench.asked(errand(1))
     await turn()
@@ -140,20 +140,20 @@ async def test_an_answer_that_comes_twice_or_to_nothing_is_passed_over() -> None
 
 async def test_of_one_agent_only_so_many_wait_and_others_have_their_own() -> None:
     bench = Bench(wait_s=0.02)
-    await asyncio.gather(*(bench.refusal(errand(n)) for n in range(MOST)))
-    refused = await bench.refusal(errand(MOST))
+    await asyncio.gather(*(bench.refusal(errand(n)) for n in range(MAX_COMMANDS)))
+    refused = await bench.refusal(errand(MAX_COMMANDS))
     assert (refused.status, refused.code) == (429, "TooManyRequests")
     assert (await bench.refusal(errand(0))).code == "AgentAway"
 
     with pytest.raises(RequestError) as raised:
-        await bench.errands.ask(ALERTS, errand(MOST))
+        await bench.errands.execute(ALERTS, errand(MAX_COMMANDS))
     assert raised.value.code == "AgentAway"
-    done = [Done(id=errand(n).id, answer=DONE) for n in range(MOST)]
+    done = [CommandResult(id=errand(n).id, answer=DONE) for n in range(MAX_COMMANDS)]
     assert await bench.errands.fetch(FEED, done) == []
-    assert (await bench.refusal(errand(MOST))).code == "AgentAway"
+    assert (await bench.refusal(errand(MAX_COMMANDS))).code == "AgentAway"
 
 
-@pytest.mark.parametrize("limit", [("MOST_BYTES", 100), ("MOST_IN_ALL", 1)])
+@pytest.mark.parametrize("limit", [("MAX_COMMAND_BYTES", 100), ("MAX_TOTAL_COMMANDS", 1)])
 async def test_all_together_have_a_limit_in_count_and_bytes(
     monkeypatch: pytest.MonkeyPatch, limit: tuple[str, int]
 ) -> None:
@@ -162,6 +162,6 @@ async def test_all_together_have_a_limit_in_count_and_bytes(
     assert (await bench.refusal(errand(1, text="x" * 50))).code == "AgentAway"
     assert (await bench.refusal(errand(2, text="x" * 50))).code == "TooManyRequests"
     with pytest.raises(RequestError) as raised:
-        await bench.errands.ask(ALERTS, errand(3, text="x" * 50))
+        await bench.errands.execute(ALERTS, errand(3, text="x" * 50))
     assert raised.value.code == "TooManyRequests"
-    assert not bench.errands.waits(ALERTS)
+    assert not bench.errands.has_pending(ALERTS)

@@ -12,21 +12,21 @@ from streambroker_core.board import (
     Board,
     ExportApplied,
     ExportRemoved,
+    FeedAdvanced,
     FeedLost,
     ImportApplied,
     ImportRemoved,
-    PointMoved,
     Synced,
     Unreadable,
 )
 from streambroker_core.model import Kind
 from streambroker_core.wire.manifests.ports import write_spec
 from streambroker_operator.kubernetes.watch.observed_cache import (
-    Following,
-    _applied,
-    mark_of,
-    read,
-    sighting_of,
+    ObservedCache,
+    _applied_event,
+    object_ref,
+    parse_object,
+    read_entry,
 )
 from support.object_store import KINDS, Object, ObjectStore, World
 
@@ -66,7 +66,9 @@ class Rig:
 
     store: ObjectStore = field(default_factory=ObjectStore)
     board: Board = field(default_factory=Board)
-    feeds: dict[Kind, Following] = field(default_factory=lambda: {k: Following(k) for k in KINDS})
+    feeds: dict[Kind, ObservedCache] = field(
+        default_factory=lambda: {k: ObservedCache(k) for k in KINDS}
+    )
     told: dict[Kind, list[tuple[str, Object]]] = field(
         default_factory=lambda: {k: [] for k in KINDS}
     )
@@ -95,7 +97,7 @@ class Rig:
 
     def is_current(self, uid: str) -> bool:
         body = self.store.world[uid]
-        return self.board.get(body["kind"], uid) == read(body["kind"], sighting_of(body))
+        return self.board.get(body["kind"], uid) == read_entry(body["kind"], parse_object(body))
 
     def write(self, kind: Kind, place: int, variant: int) -> None:
         self.told[kind].append(self.store.write(kind, f"n{place}", variant))
@@ -106,9 +108,9 @@ class Rig:
             return
         self.write(kind, place, variant)
         body = self.told[kind][-1][1]
-        event = _applied(read(kind, sighting_of(body)), mark_of(body).version)
+        event = _applied_event(read_entry(kind, parse_object(body)), object_ref(body).version)
         assert isinstance(event, ExportApplied | ImportApplied)
-        self.tell([replace(event, early=True)])
+        self.tell([replace(event, ahead_of_feed=True)])
 
     def delete_here(self, kind: Kind, place: int, _: int) -> None:
         """Delete through this broker, which gets no version of the deletion."""
@@ -119,7 +121,7 @@ class Rig:
         known = self.board.version_of(kind, uid)
         self.told[kind].append(self.store.delete(uid))
         removed = ExportRemoved if kind == "Export" else ImportRemoved
-        self.tell([removed(uid=uid, version=known, early=True)])
+        self.tell([removed(uid=uid, version=known, ahead_of_feed=True)])
 
     def touch(self, kind: Kind, place: int, _: int) -> None:
         found = self.store.find(kind, f"n{place}")
@@ -161,7 +163,7 @@ class Rig:
         )
 
     def high(self, kind: Kind) -> int:
-        return max(self.feeds[kind].high, self.board.newest(kind))
+        return max(self.feeds[kind].max_version, self.board.newest_version(kind))
 
     def arrive(self, kind: Kind, *_: int) -> None:
         answer = self.asked.pop(kind, None)
@@ -208,7 +210,7 @@ class Rig:
             self.told[kind].append(self.store.delete(body["metadata"]["uid"]))
         self.told[kind].clear()
         self.asked.pop(kind, None)
-        self.tell(self.feeds[kind].lost("CrdMissing"))
+        self.tell(self.feeds[kind].mark_lost("CrdMissing"))
         assert self.shown() == before
 
     def write_statuses(self, *_: Any) -> None:
@@ -230,32 +232,32 @@ class Rig:
         if not feed.synced:
             return
         event = (
-            feed.deleted(mark_of(body)) if type_ == "DELETED" else feed.applied(sighting_of(body))
+            feed.remove(object_ref(body)) if type_ == "DELETED" else feed.apply(parse_object(body))
         )
         self.tell([] if event is None else [event])
 
     def take_whole(self, kind: Kind, answer: Answer, *, restored: bool) -> bool:
         feed = self.feeds[kind]
-        sightings = [sighting_of(body) for body in answer.bodies]
-        odd = feed.contradicts((s.mark for s in sightings), answer.version, answer.asked_at)
+        sightings = [parse_object(body) for body in answer.bodies]
+        odd = feed.contradicts((s.ref for s in sightings), answer.version, answer.asked_at)
         if odd and not restored:
             return False
-        found = [feed.read(sighting) for sighting in sightings]
-        self.tell(feed.listed(found, answer.version, restored=odd))
+        found = [feed.read_listed(sighting) for sighting in sightings]
+        self.tell(feed.apply_list(found, answer.version, restored=odd))
         return True
 
     def take_marks(self, kind: Kind, answer: Answer) -> bool:
         feed = self.feeds[kind]
-        marks = [mark_of(body) for body in answer.bodies]
+        marks = [object_ref(body) for body in answer.bodies]
         if not feed.synced or feed.contradicts(marks, answer.version, answer.asked_at):
             return False
-        self.tell(feed.swept(marks, answer.version))
-        for mark in feed.behind(marks):
+        self.tell(feed.apply_resync(marks, answer.version))
+        for mark in feed.stale_refs(marks):
             body = self.store.world.get(mark.uid)
             if body is not None:
                 self.hear(kind, "MODIFIED", body)
-        if not feed.behind(marks):
-            self.tell(feed.caught_up(answer.version))
+        if not feed.stale_refs(marks):
+            self.tell(feed.mark_caught_up(answer.version))
         return True
 
     def question(self, kind: Kind) -> Answer:
@@ -274,8 +276,8 @@ class Rig:
     # ---- what there is ---------------------------------------------------
 
     def shown(self) -> set[str]:
-        return {export.uid for export in self.board.each_export()} | {
-            import_.uid for import_ in self.board.each_import()
+        return {export.uid for export in self.board.iter_exports()} | {
+            import_.uid for import_ in self.board.iter_imports()
         }
 
     def unread(self) -> set[str]:
@@ -559,13 +561,13 @@ def test_a_kind_that_goes_with_its_definition_stays_on_the_board_until_the_next_
 # ---- single cases --------------------------------------------------------------------------
 
 
-def listed(store: ObjectStore, feed: Following) -> list[Any]:
-    found = [feed.read(sighting_of(body)) for body in store.of("Export")]
-    return feed.listed(found, store.version)
+def listed(store: ObjectStore, feed: ObservedCache) -> list[Any]:
+    found = [feed.read_listed(parse_object(body)) for body in store.of("Export")]
+    return feed.apply_list(found, store.version)
 
 
-def synced_feed(*variants: int) -> tuple[ObjectStore, Following]:
-    store, feed = ObjectStore(), Following("Export")
+def synced_feed(*variants: int) -> tuple[ObjectStore, ObservedCache]:
+    store, feed = ObjectStore(), ObservedCache("Export")
     for place, variant in enumerate(variants):
         store.write("Export", f"n{place}", variant)
     listed(store, feed)
@@ -576,14 +578,14 @@ def test_a_status_moves_the_point_and_nothing_else() -> None:
     store, feed = synced_feed(0)
     _, body = store.touch("Export-1")
 
-    assert feed.applied(sighting_of(body)) == PointMoved(kind="Export", version=2, uid="Export-1")
+    assert feed.apply(parse_object(body)) == FeedAdvanced(kind="Export", version=2, uid="Export-1")
 
 
 def test_a_deletion_that_waits_for_a_finalizer_is_news_of_the_same_resource() -> None:
     store, feed = synced_feed(0)
     _, body = store.touch("Export-1")
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:09Z"
-    event = feed.applied(sighting_of(body))
+    event = feed.apply(parse_object(body))
 
     assert isinstance(event, ExportApplied)
     assert event.export.uid == "Export-1"
@@ -592,28 +594,28 @@ def test_a_deletion_that_waits_for_a_finalizer_is_news_of_the_same_resource() ->
 def test_an_object_created_while_it_was_listed_is_not_swept() -> None:
     store, feed = synced_feed(0)
     version = store.version
-    marks = [mark_of(body) for body in store.of("Export")]
+    marks = [object_ref(body) for body in store.of("Export")]
     _, body = store.write("Export", "late", 0)
-    feed.applied(sighting_of(body))
+    feed.apply(parse_object(body))
 
-    assert feed.swept(marks, version) == []
+    assert feed.apply_resync(marks, version) == []
 
 
 def test_a_deletion_nobody_told_of_is_swept_at_the_version_it_was_known_at() -> None:
     store, feed = synced_feed(0, 0)
     store.delete("Export-1")
     store.write("Export", "n0", 1)
-    marks = [mark_of(body) for body in store.of("Export")]
+    marks = [object_ref(body) for body in store.of("Export")]
 
-    assert feed.swept(marks, store.version) == [ExportRemoved(uid="Export-1", version=2)]
-    assert [mark.uid for mark in feed.behind(marks)] == ["Export-3"]
+    assert feed.apply_resync(marks, store.version) == [ExportRemoved(uid="Export-1", version=2)]
+    assert [mark.uid for mark in feed.stale_refs(marks)] == ["Export-3"]
 
 
 def test_what_is_not_known_is_told_from_what_is_known_as_it_was() -> None:
     store, feed = synced_feed(0)
     store.touch("Export-1")
     store.write("Export", "late", 0)
-    behind = feed.behind([mark_of(body) for body in store.of("Export")])
+    behind = feed.stale_refs([object_ref(body) for body in store.of("Export")])
 
     assert [feed.difference(mark) for mark in behind] == ["changed", "missing"]
 
@@ -621,7 +623,7 @@ def test_what_is_not_known_is_told_from_what_is_known_as_it_was() -> None:
 def test_a_resource_that_cannot_be_read_says_where() -> None:
     store, feed = synced_feed(0)
     _, body = store.write("Export", "n0", 2)
-    event = feed.applied(sighting_of(body))
+    event = feed.apply(parse_object(body))
 
     assert isinstance(event, Unreadable)
     assert (event.uid, event.code, event.generation) == ("Export-1", "PropertyInvalid", 2)
@@ -633,7 +635,7 @@ def test_an_object_without_a_spec_cannot_be_read_and_has_no_port() -> None:
     store, feed = synced_feed(0)
     _, body = store.touch("Export-1")
     del body["spec"]
-    event = feed.applied(sighting_of(body))
+    event = feed.apply(parse_object(body))
 
     assert isinstance(event, Unreadable)
     assert (event.key, event.path) == (None, "spec")
@@ -642,8 +644,8 @@ def test_an_object_without_a_spec_cannot_be_read_and_has_no_port() -> None:
 def test_a_lost_feed_is_told_once_and_the_next_list_has_the_word() -> None:
     store, feed = synced_feed(0)
 
-    assert feed.lost("CrdMissing") == [FeedLost(kind="Export", reason="CrdMissing")]
-    assert feed.lost("CrdMissing") == []
+    assert feed.mark_lost("CrdMissing") == [FeedLost(kind="Export", reason="CrdMissing")]
+    assert feed.mark_lost("CrdMissing") == []
     (event,) = listed(store, feed)
     assert isinstance(event, Synced)
     assert [(r.uid, version) for r, version in event.listed] == [("Export-1", 1)]
@@ -653,38 +655,38 @@ def test_what_is_late_is_not_told() -> None:
     store, feed = synced_feed(0)
     early = [store.touch("Export-1")[1] for _ in range(2)]
     _, body = store.write("Export", "n0", 1)
-    feed.applied(sighting_of(body))
+    feed.apply(parse_object(body))
 
-    assert [feed.applied(sighting_of(body)) for body in early] == [None, None]
-    assert feed.deleted(mark_of(early[0])) is None
+    assert [feed.apply(parse_object(body)) for body in early] == [None, None]
+    assert feed.remove(object_ref(early[0])) is None
 
 
 def test_a_list_forgets_nothing_that_was_seen_after_it() -> None:
     store, feed = synced_feed(0)
     old, version = store.of("Export"), store.version
     for name in ("n0", "late"):
-        feed.applied(sighting_of(store.write("Export", name, 1)[1]))
-    feed.listed([feed.read(sighting_of(body)) for body in old], version)
+        feed.apply(parse_object(store.write("Export", name, 1)[1]))
+    feed.apply_list([feed.read_listed(parse_object(body)) for body in old], version)
 
     for uid in ("Export-1", "Export-2"):
-        assert isinstance(feed.applied(sighting_of(store.touch(uid)[1])), PointMoved)
+        assert isinstance(feed.apply(parse_object(store.touch(uid)[1])), FeedAdvanced)
 
 
 def test_an_object_listed_at_a_lower_version_than_it_is_known_at_contradicts() -> None:
     store, feed = synced_feed(0)
-    old = [mark_of(body) for body in store.of("Export")]
-    feed.applied(sighting_of(store.touch("Export-1")[1]))
+    old = [object_ref(body) for body in store.of("Export")]
+    feed.apply(parse_object(store.touch("Export-1")[1]))
 
-    assert feed.contradicts(old, store.version, feed.high)
+    assert feed.contradicts(old, store.version, feed.max_version)
     assert not feed.contradicts(old, store.version - 1, store.version - 1)
 
 
 def test_a_list_that_brings_back_what_had_gone_contradicts() -> None:
     store, feed = synced_feed(0)
-    old = [mark_of(body) for body in store.of("Export")]
+    old = [object_ref(body) for body in store.of("Export")]
     _, body = store.delete("Export-1")
-    feed.deleted(mark_of(body))
+    feed.remove(object_ref(body))
 
-    assert feed.contradicts(old, store.version + 5, feed.high)
-    assert feed.contradicts([], store.version - 1, feed.high)
-    assert not feed.contradicts([], store.version, feed.high)
+    assert feed.contradicts(old, store.version + 5, feed.max_version)
+    assert feed.contradicts([], store.version - 1, feed.max_version)
+    assert not feed.contradicts([], store.version, feed.max_version)

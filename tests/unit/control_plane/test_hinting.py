@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streambroker_operator.agents import hint_sender as hinting
-from streambroker_operator.agents.hint_sender import HintSender, Pace, Paces
+from streambroker_operator.agents.hint_sender import DatagramRate, DatagramRateLimiter, HintSender
 from support.brokers import received, udp_ear
 from support.resources import pe
 
@@ -27,22 +27,22 @@ async def turn() -> None:
 
 
 def test_each_place_has_its_own_pace() -> None:
-    pace = Pace(2.0, 3)
+    pace = DatagramRate(2.0, 3)
     for _ in range(3):
-        assert pace.has("a", 0.0)
-        pace.take("a", 0.0)
+        assert pace.has_token("a", 0.0)
+        pace.take_token("a", 0.0)
 
-    assert not pace.has("a", 0.4)
-    assert pace.has("a", 0.5)
-    assert pace.has("b", 0.4)
+    assert not pace.has_token("a", 0.4)
+    assert pace.has_token("a", 0.5)
+    assert pace.has_token("b", 0.4)
 
 
 def test_many_ports_of_one_address_share_its_pace() -> None:
-    paces = Paces(Pace(1.0, 1), Pace(1.0, 5))
-    taken = [paces.take(f"10.0.0.1:{port}", "10.0.0.1", 0.0) for port in range(1, 9)]
+    paces = DatagramRateLimiter(DatagramRate(1.0, 1), DatagramRate(1.0, 5))
+    taken = [paces.try_take(f"10.0.0.1:{port}", "10.0.0.1", 0.0) for port in range(1, 9)]
 
     assert taken == [True] * 5 + [False] * 3
-    assert paces.take("10.0.0.2:1", "10.0.0.2", 0.0)
+    assert paces.try_take("10.0.0.2:1", "10.0.0.2", 0.0)
 
 
 async def test_a_place_gets_no_more_than_its_pace_and_the_last_hint_in_the_end(

@@ -14,10 +14,10 @@ from streambroker_operator.errors import ClusterError
 from streambroker_operator.kubernetes.client.kubeconfig import (
     Access,
     Credentials,
-    find,
+    find_access,
     from_kubeconfig,
     in_pod,
-    watched,
+    parse_namespaces,
 )
 
 
@@ -113,7 +113,7 @@ def test_a_named_kubeconfig_comes_before_the_pod(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, user={"token": "secret"})
     environ = {"KUBECONFIG": str(path), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
-    assert find(environ).token == "secret"
+    assert find_access(environ).token == "secret"
 
 
 def test_no_secret_is_shown() -> None:
@@ -132,11 +132,11 @@ def test_access_goes_through_a_pipe_as_one_line() -> None:
     [("own", ("jobs",)), ("*", ()), ("a, b", ("a", "b")), ("own,a,jobs", ("jobs", "a"))],
 )
 def test_namespaces_are_own_or_named_or_all(words: str, names: tuple[str, ...]) -> None:
-    assert watched(words, "jobs") == names
+    assert parse_namespaces(words, "jobs") == names
 
 
 @pytest.mark.parametrize("words", ["", "a,", "*,a", "Jobs", "a/b"])
 def test_what_is_no_namespace_is_refused(words: str) -> None:
     """An empty setting is not taken for all namespaces."""
     with pytest.raises(ClusterError, match="names no namespaces"):
-        watched(words, "jobs")
+        parse_namespaces(words, "jobs")

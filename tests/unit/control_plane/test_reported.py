@@ -8,11 +8,11 @@ import pytest
 
 from streambroker_core.model import PeKey, PortKey, Route
 from streambroker_operator.rest.agents.reports import (
-    FULL,
+    FULL_PERCENT,
     STALE_S,
     Reports,
-    fellows_of,
     read_report,
+    shard_agents_by_pe,
 )
 
 FEED = PeKey.parse("default/feed/0")
@@ -30,39 +30,39 @@ def export(*readers: dict[str, Any], waiting: tuple[str, ...] = ()) -> dict[str,
 def test_each_route_is_in_one_state() -> None:
     told = export(
         reader("slow", congestion=100, alive=False),
-        reader("full", congestion=FULL),
-        reader("away", alive=False, congestion=FULL - 1),
-        reader("well", congestion=FULL - 1),
+        reader("full", congestion=FULL_PERCENT),
+        reader("away", alive=False, congestion=FULL_PERCENT - 1),
+        reader("well", congestion=FULL_PERCENT - 1),
         reader("good"),
         waiting=("slow",),
     )
     reports = Reports()
-    reports.take(FEED, read_report(told, 100.0))
-    assert reports.states(100.0) == {"waits": 1, "full": 1, "ended": 0, "away": 1, "reads": 2}
+    reports.store(FEED, read_report(told, 100.0))
+    assert reports.count_states(100.0) == {"waits": 1, "full": 1, "ended": 0, "away": 1, "reads": 2}
 
 
 def test_what_is_read_to_its_end_is_not_away() -> None:
     told = export(reader("done", alive=False), reader("behind", alive=False, lagEpochs=1))
     told["exports"]["trades"]["ended"] = True
     reports = Reports()
-    reports.take(FEED, read_report(told, 100.0))
-    assert reports.states(100.0) == {"waits": 0, "full": 0, "ended": 1, "away": 1, "reads": 0}
+    reports.store(FEED, read_report(told, 100.0))
+    assert reports.count_states(100.0) == {"waits": 0, "full": 0, "ended": 1, "away": 1, "reads": 0}
 
 
 def test_readers_of_one_import_are_one_route() -> None:
     reports = Reports()
-    two = export(reader("in", alive=False), reader("in", congestion=FULL))
-    reports.take(FEED, read_report(two, 100.0))
-    assert reports.states(100.0) == {"waits": 0, "full": 1, "ended": 0, "away": 0, "reads": 0}
+    two = export(reader("in", alive=False), reader("in", congestion=FULL_PERCENT))
+    reports.store(FEED, read_report(two, 100.0))
+    assert reports.count_states(100.0) == {"waits": 0, "full": 1, "ended": 0, "away": 0, "reads": 0}
 
 
 def test_the_last_report_of_an_agent_counts_until_it_is_stale() -> None:
     reports = Reports()
-    reports.take(FEED, read_report(export(reader("in"), reader("other")), 100.0))
-    reports.take(FEED, read_report(export(reader("in")), 130.0))
-    reports.take(PeKey.parse("default/other/0"), read_report(export(reader("in")), 100.0))
-    assert reports.states(130.0 + STALE_S)["reads"] == 1
-    assert reports.states(130.5 + STALE_S)["reads"] == 0
+    reports.store(FEED, read_report(export(reader("in"), reader("other")), 100.0))
+    reports.store(FEED, read_report(export(reader("in")), 130.0))
+    reports.store(PeKey.parse("default/other/0"), read_report(export(reader("in")), 100.0))
+    assert reports.count_states(130.0 + STALE_S)["reads"] == 1
+    assert reports.count_states(130.5 + STALE_S)["reads"] == 0
 
 
 @pytest.mark.parametrize(("namespace", "shown"), [("default", True), ("*", True), ("lab", False)])
@@ -76,6 +76,6 @@ def test_fellows_are_shown_to_those_who_ask_for_their_namespace(
         import_uid="import",
     )
     reports, fellow = Reports(), {"pe": "default/feed/1", "active": True, "away": None}
-    reports.take(FEED, read_report({"exports": {}, "fellows": [fellow]}, 100.0, FEED))
-    found = fellows_of([route], reports.seen(100.0), namespace, 100.0)
+    reports.store(FEED, read_report({"exports": {}, "fellows": [fellow]}, 100.0, FEED))
+    found = shard_agents_by_pe([route], reports.snapshot(100.0), namespace, 100.0)
     assert found == ({str(FEED): [fellow]} if shown else {})

@@ -19,7 +19,7 @@ from streambroker_core.board import (
     Synced,
 )
 from streambroker_core.model import Resource
-from streambroker_core.wire.broker.view import seal
+from streambroker_core.wire.broker.view import with_version
 from streambroker_operator import cooperative as long_work
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime.runtime import Runtime
@@ -71,7 +71,7 @@ async def test_others_have_their_turn_and_find_a_whole_board(runtime: Runtime) -
         assert here >= {one.uid for one in STAYS}
         view = board.view(IMPORT.key.owner)
         assert view is not None
-        assert seal(view).version == view.version
+        assert with_version(view).version == view.version
         assert board.point == (10, 10) or picture(board) == picture(expected())
 
     assert turns > 5 * COUNT
@@ -80,16 +80,16 @@ async def test_others_have_their_turn_and_find_a_whole_board(runtime: Runtime) -
 
 
 async def test_what_is_as_it_was_is_told_to_nobody(runtime: Runtime) -> None:
-    count = runtime.changes.count
+    count = runtime.change_log.count
     await runtime.load(listed(*STAYS, *CHANGES, *GOES, version=20))
 
-    assert runtime.changes.count == count
+    assert runtime.change_log.count == count
 
 
 async def test_all_changes_are_told_once(runtime: Runtime) -> None:
-    before = runtime.changes.count
+    before = runtime.change_log.count
     await runtime.load(LATER)
-    told = runtime.changes.after(before, 10_000)
+    told = runtime.change_log.events_after(before, 10_000)
 
     assert told is not None
     assert len([one for one in told if one.name == "export"]) == 3 * COUNT
@@ -159,8 +159,8 @@ async def test_a_write_that_the_store_has_lost_is_logged_counted_and_shown_to_fo
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     filtered = replace(IMPORT, filter="price > 1.0", generation=2)
-    runtime.deliver(ImportApplied(import_=filtered, version=14, early=True))
-    place = runtime.changes.count
+    runtime.deliver(ImportApplied(import_=filtered, version=14, ahead_of_feed=True))
+    place = runtime.change_log.count
 
     runtime.deliver(CaughtUp(kind="Import", version=20))
 
@@ -170,5 +170,5 @@ async def test_a_write_that_the_store_has_lost_is_logged_counted_and_shown_to_fo
         "Import with uid i: the API server lost the change that this broker had made, after a"
         " restore for instance; its older version counts again"
     ]
-    news = runtime.changes.after(place, 10) or []
+    news = runtime.change_log.events_after(place, 10) or []
     assert [change.name for change in news].count("import") == 1

@@ -48,7 +48,7 @@ def test_a_start_leaves_the_collector_as_it_was(runtime: Runtime) -> None:
 def test_what_many_resources_take_is_kept_from_the_collector(
     store: Store, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_work, "MANY", 2)
+    monkeypatch.setattr(long_work, "FREEZE_MIN", 2)
     store.put(export_of("a/p"))
     store.put(import_of("b/p"))
     gc.unfreeze()
@@ -78,7 +78,7 @@ def test_subscriptions_that_cannot_be_looked_up_are_reported_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(scan, "MANY_OTHERS", 2)
+    monkeypatch.setattr(scan, "MANY_UNINDEXED", 2)
     store.put(import_of("a/p", subscription="price > 1"))
     runtime.start()
     at_once(runtime.put(import_of("b/p", subscription="price > 2")))
@@ -104,6 +104,6 @@ def test_a_filter_is_checked_against_what_the_import_matches_alone(runtime: Runt
     with pytest.raises((FilterError, FilterTypeError)):
         at_once(runtime.put(import_))
 
-    assert runtime.stored("Import", import_.key) is None
+    assert runtime.get_stored("Import", import_.key) is None
     at_once(runtime.put(export_of("right/p", schema=PRICE)))
     assert at_once(runtime.put(import_)).stored.created

@@ -65,7 +65,7 @@ def come_and_go(runtime: Runtime, name: str) -> None:
 def test_nothing_is_kept_of_what_came_and_went(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "KEPT_EVENTS", 1)
+    monkeypatch.setattr(changes, "MAX_EVENTS", 1)
     come(runtime, "stays")
     for number in range(3):
         come_and_go(runtime, f"a{number}")
@@ -75,7 +75,7 @@ def test_nothing_is_kept_of_what_came_and_went(
 
     assert held_by(runtime) <= before + 5
     assert runtime.board.route_count == 1
-    assert runtime.board.named("Export", "default", "x-stays") is not None
+    assert runtime.board.uid_by_name("Export", "default", "x-stays") is not None
 
 
 def test_what_comes_again_under_the_name_of_what_went_takes_part(runtime: Runtime) -> None:
@@ -84,7 +84,7 @@ def test_what_comes_again_under_the_name_of_what_went_takes_part(runtime: Runtim
     come(runtime, "a")
 
     assert runtime.board.route_count == 1
-    assert runtime.board.named("Import", "default", "i-a") is not None
+    assert runtime.board.uid_by_name("Import", "default", "i-a") is not None
     location = registration().location
     view = runtime.view(pe("alerts-a"))
     assert view is not None

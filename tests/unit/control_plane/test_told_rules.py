@@ -9,11 +9,11 @@ import pytest
 from streambroker_core.board import Board, RuleApplied, Synced
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey
 from streambroker_core.wire.manifests.rules import read_rule_spec
-from streambroker_core.wire.reports.rule_status import ToldRule
-from streambroker_operator.runtime.rules import SILENT_S, ToldByAgents
+from streambroker_core.wire.reports.rule_status import RuleStatus
+from streambroker_operator.runtime.rules import SILENT_S, RuleReports
 
 PE = PeKey("default", "alerts", 0)
-ONE = ToldRule(version=1, state="active", since=3, buckets=4, of=4)
+ONE = RuleStatus(version=1, state="active", since=3, buckets=4, of=4)
 
 
 def rule(name: str) -> Rule:
@@ -25,56 +25,56 @@ def key(name: str) -> RuleKey:
 
 
 @pytest.fixture
-def told() -> ToldByAgents:
+def told() -> RuleReports:
     board = Board()
     board.handle(Synced(kind=RULE, listed=(), version=1))
     for version, name in enumerate("abc", 2):
         board.handle(RuleApplied(rule=rule(name), version=version))
-    return ToldByAgents(board.rules)
+    return RuleReports(board.rules)
 
 
-def test_a_report_that_tells_all_takes_the_place_of_the_one_before(told: ToldByAgents) -> None:
-    assert told.take(PE, {"a": ONE, "b": ONE}) == {"a", "b"}
-    assert told.take(PE, {"a": ONE}) == {"b"}
+def test_a_report_that_tells_all_takes_the_place_of_the_one_before(told: RuleReports) -> None:
+    assert told.apply(PE, {"a": ONE, "b": ONE}) == {"a", "b"}
+    assert told.apply(PE, {"a": ONE}) == {"b"}
 
-    assert (told.of(key("a")), told.of(key("b"))) == (ONE, None)
-    told.take(PE, {})
-    assert told.by(PE) == {}
+    assert (told.merged_status(key("a")), told.merged_status(key("b"))) == (ONE, None)
+    told.apply(PE, {})
+    assert told.reported_by(PE) == {}
 
 
-def test_of_a_job_with_many_rules_what_the_reports_before_said_holds(told: ToldByAgents) -> None:
-    told.take(PE, {"a": ONE}, more=True)
+def test_of_a_job_with_many_rules_what_the_reports_before_said_holds(told: RuleReports) -> None:
+    told.apply(PE, {"a": ONE}, more=True)
     other = replace(ONE, version=2)
 
-    assert told.take(PE, {"b": other}, more=True) == {"b"}
-    assert (told.of(key("a")), told.of(key("b"))) == (ONE, other)
+    assert told.apply(PE, {"b": other}, more=True) == {"b"}
+    assert (told.merged_status(key("a")), told.merged_status(key("b"))) == (ONE, other)
 
 
 def test_what_an_agent_said_that_is_silent_for_long_counts_no_more() -> None:
     now = [0.0]
-    found = ToldByAgents(Board().rules, lambda: now[0])
+    found = RuleReports(Board().rules, lambda: now[0])
     other, two, three = PE._replace(pe=1), replace(ONE, matches=2), replace(ONE, matches=3)
-    found.take(PE, {"a": two})
-    found.take(other, {"a": three})
+    found.apply(PE, {"a": two})
+    found.apply(other, {"a": three})
 
     now[0] = SILENT_S
-    both = found.of(key("a"))
-    found.take(other, {"a": three})
+    both = found.merged_status(key("a"))
+    found.apply(other, {"a": three})
     now[0] += 1
-    left = found.of(key("a"))
+    left = found.merged_status(key("a"))
     now[0] += SILENT_S
-    silent = found.of(key("a"))
-    found.take(PE, {"a": two}, more=True)
+    silent = found.merged_status(key("a"))
+    found.apply(PE, {"a": two}, more=True)
 
     assert both is not None
     assert both.matches == 2 + 3
-    assert (left, silent, found.of(key("a"))) == (three, None, two)
+    assert (left, silent, found.merged_status(key("a"))) == (three, None, two)
 
 
-def test_of_rules_that_there_are_no_more_nothing_is_kept(told: ToldByAgents) -> None:
+def test_of_rules_that_there_are_no_more_nothing_is_kept(told: RuleReports) -> None:
     """A job may have ever new ones, and never few enough for one report."""
     for n in range(100):
-        told.take(PE, {"a": ONE, f"gone-{n}": ONE}, more=True)
-        told.take(PE, {"b": ONE}, more=True)
+        told.apply(PE, {"a": ONE, f"gone-{n}": ONE}, more=True)
+        told.apply(PE, {"b": ONE}, more=True)
 
-    assert told.by(PE) == {"a": ONE, "b": ONE}
+    assert told.reported_by(PE) == {"a": ONE, "b": ONE}

@@ -7,20 +7,20 @@ import asyncio
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.fair_queue import MAX_WAITING, Turns
+from streambroker_operator.rest.guard.fair_queue import MAX_WAITING, FairQueue
 
 
 class Desk:
     """Callers at one place of turns; who has the turn stays until told to go."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = FairQueue()
         self.served: list[str] = []
         self.at_once = 0
         self._go = asyncio.Semaphore(0)
 
     async def ask(self, name: str) -> None:
-        async with self.turns.of(name[0]):
+        async with self.turns.turn(name[0]):
             self.at_once += 1
             assert self.at_once == 1
             self.served.append(name)

@@ -11,12 +11,12 @@ from streambroker_core.board import (
     CaughtUp,
     ExportApplied,
     ExportRemoved,
+    FeedAdvanced,
     FeedLost,
-    Hint,
+    HintAction,
     ImportApplied,
     PeDeclared,
     PeWithdrawn,
-    PointMoved,
     RoutesChanged,
     StatusChanged,
     Synced,
@@ -71,8 +71,8 @@ def test_a_registration_gives_importers_the_location_and_hints_them() -> None:
     assert view is not None
     assert view.imports["trades"].routes[0].location == "grpc+tcp://10.0.0.1:1"
     assert RoutesChanged(pe=ALERTS, version=view.version) in actions
-    assert Hint(pe=ALERTS, version=view.version, point=(10, 10)) in actions
-    assert not [a for a in actions if isinstance(a, Hint | RoutesChanged) and a.pe == FEED]
+    assert HintAction(pe=ALERTS, version=view.version, point=(10, 10)) in actions
+    assert not [a for a in actions if isinstance(a, HintAction | RoutesChanged) and a.pe == FEED]
 
 
 def test_a_registration_that_is_known_asks_for_nothing() -> None:
@@ -190,7 +190,7 @@ def test_of_three_on_the_only_port_of_a_pe_each_follows_the_one_before() -> None
         view = board.view(FEED)
         assert view is not None
         held.append(view.exports["trades"].uid)
-        waiting.append(board.standing_by("Export"))
+        waiting.append(board.standby_uids("Export"))
         board.handle(ExportRemoved(uid=uid, version=version))
 
     assert held == ["a", "b", "c"]
@@ -394,7 +394,7 @@ def test_what_was_gone_when_the_board_caught_up_does_not_come_back() -> None:
     board.handle(ExportApplied(export=replace(named, uid="y"), version=6))
     board.handle(replace(late, version=7))
     assert board.view(FEED) is not None
-    assert board.named("Export", "default", "mine") == "y"
+    assert board.uid_by_name("Export", "default", "mine") == "y"
 
 
 def test_a_board_does_not_catch_up_backwards() -> None:
@@ -467,8 +467,8 @@ def test_a_name_that_is_given_anew_ends_what_could_not_be_read() -> None:
 def test_a_point_that_moves_changes_nothing_but_what_is_late() -> None:
     board = board_of(export_of(uid="e"))
 
-    assert board.handle(PointMoved(kind="Export", version=15, uid="e")) == []
-    assert board.handle(PointMoved(kind="Import", version=17)) == []
+    assert board.handle(FeedAdvanced(kind="Export", version=15, uid="e")) == []
+    assert board.handle(FeedAdvanced(kind="Import", version=17)) == []
     assert board.point == (15, 17)
     changed = export_of(uid="e", properties={"kind": "quote"})
     assert board.handle(ExportApplied(export=changed, version=14)) == []

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from streambroker_core.board import (
     Board,
+    BoardEvent,
     CaughtUp,
-    Event,
     ExportApplied,
     ExportRemoved,
     FeedLost,
@@ -20,7 +20,7 @@ from streambroker_core.board import (
     Synced,
 )
 from streambroker_core.model import Export, Kind, Resource, kind_of
-from streambroker_core.wire.broker.view import seal
+from streambroker_core.wire.broker.view import with_version
 from support.resources import board_of, export_of, import_of
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
@@ -48,7 +48,7 @@ steps = st.lists(
 class History:
     """What happened, as events, and what is left, after each step."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[BoardEvent] = field(default_factory=list)
     worlds: list[dict[str, tuple[Resource, int]]] = field(default_factory=lambda: [{}])
 
     @property
@@ -102,7 +102,7 @@ def changed(old: Resource, spec: dict[str, Any]) -> Resource:
     return replace(new, generation=old.generation + 1)
 
 
-def applied(resource: Resource, version: int) -> Event:
+def applied(resource: Resource, version: int) -> BoardEvent:
     if isinstance(resource, Export):
         return ExportApplied(export=resource, version=version)
     return ImportApplied(import_=resource, version=version)
@@ -129,7 +129,7 @@ def assert_shows(board: Board, history: History) -> None:
         mine, other = board.view(pe), scanned.view(pe)
         assert mine is not None
         assert other is not None
-        assert mine.version == other.version == seal(mine).version
+        assert mine.version == other.version == with_version(mine).version
 
 
 @settings(deadline=None, max_examples=150)
@@ -258,7 +258,7 @@ def test_the_news_of_a_list_ahead_of_it_are_true_and_more_may_happen_between_the
     steady = lasting(history, start)
     for kind in KINDS:
         listed = history.listed(kind, at)
-        for one in board.news(listed):
+        for one in board.diff(listed):
             meanwhile: bool = data.draw(st.booleans())
             if between and meanwhile:
                 board.handle(between.pop())
@@ -268,7 +268,9 @@ def test_the_news_of_a_list_ahead_of_it_are_true_and_more_may_happen_between_the
             assert board.point == point
             assert steady <= {(route.export_uid, route.import_uid) for route in board.routes()}
             views = map(board.view, board.pes())
-            assert all(view is not None and seal(view).version == view.version for view in views)
+            assert all(
+                view is not None and with_version(view).version == view.version for view in views
+            )
         board.handle(listed)
     board.handle_all(history.events[at:])
     assert_shows(board, history)
@@ -290,8 +292,8 @@ def test_the_news_of_a_list_are_no_more_than_what_is_another() -> None:
     changed_ = replace(old, properties={"kind": "quote"}, generation=2)
     listed = Synced(kind="Export", listed=((new, 11), (changed_, 12)), version=12)
 
-    assert [one for one in board.news(listed) if one is not None] == [
+    assert [one for one in board.diff(listed) if one is not None] == [
         ExportRemoved(uid="c", version=10),
-        ExportApplied(export=new, version=11, early=True),
-        ExportApplied(export=changed_, version=12, early=True),
+        ExportApplied(export=new, version=11, ahead_of_feed=True),
+        ExportApplied(export=changed_, version=12, ahead_of_feed=True),
     ]

@@ -22,7 +22,7 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import Export, Route
 from streambroker_core.wire.broker import view
-from streambroker_core.wire.broker.view import seal
+from streambroker_core.wire.broker.view import with_version
 from support.resources import board_of, export_of, import_of, pe, registration
 
 KINDS = ("trade", "quote")
@@ -36,16 +36,16 @@ class Follower:
 
     def hear(self, actions: list[Action]) -> None:
         for action in actions:
-            for one in action.moved if isinstance(action, RoutesChanged) else ():
-                assert one.was != one.now
-                route = one.was or one.now
+            for one in action.route_changes if isinstance(action, RoutesChanged) else ():
+                assert one.old != one.new
+                route = one.old or one.new
                 assert route is not None
                 pair = (route.export_uid, route.import_uid)
-                assert self.routes.pop(pair, None) == one.was
-                if one.now is not None:
+                assert self.routes.pop(pair, None) == one.old
+                if one.new is not None:
                     assert isinstance(action, RoutesChanged)
-                    assert action.pe == one.now.export.owner
-                    self.routes[pair] = one.now
+                    assert action.pe == one.new.export.owner
+                    self.routes[pair] = one.new
 
 
 def changed(dice: random.Random) -> Export | Any:
@@ -99,18 +99,18 @@ def test_the_version_that_is_kept_is_that_of_the_view_as_it_is_drawn(seed: int) 
         for key in board.pes():
             found = board.view(key)
             assert found is not None
-            assert seal(found).version == found.version == board.version(key)
+            assert with_version(found).version == found.version == board.version(key)
             assert board.ports(key) == (sorted(found.exports), sorted(found.imports))
 
 
 def test_nothing_stands_for_routes_that_have_gone() -> None:
     board = board_of(export_of(uid="x"), import_of(uid="i"), import_of("b/p", uid="j"))
-    marks = board._marks
-    assert (set(marks.of_exports), set(marks.of_imports)) == ({"x"}, {"i", "j"})
+    marks = board._digests
+    assert (set(marks.export_digests), set(marks.import_digests)) == ({"x"}, {"i", "j"})
     board.handle(ImportRemoved(uid="i", version=11))
     board.handle(ImportRemoved(uid="j", version=12))
 
-    assert (marks.of_exports, marks.of_imports, marks._faces) == ({}, {}, {})
+    assert (marks.export_digests, marks.import_digests, marks._exporter_digests) == ({}, {}, {})
 
 
 def test_one_of_many_that_comes_or_goes_costs_the_other_side_one_route(
@@ -122,21 +122,21 @@ def test_one_of_many_that_comes_or_goes_costs_the_other_side_one_route(
     wide = board_of(*exporters, import_of())
     made: list[str] = []
 
-    marked = view._mark
+    marked = view._digest_to_int
 
     def mark(told: list[str | None]) -> int:
         made.append(str(told[1]))
         return marked(told)
 
-    monkeypatch.setattr(view, "_mark", mark)
-    for name in ("_export_routes", "_import_routes"):
+    monkeypatch.setattr(view, "_digest_to_int", mark)
+    for name in ("_build_export_routes", "_build_import_routes"):
         monkeypatch.setattr(views, name, pytest.fail)
     come = hot.handle(ImportApplied(import_=import_of("one/more", uid="new"), version=11))
     gone = wide.handle(ExportRemoved(uid=exporters[7].uid, version=11))
 
     assert made == ["new", "x-feed/trades", "i-alerts/trades", "x-b7/p"]
     (told,) = [a for a in come if isinstance(a, RoutesChanged) and a.pe == pe("feed")]
-    assert [one.now and one.now.import_uid for one in told.moved] == ["new"]
+    assert [one.new and one.new.import_uid for one in told.route_changes] == ["new"]
     assert {a.pe for a in gone if isinstance(a, RoutesChanged)} == {pe("b7"), pe("alerts")}
 
 

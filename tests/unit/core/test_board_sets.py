@@ -11,10 +11,10 @@ from streambroker_core.board import (
     Action,
     AgentRegistered,
     Board,
-    Event,
+    BoardEvent,
     ExportApplied,
     ExportRemoved,
-    Hint,
+    HintAction,
     ImportApplied,
     ImportRemoved,
     RoutesChanged,
@@ -48,14 +48,14 @@ def resources(draw: st.DrawFn) -> Resource:
 
 
 @st.composite
-def events(draw: st.DrawFn) -> list[Event]:
+def events(draw: st.DrawFn) -> list[BoardEvent]:
     """Draw changes as a store makes them, one version after the other."""
-    found: list[Event] = []
+    found: list[BoardEvent] = []
     for version in range(11, 11 + draw(st.integers(1, 6))):
         resource, stays = draw(resources()), draw(st.booleans())
         if isinstance(resource, Export):
-            applied: Event = ExportApplied(export=resource, version=version)
-            gone: Event = ExportRemoved(uid=resource.uid, version=version)
+            applied: BoardEvent = ExportApplied(export=resource, version=version)
+            gone: BoardEvent = ExportRemoved(uid=resource.uid, version=version)
         else:
             applied = ImportApplied(import_=resource, version=version)
             gone = ImportRemoved(uid=resource.uid, version=version)
@@ -77,7 +77,7 @@ def told(actions: list[Action]) -> list[tuple[PeKey, str | None]]:
 @settings(deadline=None, max_examples=300)
 @given(held=st.lists(resources(), max_size=8), changes=events())
 def test_a_set_of_changes_at_once_ends_in_the_board_of_the_changes_one_by_one(
-    held: list[Resource], changes: list[Event]
+    held: list[Resource], changes: list[BoardEvent]
 ) -> None:
     together, single = filled(held), filled(held)
     together.handle_all(changes)
@@ -90,7 +90,7 @@ def test_a_set_of_changes_at_once_ends_in_the_board_of_the_changes_one_by_one(
 @settings(deadline=None, max_examples=300)
 @given(held=st.lists(resources(), max_size=8), changes=events())
 def test_of_a_set_only_the_end_is_told_and_to_each_once(
-    held: list[Resource], changes: list[Event]
+    held: list[Resource], changes: list[BoardEvent]
 ) -> None:
     board = filled(held)
     before = {key: board.view(key) for key in board.pes()}
@@ -105,13 +105,13 @@ def test_of_a_set_only_the_end_is_told_and_to_each_once(
         or known.version != view.version
     }
     assert sorted(told(actions)) == sorted(changed.items())
-    hinted = [one.pe for one in actions if isinstance(one, Hint)]
+    hinted = [one.pe for one in actions if isinstance(one, HintAction)]
     assert len(hinted) == len(set(hinted))
     assert set(hinted) <= changed.keys()
 
 
 def test_a_route_whose_two_ends_change_together_is_in_every_view_that_is_told() -> None:
-    changes: list[Event] = [
+    changes: list[BoardEvent] = [
         ExportApplied(export=export_of(properties={"type": "trade"}), version=11),
         ImportApplied(import_=import_of(subscription='type == "trade"'), version=12),
     ]

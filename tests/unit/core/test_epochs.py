@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streambroker_core.ledger import epochs
 from streambroker_core.ledger.epochs import Epoch, Stream
-from streambroker_core.ledger.ledger import Ledger, Limits
+from streambroker_core.ledger.ledger import Ledger, RetentionLimits
 from support.counting import lines
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 
@@ -42,7 +42,7 @@ def test_a_stream_answers_as_one_that_looks_at_every_epoch(steps: list[tuple[str
         whole = stream.next
         while whole - 1 in stream.epochs:
             whole -= 1
-        assert stream.whole == whole
+        assert stream.complete_from == whole
         assert all(stream.rows_before(n) == total for n, total in rows.items())
 
 
@@ -66,11 +66,11 @@ def test_sums_are_exact_at_each_retained_epoch_at_its_end_and_at_places_of_reade
             stream.forget_sums(lambda _: places)
             there = [n for n in stream.epochs for n in (n, n + 1)]
             for n in {*there, *(p for p in places if p <= stream.next), stream.next}:
-                assert stream.knows(n)
+                assert stream.has_sum(n)
                 assert stream.rows_before(n) == rows[n]
             assert all(stream.bytes_from(n) == bytes_[-1] - bytes_[n] for n in stream.epochs)
             assert all(stream.rows_before(n) >= total for n, total in enumerate(rows))
-            assert len(stream.removed) <= 3 + 2 * (1 + len(places) + len(stream.epochs))
+            assert len(stream.removed_sums) <= 3 + 2 * (1 + len(places) + len(stream.epochs))
 
 
 def test_a_sum_that_is_forgotten_counts_no_row_too_much() -> None:
@@ -81,10 +81,10 @@ def test_a_sum_that_is_forgotten_counts_no_row_too_much() -> None:
             made.sweep(0)
         stream = made.streams["A"]
         assert stream.rows_between(0, 100) == 200
-        assert not stream.knows(50)
+        assert not stream.has_sum(50)
         assert stream.rows_between(96, 100) == 2 * 4
         assert 2 * 3 <= stream.rows_between(50, 100) <= 2 * 50
-        stream.recall(50, 100)
+        stream.restore_sum(50, 100)
         assert stream.rows_between(50, 100) == 100
 
 
@@ -94,11 +94,11 @@ def test_a_log_is_as_full_as_its_epochs_are_large_however_many_there_are() -> No
         put(made, "A", 1)
         made.plan(ask(), 0)
         for count in range(2, 101):
-            assert not made.blocked_by(0)
+            assert not made.blocking_readers(0)
             put(made, "A", 1)
             made.sweep(0)
             assert made.lag(made.readers["r"])[:3] == (count, 10 * count, 100 * count)
-        assert [h.bytes for h in made.blocked_by(0)] == [100 * 100]
+        assert [h.bytes for h in made.blocking_readers(0)] == [100 * 100]
 
 
 def test_what_readers_dropped_is_counted_to_the_row_however_long_they_were_away() -> None:
@@ -116,10 +116,10 @@ def test_what_readers_dropped_is_counted_to_the_row_however_long_they_were_away(
         below = 2 * 3 + sum(range(99))
         for position in (1, 2):
             answer = made.plan(
-                ask({"A": position}, reader=f"{'rs'[position - 1]}", known=True), 1000
+                ask({"A": position}, reader=f"{'rs'[position - 1]}", has_opened=True), 1000
             )
             assert answer.planned[0].dropped == (101 - position, below - 3 * position)
-        assert len(made.streams["A"].removed) < 30
+        assert len(made.streams["A"].removed_sums) < 30
 
 
 @contextmanager
@@ -147,9 +147,9 @@ def test_a_plan_of_a_reader_that_has_everything_costs_as_much_with_many_epochs(
     retained: int,
 ) -> None:
     few, many = with_epochs(100), with_epochs(retained)
-    cost = lines(lambda: few.plan(ask({"A": 100}, known=True), 1))
-    assert lines(lambda: many.plan(ask({"A": retained}, known=True), 1)) == cost
-    assert lines(lambda: many.blocked_by(1)) == lines(lambda: few.blocked_by(1))
+    cost = lines(lambda: few.plan(ask({"A": 100}, has_opened=True), 1))
+    assert lines(lambda: many.plan(ask({"A": retained}, has_opened=True), 1)) == cost
+    assert lines(lambda: many.blocking_readers(1)) == lines(lambda: few.blocking_readers(1))
 
 
 @pytest.mark.parametrize("retained", [1_000, 10_000])
@@ -165,7 +165,7 @@ def test_a_sweep_of_a_full_log_costs_as_much_with_many_epochs(retained: int) -> 
 def test_a_sweep_passes_over_a_long_plan_at_once() -> None:
     costs = []
     for count in (100, 10_000):
-        made = Ledger(Limits(max_bytes=1))
+        made = Ledger(RetentionLimits(max_bytes=1))
         made.set_routes({IMPORT: "drop"})
         put(made, "A", count)
         made.plan(ask(policy="drop", budget=100 * (count - 2)), 0)
@@ -186,9 +186,11 @@ def test_an_epoch_to_many_readers_costs_each_of_them_the_same() -> None:
 
         def acknowledge(made: Ledger = made, count: int = count) -> None:
             for number in range(count):
-                answer = made.plan(ask({"A": 1}, reader=f"r{number}", budget=100, known=True), 0)
+                answer = made.plan(
+                    ask({"A": 1}, reader=f"r{number}", budget=100, has_opened=True), 0
+                )
                 assert planned(answer) == {"A": (1, 2)}
-                made.blocked_by(0) if number == count - 1 else made.held_bytes(0)
+                made.blocking_readers(0) if number == count - 1 else made.held_bytes(0)
                 made.sweep(0)
 
         costs.append(lines(acknowledge))

@@ -13,12 +13,12 @@ from streambroker_core.diagnose import (
     explain_export,
     explain_import,
     explain_pair,
-    survey,
-    tell_export,
-    tell_import,
-    tell_pair,
+    render_export,
+    render_import,
+    render_pair,
+    take_snapshot,
 )
-from streambroker_core.diagnose.distance import MAX_SEARCHES, Nearness
+from streambroker_core.diagnose.distance import MAX_SEARCHES, SubscriptionDistance
 from streambroker_core.expression import parse
 from streambroker_core.matching import Match, match
 from streambroker_core.model import Export, Import
@@ -195,7 +195,7 @@ def test_each_predicate_is_shown_with_its_value_and_the_ways_to_a_match() -> Non
         ['kind == "trade"'],
         ["level > 1"],
     ]
-    assert tell_pair(pair).splitlines() == [
+    assert render_pair(pair).splitlines() == [
         "default/feed/0/trades does not feed default/alerts/0/trades (1 change away)",
         "  SubscriptionUnknown: needs kind = trade, has quote; or needs level > 1, has no level",
         '  false    kind == "trade": `kind` is "quote"',
@@ -218,11 +218,11 @@ def test_combinations_of_repeated_predicates_are_searched_up_to_a_limit() -> Non
     text = " && ".join(f"(a & {1 << bit} == 0 || z)" for bit in range(12))
     node = parse(text).tree
     assert node is not None
-    nearness = Nearness(node)
+    nearness = SubscriptionDistance(node)
 
-    assert {nearness.changes({"a": n}) for n in range(1, MAX_SEARCHES + 1)} == {1}
-    assert nearness.changes({"a": 0b111 << 9}) == 3
-    assert nearness.changes({"a": 0}) == 0
+    assert {nearness.count_changes({"a": n}) for n in range(1, MAX_SEARCHES + 1)} == {1}
+    assert nearness.count_changes({"a": 0b111 << 9}) == 3
+    assert nearness.count_changes({"a": 0}) == 0
 
 
 def test_namespaces_that_are_not_allowed_are_named() -> None:
@@ -241,7 +241,7 @@ def test_an_import_ranks_all_exports_and_explains_the_nearest() -> None:
         import_of(subscription='kind == "trade" && live'),
     )
     import_ = board.imports()[0]
-    ranking = explain_import(survey(board), import_, limit=3)
+    ranking = explain_import(take_snapshot(board), import_, limit=3)
 
     assert (ranking.total, ranking.matched) == (4, 1)
     assert [(pair.export.job, pair.distance) for pair in ranking.pairs] == [
@@ -249,7 +249,7 @@ def test_an_import_ranks_all_exports_and_explains_the_nearest() -> None:
         ("a", 1),
         ("b", 1),
     ]
-    assert tell_import(import_.key, ranking).splitlines() == [
+    assert render_import(import_.key, ranking).splitlines() == [
         "default/alerts/0/trades: 1 of 4 exports matches",
         "  matches     default/c/0/p",
         "  1 change    default/a/0/p  needs kind = trade, has quote",
@@ -263,10 +263,10 @@ def test_an_export_ranks_all_imports() -> None:
         export_of(), import_of("b/p", subscription="kind == 5"), import_of("c/p"), import_of("a/p")
     )
     export = board.exports()[0]
-    ranking = explain_export(survey(board), export, limit=9)
+    ranking = explain_export(take_snapshot(board), export, limit=9)
 
     assert [pair.import_.job for pair in ranking.pairs] == ["a", "c", "b"]
-    assert tell_export(export.key, ranking).splitlines()[::3] == [
+    assert render_export(export.key, ranking).splitlines()[::3] == [
         "default/feed/0/trades: 2 of 3 imports match",
         "  1 change    default/b/0/p  needs kind = 5, has trade",
     ]
@@ -278,7 +278,7 @@ def test_a_resource_without_its_port_or_stream_id_is_not_connected_and_says_why(
     two = export_of("n/two", uid="d", created=2.0, streamId="s")
     mine, late = import_of(uid="i", created=1.0), import_of(uid="j", created=2.0)
     named = import_of("m/p", uid="k", streams=[{"streamId": "s"}])
-    known = survey(board_of(first, second, one, two, mine, late, named))
+    known = take_snapshot(board_of(first, second, one, two, mine, late, named))
 
     by_kind = explain_import(known, mine, limit=2)
     assert [(pair.export_uid, pair.reason) for pair in by_kind.pairs] == [
@@ -333,16 +333,16 @@ def test_explanations_agree_with_the_board_and_ranks_with_explanations(
     exports: list[Export], imports: list[Import], limit: int
 ) -> None:
     board = board_of(*exports, *imports)
-    known = survey(board)
+    known = take_snapshot(board)
     routes = {(route.export_uid, route.import_uid) for route in board.routes()}
-    taken = {**known.taken_exports, **known.taken_imports}
+    taken = {**known.export_conflicts, **known.import_conflicts}
 
     def explained(export: Export, import_: Import) -> Pair:
         return explain_pair(
             export,
             import_,
-            export_taken=known.taken_exports.get(export.uid),
-            import_taken=known.taken_imports.get(import_.uid),
+            export_conflict=known.export_conflicts.get(export.uid),
+            import_conflict=known.import_conflicts.get(import_.uid),
         )
 
     def order(pair: Pair) -> Any:

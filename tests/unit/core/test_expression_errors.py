@@ -9,7 +9,7 @@ from streambroker_core.errors import (
     StreambrokerError,
     SubscriptionError,
 )
-from streambroker_core.expression import Kind, check_filter, parse
+from streambroker_core.expression import ExpressionKind, check_filter, parse
 from streambroker_core.model.schema import parse_ddl
 
 COLUMNS = parse_ddl(
@@ -18,7 +18,7 @@ COLUMNS = parse_ddl(
 )
 
 
-def refusal(text: str, kind: Kind = "subscription") -> ExpressionError:
+def refusal(text: str, kind: ExpressionKind = "subscription") -> ExpressionError:
     with pytest.raises(ExpressionError) as caught:
         parse(text, kind)
     return caught.value

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import ExpressionError, FilterError, SubscriptionError
-from streambroker_core.expression import Expression, Kind, parse, tree
-from streambroker_core.expression.evaluate import test_of as decide
+from streambroker_core.expression import Expression, ExpressionKind, parse, tree
+from streambroker_core.expression.evaluate import compile_test as decide
 from streambroker_core.expression.parser import MAX_BYTES
 from streambroker_core.expression.printer import print_tree
 from support.expressions import any_tree, predicates, rows, texts, typed_filters
@@ -45,7 +45,7 @@ tokens = st.lists(
     ),
     max_size=40,
 )
-kinds: st.SearchStrategy[Kind] = st.sampled_from(["subscription", "filter"])
+kinds: st.SearchStrategy[ExpressionKind] = st.sampled_from(["subscription", "filter"])
 
 
 @given(node=subscriptions)
@@ -76,7 +76,9 @@ def test_the_text_of_a_filter_reads_as_the_same_tree(node: tree.Predicate) -> No
 @example(text='"' + "\\" * 2000, kind="filter")
 @example(text="a||" * 680 + "a", kind="subscription")
 @example(text="\ud800", kind="filter")
-def test_any_text_is_an_expression_or_refused_with_a_place_in_it(text: str, kind: Kind) -> None:
+def test_any_text_is_an_expression_or_refused_with_a_place_in_it(
+    text: str, kind: ExpressionKind
+) -> None:
     error = _refusal(text, kind)
     if error is None:
         assert parse(str(parse(text, kind)), kind) == parse(text, kind)
@@ -88,7 +90,7 @@ def test_any_text_is_an_expression_or_refused_with_a_place_in_it(text: str, kind
     assert str(error).endswith((".", "?"))
 
 
-def _refusal(text: str, kind: Kind) -> ExpressionError | None:
+def _refusal(text: str, kind: ExpressionKind) -> ExpressionError | None:
     try:
         parse(text, kind)
     except ExpressionError as error:
@@ -158,7 +160,7 @@ def test_a_nearest_miss_names_predicates_that_are_not_as_wanted(
         assert explanation.nearest == ()
     for miss in explanation.nearest:
         assert miss.wrong
-        for finding, wanted in zip(miss.wrong, miss.wanted, strict=True):
+        for finding, wanted in zip(miss.wrong, miss.desired, strict=True):
             assert finding.value is not wanted
 
 
@@ -176,7 +178,7 @@ def test_the_nearest_miss_is_enough_and_no_other_change_is_smaller(
         return
     nearest = explanation.nearest[0]
     changed = row | {
-        finding.text: wanted for finding, wanted in zip(nearest.wrong, nearest.wanted, strict=True)
+        finding.text: wanted for finding, wanted in zip(nearest.wrong, nearest.desired, strict=True)
     }
 
     assert decide(node)(changed) is True
@@ -215,7 +217,7 @@ def test_a_text_that_fits_still_fits_when_it_is_printed(strings: list[str]) -> N
 
 
 @pytest.mark.parametrize("kind", ["subscription", "filter"])
-def test_the_densest_texts_still_fit_when_they_are_printed(kind: Kind) -> None:
+def test_the_densest_texts_still_fit_when_they_are_printed(kind: ExpressionKind) -> None:
     for part in ("5 ina", "a==.5", "a==5.", "a==1e9", "a==100.", "a==1e-9", "~a==1", "a in[1,2]"):
         expression = parse("||".join([part] * ((MAX_BYTES + 2) // (len(part) + 2))), kind)
 

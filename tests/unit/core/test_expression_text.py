@@ -115,7 +115,7 @@ def test_the_nearest_misses_come_with_the_fewest_changes_first() -> None:
         ["a == 1", "b == 1"],
         ["a == 1", "d"],
     ]
-    assert explanation.nearest[2].wanted == (True, False)
+    assert explanation.nearest[2].desired == (True, False)
     assert "to match: `c == 1` should be true (`c` is missing)" in str(explanation)
 
 

@@ -212,7 +212,7 @@ class IndexAndScan(RuleBasedStateMachine):
 
 
 def left_in(index: IndexMatcher) -> dict[str, Any]:
-    parts = {**vars(index), **vars(index._offers), **vars(index._wants)}
+    parts = {**vars(index), **vars(index._export_index), **vars(index._import_index)}
     return {name: part for name, part in parts.items() if isinstance(part, int | dict | set)}
 
 

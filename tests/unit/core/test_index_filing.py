@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.expression import parse
-from streambroker_core.expression.evaluate import code_of
-from streambroker_core.matching import IndexMatcher, Match, Refusal, ScanMatcher
+from streambroker_core.expression.evaluate import compile_code
+from streambroker_core.matching import IndexMatcher, Match, NoMatch, ScanMatcher
 from streambroker_core.matching.property_conditions import (
     MAX_ALTERNATIVES,
     Alternatives,
     Between,
-    OneOf,
-    alternatives_of,
+    ValueIn,
+    to_alternatives,
 )
-from streambroker_core.matching.sorted_numbers import Ordered
+from streambroker_core.matching.sorted_numbers import SortedNumbers
 from streambroker_core.model.properties import INT64_MAX, INT64_MIN
 from support.resources import export_of, import_of
 
@@ -29,7 +29,7 @@ from support.resources import export_of, import_of
 def alternatives(text: str) -> Alternatives:
     tree = parse(text).tree
     assert tree is not None
-    return alternatives_of(tree)
+    return to_alternatives(tree)
 
 
 def index_with(*subscriptions: str) -> IndexMatcher:
@@ -132,7 +132,7 @@ def test_topics_are_looked_up_by_their_levels(topic_filter: str, topic: str, mat
     index = index_with(f'topic("{topic_filter}")')
 
     assert found(index, topic=topic) == ({"i0"} if matched else set())
-    assert index.figures().others == (topic_filter == "#")
+    assert index.stats().unindexed == (topic_filter == "#")
 
 
 @pytest.mark.parametrize(
@@ -159,27 +159,27 @@ def test_topics_are_looked_up_by_their_levels(topic_filter: str, topic: str, mat
 def test_what_cannot_be_looked_up_is_counted(subscription: str, others: int) -> None:
     index = index_with(subscription)
 
-    assert index.figures().others == others
+    assert index.stats().unindexed == others
     index.remove_import("i0")
-    assert index.figures().others == 0
-    assert index.figures().imports == 0
+    assert index.stats().unindexed == 0
+    assert index.stats().imports == 0
 
 
 def test_more_than_a_thousand_that_cannot_be_looked_up_are_reported() -> None:
     index = index_with(*(f"price > {number}" for number in range(1000)))
-    assert not index.figures().crowded
+    assert not index.stats().is_crowded
 
     index.put_import(import_of("more/p", uid="more", subscription="price > 1.5"))
 
-    assert index.figures().crowded
+    assert index.stats().is_crowded
 
 
 def test_imports_that_want_nothing_are_filed_nowhere() -> None:
     index = index_with("", "  ", "a ==")
     index.put_import(import_of("none/p", uid="none", subscription=None))
 
-    figures = index.figures()
-    assert (figures.imports, figures.places, figures.others) == (4, 0, 0)
+    figures = index.stats()
+    assert (figures.imports, figures.entries, figures.unindexed) == (4, 0, 0)
     assert found(index, a=1) == set()
 
 
@@ -208,19 +208,19 @@ def test_near_refusals_are_answered_and_others_are_not() -> None:
     index.put_export(export_of("h/p", uid="h", application={"scope": "Lab"}))
 
     outcomes = index.matches_of_import("i")
-    reasons = {uid: o.reason for uid, o in outcomes.items() if isinstance(o, Refusal)}
+    reasons = {uid: o.reason for uid, o in outcomes.items() if isinstance(o, NoMatch)}
     assert reasons == {"e": "FilterForbidden", "f": "FilterInvalid"}
     assert index.matches_of_export("e") == {"i": outcomes["e"]}
 
 
 def test_alternatives_are_sets_of_what_can_be_looked_up() -> None:
-    assert alternatives('(k == "a" || k == "b") && x > 1 && 2 > x').each == [
-        (OneOf(("k", "text"), ("a",)), Between("x", 1, 2)),
-        (OneOf(("k", "text"), ("b",)), Between("x", 1, 2)),
+    assert alternatives('(k == "a" || k == "b") && x > 1 && 2 > x').items == [
+        (ValueIn(("k", "text"), ("a",)), Between("x", 1, 2)),
+        (ValueIn(("k", "text"), ("b",)), Between("x", 1, 2)),
     ]
-    assert alternatives("a == 1 || has(b)").each == [()]
-    assert alternatives("!(a == 1 || b)").each == [(OneOf(("b", "boolean"), (False,)),)]
-    assert alternatives("a == 1 && a == 1 || a == 1").each == [(OneOf(("a", "number"), (1,)),)]
+    assert alternatives("a == 1 || has(b)").items == [()]
+    assert alternatives("!(a == 1 || b)").items == [(ValueIn(("b", "boolean"), (False,)),)]
+    assert alternatives("a == 1 && a == 1 || a == 1").items == [(ValueIn(("a", "number"), (1,)),)]
 
 
 def test_too_many_alternatives_are_cut_to_what_fits_and_counted() -> None:
@@ -228,24 +228,24 @@ def test_too_many_alternatives_are_cut_to_what_fits_and_counted() -> None:
     wide = f'kind == "x" && {pairs}'
 
     made = alternatives(wide)
-    assert made.cut
-    assert 0 < len(made.each) <= MAX_ALTERNATIVES
+    assert made.is_truncated
+    assert 0 < len(made.items) <= MAX_ALTERNATIVES
     index = index_with(wide)
-    assert (index.figures().cut, index.figures().others) == (1, 0)
+    assert (index.stats().truncated, index.stats().unindexed) == (1, 0)
     assert found(index, kind="x", **{f"a{n}": 1 for n in range(12)}) == {"i0"}
     assert found(index, kind="x", a0=1) == set()
     index.remove_import("i0")
-    assert index.figures().cut == 0
+    assert index.stats().truncated == 0
 
 
 def test_an_alternation_beyond_the_limit_is_tried_for_every_export() -> None:
     wide = " || ".join(f"a == {n}" for n in range(MAX_ALTERNATIVES + 1))
     index = index_with(wide)
 
-    assert (index.figures().cut, index.figures().others) == (1, 1)
+    assert (index.stats().truncated, index.stats().unindexed) == (1, 1)
     assert found(index, a=64) == {"i0"}
     fits = " || ".join(f"a == {n}" for n in range(MAX_ALTERNATIVES))
-    assert index_with(fits).figures().others == 0
+    assert index_with(fits).stats().unindexed == 0
 
 
 def test_a_value_that_all_share_is_not_what_they_are_filed_under() -> None:
@@ -258,7 +258,7 @@ def test_a_value_that_all_share_is_not_what_they_are_filed_under() -> None:
         text = f'kind == "trade" && live && id == {n} && "S{n % 20}" in symbols'
         index.put_import(import_of(f"i{n}/p", uid=f"i{n}", subscription=text))
 
-    (first, row), *others = index._wants._tables.items()
+    (first, row), *others = index._import_index._tables.items()
     assert others == []
     assert {first, *row} == {("id", "number"), ("symbols", "in text")}
 
@@ -278,10 +278,10 @@ def test_expressions_of_one_form_share_their_function() -> None:
     assert other is not None
     assert third is not None
 
-    assert code_of(one)[0] is code_of(other)[0]
-    assert code_of(one)[1] == (1, "x")
-    assert code_of(other)[1] == (2.5, "y")
-    assert code_of(third)[0] is not code_of(one)[0]
+    assert compile_code(one)[0] is compile_code(other)[0]
+    assert compile_code(one)[1] == (1, "x")
+    assert compile_code(other)[1] == (2.5, "y")
+    assert compile_code(third)[0] is not compile_code(one)[0]
 
 
 def test_literals_of_a_shared_form_keep_their_places() -> None:
@@ -304,7 +304,7 @@ def test_literals_of_a_shared_form_keep_their_places() -> None:
 def test_ordered_numbers_count_and_yield_what_lies_between(
     numbers: list[float], removed: random.Random, low: float | None, high: float | None
 ) -> None:
-    kept, ordered = list(numbers), Ordered()
+    kept, ordered = list(numbers), SortedNumbers()
     for number in numbers:
         ordered.add(number)
     for number in removed.sample(numbers, len(numbers) // 3):
@@ -315,7 +315,7 @@ def test_ordered_numbers_count_and_yield_what_lies_between(
 
 
 def test_thousands_of_ordered_numbers_are_kept_in_blocks() -> None:
-    shuffled, ordered = list(range(10_000)), Ordered()
+    shuffled, ordered = list(range(10_000)), SortedNumbers()
     random.Random(1).shuffle(shuffled)
     for number in shuffled:
         ordered.add(number)
@@ -331,12 +331,12 @@ def test_thousands_of_ordered_numbers_are_kept_in_blocks() -> None:
 
 
 def assert_holds(
-    ordered: Ordered, kept: Sequence[float], low: float | None, high: float | None
+    ordered: SortedNumbers, kept: Sequence[float], low: float | None, high: float | None
 ) -> None:
     start = 0 if low is None else bisect_left(kept, low)
     end = len(kept) if high is None else bisect_right(kept, high)
     expected = list(kept[start : max(start, end)])
-    assert list(ordered.between(low, high)) == expected
+    assert list(ordered.iter_between(low, high)) == expected
     assert ordered.count(low, high) == len(expected)
     assert ordered.size == len(kept)
 

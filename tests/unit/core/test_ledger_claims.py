@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from streambroker_core.ledger.ledger import (
-    CUT,
-    READERS,
+    MAX_CUT,
+    MAX_READERS,
     DataLossError,
     Lag,
     Ledger,
-    Limits,
     NotRoutedError,
     ReadersExceededError,
+    RetentionLimits,
 )
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 
@@ -34,7 +34,7 @@ def test_a_plan_is_released_when_it_is_acknowledged() -> None:
     made.plan(ask(policy="drop", budget=200), 0)
     made.sweep(0)
     assert retained(made) == [0, 1, 3]
-    made.plan(ask({"A": 2}, policy="drop", known=True), 0)
+    made.plan(ask({"A": 2}, policy="drop", has_opened=True), 0)
     made.sweep(0)
     assert retained(made) == [3]
 
@@ -64,7 +64,7 @@ def test_a_reader_that_left_in_order_keeps_its_claims_for_grace() -> None:
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 3)
     made.plan(ask(lease=5), 0)
-    made.leave("r", 1)
+    made.end_lease("r", 1)
     made.sweep(11)
     assert retained(made) == [0, 1, 2]
     made.sweep(11.1)
@@ -87,17 +87,17 @@ def test_a_reader_without_route_is_given_nothing_new() -> None:
     put(made, "A", 2)
     made.plan(ask(budget=100), 0)
     made.set_routes({})
-    answer = made.plan(ask({"A": 1}, known=True), 0)
+    answer = made.plan(ask({"A": 1}, has_opened=True), 0)
     assert (answer.planned, answer.routed) == ((), False)
     assert answer.finished == (("A", 0, 1),)
 
 
 def test_an_import_that_the_table_never_had_keeps_its_route() -> None:
-    made = Ledger(Limits())
+    made = Ledger(RetentionLimits())
     put(made, "A", 2)
     made.plan(ask(), 0)
     made.set_routes({"default/other/0/in": "wait"})
-    assert made.plan(ask({"A": 1}, known=True), 0).routed
+    assert made.plan(ask({"A": 1}, has_opened=True), 0).routed
 
 
 def test_a_returned_latest_route_goes_on_at_the_end() -> None:
@@ -109,44 +109,44 @@ def test_a_returned_latest_route_goes_on_at_the_end() -> None:
     put(made, "A", 2)
     made.set_routes({IMPORT: "wait"})
     put(made, "A", 1)
-    (plan,) = made.plan(ask({"A": 2}, start="latest", known=True), 0).planned
-    assert (plan.from_, plan.next, plan.moved, plan.dropped) == (5, 6, True, (0, 0))
+    (plan,) = made.plan(ask({"A": 2}, start="latest", has_opened=True), 0).planned
+    assert (plan.from_, plan.next, plan.has_gap, plan.dropped) == (5, 6, True, (0, 0))
 
 
 def test_a_returned_earliest_route_goes_on_at_its_position() -> None:
     made = ledger()
     put(made, "A", 4)
     made.plan(ask(), 0)
-    made.plan(ask({"A": 1}, known=True), 0)
+    made.plan(ask({"A": 1}, has_opened=True), 0)
     made.set_routes({})
     made.set_routes({IMPORT: "wait"})
-    (plan,) = made.plan(ask({"A": 3}, known=True), 0).planned
-    assert (plan.from_, plan.next, plan.moved) == (3, 4, False)
+    (plan,) = made.plan(ask({"A": 3}, has_opened=True), 0).planned
+    assert (plan.from_, plan.next, plan.has_gap) == (3, 4, False)
 
 
 def test_neither_a_plan_registered_again_nor_a_cut_reader_says_where_it_begins_again() -> None:
     made = ledger()
     put(made, "A", 2)
     made.plan(ask(), 0)
-    made.replan(ask(start="latest", known=True), {"A": (0, 2)}, 0)
+    made.register_plan(ask(start="latest", has_opened=True), {"A": (0, 2)}, 0)
     made.set_routes({})
-    made.plan(ask({"A": 2}, start="latest", known=True), 0)
+    made.plan(ask({"A": 2}, start="latest", has_opened=True), 0)
     put(made, "A", 2)
     made.set_routes({IMPORT: "wait"})
-    (plan,) = made.plan(ask({"A": 2}, known=True), 0).planned
-    assert (plan.from_, plan.next, plan.moved) == (2, 4, False)
+    (plan,) = made.plan(ask({"A": 2}, has_opened=True), 0).planned
+    assert (plan.from_, plan.next, plan.has_gap) == (2, 4, False)
 
 
 def test_a_returned_earliest_route_whose_position_is_gone_begins_at_what_is_left() -> None:
     made = ledger(max_bytes=200)
     put(made, "A", 1)
     made.plan(ask(), 0)
-    made.plan(ask({"A": 1}, known=True), 0)
+    made.plan(ask({"A": 1}, has_opened=True), 0)
     made.set_routes({})
     put(made, "A", 5)
     made.sweep(0)
     made.set_routes({IMPORT: "wait"})
-    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    (plan,) = made.plan(ask({"A": 1}, has_opened=True), 0).planned
     assert (plan.from_, plan.next, plan.dropped) == (4, 6, (0, 0))
 
 
@@ -158,12 +158,12 @@ def test_a_returned_latest_route_does_not_read_a_successor_made_meanwhile() -> N
     put(made, "B", 3)
     made.set_routes({IMPORT: "wait"})
     put(made, "B", 1)
-    plans = planned(made.plan(ask({"A": 2}, start="latest", known=True), 0))
+    plans = planned(made.plan(ask({"A": 2}, start="latest", has_opened=True), 0))
     assert plans["B"] == (3, 4)
 
 
 def test_drop_takes_the_oldest_unplanned_epochs_of_that_reader_alone() -> None:
-    made = Ledger(Limits(max_bytes=300))
+    made = Ledger(RetentionLimits(max_bytes=300))
     made.set_routes({"slow": "drop", "fast": "wait"})
     put(made, "A", 3)
     made.plan(ask(reader="d", import_="slow", policy="drop", budget=100), 0)
@@ -171,11 +171,11 @@ def test_drop_takes_the_oldest_unplanned_epochs_of_that_reader_alone() -> None:
     put(made, "A", 3)
     made.sweep(0)
     assert retained(made) == [0, 1, 2, 3, 4, 5]
-    made.plan(ask({"A": 5}, reader="w", import_="fast", known=True), 0)
+    made.plan(ask({"A": 5}, reader="w", import_="fast", has_opened=True), 0)
     made.sweep(0)
     assert retained(made) == [0, 4, 5]
     (plan,) = made.plan(
-        ask({"A": 1}, reader="d", import_="slow", policy="drop", known=True), 0
+        ask({"A": 1}, reader="d", import_="slow", policy="drop", has_opened=True), 0
     ).planned
     assert (plan.from_, plan.next, plan.dropped) == (4, 6, (3, 30))
 
@@ -186,9 +186,9 @@ def test_what_was_dropped_is_a_distance_so_asking_twice_counts_once() -> None:
     put(made, "A", 1)
     made.plan(ask(policy="drop"), 0)
     put(made, "A", 4, rows=3)
-    made.plan(ask({"A": 1}, policy="drop", known=True, budget=100), 0)
+    made.plan(ask({"A": 1}, policy="drop", has_opened=True, budget=100), 0)
     made.sweep(0)
-    asked = ask({"A": 2}, policy="drop", known=True)
+    asked = ask({"A": 2}, policy="drop", has_opened=True)
     first = made.plan(asked, 0).planned
     assert first == made.plan(asked, 0).planned
     assert first[0].dropped == (2, 6)
@@ -222,17 +222,17 @@ def test_without_wait_reader_nothing_is_held_and_nobody_waits() -> None:
     made = ledger(max_bytes=100)
     put(made, "A", 9)
     assert made.held_bytes(0) == 0
-    assert made.blocked_by(0) == []
+    assert made.blocking_readers(0) == []
 
 
 def test_a_full_log_names_the_readers_that_hold_it_slowest_first() -> None:
-    made = Ledger(Limits(max_bytes=300, grace=60))
+    made = Ledger(RetentionLimits(max_bytes=300, grace=60))
     made.set_routes({"a": "wait", "b": "wait", "c": "drop", "d": "wait"})
     put(made, "A", 4)
     for reader, at in (("a", 3), ("b", 1), ("c", 0), ("d", 4)):
         policy = "drop" if reader == "c" else "wait"
         made.plan(ask({"A": at}, reader=reader, import_=reader, policy=policy, lease=5), 0)
-    holders = made.blocked_by(7)
+    holders = made.blocking_readers(7)
     assert [(h.reader, h.import_, h.bytes, h.away) for h in holders] == [
         ("b", "b", 300, 2.0),
         ("a", "a", 100, 2.0),
@@ -243,18 +243,18 @@ def test_a_log_is_full_at_its_limit_and_free_below() -> None:
     made = ledger(max_bytes=300)
     put(made, "A", 3)
     made.plan(ask(), 0)
-    assert made.blocked_by(0)
-    made.plan(ask({"A": 1}, known=True), 0)
-    assert made.blocked_by(0) == []
+    assert made.blocking_readers(0)
+    made.plan(ask({"A": 1}, has_opened=True), 0)
+    assert made.blocking_readers(0) == []
 
 
 def test_a_change_to_drop_frees_the_export() -> None:
     made = ledger(max_bytes=100)
     put(made, "A", 3)
     made.plan(ask(), 0)
-    assert made.blocked_by(0)
+    assert made.blocking_readers(0)
     made.set_routes({IMPORT: "drop"})
-    assert made.blocked_by(0) == []
+    assert made.blocking_readers(0) == []
 
 
 def test_a_loss_agreed_under_drop_does_not_stop_a_reader_that_waits_later() -> None:
@@ -265,7 +265,7 @@ def test_a_loss_agreed_under_drop_does_not_stop_a_reader_that_waits_later() -> N
     put(made, "A", 4)
     made.sweep(0)
     made.set_routes({IMPORT: "wait"})
-    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    (plan,) = made.plan(ask({"A": 1}, has_opened=True), 0).planned
     assert (plan.from_, plan.next, plan.dropped) == (4, 5, (3, 30))
 
 
@@ -278,11 +278,11 @@ def test_a_loss_after_the_change_back_to_wait_is_not_agreed() -> None:
     put(made, "A", 3)
     made.sweep(100)
     with pytest.raises(DataLossError):
-        made.plan(ask({"A": 1}, known=True), 100)
+        made.plan(ask({"A": 1}, has_opened=True), 100)
 
 
 def test_a_new_earliest_reader_does_not_stop_at_what_was_gone_before_it_came() -> None:
-    made = Ledger(Limits(max_bytes=100))
+    made = Ledger(RetentionLimits(max_bytes=100))
     made.set_routes({"old": "drop", IMPORT: "wait"})
     put(made, "A", 1)
     made.plan(ask(reader="o", import_="old", policy="drop"), 0)
@@ -290,17 +290,17 @@ def test_a_new_earliest_reader_does_not_stop_at_what_was_gone_before_it_came() -
     made.sweep(0)
     assert retained(made) == [0, 4]
     assert planned(made.plan(ask(), 0)) == {"A": (0, 1)}
-    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    (plan,) = made.plan(ask({"A": 1}, has_opened=True), 0).planned
     assert (plan.from_, plan.next, plan.dropped) == (4, 5, (3, 30))
 
 
 def test_the_ledger_remembers_the_readers_seen_last() -> None:
     made = ledger()
-    for number in range(READERS + 1):
+    for number in range(MAX_READERS + 1):
         made.plan(ask(reader=f"r{number}"), float(number))
-    assert len(made.readers) == READERS
+    assert len(made.readers) == MAX_READERS
     assert "r0" not in made.readers
-    assert f"r{READERS}" in made.readers
+    assert f"r{MAX_READERS}" in made.readers
 
 
 def test_an_epoch_out_of_order_is_a_fault_of_the_caller() -> None:
@@ -311,18 +311,18 @@ def test_an_epoch_out_of_order_is_a_fault_of_the_caller() -> None:
 
 
 def test_a_returned_earliest_route_does_not_stop_at_a_gap_behind_what_is_left() -> None:
-    made = Ledger(Limits(max_bytes=100))
+    made = Ledger(RetentionLimits(max_bytes=100))
     made.set_routes({"other": "drop", IMPORT: "wait"})
     put(made, "A", 1)
     made.plan(ask(reader="o", import_="other", policy="drop"), 0)
     made.plan(ask(), 0)
-    made.plan(ask({"A": 0}, known=True), 0)
+    made.plan(ask({"A": 0}, has_opened=True), 0)
     made.set_routes({"other": "drop"})
     put(made, "A", 4)
     made.sweep(0)
     assert retained(made) == [0, 4]
     made.set_routes({"other": "drop", IMPORT: "wait"})
-    (plan,) = made.plan(ask({"A": 1}, known=True), 0).planned
+    (plan,) = made.plan(ask({"A": 1}, has_opened=True), 0).planned
     assert (plan.from_, plan.next) == (4, 5)
 
 
@@ -341,10 +341,10 @@ def test_a_reader_without_route_keeps_its_plan_until_it_is_finished() -> None:
     put(made, "A", 5)
     made.plan(ask(budget=300), 0)
     made.set_routes({})
-    made.plan(ask({"A": 1}, known=True), 0)
+    made.plan(ask({"A": 1}, has_opened=True), 0)
     made.sweep(0)
     assert retained(made) == [0, 1, 2, 4]
-    made.plan(ask({"A": 3}, known=True), 0)
+    made.plan(ask({"A": 3}, has_opened=True), 0)
     made.sweep(0)
     assert retained(made) == [4]
 
@@ -371,7 +371,7 @@ def test_what_a_drop_reader_has_lost_is_no_lag() -> None:
     put(made, "A", 5)
     made.plan(ask(policy="drop", budget=100), 0)
     made.sweep(0)
-    made.plan(ask({"A": 1}, policy="drop", known=True, budget=1, one=False), 0)
+    made.plan(ask({"A": 1}, policy="drop", has_opened=True, budget=1, at_least_one=False), 0)
     made.sweep(0)
 
     assert retained(made) == [4]
@@ -387,10 +387,10 @@ def test_a_cut_reader_registers_again_what_it_was_given_and_no_more() -> None:
         if "B" in ranges and "B" not in made.streams:
             put(made, "B", 1)
         with pytest.raises(NotRoutedError, match=r"no route .* epochs below"):
-            made.replan(ask(), ranges, 0)
+            made.register_plan(ask(), ranges, 0)
     assert made.readers["r"].cursors["A"].planned == (0, 2)
-    made.replan(ask({"A": 1}), {"A": (1, 2)}, 0)
-    made.replan(ask({"A": 0}), {"A": (0, 2)}, 0)
+    made.register_plan(ask({"A": 1}), {"A": (1, 2)}, 0)
+    made.register_plan(ask({"A": 0}), {"A": (0, 2)}, 0)
     assert made.is_planned("r", "A", 1, 0)
 
 
@@ -399,9 +399,9 @@ def test_who_may_not_open_an_export_registers_again_what_was_given_and_no_more()
     put(made, "A", 4)
     made.plan(ask(budget=200), 0)
     with pytest.raises(NotRoutedError):
-        made.replan(ask(granted=False), {"A": (0, 3)}, 0)
-    made.replan(ask(granted=False), {"A": (0, 2)}, 0)
-    made.replan(ask(), {"A": (0, 3)}, 0)
+        made.register_plan(ask(granted=False), {"A": (0, 3)}, 0)
+    made.register_plan(ask(granted=False), {"A": (0, 2)}, 0)
+    made.register_plan(ask(), {"A": (0, 3)}, 0)
     assert made.is_planned("r", "A", 2, 0)
 
 
@@ -410,9 +410,9 @@ def test_a_cut_reader_gets_nothing_by_a_position_it_has_never_reached() -> None:
     put(made, "A", 4)
     made.plan(ask(budget=100), 0)
     made.set_routes({})
-    made.plan(ask({"A": 4}, known=True), 0)
+    made.plan(ask({"A": 4}, has_opened=True), 0)
     with pytest.raises(NotRoutedError):
-        made.replan(ask({"A": 4}, known=True), {"A": (1, 4)}, 0)
+        made.register_plan(ask({"A": 4}, has_opened=True), {"A": (1, 4)}, 0)
     assert not made.is_planned("r", "A", 1, 0)
 
 
@@ -421,7 +421,7 @@ def test_a_new_reader_of_a_cut_import_registers_nothing() -> None:
     put(made, "A", 1)
     made.set_routes({})
     with pytest.raises(NotRoutedError):
-        made.replan(ask(), {"A": (0, 1)}, 0)
+        made.register_plan(ask(), {"A": (0, 1)}, 0)
     assert "r" not in made.readers
 
 
@@ -431,9 +431,9 @@ def test_a_reader_whose_route_returned_registers_what_it_likes() -> None:
     made.plan(ask(budget=100), 0)
     made.set_routes({})
     made.set_routes({IMPORT: "wait"})
-    made.replan(ask(), {"A": (0, 4)}, 0)
+    made.register_plan(ask(), {"A": (0, 4)}, 0)
     made.set_routes({})
-    made.replan(ask(), {"A": (0, 4)}, 0)
+    made.register_plan(ask(), {"A": (0, 4)}, 0)
 
 
 def full(policy: str = "wait", *, lease: float = 5.0) -> Ledger:
@@ -441,7 +441,7 @@ def full(policy: str = "wait", *, lease: float = 5.0) -> Ledger:
     made = ledger(max_bytes=100, grace=10)
     made.set_routes({IMPORT: policy})
     put(made, "A", 5)
-    for number in range(READERS):
+    for number in range(MAX_READERS):
         made.plan(ask(reader=f"r{number}", policy=policy, lease=lease + number / 1e6), 0)
     return made
 
@@ -450,16 +450,16 @@ def test_one_reader_too_many_is_refused_by_name_and_nobody_loses_its_claims() ->
     made = full()
     for call in (
         lambda: made.plan(ask(reader="late"), 1),
-        lambda: made.replan(ask(reader="late"), {"A": (0, 1)}, 1),
+        lambda: made.register_plan(ask(reader="late"), {"A": (0, 1)}, 1),
     ):
         with pytest.raises(ReadersExceededError, match="1,000 readers"):
             call()
     assert "late" not in made.readers
-    assert len(made.readers) == READERS
+    assert len(made.readers) == MAX_READERS
     assert made.evicted == []
     made.sweep(1)
     assert retained(made) == [0, 1, 2, 3, 4]
-    assert made.plan(ask({"A": 1}, reader="r0", known=True), 1).planned
+    assert made.plan(ask({"A": 1}, reader="r0", has_opened=True), 1).planned
 
 
 def test_readers_that_are_away_keep_their_place_for_as_long_as_their_claims() -> None:
@@ -474,7 +474,7 @@ def test_a_drop_reader_keeps_its_place_while_it_lives_or_has_planned() -> None:
     made = full("drop")
     with pytest.raises(ReadersExceededError):
         made.plan(ask(reader="late", policy="drop"), 6)
-    made.plan(ask({"A": 5}, reader="r7", policy="drop", known=True, lease=5), 6)
+    made.plan(ask({"A": 5}, reader="r7", policy="drop", has_opened=True, lease=5), 6)
     with pytest.raises(ReadersExceededError):
         made.plan(ask(reader="late", policy="drop"), 7)
     made.plan(ask(reader="late", policy="drop"), 12)
@@ -483,8 +483,12 @@ def test_a_drop_reader_keeps_its_place_while_it_lives_or_has_planned() -> None:
 
 def test_of_too_many_cut_imports_those_that_were_cut_first_are_forgotten() -> None:
     made = ledger()
-    made.restore_cut(f"import{n}" for n in range(CUT))
+    made.restore_cut(f"import{n}" for n in range(MAX_CUT))
     made.set_routes({})
-    assert (len(made.cut), made.cut[0], made.cut[-1]) == (CUT, "import1", IMPORT)
+    assert (len(made.cut_imports), made.cut_imports[0], made.cut_imports[-1]) == (
+        MAX_CUT,
+        "import1",
+        IMPORT,
+    )
     made.set_routes({"import5": "wait"})
-    assert "import5" not in made.cut
+    assert "import5" not in made.cut_imports

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.control.tuples.window_bounds import ControlHead
-from streambroker_core.ledger.ledger import Answer, Epoch, Ledger
-from streambroker_core.ledger.offset import Planned
+from streambroker_core.ledger.ledger import Epoch, Ledger, Plan
+from streambroker_core.ledger.offset import PlannedRange
 from support.ledgers import QUERY, ask, ledger, put
 
 NONE = frozenset[str]()
@@ -39,7 +39,7 @@ def control(
     made.publish(stream, epoch)
 
 
-def taken(answer: Answer) -> dict[str, tuple[int, int]]:
+def taken(answer: Plan) -> dict[str, tuple[int, int]]:
     return {p.stream: (p.from_, p.next) for p in answer.planned}
 
 
@@ -75,8 +75,8 @@ def test_what_cuts_within_a_stream_cuts_between_it_and_its_successor() -> None:
     put(made, "b", 1)
     control(made, "c", begin=BEGINS)
     assert taken(made.plan(ask(control=NONE), 0)) == {"a": (0, 1)}
-    assert taken(made.plan(ask({"a": 1}, known=True, control=NONE), 0)) == {"b": (0, 1)}
-    later = made.plan(ask({"a": 1, "b": 1}, known=True, control=NONE), 0)
+    assert taken(made.plan(ask({"a": 1}, has_opened=True, control=NONE), 0)) == {"b": (0, 1)}
+    later = made.plan(ask({"a": 1, "b": 1}, has_opened=True, control=NONE), 0)
     assert taken(later) == {"c": (0, 1)}
     assert taken(made.plan(ask(reader="other"), 0)) == {"a": (0, 1), "b": (0, 1), "c": (0, 1)}
 
@@ -97,7 +97,7 @@ def test_an_epoch_with_more_tuples_than_any_window_takes_comes_alone() -> None:
     for _ in range(2):
         control(made, tuples=MAX_TUPLES + 1)
     assert taken(made.plan(ask(control=NONE), 0)) == {"s": (0, 1)}
-    assert taken(made.plan(ask(control=NONE, one=False), 0)) == {"s": (0, 0)}
+    assert taken(made.plan(ask(control=NONE, at_least_one=False), 0)) == {"s": (0, 0)}
     assert taken(made.plan(ask(control=NONE, tuples=MAX_TUPLES - 1), 0)) == {"s": (0, 0)}
     assert taken(made.plan(ask(control=NONE, payload=MAX_BYTES - 1), 0)) == {"s": (0, 0)}
 
@@ -114,9 +114,13 @@ def test_epochs_without_rows_are_nothing_to_a_reader_without_control() -> None:
     control(made, end=ENDS, own=True)
     control(made, end=ENDS, own=True)
     first = made.plan(ask(), 0)
-    assert (taken(first), first.quiet) == ({"s": (0, 1)}, (("s", 3),))
+    assert (taken(first), first.rowless_streams) == ({"s": (0, 1)}, (("s", 3),))
     nothing = made.plan(ask({"s": 1}), 0)
-    assert (taken(nothing), nothing.quiet, nothing.bytes) == ({"s": (1, 1)}, (("s", 3),), 0)
+    assert (taken(nothing), nothing.rowless_streams, nothing.bytes) == (
+        {"s": (1, 1)},
+        (("s", 3),),
+        0,
+    )
     put(made, "s", 1)
     assert taken(made.plan(ask({"s": 1}), 0)) == {"s": (1, 4)}
     assert taken(made.plan(ask(reader="control", control=NONE), 0)) == {"s": (0, 2)}
@@ -169,10 +173,11 @@ def test_a_batch_that_was_read_is_passed_over_also_behind_a_tuple_from_outside()
     put(made, "new", 1, batch=7)
     read = {"lost": 9}
     first = made.plan(
-        ask(read, own=frozenset({"lost"}), known=True, last=(QUERY, 6), control=NONE), 0
+        ask(read, own_streams=frozenset({"lost"}), has_opened=True, last=(QUERY, 6), control=NONE),
+        0,
     )
     assert taken(first) == {"new": (1, 2)}
-    later = made.plan(ask({"new": 2}, known=True, last=(QUERY, 6), control=NONE), 0)
+    later = made.plan(ask({"new": 2}, has_opened=True, last=(QUERY, 6), control=NONE), 0)
     assert taken(later) == {"new": (3, 4)}
     assert [p.duplicates for p in later.planned] == [(1, 10)]
 
@@ -180,7 +185,9 @@ def test_a_batch_that_was_read_is_passed_over_also_behind_a_tuple_from_outside()
 def test_a_tuple_from_outside_alone_says_nothing_of_what_a_lost_log_had() -> None:
     made = ledger()
     control(made, "new", own=True)
-    asked = ask({"lost": 9}, own=frozenset({"lost"}), known=True, last=(QUERY, 6), control=NONE)
+    asked = ask(
+        {"lost": 9}, own_streams=frozenset({"lost"}), has_opened=True, last=(QUERY, 6), control=NONE
+    )
     assert made.plan(asked, 0).planned == ()
     put(made, "new", 1, batch=7)
     assert taken(made.plan(asked, 0)) == {"new": (0, 2)}
@@ -192,4 +199,4 @@ def test_the_ledger_knows_which_readers_read_control() -> None:
     made.plan(ask(reader="a"), 0)
     made.plan(ask(reader="b", control=NONE), 0)
     assert {r.id: r.control for r in made.readers.values()} == {"a": False, "b": True}
-    assert isinstance(made.plan(ask(reader="a"), 0).planned[0], Planned)
+    assert isinstance(made.plan(ask(reader="a"), 0).planned[0], PlannedRange)

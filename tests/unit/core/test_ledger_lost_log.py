@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.ledger.ledger import Ask, DataLossError
+from streambroker_core.ledger.ledger import DataLossError, PlanRequest
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put
 
 
-def returning(batch: int, **more: Any) -> Ask:
+def returning(batch: int, **more: Any) -> PlanRequest:
     """Return what a reader asks that has read a stream "A" up to batch ``batch`` of `QUERY`."""
-    return ask({"A": batch + 1}, known=True, own=frozenset({"A"}), last=(QUERY, batch), **more)
+    return ask(
+        {"A": batch + 1}, has_opened=True, own_streams=frozenset({"A"}), last=(QUERY, batch), **more
+    )
 
 
 def test_a_reader_goes_on_where_the_new_stream_begins_with_the_batch_after_its_last() -> None:
@@ -71,14 +73,16 @@ def test_a_reader_that_has_gone_on_is_not_asked_again() -> None:
     put(made, "B", batch=5)
     made.plan(returning(4), 0)
     put(made, "B", batch=8)
-    again = ask({"A": 5, "B": 1}, known=True, own=frozenset({"A", "B"}), last=(QUERY, 5))
+    again = ask(
+        {"A": 5, "B": 1}, has_opened=True, own_streams=frozenset({"A", "B"}), last=(QUERY, 5)
+    )
     assert planned(made.plan(again, 0)) == {"B": (1, 2)}
 
 
 def test_streams_of_other_exports_are_nobodys_loss() -> None:
     made = ledger()
     put(made, "B", batch=9)
-    assert planned(made.plan(ask({"X": 3}, known=True), 0)) == {"B": (0, 1)}
+    assert planned(made.plan(ask({"X": 3}, has_opened=True), 0)) == {"B": (0, 1)}
 
 
 def test_a_new_reader_of_an_import_that_was_cut_gets_nothing_until_it_is_back() -> None:
@@ -96,5 +100,5 @@ def test_a_wait_reader_of_a_lost_log_holds_what_comes_after_it() -> None:
     assert made.plan(returning(4), 0).planned == ()
     for batch in range(5, 9):
         put(made, "B", batch=batch)
-    assert [holder.reader for holder in made.blocked_by(0)] == ["r"]
+    assert [holder.reader for holder in made.blocking_readers(0)] == ["r"]
     assert planned(made.plan(returning(4), 0)) == {"B": (0, 4)}

@@ -22,20 +22,20 @@ def of_tiny_epochs(policy: str = "wait") -> Ledger:
 def test_a_log_of_tiny_epochs_is_full_at_what_its_agent_can_hold_and_free_below() -> None:
     made = of_tiny_epochs()
     put(made, "A", 4, memory=1000)
-    assert made.blocked_by(0) == []
+    assert made.blocking_readers(0) == []
     put(made, "A", 1, memory=1000)
-    assert [(h.import_, h.bytes) for h in made.blocked_by(0)] == [(IMPORT, 500)]
-    made.plan(ask({"A": 1}, known=True), 0)
-    assert made.blocked_by(0) == []
+    assert [(h.import_, h.bytes) for h in made.blocking_readers(0)] == [(IMPORT, 500)]
+    made.plan(ask({"A": 1}, has_opened=True), 0)
+    assert made.blocking_readers(0) == []
 
 
 def test_what_readers_have_finished_takes_no_room_in_memory() -> None:
     made = of_tiny_epochs()
     for number in range(100):
         put(made, "A", 1, memory=1000)
-        made.plan(ask({"A": number + 1}, known=True), 0)
+        made.plan(ask({"A": number + 1}, has_opened=True), 0)
         made.sweep(0)
-        assert made.blocked_by(0) == []
+        assert made.blocking_readers(0) == []
     assert retained(made) == list(range(95, 100))
 
 
@@ -45,7 +45,7 @@ def test_a_reader_that_drops_loses_the_oldest_and_is_told() -> None:
         put(made, "A", 1, memory=1000)
         made.sweep(0)
         assert made.streams["A"].memory <= made.max_memory
-    answer = made.plan(ask({"A": 0}, known=True, budget=100), 0)
+    answer = made.plan(ask({"A": 0}, has_opened=True, budget=100), 0)
     assert planned(answer) == {"A": (95, 96)}
     assert answer.planned[0].dropped == (95, 950)
 
@@ -61,21 +61,21 @@ def test_who_is_turned_holds_again_once_half_of_the_memory_is_free() -> None:
     made = of_tiny_epochs()
     put(made, "A", 6, memory=1000)
     reader = made.readers["r"]
-    assert made.turn(0) == [reader]
-    assert made.blocked_by(0) == []
-    made.plan(ask({"A": 3}, known=True), 0)
-    assert reader.turned
-    made.plan(ask({"A": 4}, known=True), 0)
-    assert not reader.turned
+    assert made.demote_slowest(0) == [reader]
+    assert made.blocking_readers(0) == []
+    made.plan(ask({"A": 3}, has_opened=True), 0)
+    assert reader.demoted
+    made.plan(ask({"A": 4}, has_opened=True), 0)
+    assert not reader.demoted
 
 
 def test_several_streams_share_the_memory_of_their_export() -> None:
     made = of_tiny_epochs()
     put(made, "A", 3, memory=1000)
     put(made, "B", 1, memory=1000)
-    assert made.blocked_by(0) == []
+    assert made.blocking_readers(0) == []
     put(made, "B", 1, memory=1000)
-    assert made.blocked_by(0)
+    assert made.blocking_readers(0)
     made.set_routes({IMPORT: "drop"})
     put(made, "B", 4, memory=1000)
     made.sweep(0)

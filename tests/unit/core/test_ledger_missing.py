@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.ledger.ledger import DataLossError, Epoch, Ledger
-from streambroker_core.ledger.offset import Planned
+from streambroker_core.ledger.offset import PlannedRange
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
@@ -30,13 +30,13 @@ def found(*there: int, next_: int, removed: int = 0, sealed: bool = False) -> Le
         stream.add(one)
     if stream.next < next_:
         stream.skip_to(next_, 10 * next_)
-    stream.recall(removed, 10 * removed)
-    stream.expect([(removed, next_)])
+    stream.restore_sum(removed, 10 * removed)
+    stream.set_expected([(removed, next_)])
     return made
 
 
-def lossy(made: Ledger, **more: Any) -> Planned:
-    (plan,) = made.plan(ask(lossy=True, **more), 0).planned
+def lossy(made: Ledger, **more: Any) -> PlannedRange:
+    (plan,) = made.plan(ask(skip_lost=True, **more), 0).planned
     return plan
 
 
@@ -58,10 +58,10 @@ def test_a_hole_in_the_middle_is_lost_where_the_reader_comes_to_it() -> None:
     made = found(0, 1, 4, next_=5)
     first = lossy(made)
     assert (first.from_, first.next, first.lost) == (0, 2, (0, 0))
-    then = lossy(made, known=True)
-    made.plan(ask({"A": 2}, known=True, lossy=True), 0)
+    then = lossy(made, has_opened=True)
+    made.plan(ask({"A": 2}, has_opened=True, skip_lost=True), 0)
     assert then.lost == (0, 0)
-    (plan,) = made.plan(ask({"A": 2}, known=True, lossy=True), 0).planned
+    (plan,) = made.plan(ask({"A": 2}, has_opened=True, skip_lost=True), 0).planned
     assert (plan.from_, plan.next, plan.lost) == (4, 5, (2, 20))
 
 
@@ -71,10 +71,10 @@ def test_a_drop_reader_counts_apart_what_was_removed_and_what_is_missing() -> No
     put(made, "A", 1)
     made.plan(ask(policy="drop"), 0)
     restarted = found(6, next_=7, removed=4)
-    restarted.streams["A"].recall(1, 10)
+    restarted.streams["A"].restore_sum(1, 10)
     restarted.set_routes({IMPORT: "drop"})
     restarted.readers = made.readers
-    (plan,) = restarted.plan(ask({"A": 1}, policy="drop", known=True), 0).planned
+    (plan,) = restarted.plan(ask({"A": 1}, policy="drop", has_opened=True), 0).planned
     assert (plan.from_, plan.dropped, plan.lost) == (6, (3, 30), (2, 20))
 
 
@@ -84,14 +84,14 @@ def test_a_stream_that_is_missing_as_a_whole_is_lost_before_its_successor() -> N
     with pytest.raises(DataLossError, match="epochs 0 to 2 of stream A"):
         made.plan(ask(), 0)
     put(made, "B", 1, batch=9)
-    answer = made.plan(ask(lossy=True), 0)
+    answer = made.plan(ask(skip_lost=True), 0)
     assert planned(answer) == {"A": (3, 3), "B": (0, 1)}
     assert [p.lost for p in answer.planned] == [(3, 30), (0, 0)]
 
 
 def test_a_reader_that_had_read_them_misses_nothing() -> None:
     made = found(3, next_=4)
-    (plan,) = made.plan(ask({"A": 3}, known=True), 0).planned
+    (plan,) = made.plan(ask({"A": 3}, has_opened=True), 0).planned
     assert (plan.from_, plan.lost, plan.dropped) == (3, (0, 0), (0, 0))
 
 
@@ -109,7 +109,7 @@ def test_a_route_that_returns_does_not_pass_over_a_hole() -> None:
     restarted.readers = made.readers
     restarted.set_routes({})
     restarted.set_routes({IMPORT: "wait"})
-    (plan,) = restarted.plan(ask({"A": 0}, known=True, lossy=True), 0).planned
+    (plan,) = restarted.plan(ask({"A": 0}, has_opened=True, skip_lost=True), 0).planned
     assert (plan.from_, plan.lost) == (3, (3, 30))
 
 
@@ -134,5 +134,5 @@ def test_so_does_a_hole_in_a_stream_before() -> None:
 
 def test_neighbouring_ranges_that_are_missing_are_one_hole() -> None:
     made = found(9, next_=10)
-    made.streams["A"].expect([(2, 3), (3, 10)])
+    made.streams["A"].set_expected([(2, 3), (3, 10)])
     assert made.streams["A"].missing == [(2, 9)]

@@ -16,7 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streambroker_core.ledger.ledger import Ask, DataLossError, Epoch, Ledger, Limits
+from streambroker_core.ledger.ledger import (
+    DataLossError,
+    Epoch,
+    Ledger,
+    PlanRequest,
+    RetentionLimits,
+)
 from streambroker_core.ledger.offset import Offset, advance, ranges
 
 EXPORT = "default/feed/0/trades"
@@ -63,7 +69,7 @@ class Claims(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(Limits(max_bytes=500, grace=GRACE))
+        self.ledger = Ledger(RetentionLimits(max_bytes=500, grace=GRACE))
         self.now = 0.0
         self.streams: list[str] = []
         self.rows: dict[str, list[int]] = {}
@@ -101,13 +107,13 @@ class Claims(RuleBasedStateMachine):
         """Let go as the agent does: epochs, then streams that nobody misses."""
         self.ledger.sweep(self.now)
         for stream in list(self.ledger.streams.values()):
-            if not stream.sealed or stream.epochs or self.ledger.wanted(stream.id):
+            if not stream.sealed or stream.epochs or self.ledger.is_unread(stream.id):
                 break
             self.ledger.forget_stream(stream.id)
 
     @rule(max_age=st.sampled_from([None, 5.0, 60.0]), max_bytes=st.sampled_from([1, 500, 5000]))
     def limit(self, max_age: float | None, max_bytes: int) -> None:
-        self.ledger.limits = Limits(max_bytes=max_bytes, max_age=max_age, grace=GRACE)
+        self.ledger.limits = RetentionLimits(max_bytes=max_bytes, max_age=max_age, grace=GRACE)
 
     @rule(which=readers, policy=st.sampled_from(["wait", "drop", None]))
     def route(self, which: int, policy: str | None) -> None:
@@ -184,18 +190,18 @@ class Claims(RuleBasedStateMachine):
         oldest = next((s for s in known if s.epochs), known[-1])
         first = min(oldest.epochs, default=oldest.next)
         later = known[known.index(oldest) + 1 :]
-        if oldest.whole > first or any(s.whole > 0 for s in later):
+        if oldest.complete_from > first or any(s.complete_from > 0 for s in later):
             query.strict = False
         return (self.streams.index(oldest.id), first)
 
-    def _ask(self, query: Query, start: Offset, *, budget: int = 0) -> Ask:
-        return Ask(
+    def _ask(self, query: Query, start: Offset, *, budget: int = 0) -> PlanRequest:
+        return PlanRequest(
             reader=query.id,
             import_=query.import_,
             policy="wait",
             start=query.start,
             positions={s: p.next for s, p in start.streams.items()},
-            known=EXPORT in start.last,
+            has_opened=EXPORT in start.last,
             last=start.last.get(EXPORT),
             budget=budget,
             lease=LEASE,
@@ -210,7 +216,7 @@ class Claims(RuleBasedStateMachine):
         start, end = query.committed[-1], query.wal
         wanted = ranges(start, end)
         try:
-            self.ledger.replan(self._ask(query, start), wanted, self.now)
+            self.ledger.register_plan(self._ask(query, start), wanted, self.now)
         except DataLossError:
             assert not query.safe, "a plan within grace can be replayed"
             del self.queries[which]
@@ -254,7 +260,7 @@ class Claims(RuleBasedStateMachine):
         if which in self.queries:
             query = self.queries[which]
             query.alive, query.until = False, self.now
-            self.ledger.leave(query.id, self.now)
+            self.ledger.end_lease(query.id, self.now)
 
     # -- what always holds -------------------------------------------------------------------
 
@@ -316,7 +322,7 @@ class Claims(RuleBasedStateMachine):
 
     @invariant()
     def a_full_log_names_somebody(self) -> None:
-        holders = self.ledger.blocked_by(self.now)
+        holders = self.ledger.blocking_readers(self.now)
         assert bool(holders) == (self.ledger.held_bytes(self.now) >= self.ledger.limits.max_bytes)
         assert all(self.routes.get(h.import_) == "wait" for h in holders)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger.ledger import DataLossError, Ledger, Limits
+from streambroker_core.ledger.ledger import DataLossError, Ledger, RetentionLimits
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
@@ -13,7 +13,7 @@ def test_a_latest_reader_begins_behind_the_last_epoch() -> None:
     put(made, "A", 3)
     assert planned(made.plan(ask(start="latest"), 0)) == {"A": (3, 3)}
     put(made, "A")
-    assert planned(made.plan(ask({"A": 3}, start="latest", known=True), 0)) == {"A": (3, 4)}
+    assert planned(made.plan(ask({"A": 3}, start="latest", has_opened=True), 0)) == {"A": (3, 4)}
 
 
 def test_a_latest_reader_connected_before_the_first_epoch_reads_it() -> None:
@@ -59,9 +59,9 @@ def test_a_successor_is_read_from_its_first_epoch_after_the_predecessor() -> Non
     put(made, "A", 3)
     made.plan(ask(), 0)
     put(made, "B", 2)
-    first = made.plan(ask({"A": 1}, known=True, budget=150), 0)
+    first = made.plan(ask({"A": 1}, has_opened=True, budget=150), 0)
     assert planned(first) == {"A": (1, 2)}
-    both = made.plan(ask({"A": 2}, known=True), 0)
+    both = made.plan(ask({"A": 2}, has_opened=True), 0)
     assert planned(both) == {"A": (2, 3), "B": (0, 2)}
     assert list(planned(both)) == ["A", "B"]
 
@@ -69,7 +69,7 @@ def test_a_successor_is_read_from_its_first_epoch_after_the_predecessor() -> Non
 def test_a_known_reader_reads_a_stream_over_a_lost_log_from_its_first_epoch() -> None:
     made = ledger()
     put(made, "B", 3)
-    answer = made.plan(ask({"gone": 7}, start="latest", known=True), 0)
+    answer = made.plan(ask({"gone": 7}, start="latest", has_opened=True), 0)
     assert planned(answer) == {"B": (0, 3)}
 
 
@@ -78,7 +78,7 @@ def test_a_drained_stream_is_not_planned_again() -> None:
     put(made, "A", 2)
     made.plan(ask(), 0)
     put(made, "B", 1)
-    assert planned(made.plan(ask({"A": 2, "B": 1}, known=True), 0)) == {"B": (1, 1)}
+    assert planned(made.plan(ask({"A": 2, "B": 1}, has_opened=True), 0)) == {"B": (1, 1)}
 
 
 def test_an_older_checkpoint_that_does_not_know_the_successor_reads_it_from_its_beginning() -> None:
@@ -86,9 +86,9 @@ def test_an_older_checkpoint_that_does_not_know_the_successor_reads_it_from_its_
     put(made, "A", 2)
     made.plan(ask(), 0)
     put(made, "B", 3)
-    made.plan(ask({"A": 2}, known=True), 0)
-    made.plan(ask({"A": 2, "B": 3}, known=True), 0)
-    assert planned(made.plan(ask({"A": 1}, known=True), 0)) == {"A": (1, 2), "B": (0, 3)}
+    made.plan(ask({"A": 2}, has_opened=True), 0)
+    made.plan(ask({"A": 2, "B": 3}, has_opened=True), 0)
+    assert planned(made.plan(ask({"A": 1}, has_opened=True), 0)) == {"A": (1, 2), "B": (0, 3)}
 
 
 def test_epochs_published_again_over_a_lost_log_are_passed_over_and_counted() -> None:
@@ -96,25 +96,25 @@ def test_epochs_published_again_over_a_lost_log_are_passed_over_and_counted() ->
     put(made, "B", batch=99, rows=3)
     put(made, "B", batch=100, rows=4)
     put(made, "B", batch=101)
-    answer = made.plan(ask({"gone": 101}, known=True, last=("query-1", 100)), 0)
+    answer = made.plan(ask({"gone": 101}, has_opened=True, last=("query-1", 100)), 0)
     (plan,) = answer.planned
-    assert (plan.from_, plan.next, plan.duplicates, plan.moved) == (2, 3, (2, 7), True)
+    assert (plan.from_, plan.next, plan.duplicates, plan.has_gap) == (2, 3, (2, 7), True)
     assert plan.dropped == (0, 0)
 
 
 def test_epochs_of_another_query_are_never_taken_for_duplicates() -> None:
     made = ledger()
     put(made, "B", batch=1, query="query-2")
-    answer = made.plan(ask({"gone": 101}, known=True, last=("query-1", 100)), 0)
+    answer = made.plan(ask({"gone": 101}, has_opened=True, last=("query-1", 100)), 0)
     assert planned(answer) == {"B": (0, 1)}
 
 
 def test_what_is_left_out_as_duplicate_can_be_acknowledged_alone() -> None:
     made = ledger()
     put(made, "B", batch=5)
-    (plan,) = made.plan(ask(known=True, last=("query-1", 5)), 0).planned
+    (plan,) = made.plan(ask(has_opened=True, last=("query-1", 5)), 0).planned
     assert (plan.from_, plan.next, plan.duplicates) == (1, 1, (1, 10))
-    made.plan(ask({"B": 1}, known=True), 0)
+    made.plan(ask({"B": 1}, has_opened=True), 0)
     assert made.held_bytes(0) == 0
 
 
@@ -122,7 +122,7 @@ def test_the_answer_names_the_last_batch_of_the_plan() -> None:
     made = ledger()
     put(made, "A", 3)
     assert made.plan(ask(budget=250), 0).last == ("query-1", 1)
-    assert made.plan(ask({"A": 3}, known=True), 0).last is None
+    assert made.plan(ask({"A": 3}, has_opened=True), 0).last is None
 
 
 def test_the_budget_cuts_a_plan_between_epochs() -> None:
@@ -137,16 +137,16 @@ def test_an_epoch_larger_than_the_budget_is_planned_alone() -> None:
     made = ledger()
     put(made, "A", 2, bytes_=900)
     assert planned(made.plan(ask(budget=1), 0)) == {"A": (0, 1)}
-    assert planned(made.plan(ask(budget=1, one=False), 0)) == {"A": (0, 0)}
+    assert planned(made.plan(ask(budget=1, at_least_one=False), 0)) == {"A": (0, 0)}
 
 
 def test_available_now_ends_at_its_limits() -> None:
     made = ledger()
     put(made, "A", 4)
-    limited = ask({"A": 1}, known=True, limit={"A": 3})
+    limited = ask({"A": 1}, has_opened=True, limit={"A": 3})
     assert planned(made.plan(limited, 0)) == {"A": (1, 3)}
     put(made, "B", 1)
-    done = ask({"A": 3}, known=True, limit={"A": 3})
+    done = ask({"A": 3}, has_opened=True, limit={"A": 3})
     assert planned(made.plan(done, 0)) == {"A": (3, 3)}
 
 
@@ -160,8 +160,8 @@ def test_acknowledged_epochs_are_told_once() -> None:
     made = ledger()
     put(made, "A", 3)
     made.plan(ask(), 0)
-    assert made.plan(ask({"A": 2}, known=True), 0).finished == (("A", 0, 2),)
-    assert made.plan(ask({"A": 2}, known=True), 0).finished == ()
+    assert made.plan(ask({"A": 2}, has_opened=True), 0).finished == (("A", 0, 2),)
+    assert made.plan(ask({"A": 2}, has_opened=True), 0).finished == ()
 
 
 def test_a_reader_ahead_of_the_log_is_refused_and_nothing_changes() -> None:
@@ -169,9 +169,9 @@ def test_a_reader_ahead_of_the_log_is_refused_and_nothing_changes() -> None:
     put(made, "A", 3)
     made.plan(ask(), 0)
     put(made, "B", 1)
-    made.plan(ask({"A": 1}, known=True), 0)
+    made.plan(ask({"A": 1}, has_opened=True), 0)
     with pytest.raises(DataLossError, match="older copy") as caught:
-        made.plan(ask({"A": 2, "B": 9}, known=True), 0)
+        made.plan(ask({"A": 2, "B": 9}, has_opened=True), 0)
     assert (caught.value.stream, caught.value.first) == ("B", 1)
     assert made.readers["r"].cursors["A"].next == 1
 
@@ -181,7 +181,7 @@ def test_a_replayed_plan_is_pinned_again_after_a_crash() -> None:
     put(made, "A", 4)
     made.plan(ask(), 0)
     made.readers.clear()
-    made.replan(ask({"A": 1}), {"A": (1, 3)}, 0)
+    made.register_plan(ask({"A": 1}), {"A": (1, 3)}, 0)
     made.set_routes({})
     made.sweep(5)
     assert made.is_planned("r", "A", 1, 5)
@@ -197,22 +197,22 @@ def test_a_replay_of_epochs_that_are_gone_is_data_loss_under_drop_too() -> None:
     put(made, "A", 4)
     made.sweep(0)
     with pytest.raises(DataLossError, match="planned by a batch in the checkpoint"):
-        made.replan(ask({"A": 0}, policy="drop"), {"A": (0, 2)}, 0)
+        made.register_plan(ask({"A": 0}, policy="drop"), {"A": (0, 2)}, 0)
     assert made.readers == {}
 
 
 def test_a_replay_of_a_stream_that_is_unknown_is_data_loss() -> None:
     with pytest.raises(DataLossError):
-        ledger().replan(ask({"A": 0}), {"A": (0, 2)}, 0)
+        ledger().register_plan(ask({"A": 0}), {"A": (0, 2)}, 0)
 
 
 def test_a_reader_that_comes_and_is_refused_has_not_come() -> None:
     made = ledger()
     put(made, "A", 3)
     for call in (
-        lambda: made.plan(ask({"A": 4}, known=True), 0),
-        lambda: made.plan(ask({"A": 1}, known=True, limit={"A": "two"}), 0),
-        lambda: made.replan(ask({"A": 4}), {"A": (1, 2)}, 0),
+        lambda: made.plan(ask({"A": 4}, has_opened=True), 0),
+        lambda: made.plan(ask({"A": 1}, has_opened=True, limit={"A": "two"}), 0),
+        lambda: made.register_plan(ask({"A": 4}), {"A": (1, 2)}, 0),
     ):
         with pytest.raises((DataLossError, TypeError)):
             call()
@@ -223,9 +223,9 @@ def test_a_reader_that_comes_and_is_refused_has_not_come() -> None:
 def test_a_reader_that_is_known_stays_when_it_is_refused() -> None:
     made = ledger()
     put(made, "A", 3)
-    made.plan(ask({"A": 1}, known=True), 0)
+    made.plan(ask({"A": 1}, has_opened=True), 0)
     with pytest.raises(DataLossError):
-        made.plan(ask({"A": 4}, known=True), 0)
+        made.plan(ask({"A": 4}, has_opened=True), 0)
     assert made.held_bytes(0) == 200
 
 
@@ -239,7 +239,7 @@ def test_a_wait_reader_away_for_longer_than_grace_is_told_of_its_loss() -> None:
     made.sweep(16)
     assert retained(made) == [5]
     with pytest.raises(DataLossError) as caught:
-        made.plan(ask({"A": 1}, known=True), 17)
+        made.plan(ask({"A": 1}, has_opened=True), 17)
     assert (caught.value.first, caught.value.last) == (1, 5)
 
 
@@ -250,9 +250,9 @@ def test_a_reader_of_a_drained_and_removed_stream_is_still_told_of_its_loss() ->
     put(made, "B", 1)
     made.sweep(100)
     assert retained(made, "A") == []
-    assert made.wanted("A")
+    assert made.is_unread("A")
     with pytest.raises(DataLossError):
-        made.plan(ask({"A": 1}, known=True), 101)
+        made.plan(ask({"A": 1}, has_opened=True), 101)
 
 
 def test_a_stream_that_every_reader_has_finished_is_not_wanted() -> None:
@@ -260,11 +260,11 @@ def test_a_stream_that_every_reader_has_finished_is_not_wanted() -> None:
     put(made, "A", 2)
     made.plan(ask(), 0)
     put(made, "B", 1)
-    assert made.wanted("A")
-    made.plan(ask({"A": 2, "B": 0}, known=True), 0)
-    assert not made.wanted("A")
+    assert made.is_unread("A")
+    made.plan(ask({"A": 2, "B": 0}, has_opened=True), 0)
+    assert not made.is_unread("A")
     made.forget_stream("A")
-    assert planned(made.plan(ask({"A": 2, "B": 0}, known=True), 0)) == {"B": (0, 1)}
+    assert planned(made.plan(ask({"A": 2, "B": 0}, has_opened=True), 0)) == {"B": (0, 1)}
 
 
 def test_sums_of_removed_epochs_outlive_them() -> None:
@@ -282,14 +282,14 @@ def test_a_position_learned_again_after_a_restart_counts_exactly() -> None:
     stream = made.streams["A"]
     stream.skip_to(10, 100)
     assert stream.rows_between(4, 10) == 0
-    stream.recall(4, 37)
+    stream.restore_sum(4, 37)
     assert stream.rows_between(4, 10) == 63
-    stream.recall(12, 5)
+    stream.restore_sum(12, 5)
     assert stream.rows_between(10, 10) == 0
 
 
 def test_limits_have_the_defaults_of_the_manifest() -> None:
-    assert Limits() == Limits(max_bytes=1 << 30, max_age=None, grace=600.0)
+    assert RetentionLimits() == RetentionLimits(max_bytes=1 << 30, max_age=None, grace=600.0)
 
 
 def test_one_budget_holds_for_all_streams_of_the_export() -> None:
@@ -297,9 +297,9 @@ def test_one_budget_holds_for_all_streams_of_the_export() -> None:
     put(made, "A", 1)
     made.plan(ask(), 0)
     put(made, "B", 3)
-    two = made.plan(ask({"A": 0}, known=True, budget=200), 0)
+    two = made.plan(ask({"A": 0}, has_opened=True, budget=200), 0)
     assert planned(two) == {"A": (0, 1), "B": (0, 1)}
-    one = made.plan(ask({"A": 0}, known=True, budget=100), 0)
+    one = made.plan(ask({"A": 0}, has_opened=True, budget=100), 0)
     assert planned(one) == {"A": (0, 1), "B": (0, 0)}
 
 
@@ -321,7 +321,7 @@ def cut_and_back(start: str, before: int) -> Ledger:
         put(made, "A", before)
     made.plan(ask(start=start), 0)
     if before:
-        made.plan(ask({"A": before}, start=start, known=True), 0)
+        made.plan(ask({"A": before}, start=start, has_opened=True), 0)
     made.set_routes({})
     put(made, "A", 2)
     made.set_routes({IMPORT: "wait"})
@@ -339,11 +339,11 @@ def test_a_reader_that_read_nothing_may_forget_that_it_opened_the_export(
         if evicted:
             del made.readers["r"]
             expected = expected if start == "earliest" else (3, 3)
-        assert planned(made.plan(ask(start=start, known=known), 0)) == {"A": expected}
+        assert planned(made.plan(ask(start=start, has_opened=known), 0)) == {"A": expected}
 
 
 def test_what_a_reader_has_read_and_forgotten_the_place_of_its_last_batch_tells() -> None:
-    known = cut_and_back("earliest", 4).plan(ask(known=True, last=(QUERY, 3)), 0)
+    known = cut_and_back("earliest", 4).plan(ask(has_opened=True, last=(QUERY, 3)), 0)
     assert planned(known) == {"A": (4, 7)}
     assert known.planned[0].duplicates == (4, 40)
     forgetful = cut_and_back("earliest", 4).plan(ask(), 0)
@@ -356,5 +356,5 @@ def test_a_plan_is_read_for_as_long_as_grace_lasts_and_again_once_it_is_register
     made.plan(ask(lease=5), 0)
     assert made.is_planned("r", "A", 0, 15)
     assert not made.is_planned("r", "A", 0, 15.5)
-    made.replan(ask(lease=5), {"A": (0, 2)}, 20)
+    made.register_plan(ask(lease=5), {"A": (0, 2)}, 20)
     assert made.is_planned("r", "A", 0, 25)

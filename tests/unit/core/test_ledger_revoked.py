@@ -20,13 +20,13 @@ def test_a_revoked_import_loses_its_plan_and_is_told(named: str) -> None:
     made.set_routes({IMPORT: "wait"}, [named])
     assert not made.is_planned("r", "A", 0, 0)
     for call in (
-        lambda: made.plan(ask({"A": 0}, known=True), 0),
-        lambda: made.replan(ask(), {"A": (0, 1)}, 0),
+        lambda: made.plan(ask({"A": 0}, has_opened=True), 0),
+        lambda: made.register_plan(ask(), {"A": (0, 1)}, 0),
         lambda: made.plan(ask(reader="new"), 0),
     ):
         with pytest.raises(RevokedError, match=f"revoked {named}:"):
             call()
-    assert made.blocked_by(0) == []
+    assert made.blocking_readers(0) == []
     made.sweep(0)
     assert retained(made) == [2]
 
@@ -45,12 +45,12 @@ def test_what_is_left_is_read_on_when_it_is_taken_back() -> None:
     made.plan(ask(), 0)
     made.set_routes({IMPORT: "wait"}, [JOB])
     made.set_routes({})
-    assert made.plan(ask({"A": 1}, known=True), 0).routed is False
+    assert made.plan(ask({"A": 1}, has_opened=True), 0).routed is False
     with pytest.raises(NotRoutedError):
-        made.replan(ask(), {"A": (1, 2)}, 0)
+        made.register_plan(ask(), {"A": (1, 2)}, 0)
     made.set_routes({IMPORT: "wait"})
-    made.replan(ask(), {"A": (1, 2)}, 0)
-    assert planned(made.plan(ask({"A": 1}, known=True), 0)) == {"A": (1, 3)}
+    made.register_plan(ask(), {"A": (1, 2)}, 0)
+    assert planned(made.plan(ask({"A": 1}, has_opened=True), 0)) == {"A": (1, 3)}
 
 
 def test_a_plan_that_was_removed_meanwhile_is_a_loss_when_it_is_taken_back() -> None:
@@ -61,4 +61,4 @@ def test_a_plan_that_was_removed_meanwhile_is_a_loss_when_it_is_taken_back() -> 
     made.sweep(0)
     made.set_routes({IMPORT: "wait"})
     with pytest.raises(DataLossError):
-        made.replan(ask(), {"A": (0, 3)}, 0)
+        made.register_plan(ask(), {"A": (0, 3)}, 0)

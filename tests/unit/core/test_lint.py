@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.diagnose import (
-    Finding,
-    Offers,
+    LintFinding,
+    OfferedProperties,
+    collect_lint_input,
     contradiction,
     lint,
-    scene,
-    survey,
-    tell_findings,
+    render_findings,
+    take_snapshot,
 )
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, parse
@@ -25,9 +25,9 @@ from support.resources import board_of, export_of, import_of
 PRICE = [{"name": "price", "type": "double"}]
 
 
-def found(*resources: Resource) -> list[Finding]:
+def found(*resources: Resource) -> list[LintFinding]:
     board = board_of(*resources)
-    return lint(scene(board, survey(board)))
+    return lint(collect_lint_input(board, take_snapshot(board)))
 
 
 def of_import(*resources: Resource) -> list[tuple[str, str]]:
@@ -219,9 +219,9 @@ def test_what_is_called_never_offered_is_true_of_no_export(
         export_of(f"x{n}/p", uid=f"x{n}", properties={"a": a, "b": b})
         for n, (a, b) in enumerate(offered)
     ]
-    offer = Offers(exports).seen_from("default", "Default")
+    offer = OfferedProperties(exports).visible_from("default", "Default")
 
-    if exports and offer.faults(expression.tree):
+    if exports and offer.find_faults(expression.tree):
         assert not any(expression.matches(export.properties or {}) for export in exports)
 
 
@@ -397,7 +397,7 @@ def test_exports_that_nobody_imports_are_found() -> None:
             "its properties are empty, which matches nothing",
         )
     ]
-    assert tell_findings(told, 1).splitlines() == [
+    assert render_findings(told, 1).splitlines() == [
         "NobodyImports: export default/b/0/p: its properties are empty, which matches nothing",
         "1 finding",
     ]
@@ -415,4 +415,4 @@ def test_resources_that_hold_no_port_are_found_and_offer_nothing() -> None:
 
 def test_nothing_is_found_where_all_is_well() -> None:
     assert found(export_of(), import_of()) == []
-    assert tell_findings([], 0) == "nothing found"
+    assert render_findings([], 0) == "nothing found"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streambroker_core.matching import (
     NEAR,
     Match,
-    Refusal,
+    NoMatch,
     ScanMatcher,
     canonical_filter,
     expression_problem,
@@ -86,8 +86,8 @@ def test_each_rule_has_its_word(
 ) -> None:
     outcome = match(export_of(**export), import_of(**import_))
 
-    assert (outcome.reason if isinstance(outcome, Refusal) else "Match") == expected
-    if isinstance(outcome, Refusal):
+    assert (outcome.reason if isinstance(outcome, NoMatch) else "Match") == expected
+    if isinstance(outcome, NoMatch):
         assert outcome.message
 
 
@@ -109,7 +109,7 @@ def test_other_namespaces_have_to_be_allowed(allowed: list[str], guest: str, mat
     )
 
     assert isinstance(outcome, Match) == matched
-    if isinstance(outcome, Refusal):
+    if isinstance(outcome, NoMatch):
         assert outcome.reason == "NamespaceNotAllowed"
 
 

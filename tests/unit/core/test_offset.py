@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from streambroker_core.ledger.offset import (
     Offset,
     OffsetError,
-    Planned,
+    PlannedRange,
     Position,
     advance,
-    cut,
-    forget,
-    never_read,
+    cut_slices,
+    find_never_read,
+    forget_streams,
     ranges,
-    without,
+    without_exports,
 )
 
 FULL = Offset(
@@ -69,19 +69,19 @@ def test_an_offset_of_a_reader_that_lost_nothing_is_that_of_earlier_releases() -
 
 
 def test_what_was_lost_in_forgotten_streams_is_not_forgotten() -> None:
-    once = forget(FULL, ["z", "not there"])
+    once = forget_streams(FULL, ["z", "not there"])
     assert once.streams == {"a": FULL.streams["a"]}
     assert once.dropped == {"": (2, 20), "a": (1, 7)}
     assert once.lost == {"": (4, None), "a": (3, 9)}
-    twice = forget(once, ["a"])
+    twice = forget_streams(once, ["a"])
     assert (twice.streams, twice.dropped, twice.lost) == ({}, {"": (3, 27)}, {"": (7, None)})
-    assert forget(twice, []) == twice
+    assert forget_streams(twice, []) == twice
     assert Offset.decode(json.loads(json.dumps(twice.encode()))) == twice
 
 
 def test_what_is_lost_adds_up_and_is_not_known_where_a_part_is_not() -> None:
-    some = Planned(stream="a", from_=5, next=6, lost=(2, 20), moved=True)
-    unknown = Planned(stream="b", from_=5, next=6, lost=(1, None), moved=True)
+    some = PlannedRange(stream="a", from_=5, next=6, lost=(2, 20), has_gap=True)
+    unknown = PlannedRange(stream="b", from_=5, next=6, lost=(1, None), has_gap=True)
     once = advance(Offset(), "x", [some, unknown], None)
     twice = advance(once, "x", [some, replace(unknown, lost=(3, 30))], None)
     assert once.lost == {"a": (2, 20), "b": (1, None)}
@@ -142,7 +142,7 @@ def test_an_agreed_gap_is_left_out() -> None:
 
 def test_a_plan_moves_positions_and_counts_what_was_dropped() -> None:
     start = Offset(reader="r", streams={"a": Position(from_=0, next=2)}, dropped={"a": (1, 5)})
-    plan = Planned(stream="a", from_=4, next=6, dropped=(2, 9), moved=True)
+    plan = PlannedRange(stream="a", from_=4, next=6, dropped=(2, 9), has_gap=True)
     end = advance(start, "e", [plan], ("q", 8))
     assert end.streams == {"a": Position(from_=4, next=6)}
     assert end.dropped == {"a": (3, 14)}
@@ -152,7 +152,7 @@ def test_a_plan_moves_positions_and_counts_what_was_dropped() -> None:
 
 def test_a_plan_without_gap_leaves_the_beginning() -> None:
     start = Offset(streams={"a": Position(from_=1, next=2)})
-    end = advance(start, "e", [Planned(stream="a", from_=2, next=6)], None)
+    end = advance(start, "e", [PlannedRange(stream="a", from_=2, next=6)], None)
     assert end.streams == {"a": Position(from_=1, next=6)}
     assert end.dropped == {}
 
@@ -173,11 +173,11 @@ blocks = st.dictionaries(
 
 @given(epochs=blocks, size=st.integers(1, 300))
 def test_slices_cover_every_block_once_in_order(epochs: dict[int, list[int]], size: int) -> None:
-    slices = cut(epochs, slice_bytes=size)
+    slices = cut_slices(epochs, slice_bytes=size)
     got = [(p.epoch, b) for s in slices for p in s for b in range(p.first, p.last)]
     assert got == [(e, b) for e, sizes in epochs.items() for b in range(len(sizes))]
     assert all(s and all(p.first < p.last for p in s) for s in slices)
-    assert cut(dict(epochs), slice_bytes=size) == slices
+    assert cut_slices(dict(epochs), slice_bytes=size) == slices
 
 
 @given(epochs=blocks, size=st.integers(1, 300))
@@ -185,14 +185,14 @@ def test_slices_are_about_equal(epochs: dict[int, list[int]], size: int) -> None
     total = sum(map(sum, epochs.values()))
     largest = max((b for sizes in epochs.values() for b in sizes), default=0)
     wanted = max(1, -(-total // size))
-    slices = cut(epochs, slice_bytes=size)
+    slices = cut_slices(epochs, slice_bytes=size)
     assert len(slices) <= wanted
     for one in slices:
         assert sum(sum(epochs[p.epoch][p.first : p.last]) for p in one) <= size + largest
 
 
 def test_one_large_epoch_is_cut_at_its_blocks() -> None:
-    pieces = cut({4: [10] * 6}, slice_bytes=20)
+    pieces = cut_slices({4: [10] * 6}, slice_bytes=20)
     assert [[(p.epoch, p.first, p.last) for p in s] for s in pieces] == [
         [(4, 0, 2)],
         [(4, 2, 4)],
@@ -201,17 +201,17 @@ def test_one_large_epoch_is_cut_at_its_blocks() -> None:
 
 
 def test_small_epochs_share_a_slice() -> None:
-    assert len(cut({1: [10], 2: [10], 3: [10]}, slice_bytes=30)) == 1
+    assert len(cut_slices({1: [10], 2: [10], 3: [10]}, slice_bytes=30)) == 1
 
 
 def test_nothing_is_cut_into_nothing() -> None:
-    assert cut({}) == []
+    assert cut_slices({}) == []
 
 
 def test_a_large_block_does_not_drag_its_neighbours_into_slices_of_their_own() -> None:
-    pieces = cut({1: [100, 1, 1, 1]}, slice_bytes=10)
+    pieces = cut_slices({1: [100, 1, 1, 1]}, slice_bytes=10)
     assert [[(p.first, p.last) for p in s] for s in pieces] == [[(0, 1)], [(1, 4)]]
-    two = cut({1: [20, 20], 2: [1]}, slice_bytes=32)
+    two = cut_slices({1: [20, 20], 2: [1]}, slice_bytes=32)
     assert [[(p.epoch, p.first, p.last) for p in s] for s in two] == [
         [(1, 0, 1)],
         [(1, 1, 2), (2, 0, 1)],
@@ -221,9 +221,13 @@ def test_a_large_block_does_not_drag_its_neighbours_into_slices_of_their_own() -
 def test_what_was_never_read_and_is_nowhere_needs_not_be_known() -> None:
     offset = replace(FULL, last={**FULL.last, "c/d/0/p": None, "routed/e/0/p": None})
     homes = {"a": "a/b/0/p", "other": "c/d/0/p"}
-    assert never_read(offset, {"routed/e/0/p"}, homes) == {"c/d/0/p"}
-    assert never_read(forget(offset, ["a"]), (), homes) == {"a/b/0/p", "c/d/0/p", "routed/e/0/p"}
-    assert without(FULL, {"a/b/0/p"}) == replace(FULL, last={"x/y/0/p": ("q", 7)})
+    assert find_never_read(offset, {"routed/e/0/p"}, homes) == {"c/d/0/p"}
+    assert find_never_read(forget_streams(offset, ["a"]), (), homes) == {
+        "a/b/0/p",
+        "c/d/0/p",
+        "routed/e/0/p",
+    }
+    assert without_exports(FULL, {"a/b/0/p"}) == replace(FULL, last={"x/y/0/p": ("q", 7)})
 
 
 def test_an_export_that_was_read_takes_its_key_and_less_than_sixty_bytes() -> None:

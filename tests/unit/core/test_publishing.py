@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from streambroker_core.ledger.publisher import (
-    EARLIER,
-    HISTORY,
-    LEASE,
-    RUNS,
+    LEASE_SECONDS,
+    MAX_EARLIER,
+    MAX_HISTORY,
+    MAX_RUNS,
     BatchDiffersError,
     FencedError,
-    Occupied,
     Publisher,
+    PublisherBusy,
     PublisherInUseError,
 )
 
@@ -28,7 +28,7 @@ def admit(
     schema: str = DDL,
     now: float = 0.0,
     renewed: int | None = None,
-) -> Occupied | None:
+) -> PublisherBusy | None:
     return publisher.admit(
         query=query, run=run, batch=batch, schema=schema, now=now, renewed=renewed
     )
@@ -45,11 +45,11 @@ def publish(
     now: float = 0.0,
 ) -> bool:
     """Publish as the agent does: admit where it can be, decide, then record what is durable."""
-    if rows and publisher.query not in (None, query) and now >= publisher.until:
+    if rows and publisher.query not in (None, query) and now >= publisher.lease_expires:
         admit(publisher, query=query, run=run, batch=batch, now=now)
     fresh = publisher.publish(query=query, run=run, batch=batch, rows=rows, schema=schema, now=now)
     if fresh:
-        publisher.published(batch=batch, rows=rows, schema=schema)
+        publisher.record_published(batch=batch, rows=rows, schema=schema)
     return fresh
 
 
@@ -90,15 +90,15 @@ def test_another_query_waits_while_the_lease_runs() -> None:
     publisher = Publisher("e")
     admit(publisher, now=100)
     verdict = admit(publisher, query="p", now=110)
-    assert isinstance(verdict, Occupied)
-    assert (verdict.holder, verdict.until) == ("q", 100 + LEASE)
+    assert isinstance(verdict, PublisherBusy)
+    assert (verdict.holder, verdict.lease_expires) == ("q", 100 + LEASE_SECONDS)
 
 
 def test_another_query_is_refused_once_the_holder_renews_meanwhile() -> None:
     publisher = Publisher("e")
     admit(publisher)
     first = admit(publisher, query="p", now=1)
-    assert isinstance(first, Occupied)
+    assert isinstance(first, PublisherBusy)
     again = admit(publisher, query="p", now=2, renewed=first.renewed)
     assert again == first
     publisher.renew("q", 3)
@@ -111,23 +111,23 @@ def test_signs_of_life_of_other_queries_do_not_renew() -> None:
     publisher = Publisher("e")
     admit(publisher)
     publisher.renew("p", 20)
-    publisher.renounce("p", 20)
-    assert publisher.until == LEASE
+    publisher.end_lease("p", 20)
+    assert publisher.lease_expires == LEASE_SECONDS
 
 
 def test_another_query_takes_over_when_the_lease_has_ended() -> None:
     publisher = Publisher("e")
     admit(publisher)
     publish(publisher, 7)
-    assert admit(publisher, query="p", now=LEASE) is None
+    assert admit(publisher, query="p", now=LEASE_SECONDS) is None
     assert publisher.query == "p"
-    assert publish(publisher, 0, query="p", now=LEASE)
+    assert publish(publisher, 0, query="p", now=LEASE_SECONDS)
 
 
 def test_a_query_that_renounced_is_followed_at_once() -> None:
     publisher = Publisher("e")
     admit(publisher)
-    publisher.renounce("q", 1)
+    publisher.end_lease("q", 1)
     assert admit(publisher, query="p", now=1) is None
 
 
@@ -135,14 +135,14 @@ def test_publish_of_another_query_is_refused_while_the_lease_runs() -> None:
     publisher = Publisher("e")
     publish(publisher, 0)
     with pytest.raises(PublisherInUseError):
-        publish(publisher, 0, query="p", now=LEASE - 1)
-    assert publish(publisher, 0, query="p", now=LEASE)
+        publish(publisher, 0, query="p", now=LEASE_SECONDS - 1)
+    assert publish(publisher, 0, query="p", now=LEASE_SECONDS)
 
 
 def test_a_batch_without_rows_takes_the_export_from_nobody() -> None:
     publisher = Publisher("e")
     publish(publisher, 0)
-    assert not publish(publisher, 0, query="p", rows=0, schema=None, now=2 * LEASE)
+    assert not publish(publisher, 0, query="p", rows=0, schema=None, now=2 * LEASE_SECONDS)
     assert publisher.query == "q"
     assert publish(publisher, 1)
 
@@ -209,7 +209,7 @@ def test_a_batch_without_rows_is_recorded_and_has_no_schema_to_differ() -> None:
 
 def test_a_batch_older_than_what_is_remembered_is_published_already() -> None:
     publisher = Publisher("e")
-    for batch in range(HISTORY + 1):
+    for batch in range(MAX_HISTORY + 1):
         publish(publisher, batch)
     assert 0 not in publisher.history
     assert not publish(publisher, 0, rows=77)
@@ -218,28 +218,28 @@ def test_a_batch_older_than_what_is_remembered_is_published_already() -> None:
 def test_a_query_that_comes_back_after_another_does_not_publish_its_last_batch_again() -> None:
     publisher = Publisher("e")
     publish(publisher, 41)
-    publish(publisher, 0, query="p", now=LEASE)
-    assert admit(publisher, run="r2", batch=41, now=2 * LEASE) is None
-    assert not publish(publisher, 41, run="r2", now=2 * LEASE)
-    assert publish(publisher, 42, run="r2", now=2 * LEASE)
+    publish(publisher, 0, query="p", now=LEASE_SECONDS)
+    assert admit(publisher, run="r2", batch=41, now=2 * LEASE_SECONDS) is None
+    assert not publish(publisher, 41, run="r2", now=2 * LEASE_SECONDS)
+    assert publish(publisher, 42, run="r2", now=2 * LEASE_SECONDS)
     with pytest.raises(BatchDiffersError):
-        publish(publisher, 41, run="r2", rows=9, now=2 * LEASE)
+        publish(publisher, 41, run="r2", rows=9, now=2 * LEASE_SECONDS)
 
 
 def test_only_so_many_earlier_queries_are_remembered() -> None:
     publisher = Publisher("e")
-    for number in range(EARLIER + 2):
-        publish(publisher, 3, query=f"q{number}", now=number * LEASE)
-    assert len(publisher.earlier) == EARLIER
+    for number in range(MAX_EARLIER + 2):
+        publish(publisher, 3, query=f"q{number}", now=number * LEASE_SECONDS)
+    assert len(publisher.earlier) == MAX_EARLIER
     assert "q0" not in publisher.earlier
 
 
 def test_a_run_is_fenced_however_many_came_after_it_and_few_are_remembered() -> None:
     publisher = Publisher("e")
-    for number in range(RUNS + 5):
+    for number in range(MAX_RUNS + 5):
         admit(publisher, run=f"r{number}")
-    assert len(publisher.runs) == RUNS
-    for number in (5, RUNS + 3):
+    assert len(publisher.runs) == MAX_RUNS
+    for number in (5, MAX_RUNS + 3):
         with pytest.raises(FencedError):
             admit(publisher, run=f"r{number}")
-    assert admit(publisher, run=f"r{RUNS + 4}") is None
+    assert admit(publisher, run=f"r{MAX_RUNS + 4}") is None

@@ -18,8 +18,15 @@ from streambroker_core.board import (
     ImportRemoved,
     StatusChanged,
 )
-from streambroker_core.board.wait_cycles import Edge, rings, round_of
-from streambroker_core.diagnose import Proposal, forecast, lint, scene, survey, tell_forecast
+from streambroker_core.board.wait_cycles import WaitEdge, find_cycle, find_ring_members
+from streambroker_core.diagnose import (
+    Proposal,
+    collect_lint_input,
+    forecast,
+    lint,
+    render_forecast,
+    take_snapshot,
+)
 from streambroker_core.model import Export, Import, PeKey, Resource
 from support.resources import board_of, export_of, import_of, pe, port
 
@@ -139,7 +146,11 @@ def test_a_status_names_no_routes_of_other_namespaces() -> None:
 
 def test_lint_names_each_ring_once() -> None:
     board = board_of(*ring("a", "b"), *ring("c", "d", "e"))
-    found = [one for one in lint(scene(board, survey(board))) if one.code == "WaitsInRing"]
+    found = [
+        one
+        for one in lint(collect_lint_input(board, take_snapshot(board)))
+        if one.code == "WaitsInRing"
+    ]
     assert [one.resource for one in found] == [
         "export default/a/0/of-a",
         "export default/c/0/of-c",
@@ -151,7 +162,7 @@ def test_lint_of_some_namespaces_is_silent_about_rings_through_others() -> None:
     board = board_of(*ring("a", "b"))
     assert [
         one
-        for one in lint(scene(board, survey(board, frozenset({"elsewhere"}))))
+        for one in lint(collect_lint_input(board, take_snapshot(board, frozenset({"elsewhere"}))))
         if one.code == "WaitsInRing"
     ] == []
 
@@ -164,8 +175,8 @@ def test_whatif_says_which_change_would_close_a_ring(last: int) -> None:
     new = replace(made[last], uid="")
     found = forecast(board, Proposal(puts=(new,)))
     assert [(p.code, p.refused, p.index) for p in found.problems] == [("WaitsInRing", False, 0)]
-    assert "? " in tell_forecast(found)
-    assert "waits for" in tell_forecast(found)
+    assert "? " in render_forecast(found)
+    assert "waits for" in render_forecast(found)
     assert board.rings() == []
 
 
@@ -197,22 +208,22 @@ def plain(edges: set[tuple[str, str]]) -> set[frozenset[PeKey]]:
     }
 
 
-def apart(edges: set[tuple[str, str]]) -> dict[PeKey, list[Edge]]:
-    found: dict[PeKey, list[Edge]] = {}
+def apart(edges: set[tuple[str, str]]) -> dict[PeKey, list[WaitEdge]]:
+    found: dict[PeKey, list[WaitEdge]] = {}
     for a, b in sorted(edges):
         if a != b:
-            found.setdefault(pe(a), []).append(Edge(port(f"{a}/x"), port(f"{b}/{a}")))
+            found.setdefault(pe(a), []).append(WaitEdge(port(f"{a}/x"), port(f"{b}/{a}")))
     return found
 
 
 @given(edges=EDGES)
 def test_rings_are_the_jobs_that_reach_each_other(edges: set[tuple[str, str]]) -> None:
     waits = apart(edges)
-    found = rings(map(pe, NAMES), lambda one: waits.get(one, ()))
+    found = find_ring_members(map(pe, NAMES), lambda one: waits.get(one, ()))
     assert set(found) == plain(edges)
     assert len(found) == len(set(found))
     for members in found:
-        way = round_of(min(members), members, lambda one: waits.get(one, ()))
+        way = find_cycle(min(members), members, lambda one: waits.get(one, ()))
         assert way[0].export.owner == way[-1].import_.owner == min(members)
         assert all(a.import_.owner == b.export.owner for a, b in pairwise(way))
 

@@ -8,7 +8,7 @@ from streambroker_core.errors import SchemaError
 from streambroker_core.model.schema import (
     Column,
     Schema,
-    covers,
+    find_missing_column,
     from_items,
     parse_ddl,
     to_ddl,
@@ -115,15 +115,17 @@ def test_a_type_in_an_item_that_is_wrong_is_refused_with_its_column() -> None:
 def test_a_schema_covers_what_it_has_with_equal_types() -> None:
     exported = parse_ddl("price DOUBLE, qty INT, name STRING")
 
-    assert covers(exported, parse_ddl("name STRING, price DOUBLE")) is None
-    assert covers(exported, ()) is None
-    assert covers(exported, parse_ddl("qty BIGINT")) == (
+    assert find_missing_column(exported, parse_ddl("name STRING, price DOUBLE")) is None
+    assert find_missing_column(exported, ()) is None
+    assert find_missing_column(exported, parse_ddl("qty BIGINT")) == (
         "Column `qty` is int in the export, but bigint is wanted."
     )
-    assert covers(exported, parse_ddl("prise DOUBLE")) == (
+    assert find_missing_column(exported, parse_ddl("prise DOUBLE")) == (
         "The export has no column `prise`; did you mean `price`?"
     )
-    assert covers(exported, parse_ddl("Zone INT")) == "The export has no column `Zone`."
+    assert (
+        find_missing_column(exported, parse_ddl("Zone INT")) == "The export has no column `Zone`."
+    )
 
 
 types = st.recursive(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from streambroker_core.control.tuples import END_OF_TIME
-from streambroker_core.wire.reports.rule_metrics import ToldWaiting, sentence
+from streambroker_core.wire.reports.rule_metrics import WatermarkWait, describe_wait
 
 
 def waits(rows: int, first: int | None, watermark: int | None) -> str:
-    told = ToldWaiting(operator="p", log="l", rows=rows, first=first, watermark=watermark)
-    return sentence(told)
+    told = WatermarkWait(operator="p", log="l", rows=rows, first=first, watermark=watermark)
+    return describe_wait(told)
 
 
 def test_it_says_for_which_time_rows_wait_and_where_the_watermark_is() -> None:

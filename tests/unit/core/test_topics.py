@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import TopicError
-from streambroker_core.model.topics import topic_matches, valid_pattern, valid_topic
+from streambroker_core.model.topics import is_valid_pattern, is_valid_topic, topic_matches
 
 levels = st.lists(st.text("ab", max_size=2), min_size=1, max_size=4)
 
@@ -16,10 +16,10 @@ def test_an_invalid_pattern_is_an_error_and_not_a_mismatch() -> None:
 
 
 def test_a_name_of_levels_is_valid_and_a_wildcard_is_no_name() -> None:
-    assert valid_topic("a//b")
-    assert not valid_topic("a/+")
-    assert valid_pattern("a/+/#")
-    assert not valid_pattern("")
+    assert is_valid_topic("a//b")
+    assert not is_valid_topic("a/+")
+    assert is_valid_pattern("a/+/#")
+    assert not is_valid_pattern("")
 
 
 @given(levels)

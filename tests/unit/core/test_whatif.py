@@ -16,7 +16,14 @@ from streambroker_core.board import (
     ImportApplied,
     ImportRemoved,
 )
-from streambroker_core.diagnose import Mirror, Proposal, Removal, forecast, survey, tell_forecast
+from streambroker_core.diagnose import (
+    BoardCopy,
+    Proposal,
+    Removal,
+    forecast,
+    render_forecast,
+    take_snapshot,
+)
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
 from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of, name_of
 from support.resources import board_of, export_of, import_of, picture, port
@@ -101,7 +108,7 @@ def identified(board: Board, index: int, resource: Resource) -> Resource | None:
 def has_name_elsewhere(board: Board, resource: Resource) -> bool:
     """Tell whether another port has the name of a resource."""
     kind, key = kind_of(resource), resource.key
-    uid = board.named(kind, key.namespace, resource.name)
+    uid = board.uid_by_name(kind, key.namespace, resource.name)
     other = None if uid is None else board.get(kind, uid)
     return other is not None and other.name == resource.name and other.key != key
 
@@ -109,7 +116,7 @@ def has_name_elsewhere(board: Board, resource: Resource) -> bool:
 def is_refused(board: Board, resource: Resource) -> bool:
     if isinstance(resource, Export):
         return False
-    candidates = [x for x in board.exports() if board.takes_part("Export", x.uid)]
+    candidates = [x for x in board.exports() if board.is_accepted("Export", x.uid)]
     return (
         expression_problem(resource.subscription, "subscription") is not None
         or import_filter_problem(resource, candidates) is not None
@@ -180,10 +187,10 @@ def keeping_names(earlier: list[Resource], later: list[Resource]) -> list[Resour
 def test_a_mirror_shows_what_is_held_now_whatever_it_showed_before(
     earlier: list[Resource], held: list[Resource], proposal: Proposal
 ) -> None:
-    mirror = Mirror()
-    mirror.follow(survey(board_of(*earlier)))
+    mirror = BoardCopy()
+    mirror.load(take_snapshot(board_of(*earlier)))
     board = board_of(*keeping_names(earlier, held))
-    shown = mirror.follow(survey(board))
+    shown = mirror.load(take_snapshot(board))
 
     assert (shown.exports(), shown.imports()) == (board.exports(), board.imports())
     assert shown.routes() == board.routes()
@@ -212,19 +219,21 @@ def test_a_forecast_is_the_difference_that_applying_makes_and_changes_nothing(
     }
     cut = {pair: route for pair, route in before.items() if pair not in after}
     assert {(c.route.export_uid, c.route.import_uid): c.route for c in found.cut} == cut
-    assert {(c.route.export_uid, c.route.import_uid): (c.was, c.route) for c in found.changed} == {
+    assert {
+        (c.route.export_uid, c.route.import_uid): (c.old_route, c.route) for c in found.changed
+    } == {
         pair: (before[pair], route)
         for pair, route in after.items()
         if before.get(pair, route) != route
     }
     same = [pair for pair, route in after.items() if before.get(pair) == route]
-    assert found.kept == len(same)
+    assert found.unchanged == len(same)
     for one in found.cut:
         assert one.reason == why_gone(board, one.route)
     idle = [p for p in found.problems if not p.refused]
     closed = [p.detail for p in idle if p.code == "WaitsInRing"]
     assert {p.index: p.code for p in idle if p.code != "WaitsInRing"} == left_out(board, put)
-    new = sorted(ring.told() for ring in board.rings() if ring.members not in rings)
+    new = sorted(ring.describe() for ring in board.rings() if ring.members not in rings)
     assert sorted(closed) == (new if put else [])
 
 
@@ -286,7 +295,7 @@ def test_a_forecast_is_told_line_by_line() -> None:
         ),
     )
 
-    assert tell_forecast(found).splitlines() == [
+    assert render_forecast(found).splitlines() == [
         "  + default/new/0/quotes -> default/audit/0/trades",
         "  - default/feed/0/trades -> default/audit/0/trades: SubscriptionFalse",
         "  - default/old/0/trades -> default/alerts/0/trades: ExportRemoved",
@@ -307,8 +316,8 @@ def test_what_is_there_already_changes_nothing() -> None:
     board = board_of(export_of(), import_of())
     found = forecast(board, proposed(export_of(), import_of()))
 
-    assert (found.added, found.cut, found.changed, found.kept) == ((), (), (), 1)
-    assert tell_forecast(found) == "0 added, 0 cut, 1 kept, 0 changed"
+    assert (found.added, found.cut, found.changed, found.unchanged) == ((), (), (), 1)
+    assert render_forecast(found) == "0 added, 0 cut, 1 kept, 0 changed"
 
 
 def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:
@@ -317,8 +326,8 @@ def test_a_second_stream_of_an_id_would_be_there_without_effect() -> None:
     )
     found = forecast(board, proposed(export_of("feed/two", streamId="s")))
 
-    assert (found.added, found.kept) == ((), 1)
-    assert tell_forecast(found).startswith("  ? export default/feed/0/two: StreamIdTaken: ")
+    assert (found.added, found.unchanged) == ((), 1)
+    assert render_forecast(found).startswith("  ? export default/feed/0/two: StreamIdTaken: ")
     (problem,) = found.problems
     assert (problem.index, problem.code, problem.refused) == (0, "StreamIdTaken", False)
     assert problem.detail == (
@@ -330,7 +339,7 @@ def test_a_port_of_another_name_is_refused() -> None:
     board = board_of(replace(export_of(), name="mine"), import_of())
     found = forecast(board, proposed(replace(export_of(properties={}), name="yours")))
 
-    assert (found.cut, found.kept) == ((), 1)
+    assert (found.cut, found.unchanged) == ((), 1)
     assert [(p.code, p.refused) for p in found.problems] == [("PortTaken", True)]
 
 
@@ -338,7 +347,7 @@ def test_a_name_of_another_port_is_refused() -> None:
     board = board_of(replace(export_of(), name="mine"), import_of())
     found = forecast(board, proposed(replace(export_of("b/p"), name="mine")))
 
-    assert (found.added, found.cut, found.kept) == ((), (), 1)
+    assert (found.added, found.cut, found.unchanged) == ((), (), 1)
     assert [(p.code, p.refused) for p in found.problems] == [("NameTaken", True)]
 
 

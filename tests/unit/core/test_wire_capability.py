@@ -13,8 +13,8 @@ from streambroker_core.wire.broker.capability import (
     DAY_S,
     MAX_TOKEN,
     Capability,
-    end_of,
-    end_told,
+    claimed_expiry,
+    compute_expiry,
     sign,
     verify,
 )
@@ -96,16 +96,16 @@ def test_any_other_character_anywhere_is_refused(place: int, char: str) -> None:
 
 def test_a_capability_ends_one_to_two_days_later_at_one_moment_for_a_day() -> None:
     noon = 1_800_000_000 // DAY_S * DAY_S + DAY_S // 2
-    ends = {end_of(noon + hours * 3600.0) for hours in range(-12, 12)}
+    ends = {compute_expiry(noon + hours * 3600.0) for hours in range(-12, 12)}
     assert ends == {noon + DAY_S // 2 + DAY_S}
-    assert end_of(noon + 12 * 3600) == noon + DAY_S // 2 + 2 * DAY_S
+    assert compute_expiry(noon + 12 * 3600) == noon + DAY_S // 2 + 2 * DAY_S
 
 
 def test_its_end_is_told_without_the_key() -> None:
-    assert end_told(token(b"another" * 5, 1234)) == 1234
-    assert end_told(token(expires=None)) is None
+    assert claimed_expiry(token(b"another" * 5, 1234)) == 1234
+    assert claimed_expiry(token(expires=None)) is None
     for text in ("", "x", "a.b", token()[3:]):
-        assert end_told(text) is None
+        assert claimed_expiry(text) is None
 
 
 def test_an_end_can_be_passed_over_and_nothing_else_can() -> None:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.broker.ended_exports import (
     MAX_LENGTH,
-    NOTHING_ENDED,
-    Ends,
+    NONE_ENDED,
+    EndedExports,
     decode,
     encode,
-    ends_of,
+    make_ended_exports,
 )
 
 PORTS = st.sets(st.from_regex(r"[A-Za-z_][-A-Za-z0-9_]{0,62}", fullmatch=True), max_size=60)
@@ -21,38 +21,38 @@ PORTS = st.sets(st.from_regex(r"[A-Za-z_][-A-Za-z0-9_]{0,62}", fullmatch=True), 
 
 @given(ports=PORTS)
 def test_what_is_told_fits_and_says_nothing_wrong(ports: set[str]) -> None:
-    text = encode(ends_of(ports))
+    text = encode(make_ended_exports(ports))
     told = decode(text)
 
     assert len(text) <= MAX_LENGTH
     assert told.ports <= ports
     assert told.more == (told.ports != ports)
-    assert {told.of(port) for port in ports} <= ({True, None} if told.more else {True})
+    assert {told.has_ended(port) for port in ports} <= ({True, None} if told.more else {True})
     assert encode(told) == text
 
 
 def test_of_very_many_the_first_are_named_and_of_the_others_nothing_is_said() -> None:
-    told = decode(encode(ends_of(f"p{n:062}" for n in range(1_024))))
-    short = encode(ends_of(f"p{n}" for n in range(1_024)))
+    told = decode(encode(make_ended_exports(f"p{n:062}" for n in range(1_024))))
+    short = encode(make_ended_exports(f"p{n}" for n in range(1_024)))
 
     assert len(told.ports) == 31
     assert MAX_LENGTH - 10 < len(short) <= MAX_LENGTH
-    assert told.of(f"p{0:062}")
-    assert told.of(f"p{1_000:062}") is None
-    assert told.of("other") is None
+    assert told.has_ended(f"p{0:062}")
+    assert told.has_ended(f"p{1_000:062}") is None
+    assert told.has_ended("other") is None
 
 
 def test_of_one_that_is_not_among_few_it_is_said_that_it_goes_on() -> None:
     told = decode("trades, quotes")
 
-    assert told == Ends(ports=frozenset({"trades", "quotes"}))
-    assert told.of("news") is False
+    assert told == EndedExports(ports=frozenset({"trades", "quotes"}))
+    assert told.has_ended("news") is False
 
 
 @pytest.mark.parametrize("text", ["", " "])
 def test_nothing_has_ended_where_nothing_is_named(text: str) -> None:
-    assert decode(text) == NOTHING_ENDED
-    assert encode(NOTHING_ENDED) == ""
+    assert decode(text) == NONE_ENDED
+    assert encode(NONE_ENDED) == ""
 
 
 @pytest.mark.parametrize("text", ["a b", "1st", "trades,", "*,trades", "trades;q=1", "x" * 64])

@@ -10,34 +10,36 @@ from streambroker_core.errors import ManifestError
 from streambroker_core.wire.broker.agent_commands import (
     APPEND,
     EMIT,
-    MOST,
-    Done,
-    Errand,
-    decode_done,
-    decode_errands,
-    encode_done,
-    encode_errands,
-    errand_of,
+    MAX_COMMANDS,
+    AgentCommand,
+    CommandResult,
+    decode_commands,
+    decode_results,
+    encode_commands,
+    encode_results,
+    make_command,
 )
 
 ID = "0123456789abcdef" * 2
 
 
 def test_errands_and_answers_are_read_as_they_were_written() -> None:
-    errands = [errand_of(EMIT, {"export": "trades", "what": {"type": "set"}}, ID)]
+    errands = [make_command(EMIT, {"export": "trades", "what": {"type": "set"}}, ID)]
     done = [
-        Done(id=ID, answer={"id": "a/0"}),
-        Done(id=ID[::-1], code="ExportFull", detail="it is full."),
+        CommandResult(id=ID, answer={"id": "a/0"}),
+        CommandResult(id=ID[::-1], code="ExportFull", detail="it is full."),
     ]
 
-    assert decode_errands(encode_errands(errands)) == errands
-    assert decode_done(encode_done(done)) == done
-    assert decode_done({}) == []
-    assert decode_errands({"errands": None}) == []
+    assert decode_commands(encode_commands(errands)) == errands
+    assert decode_results(encode_results(done)) == done
+    assert decode_results({}) == []
+    assert decode_commands({"errands": None}) == []
 
 
 def test_the_reason_of_an_agent_is_cut_to_what_is_read() -> None:
-    (told,) = decode_done(encode_done([Done(id=ID, code="Failed", detail="é" * 10_000)]))
+    (told,) = decode_results(
+        encode_results([CommandResult(id=ID, code="Failed", detail="é" * 10_000)])
+    )
 
     assert told.detail == "é" * 4_000
 
@@ -51,24 +53,24 @@ def test_the_reason_of_an_agent_is_cut_to_what_is_read() -> None:
         ([{"id": ID, "code": "Failed"}], "done[0].detail"),
         ([{"id": "../..", "answer": {}}], "done[0].id"),
         ([{"id": ID, "answer": 1}], "done[0].answer"),
-        ([{"id": ID, "answer": {}}] * (MOST + 1), "done"),
+        ([{"id": ID, "answer": {}}] * (MAX_COMMANDS + 1), "done"),
     ],
 )
 def test_a_wrong_answer_is_refused_with_its_place(done: Any, where: str) -> None:
     with pytest.raises(ManifestError) as raised:
-        decode_done({"done": done})
+        decode_results({"done": done})
 
     assert raised.value.path == where
 
 
 def test_an_errand_is_the_same_if_it_asks_for_the_same() -> None:
     body = {"request": "a", "what": {"type": "set"}}
-    same = errand_of(EMIT, dict(reversed(body.items())))
+    same = make_command(EMIT, dict(reversed(body.items())))
 
-    assert errand_of(EMIT, body) == same
+    assert make_command(EMIT, body) == same
     assert same.body == body
-    assert same.id != errand_of(EMIT, {**body, "request": "b"}).id
-    assert same.id != errand_of(APPEND, body).id
+    assert same.id != make_command(EMIT, {**body, "request": "b"}).id
+    assert same.id != make_command(APPEND, body).id
 
 
 def test_what_is_nested_without_end_is_refused_where_it_is_written_and_where_it_is_read() -> None:
@@ -76,9 +78,9 @@ def test_what_is_nested_without_end_is_refused_where_it_is_written_and_where_it_
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(ManifestError):
-        errand_of(EMIT, {"what": deep})
+        make_command(EMIT, {"what": deep})
 
     text = "[" * 100_000 + "]" * 100_000
-    (read,) = decode_errands(encode_errands([Errand(id=ID, action=EMIT, text=text)]))
+    (read,) = decode_commands(encode_commands([AgentCommand(id=ID, action=EMIT, text=text)]))
     with pytest.raises(ManifestError):
         _ = read.body

@@ -90,13 +90,13 @@ def hint(version: str, exports: int, imports: int) -> Hint:
 def test_a_gate_ignores_the_version_it_has() -> None:
     gate = HintGate("a", (5, 5))
 
-    assert not gate.offer(hint("a", 6, 6), 0.0)
-    assert gate.offer(hint("b", 6, 6), 0.0)
-    assert gate.offer(hint("b", 5, 5), 0.0)
+    assert not gate.should_poll(hint("a", 6, 6), 0.0)
+    assert gate.should_poll(hint("b", 6, 6), 0.0)
+    assert gate.should_poll(hint("b", 5, 5), 0.0)
 
 
 def test_a_gate_without_a_view_wants_any_hint() -> None:
-    assert HintGate().offer(hint("a", 0, 0), 0.0)
+    assert HintGate().should_poll(hint("a", 0, 0), 0.0)
 
 
 @pytest.mark.parametrize("point", [(4, 5), (5, 4), (9, 4), (4, 9)])
@@ -104,50 +104,50 @@ def test_a_gate_ignores_older_points_for_a_while(point: tuple[int, int]) -> None
     gate = HintGate("a", (5, 5))
     old = hint("b", *point)
 
-    assert not gate.offer(old, 100.0)
-    assert not gate.offer(old, 100.0 + STALE_S - 0.1)
-    assert gate.offer(old, 100.0 + STALE_S)
+    assert not gate.should_poll(old, 100.0)
+    assert not gate.should_poll(old, 100.0 + STALE_S - 0.1)
+    assert gate.should_poll(old, 100.0 + STALE_S)
 
 
 def test_a_newer_view_ends_the_suspicion_of_a_restore() -> None:
     gate = HintGate("a", (5, 5))
-    gate.offer(hint("b", 4, 5), 100.0)
+    gate.should_poll(hint("b", 4, 5), 100.0)
 
-    assert gate.take("c", (6, 6), 150.0)
-    assert not gate.offer(hint("b", 4, 5), 100.0 + STALE_S)
+    assert gate.accept_view("c", (6, 6), 150.0)
+    assert not gate.should_poll(hint("b", 4, 5), 100.0 + STALE_S)
 
 
 def test_a_view_of_an_older_point_is_not_taken_until_it_stays() -> None:
     gate = HintGate("a", (5, 5))
 
-    assert not gate.take("b", (1, 1), 10.0)
-    assert gate.offer(hint("c", 5, 5), 10.0)
-    assert gate.take("b", (1, 1), 10.0 + STALE_S)
-    assert gate.offer(hint("c", 2, 2), 200.0)
+    assert not gate.accept_view("b", (1, 1), 10.0)
+    assert gate.should_poll(hint("c", 5, 5), 10.0)
+    assert gate.accept_view("b", (1, 1), 10.0 + STALE_S)
+    assert gate.should_poll(hint("c", 2, 2), 200.0)
 
 
 def test_the_same_view_at_an_older_point_is_no_news() -> None:
     gate = HintGate("a", (5, 5))
 
-    assert gate.take("a", (1, 1), 0.0)
-    assert not gate.take("b", (4, 4), 0.0)
+    assert gate.accept_view("a", (1, 1), 0.0)
+    assert not gate.accept_view("b", (4, 4), 0.0)
 
 
 def test_after_a_restore_the_same_view_at_its_older_point_makes_way_for_the_next_change() -> None:
     gate = HintGate("a", (5, 5))
     for polled in (0.0, STALE_S / 2, STALE_S):
-        assert gate.take("a", (3, 3), polled)
+        assert gate.accept_view("a", (3, 3), polled)
 
-    assert gate.offer(hint("b", 4, 3), STALE_S + 1.0)
-    assert gate.take("b", (4, 3), STALE_S + 1.0)
+    assert gate.should_poll(hint("b", 4, 3), STALE_S + 1.0)
+    assert gate.accept_view("b", (4, 3), STALE_S + 1.0)
 
 
 def test_the_same_view_at_its_point_ends_the_suspicion_of_a_restore() -> None:
     gate = HintGate("a", (5, 5))
-    gate.offer(hint("b", 4, 5), 100.0)
+    gate.should_poll(hint("b", 4, 5), 100.0)
 
-    assert gate.take("a", (5, 5), 130.0)
-    assert not gate.take("b", (4, 5), 100.0 + STALE_S)
+    assert gate.accept_view("a", (5, 5), 130.0)
+    assert not gate.accept_view("b", (4, 5), 100.0 + STALE_S)
 
 
 def test_a_point_is_read_as_it_is_shown() -> None:

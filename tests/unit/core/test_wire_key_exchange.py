@@ -27,7 +27,7 @@ def test_public_keys_are_those_of_x25519() -> None:
 
 def test_only_the_two_sides_can_open_a_sealed_key() -> None:
     agent, broker, reader = side(os.urandom(32)), side(BOB), side(os.urandom(32))
-    answer = registration.Registered(key=os.urandom(32))
+    answer = registration.RegistrationReply(key=os.urandom(32))
     sent = registration.encode_answer(answer, broker, agent.public)
 
     assert answer.key.hex() not in str(sent)
@@ -37,7 +37,7 @@ def test_only_the_two_sides_can_open_a_sealed_key() -> None:
 
 
 def test_an_agent_has_another_purpose_than_its_neighbour() -> None:
-    purposes = {registration.purpose_of(pe(job), "ab" * 8) for job in ("feed", "alerts")}
+    purposes = {registration.key_purpose(pe(job), "ab" * 8) for job in ("feed", "alerts")}
     assert len(purposes) == 2
 
 

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from streambroker_core.wire.broker.registration import derive_key, is_own, proof_of, tag_of
+from streambroker_core.wire.broker.registration import (
+    derive_key,
+    hint_proof,
+    is_same_host,
+    registration_tag,
+)
 from support.resources import pe, registration
 
 
@@ -16,15 +21,15 @@ def test_a_tag_is_another_for_another_registration_and_for_another_secret() -> N
         derive_key(secret, pe("feed"), usual.instance) for secret in (b"a" * 32, b"b" * 32)
     )
     tags = [
-        tag_of(key, usual),
-        tag_of(other, usual),
-        tag_of(key, replace(usual, location="grpc+tcp://10.0.0.1:1")),
-        tag_of(key, replace(usual, hint=None)),
-        tag_of(key, replace(usual, instance="ff" * 8)),
+        registration_tag(key, usual),
+        registration_tag(other, usual),
+        registration_tag(key, replace(usual, location="grpc+tcp://10.0.0.1:1")),
+        registration_tag(key, replace(usual, hint=None)),
+        registration_tag(key, replace(usual, instance="ff" * 8)),
     ]
 
     assert len(set(tags)) == 5
-    assert tag_of(key, registration()) == tags[0]
+    assert registration_tag(key, registration()) == tags[0]
 
 
 @pytest.mark.parametrize(
@@ -39,19 +44,19 @@ def test_a_tag_is_another_for_another_registration_and_for_another_secret() -> N
     ],
 )
 def test_an_address_is_the_callers_own_or_not(host: str, caller: str, same: bool) -> None:
-    assert is_own(host, caller) == same
+    assert is_same_host(host, caller) == same
 
 
 def test_a_proof_is_of_one_agent_at_one_address_in_one_hour() -> None:
     usual = registration()
     secret = b"s" * 32
     proofs = {
-        proof_of(secret, pe("feed"), usual, 1),
-        proof_of(secret, pe("feed"), usual, 2),
-        proof_of(secret, pe("alerts"), usual, 1),
-        proof_of(secret, pe("feed"), replace(usual, hint="10.0.0.1:1"), 1),
-        proof_of(secret, pe("feed"), replace(usual, instance="ff" * 8), 1),
-        proof_of(b"t" * 32, pe("feed"), usual, 1),
+        hint_proof(secret, pe("feed"), usual, 1),
+        hint_proof(secret, pe("feed"), usual, 2),
+        hint_proof(secret, pe("alerts"), usual, 1),
+        hint_proof(secret, pe("feed"), replace(usual, hint="10.0.0.1:1"), 1),
+        hint_proof(secret, pe("feed"), replace(usual, instance="ff" * 8), 1),
+        hint_proof(b"t" * 32, pe("feed"), usual, 1),
     }
 
     assert len(proofs) == 6

@@ -14,7 +14,7 @@ from streambroker_core.wire.broker.request_signature import (
     MAX_HEADER,
     MAX_REMEMBERED,
     WINDOW_S,
-    Replays,
+    ReplayGuard,
     Signature,
     is_signed,
     read,
@@ -103,7 +103,7 @@ def numbered(number: int, pe: int = 0) -> Signature:
     return Signature(agent=agent, instance="0" * 8, time_us=number, mac=mac)
 
 
-def is_admitted(replays: Replays, signature: Signature, now: float = 0.0) -> bool:
+def is_admitted(replays: ReplayGuard, signature: Signature, now: float = 0.0) -> bool:
     try:
         replays.admit(signature, now)
     except SignatureError:
@@ -112,7 +112,7 @@ def is_admitted(replays: Replays, signature: Signature, now: float = 0.0) -> boo
 
 
 def test_a_change_is_admitted_once_as_long_as_it_holds() -> None:
-    replays = Replays()
+    replays = ReplayGuard()
     replays.admit(numbered(1), 0.0)
     replays.admit(numbered(2), 0.0)
 
@@ -120,14 +120,14 @@ def test_a_change_is_admitted_once_as_long_as_it_holds() -> None:
 
 
 def test_agents_that_change_nothing_any_more_are_forgotten() -> None:
-    replays = Replays()
+    replays = ReplayGuard()
     for number in range(1000):
         replays.admit(numbered(number, pe=number), number * 1.0)
     assert len(replays._agents) <= 2 * WINDOW_S + 2
 
 
 def test_an_agent_may_change_as_often_as_it_likes_and_each_change_counts_once() -> None:
-    replays = Replays()
+    replays = ReplayGuard()
     for number in range(1, 3 * MAX_REMEMBERED):
         replays.admit(numbered(number), 0.0)
 
@@ -137,7 +137,7 @@ def test_an_agent_may_change_as_often_as_it_likes_and_each_change_counts_once() 
 
 
 def test_what_one_agent_changes_takes_nothing_from_another() -> None:
-    replays = Replays()
+    replays = ReplayGuard()
     for number in range(100_001):
         replays.admit(numbered(number + 1), 0.0)
 
@@ -147,7 +147,7 @@ def test_what_one_agent_changes_takes_nothing_from_another() -> None:
 @given(st.lists(st.integers(0, MAX_REMEMBERED - 1), min_size=1, max_size=300))
 def test_changes_that_overtake_each_other_are_all_admitted_once(behind: list[int]) -> None:
     order = sorted(range(len(behind)), key=lambda n: (n + behind[n], n))
-    replays = Replays()
+    replays = ReplayGuard()
 
     assert all(is_admitted(replays, numbered(n + 1)) for n in order)
     assert not any(is_admitted(replays, numbered(n + 1)) for n in order)
@@ -155,7 +155,7 @@ def test_changes_that_overtake_each_other_are_all_admitted_once(behind: list[int
 
 @given(st.floats(-WINDOW_S + 0.001, WINDOW_S - 0.001), st.floats(0, 500))
 def test_whatever_was_admitted_is_remembered_or_out_of_time(skew: float, later: float) -> None:
-    replays, text = Replays(), header()
+    replays, text = ReplayGuard(), header()
     verify(KEY, read(text), now=MADE + skew, **REQUEST)
     replays.admit(read(text), MADE + skew)
     now = MADE + skew + later

@@ -17,8 +17,8 @@ from streambroker_core.wire.broker.view import (
     View,
     decode,
     encode,
-    seal,
     with_capabilities,
+    with_version,
 )
 from support.resources import board_of, export_of, import_of, pe, registration
 
@@ -131,13 +131,13 @@ def test_a_bad_view_is_refused_with_the_place(body: Any, path: str) -> None:
 def view_with(**changed: Any) -> View:
     export = PortKey(namespace="default", job="feed", pe=0, port="p")
     route = replace(ImportRoute(export=export, uid="x", location="l", issuer="one"), **changed)
-    return seal(View(pe=pe("a"), imports={"p": ImportPort(uid="i", routes=(route,))}))
+    return with_version(View(pe=pe("a"), imports={"p": ImportPort(uid="i", routes=(route,))}))
 
 
 def test_the_version_depends_on_content_and_issuer_but_not_on_point_and_capability() -> None:
     usual = view_with()
     signed = with_capabilities(replace(usual, point=(7, 7)), lambda key, route: "token")
 
-    assert seal(signed).version == usual.version
+    assert with_version(signed).version == usual.version
     for changed in ({"location": "m"}, {"filter": "a == 1"}, {"policy": "drop"}, {"issuer": "two"}):
         assert view_with(**changed).version != usual.version

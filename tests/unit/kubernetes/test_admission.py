@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.board import Board
-from streambroker_core.diagnose import Overlay, refusal
+from streambroker_core.diagnose import BoardOverlay, find_put_problem
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.manifests.ports import read_spec
 from streambroker_operator.kubernetes.webhook.review import review
@@ -73,7 +73,7 @@ def test_an_expression_with_an_error_is_refused_with_the_sentence_of_rest_and_it
     spec: Object, lines: list[str]
 ) -> None:
     spec = {**IMPORT, "subscription": 'kind == "a"', **spec}
-    rest = refusal(Overlay(board_of()), read_spec("Import", spec))
+    rest = find_put_problem(BoardOverlay(board_of()), read_spec("Import", spec))
     assert rest is not None
 
     found = message(answer(asked(body("Import", spec)))).split("\n")
@@ -116,7 +116,7 @@ def test_a_filter_that_fits_no_export_is_allowed_with_the_sentence_of_rest_as_a_
     """The Exports may be about to change: a set of manifests is applied one by one."""
     spec = {**IMPORT, "subscription": 'kind == "trade"', "filter": 'price > "much"'}
     board = board_of(PRICES)
-    rest = refusal(Overlay(board), read_spec("Import", spec))
+    rest = find_put_problem(BoardOverlay(board), read_spec("Import", spec))
     assert isinstance(rest, StreambrokerError)
 
     response = answer(asked(body("Import", spec)), board)

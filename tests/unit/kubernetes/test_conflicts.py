@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.kubernetes.apply.conflicts import Held, held, kept, owned_by_other, taken
+from streambroker_operator.kubernetes.apply.conflicts import (
+    FieldConflict,
+    owned_by_other_error,
+    parse_conflicts,
+    removal_conflicts,
+    takeover_warnings,
+)
 from streambroker_operator.kubernetes.apply.overrides import (
     Steering,
-    overwritten,
-    steered,
+    find_overwritten,
     steered_fields,
+    steered_text,
 )
 from streambroker_operator.kubernetes.client.managed_fields import API
 from streambroker_operator.kubernetes.status.conditions import MAX_MESSAGE
@@ -50,11 +56,11 @@ def cause(field: str, owner: str, more: str = "") -> dict[str, str]:
 
 
 def test_a_refusal_names_the_owner_the_field_and_the_way_out() -> None:
-    found = held(
+    found = parse_conflicts(
         document(entry("gitops", "properties.price")), [cause("properties.price", "gitops")]
     )
-    assert found == [Held(field="properties.price", owner="gitops", at=NOON)]
-    error = owned_by_other("Export", "feed-trades", found, removing=False)
+    assert found == [FieldConflict(field="properties.price", owner="gitops", at=NOON)]
+    error = owned_by_other_error("Export", "feed-trades", found, removing=False)
     assert (error.status, error.code) == (409, "OwnedByOther")
     assert str(error) == (
         'Property `price` of Export feed-trades is declared by "gitops" (last applied 2026-11-21'
@@ -70,48 +76,51 @@ def test_a_refusal_names_the_owner_the_field_and_the_way_out() -> None:
 
 def test_an_owner_is_named_however_the_api_server_words_it() -> None:
     using = " using streambroker.io/v1alpha1"
-    found = held(document(), [cause("filter", "kubectl-client-side-apply", using)])
+    found = parse_conflicts(document(), [cause("filter", "kubectl-client-side-apply", using)])
     assert (found[0].owner, found[0].field, found[0].at) == (
         "kubectl-client-side-apply",
         "filter",
         None,
     )
     assert "Remove `filter` from that manifest" in str(
-        owned_by_other("Import", "alerts", found, removing=False)
+        owned_by_other_error("Import", "alerts", found, removing=False)
     )
-    odd = held(document(), [{"field": "", "message": "something else"}])
+    odd = parse_conflicts(document(), [{"field": "", "message": "something else"}])
     assert (odd[0].owner, odd[0].field) == ("an unknown writer", "spec")
 
 
 def test_what_was_set_by_hand_is_not_said_to_be_applied_again() -> None:
-    found = [Held(field="filter", owner="kubectl-edit", at=NOON)]
-    said = str(owned_by_other("Import", "alerts", found, removing=False))
+    found = [FieldConflict(field="filter", owner="kubectl-edit", at=NOON)]
+    said = str(owned_by_other_error("Import", "alerts", found, removing=False))
     assert said == (
         '`filter` of Import alerts was last set by "kubectl-edit" (2026-11-21 11:29 UTC). Nothing'
         " was changed. Repeat with force=true to take it over."
     )
-    assert "next apply" not in taken("Import", "alerts", found)[0]
+    assert "next apply" not in takeover_warnings("Import", "alerts", found)[0]
 
 
 def test_several_fields_are_all_named() -> None:
-    found = [Held(field=f"properties.p{n}", owner="gitops") for n in range(8)]
-    said = str(owned_by_other("Export", "feed", found, removing=False))
+    found = [FieldConflict(field=f"properties.p{n}", owner="gitops") for n in range(8)]
+    said = str(owned_by_other_error("Export", "feed", found, removing=False))
     assert 'So are property `p1` ("gitops"), ' in said
     assert "and 2 more. A change" in said
-    two = str(owned_by_other("Export", "feed", found[:2], removing=False))
+    two = str(owned_by_other_error("Export", "feed", found[:2], removing=False))
     assert 'So is property `p1` ("gitops").' in two
 
 
 def test_taking_away_what_others_hold_cannot_be_forced() -> None:
-    found = kept([(("properties", "price"), None)])
-    said = str(owned_by_other("Export", "feed", found, removing=True))
+    found = removal_conflicts([(("properties", "price"), None)])
+    said = str(owned_by_other_error("Export", "feed", found, removing=True))
     assert 'declared by "an unknown writer"' in said
     assert "with force=true neither" in said
 
 
 def test_a_forced_change_warns_of_each_former_owner() -> None:
-    found = [Held(field="filter", owner="gitops", at=NOON), Held(field="start", owner="helm")]
-    first, second = taken("Import", "alerts", found)
+    found = [
+        FieldConflict(field="filter", owner="gitops", at=NOON),
+        FieldConflict(field="start", owner="helm"),
+    ]
+    first, second = takeover_warnings("Import", "alerts", found)
     assert first.startswith('`filter` of Import alerts was declared by "gitops" (last applied')
     assert "Its next apply may fail with a conflict, or undo this without a word" in first
     assert 'was declared by "helm" and is taken over.' in second
@@ -121,32 +130,32 @@ def test_the_status_says_what_is_steered_and_by_whom() -> None:
     git = entry("gitops", "job", "port", "properties.kind")
     found = document(git, entry(API, "filter", "properties.limit"))
     assert steered_fields(found) == ("filter", "properties.limit")
-    assert steered(found) == "filter, properties.limit by streambroker-api"
+    assert steered_text(found) == "filter, properties.limit by streambroker-api"
 
 
 def test_what_is_as_declared_is_not_steered() -> None:
     for found in (document(), document(entry("gitops", "filter")), document(entry(API))):
-        assert steered(found) is None
+        assert steered_text(found) is None
 
 
 def test_a_resource_declared_by_rest_alone_is_said_to_be_so() -> None:
     own = entry(API, "job", "pe", "port", "filter")
     whole = "the whole resource, declared by streambroker-api"
-    assert steered(document(own)) == whole
-    assert steered(document(own, entry("controller"))) == whole
-    said = steered(document(own, entry("gitops", "filter")))
+    assert steered_text(document(own)) == whole
+    assert steered_text(document(own, entry("controller"))) == whole
+    said = steered_text(document(own, entry("gitops", "filter")))
     assert said == "filter, job, pe, port by streambroker-api"
 
 
 def test_a_message_fits_into_the_status_however_much_is_steered() -> None:
     names = [f"properties.a_property_with_a_long_name_{n:03}" for n in range(200)]
-    message = steered(document(entry(API, *names)))
+    message = steered_text(document(entry(API, *names)))
     assert message is not None
     assert len(message) <= MAX_MESSAGE
     assert message.endswith(" more by streambroker-api")
-    lost = overwritten(document(entry(API, *names)), document(entry("gitops", *names)))
+    lost = find_overwritten(document(entry(API, *names)), document(entry("gitops", *names)))
     assert lost is not None
-    assert len(lost.words) <= MAX_MESSAGE
+    assert len(lost.description) <= MAX_MESSAGE
     assert len(lost.fields) == 200
 
 
@@ -180,10 +189,10 @@ GIT = entry("gitops", "job", "port")
 def test_a_field_that_another_write_took_or_dropped_was_overwritten(
     after: list[dict[str, Any]], fields: tuple[str, ...], by: str
 ) -> None:
-    found = overwritten(document(GIT, OURS), document(*after))
+    found = find_overwritten(document(GIT, OURS), document(*after))
     assert found is not None
-    assert (found.fields, found.by) == (fields, by)
-    assert found.words == ", ".join(fields)
+    assert (found.fields, found.manager) == (fields, by)
+    assert found.description == ", ".join(fields)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +208,7 @@ def test_a_field_that_another_write_took_or_dropped_was_overwritten(
     ],
 )
 def test_what_we_gave_up_ourselves_was_not_overwritten(after: list[dict[str, Any]]) -> None:
-    assert overwritten(document(GIT, OURS), document(*after)) is None
+    assert find_overwritten(document(GIT, OURS), document(*after)) is None
 
 
 def test_the_feed_is_followed_for_what_is_steered_and_what_is_lost() -> None:
@@ -210,14 +219,14 @@ def test_the_feed_is_followed_for_what_is_steered_and_what_is_lost() -> None:
     taken_over["metadata"]["uid"] = "x"
     given_up = document(GIT, entry("kubectl-edit", "filter"))
     given_up["metadata"]["uid"] = "x"
-    assert steering.saw(first) is None
-    assert steering.words("x") == "filter, properties.limit by streambroker-api"
-    lost = steering.saw(taken_over)
+    assert steering.observe(first) is None
+    assert steering.description("x") == "filter, properties.limit by streambroker-api"
+    lost = steering.observe(taken_over)
     assert lost is not None
-    assert (lost.words, lost.by) == ("filter", "kubectl-edit")
-    assert steering.words("x") == "properties.limit by streambroker-api"
-    assert steering.saw(given_up) is None
-    assert steering.words("x") is None
-    steering.saw(first)
-    steering.gone("x")
-    assert steering.words("x") is None
+    assert (lost.description, lost.manager) == ("filter", "kubectl-edit")
+    assert steering.description("x") == "properties.limit by streambroker-api"
+    assert steering.observe(given_up) is None
+    assert steering.description("x") is None
+    steering.observe(first)
+    steering.on_deleted("x")
+    assert steering.description("x") is None

@@ -12,7 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streambroker_operator.kubernetes.replicas.election import Election, LeaseTiming, Record, Write
+from streambroker_operator.kubernetes.replicas.election import (
+    Election,
+    LeaseRecord,
+    LeaseTiming,
+    LeaseWrite,
+)
 
 TIMING = LeaseTiming(duration_s=12)
 """As short-lived as a Lease may be."""
@@ -25,10 +30,10 @@ DRIFT = 0.09
 class Server:
     """One Lease with versions."""
 
-    record: Record | None = None
+    record: LeaseRecord | None = None
     version: int = 0
 
-    def write(self, write: Write) -> str | None:
+    def write(self, write: LeaseWrite) -> str | None:
         """Return the new version; None for a conflict."""
         known = None if self.record is None else str(self.version)
         if write.version != known:
@@ -143,7 +148,7 @@ class Candidate:
         def failed() -> None:
             if open_[0]:
                 open_[0] = False
-                self.election.failed()
+                self.election.on_failed()
                 self.pause()
 
         if not self.world.loses():
@@ -159,20 +164,20 @@ class Candidate:
     def read(self, answer: object) -> None:
         assert isinstance(answer, tuple)
         record, version = answer
-        self.election.read(record, None if record is None else str(version), self.clock())
+        self.election.on_read(record, None if record is None else str(version), self.clock())
         self.write()
 
     def write(self) -> None:
         sent = self.clock()
-        write = self.election.write(sent, wall=self.world.random.uniform(0, 1e9))
+        write = self.election.next_write(sent, wall=self.world.random.uniform(0, 1e9))
         if write is None:
             self.pause()
             return
-        self.election.failed()
+        self.election.on_failed()
 
         def wrote(version: object) -> None:
             if isinstance(version, str):
-                self.election.wrote(write.record, version, sent=sent, now=self.clock())
+                self.election.on_written(write.record, version, sent=sent, now=self.clock())
             self.pause()
 
         self.call(lambda: self.world.server.write(write), wrote)
@@ -251,10 +256,10 @@ def test_the_lease_of_a_killed_process_is_taken_over_when_it_has_run_out(seed: i
 
 def test_leading_ends_by_itself_while_a_request_hangs() -> None:
     election = Election("a", TIMING)
-    election.read(None, None, 0.0)
-    write = election.write(0.0, 0.0)
+    election.on_read(None, None, 0.0)
+    write = election.next_write(0.0, 0.0)
     assert write is not None
-    election.wrote(write.record, "1", sent=0.0, now=4.0)
+    election.on_written(write.record, "1", sent=0.0, now=4.0)
 
     assert election.leads(9.9)
     assert not election.leads(10.0)
@@ -262,22 +267,22 @@ def test_leading_ends_by_itself_while_a_request_hangs() -> None:
 
 def test_an_answer_that_comes_too_late_makes_nobody_lead() -> None:
     election = Election("a", TIMING)
-    election.read(None, None, 0.0)
-    write = election.write(0.0, 0.0)
+    election.on_read(None, None, 0.0)
+    write = election.next_write(0.0, 0.0)
     assert write is not None
-    election.wrote(write.record, "1", sent=0.0, now=11.0)
+    election.on_written(write.record, "1", sent=0.0, now=11.0)
 
     assert not election.leads(11.0)
 
 
 def test_what_a_record_says_of_the_time_is_not_believed() -> None:
     election = Election("b", TIMING)
-    old = Record(holder="a", duration_s=15, renewed=-1e9)
-    election.read(old, "1", 100.0)
+    old = LeaseRecord(holder="a", duration_s=15, renewed=-1e9)
+    election.on_read(old, "1", 100.0)
 
-    assert election.write(114.9, 0.0) is None
-    election.read(old, "1", 115.0)
-    taken = election.write(115.0, 0.0)
+    assert election.next_write(114.9, 0.0) is None
+    election.on_read(old, "1", 115.0)
+    taken = election.next_write(115.0, 0.0)
 
     assert taken is not None
     assert taken.record.transitions == 1
@@ -286,9 +291,9 @@ def test_what_a_record_says_of_the_time_is_not_believed() -> None:
 
 def test_a_longer_lease_of_another_release_is_waited_for() -> None:
     election = Election("b", TIMING)
-    election.read(Record(holder="a", duration_s=60), "1", 0.0)
+    election.on_read(LeaseRecord(holder="a", duration_s=60), "1", 0.0)
 
-    assert election.write(59.0, 0.0) is None
+    assert election.next_write(59.0, 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -11,24 +11,24 @@ import pytest
 from streambroker_core.board import Status
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from streambroker_operator.kubernetes.status.conditions import (
-    NOTHING_SHOWN,
+    NOTHING_PUBLISHED,
     Condition,
-    Shown,
-    facts_of,
-    read_shown,
-    written,
+    PublishedStatus,
+    desired_status,
+    read_published,
+    status_to_write,
 )
 from streambroker_operator.kubernetes.status.events import (
     BURST,
     MAX_NOTE,
     OBJECT_BURST,
     SERIES_S,
-    EventLog,
+    EventAggregator,
+    EventNote,
     EventWriter,
-    Note,
-    route_cut,
-    steering_overwritten,
-    transitions,
+    route_cut_note,
+    steering_overwritten_note,
+    transition_notes,
 )
 from streambroker_operator.kubernetes.status.writer import StatusWrite
 from support.api_servers import Call, FakeApi
@@ -38,20 +38,24 @@ from support.virtual_loop import run
 RUNS = Condition(type="Programmed", status="True", reason="Programmed")
 REFUSED = Status(accepted=False, reason="PortTaken", message="held by another")
 MATCHED = Status(matches=1, peers=(port("alerts/trades"),))
-NOTE = route_cut(replace(export_of(), name="feed-trades"), port("alerts/trades"), "FilterInvalid")
+NOTE = route_cut_note(
+    replace(export_of(), name="feed-trades"), port("alerts/trades"), "FilterInvalid"
+)
 
 
-def status_of(status: Status, shown: Shown = NOTHING_SHOWN) -> dict[str, Any]:
-    found = written(facts_of(export_of(), status, programmed=RUNS, shown=shown), shown, 0.0)
+def status_of(status: Status, shown: PublishedStatus = NOTHING_PUBLISHED) -> dict[str, Any]:
+    found = status_to_write(
+        desired_status(export_of(), status, programmed=RUNS, published=shown), shown, 0.0
+    )
     assert found is not None
     return found
 
 
 def told(before: Status | None, after: Status) -> list[tuple[str, str]]:
-    shown = NOTHING_SHOWN if before is None else read_shown(status_of(before))
+    shown = NOTHING_PUBLISHED if before is None else read_published(status_of(before))
     status = status_of(after, shown)
     write = StatusWrite(kind="Export", namespace="jobs", name="a", uid="u", status=status)
-    return [(note.weight, note.reason) for note in transitions(write, shown, status)]
+    return [(note.event_type, note.reason) for note in transition_notes(write, shown, status)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_the_event_of_a_connection_names_the_other_ends() -> None:
     status = status_of(Status(matches=5, peers=peers))
     write = StatusWrite(kind="Export", namespace="jobs", name="a", uid="u", status=status)
 
-    (note,) = transitions(write, NOTHING_SHOWN, status)
+    (note,) = transition_notes(write, NOTHING_PUBLISHED, status)
 
     assert note.text == (
         "It is connected to default/alerts0/0/trades, default/alerts1/0/trades,"
@@ -92,22 +96,22 @@ def test_the_event_of_a_connection_names_the_other_ends() -> None:
 
 def test_a_cut_route_names_its_other_end_and_the_reason() -> None:
     assert NOTE.text == "The route to default/alerts/0/trades is cut: FilterInvalid."
-    other = route_cut(import_of(), port("feed/trades"), "ExportRemoved")
+    other = route_cut_note(import_of(), port("feed/trades"), "ExportRemoved")
     assert other.text.startswith("The route from default/feed/0/trades")
 
 
 def test_an_overwritten_field_is_a_warning_that_names_who_did_it() -> None:
-    note = steering_overwritten(import_of(), "filter", "kubectl-client-side-apply")
-    assert (note.weight, note.reason) == ("Warning", "SteeringOverwritten")
+    note = steering_overwritten_note(import_of(), "filter", "kubectl-client-side-apply")
+    assert (note.event_type, note.reason) == ("Warning", "SteeringOverwritten")
     assert "kubectl-client-side-apply" in note.text
 
 
 def test_the_same_again_is_counted_in_its_series() -> None:
-    log = EventLog("broker-0")
-    first = log.note(NOTE, 0.0, 1000.0)
-    second = log.note(NOTE, 1.0, 1001.0)
-    quiet = [log.note(NOTE, 2.0 + n, 1002.0 + n) for n in range(10)]
-    later = log.note(NOTE, 40.0, 1040.0)
+    log = EventAggregator("broker-0")
+    first = log.add(NOTE, 0.0, 1000.0)
+    second = log.add(NOTE, 1.0, 1001.0)
+    quiet = [log.add(NOTE, 2.0 + n, 1002.0 + n) for n in range(10)]
+    later = log.add(NOTE, 40.0, 1040.0)
 
     assert first is not None
     assert first.new
@@ -121,9 +125,9 @@ def test_the_same_again_is_counted_in_its_series() -> None:
 
 
 def test_the_same_much_later_is_another_event() -> None:
-    log = EventLog("broker-0")
-    first = log.note(NOTE, 0.0, 1000.0)
-    again = log.note(NOTE, SERIES_S, 1000.0 + SERIES_S)
+    log = EventAggregator("broker-0")
+    first = log.add(NOTE, 0.0, 1000.0)
+    again = log.add(NOTE, SERIES_S, 1000.0 + SERIES_S)
 
     assert first is not None
     assert again is not None
@@ -131,34 +135,34 @@ def test_the_same_much_later_is_another_event() -> None:
     assert again.name != first.name
 
 
-def different(number: int, uid: str = "u") -> Note:
+def different(number: int, uid: str = "u") -> EventNote:
     return replace(NOTE, uid=uid, text=f"number {number}", series=f"number {number}")
 
 
 def test_one_restless_resource_does_not_use_up_what_all_may_write() -> None:
-    log = EventLog("broker-0")
-    posts = [log.note(different(n), 0.0, 0.0) for n in range(OBJECT_BURST + 20)]
+    log = EventAggregator("broker-0")
+    posts = [log.add(different(n), 0.0, 0.0) for n in range(OBJECT_BURST + 20)]
 
     assert sum(post is not None for post in posts) == OBJECT_BURST
     assert log.dropped == 20
-    assert log.note(different(0, "other"), 0.0, 0.0) is not None
+    assert log.add(different(0, "other"), 0.0, 0.0) is not None
 
 
 def test_all_together_write_no_more_than_a_burst() -> None:
-    log = EventLog("broker-0")
-    posts = [log.note(different(0, str(n)), 0.0, 0.0) for n in range(2 * BURST)]
+    log = EventAggregator("broker-0")
+    posts = [log.add(different(0, str(n)), 0.0, 0.0) for n in range(2 * BURST)]
 
     assert sum(post is not None for post in posts) == BURST
 
 
 def test_of_too_many_at_once_one_event_says_how_many_there_were() -> None:
-    log = EventLog("broker-0")
+    log = EventAggregator("broker-0")
     connected = replace(NOTE, reason="Matched", text="It is connected to a.", series="")
     notes = [replace(connected, uid=str(n), name=f"x{n}") for n in range(BURST + 500)]
-    posts = [log.note(note, 0.0, 0.0) for note in notes]
-    other = log.note(replace(connected, namespace="other", uid="y"), 0.0, 0.0)
+    posts = [log.add(note, 0.0, 0.0) for note in notes]
+    other = log.add(replace(connected, namespace="other", uid="y"), 0.0, 0.0)
 
-    gathered = log.crowds(0.0)
+    gathered = log.flush_aggregates(0.0)
 
     assert [sum(post is not None for post in posts), other] == [BURST, None]
     assert [post.namespace for post in gathered] == [NOTE.namespace, "other"]
@@ -167,15 +171,15 @@ def test_of_too_many_at_once_one_event_says_how_many_there_were() -> None:
         "It is connected to a. The same happened to 499 more Exports of this namespace."
     )
     assert gathered[1].body["note"] == "It is connected to a."
-    assert log.crowds(0.0) == []
+    assert log.flush_aggregates(0.0) == []
     assert log.dropped == 0
 
 
 def test_a_transition_that_comes_again_with_other_words_is_the_same_event() -> None:
-    log = EventLog("broker-0")
+    log = EventAggregator("broker-0")
     connected = replace(NOTE, reason="Matched", text="It is connected to a.", series="")
-    first = log.note(connected, 0.0, 0.0)
-    again = log.note(replace(connected, text="It is connected to b."), 1.0, 1.0)
+    first = log.add(connected, 0.0, 0.0)
+    again = log.add(replace(connected, text="It is connected to b."), 1.0, 1.0)
 
     assert first is not None
     assert again is not None
@@ -183,14 +187,14 @@ def test_a_transition_that_comes_again_with_other_words_is_the_same_event() -> N
 
 
 def test_a_long_note_is_cut_between_characters() -> None:
-    post = EventLog("broker-0").note(replace(NOTE, text="ä" * 2000), 0.0, 0.0)
+    post = EventAggregator("broker-0").add(replace(NOTE, text="ä" * 2000), 0.0, 0.0)
 
     assert post is not None
     assert len(post.body["note"].encode()) <= MAX_NOTE
 
 
 def test_the_name_of_an_event_can_be_one() -> None:
-    post = EventLog("broker-0").note(replace(NOTE, name="a" * 199 + "-" + "b" * 50), 0.0, 0.0)
+    post = EventAggregator("broker-0").add(replace(NOTE, name="a" * 199 + "-" + "b" * 50), 0.0, 0.0)
 
     assert post is not None
     assert "-." not in post.name
@@ -217,8 +221,8 @@ def test_what_cannot_be_written_is_forgotten(
     writer = EventWriter(api, "broker-0")
 
     async def main() -> None:
-        writer.tell(NOTE, 0.0)
-        await writer.written_all()
+        writer.record(NOTE, 0.0)
+        await writer.flush()
         await asyncio.sleep(100)
 
     run(main(), writer.run())
@@ -232,7 +236,7 @@ def test_events_that_wait_have_a_limit() -> None:
 
     async def main() -> None:
         for n in range(5000):
-            writer.tell(different(n, str(n)), 0.0)
+            writer.record(different(n, str(n)), 0.0)
             await asyncio.sleep(0.1)
 
     run(main())

@@ -78,7 +78,7 @@ def test_a_token_is_replaced_before_it_ends(tmp_path: Path) -> None:
 
     assert login.token() == login.token() == "token-0"
     now += 850
-    assert not login.fresh
+    assert not login.is_fresh
     assert login.token() == "token-1"
 
 

@@ -9,8 +9,8 @@ import pytest
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.authorize import Admitted, Gate
-from streambroker_operator.kubernetes.auth.token_review import Identities, Reviews
+from streambroker_operator.kubernetes.auth.authorize import Authorization, Authorizer
+from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from support.api_servers import Call, FakeApi
 from support.jwts import claims_of, jwt
@@ -31,15 +31,15 @@ class Bench:
         self.granted = granted
         self.away = False
         self.api = FakeApi(self.answer)
-        reviews = Reviews(self.api)
+        reviews = ReviewClient(self.api)
         self.account = account
-        self.identities = Identities(
+        self.identities = Authenticator(
             reviews,
-            key_of=lambda pe, instance: KEY if (pe, instance) == (AGENT, INSTANCE) else None,
-            account_of=self.account_of,
+            key_for=lambda pe, instance: KEY if (pe, instance) == (AGENT, INSTANCE) else None,
+            account_for=self.account_of,
             wall=lambda: 1000.0,
         )
-        self.gate = Gate(reviews, self.account_of)
+        self.gate = Authorizer(reviews, self.account_of)
 
     def account_of(self, namespace: str, job: str) -> str | None:
         return self.account
@@ -79,15 +79,15 @@ class Bench:
         *,
         where: PeKey | None = AGENT,
         more: str = "",
-    ) -> Admitted:
+    ) -> Authorization:
         async def body() -> bytes:
             return b""
 
-        async def through() -> Admitted:
-            self.caller = await self.identities.caller(
+        async def through() -> Authorization:
+            self.caller = await self.identities.authenticate(
                 [header], method=method, path=TARGET + more, body=body
             )
-            return await self.gate.admit(
+            return await self.gate.authorise(
                 self.caller,
                 method=method,
                 target=TARGET + more,
@@ -120,13 +120,13 @@ def test_a_job_comes_to_its_own_ports_without_a_question_about_its_rights() -> N
     bench = Bench()
     admitted = bench.admit(f"Bearer {POD}", "PUT", FILTER)
 
-    assert admitted.own
+    assert admitted.is_own_job
     assert len(bench.api.calls) == 1
 
 
 def test_the_first_registration_says_what_the_job_is_fixed_to() -> None:
-    assert Bench(account=None).admit(f"Bearer {POD}", "PUT", PE).binds == "spark"
-    assert Bench().admit(f"Bearer {POD}", "PUT", PE).binds is None
+    assert Bench(account=None).admit(f"Bearer {POD}", "PUT", PE).bound_account == "spark"
+    assert Bench().admit(f"Bearer {POD}", "PUT", PE).bound_account is None
 
 
 def test_a_person_comes_by_the_clusters_rules_and_not_as_the_job() -> None:
@@ -134,7 +134,7 @@ def test_a_person_comes_by_the_clusters_rules_and_not_as_the_job() -> None:
     admitted = bench.admit(f"Bearer {ANN}", "PUT", FILTER)
 
     assert bench.caller.user == "ann"
-    assert not admitted.own
+    assert not admitted.is_own_job
 
 
 def test_who_has_no_right_is_refused_and_told_which_would_do() -> None:
@@ -148,7 +148,7 @@ def test_every_group_of_rights_is_needed() -> None:
     request = (f"Bearer {ANN}", "PUT", PE + "/export/{port}")
 
     assert Bench("create exports").refusal(*request).status == 403
-    assert Bench("create exports", "patch exports").admit(*request) == Admitted()
+    assert Bench("create exports", "patch exports").admit(*request) == Authorization()
 
 
 def test_nobody_takes_a_job_over_by_registering() -> None:
@@ -163,7 +163,7 @@ def test_an_agent_that_signs_comes_through_while_the_api_server_is_away(method: 
     bench = Bench()
     bench.away = True
 
-    assert bench.admit(signed(method), method, PE).own
+    assert bench.admit(signed(method), method, PE).is_own_job
     assert bench.api.calls == []
 
 
@@ -178,12 +178,12 @@ def test_an_agent_that_signs_is_asked_of_the_cluster_for_what_is_not_its_own() -
     bench = Bench("list exports", "list imports")
     admitted = bench.admit(signed("GET"), "GET", "/api/subscriptions/routes", where=None)
 
-    assert not admitted.own
+    assert not admitted.is_own_job
     assert bench.api.calls[0].body["spec"]["user"] == "system:serviceaccount:jobs:spark"
 
 
 def test_to_ask_which_methods_there_are_makes_nobody_the_job() -> None:
-    assert not Bench().admit(f"Bearer {ANN}", "OPTIONS", PE).own
+    assert not Bench().admit(f"Bearer {ANN}", "OPTIONS", PE).is_own_job
 
 
 def test_a_path_that_nobody_has_thought_of_is_shut() -> None:
@@ -194,10 +194,12 @@ def test_a_path_that_nobody_has_thought_of_is_shut() -> None:
 def test_what_others_declare_is_taken_only_by_who_may_change_all_of_it(
     token: str, granted: tuple[str, ...]
 ) -> None:
-    bearer, usual = f"Bearer {token}", Admitted(own=token == POD)
+    bearer, usual = f"Bearer {token}", Authorization(is_own_job=token == POD)
     assert Bench(*granted).admit(bearer, "PUT", FILTER) == usual
     assert Bench(*granted).admit(bearer, "PUT", FILTER, more="&force=false") == usual
     refused = Bench(*granted).refusal(bearer, "PUT", FILTER, more="&force=true")
     assert (refused.status, refused.code) == (403, "NotYours")
     assert "`patch imports`" in str(refused)
-    assert Bench("patch imports").admit(bearer, "PUT", FILTER, more="&force=true") == Admitted()
+    assert (
+        Bench("patch imports").admit(bearer, "PUT", FILTER, more="&force=true") == Authorization()
+    )

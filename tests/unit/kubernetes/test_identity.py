@@ -11,17 +11,17 @@ import pytest
 
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.rbac import Ask, Caller
+from streambroker_operator.kubernetes.auth.rbac import AccessRequest, Caller
 from streambroker_operator.kubernetes.auth.token_review import (
-    KEEP_FAILURE_S,
-    KEEP_S,
+    FAILURE_TTL_S,
     LEEWAY_S,
     MAX_TOKEN,
-    READ_ON_S,
-    Identities,
-    Reviews,
-    expiry_of,
+    REVIEW_TTL_S,
+    STALE_READ_S,
+    Authenticator,
+    ReviewClient,
     read_review,
+    token_expiry,
 )
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from support.api_servers import Call, FakeApi
@@ -40,8 +40,8 @@ USER = {
 }
 GOOD = {"status": {"authenticated": True, "audiences": ["streambroker"], "user": USER}}
 BAD = {"status": {"error": "invalid bearer token"}}
-FILTER = Ask(verb="patch", resource="imports", subresource="filter")
-IMPORTS = Ask(verb="patch", resource="imports")
+FILTER = AccessRequest(verb="patch", resource="imports", subresource="filter")
+IMPORTS = AccessRequest(verb="patch", resource="imports")
 ANN = Caller(user="ann", groups=("dev",))
 
 
@@ -50,13 +50,13 @@ class Bench:
 
     def __init__(self, answer: Callable[[Call], Answer], delay_s: float = 0.0) -> None:
         self.api = FakeApi(answer, delay_s)
-        self.reviews = Reviews(
+        self.reviews = ReviewClient(
             self.api, clock=lambda: asyncio.get_running_loop().time(), wall=lambda: 1000.0
         )
 
     async def refused(self, token: str) -> RequestError:
         with pytest.raises(RequestError) as raised:
-            await self.reviews.caller(token)
+            await self.reviews.review_token(token)
         return raised.value
 
 
@@ -66,11 +66,11 @@ def good(call: Call) -> Answer:
 
 def test_a_pods_token_tells_account_and_pod() -> None:
     bench = Bench(good)
-    caller = run(bench.reviews.caller(jwt()))
+    caller = run(bench.reviews.review_token(jwt()))
 
     assert (caller.namespace, caller.account) == ("jobs", "spark")
     assert (caller.pod, caller.pod_uid) == ("driver", "p1")
-    assert caller.in_pod
+    assert caller.is_pod
     assert bench.api.calls[0].body["spec"]["audiences"] == ["streambroker"]
 
 
@@ -97,9 +97,9 @@ def test_an_answer_is_kept_for_ten_seconds_at_most() -> None:
     async def main() -> list[int]:
         asked = []
         for _ in range(3):
-            await bench.reviews.caller(jwt(exp=9999))
+            await bench.reviews.review_token(jwt(exp=9999))
             asked.append(len(bench.api.calls))
-            await asyncio.sleep(KEEP_S / 2 + 0.1)
+            await asyncio.sleep(REVIEW_TTL_S / 2 + 0.1)
         return asked
 
     assert run(main()) == [1, 1, 2]
@@ -109,9 +109,9 @@ def test_an_answer_is_not_kept_longer_than_the_token_holds() -> None:
     bench = Bench(good)
 
     async def main() -> int:
-        await bench.reviews.caller(jwt(exp=1003))
+        await bench.reviews.review_token(jwt(exp=1003))
         await asyncio.sleep(3.1)
-        await bench.reviews.caller(jwt(exp=1003))
+        await bench.reviews.review_token(jwt(exp=1003))
         return len(bench.api.calls)
 
     assert run(main()) == 2
@@ -126,7 +126,7 @@ def test_a_refusal_is_kept_for_two_seconds() -> None:
             error = await bench.refused(jwt(sub="nobody"))
             assert (error.status, error.code) == (401, "TokenWrong")
             asked.append(len(bench.api.calls))
-            await asyncio.sleep(KEEP_FAILURE_S / 2 + 0.1)
+            await asyncio.sleep(FAILURE_TTL_S / 2 + 0.1)
         return asked
 
     assert run(main()) == [1, 1, 2]
@@ -136,7 +136,7 @@ def test_many_who_show_the_same_token_cost_one_review() -> None:
     bench = Bench(good, delay_s=0.5)
 
     async def main() -> None:
-        found = await asyncio.gather(*(bench.reviews.caller(jwt()) for _ in range(50)))
+        found = await asyncio.gather(*(bench.reviews.review_token(jwt()) for _ in range(50)))
         assert len(set(map(id, found))) == 1
 
     run(main())
@@ -148,8 +148,8 @@ def test_who_goes_away_takes_the_review_from_nobody() -> None:
     bench = Bench(good, delay_s=0.5)
 
     async def main() -> Caller:
-        first = asyncio.ensure_future(bench.reviews.caller(jwt()))
-        second = asyncio.ensure_future(bench.reviews.caller(jwt()))
+        first = asyncio.ensure_future(bench.reviews.review_token(jwt()))
+        second = asyncio.ensure_future(bench.reviews.review_token(jwt()))
         await asyncio.sleep(0.1)
         first.cancel()
         return await second
@@ -178,7 +178,7 @@ def test_a_review_that_fails_is_503_and_is_not_kept(answer: Callable[[Call], Ans
         await bench.refused(jwt())
         error = await bench.refused(jwt())
         bench.api.handler = good
-        await bench.reviews.caller(jwt())
+        await bench.reviews.review_token(jwt())
         return error
 
     error = run(main())
@@ -192,10 +192,10 @@ def test_callers_that_are_known_need_no_server_for_a_while() -> None:
     bench = Bench(good)
 
     async def main() -> Caller:
-        await bench.reviews.caller(jwt())
+        await bench.reviews.review_token(jwt())
         bench.api.handler = away
         await asyncio.sleep(9)
-        return await bench.reviews.caller(jwt())
+        return await bench.reviews.review_token(jwt())
 
     assert run(main()).account == "spark"
 
@@ -256,8 +256,8 @@ def test_only_a_token_that_was_never_good_is_told_of_before_its_review() -> None
     told: list[str] = []
 
     async def show(token: str) -> None:
-        await bench.reviews.caller(token, lambda: told.append(token))
-        await asyncio.sleep(KEEP_S + 1)
+        await bench.reviews.review_token(token, lambda: told.append(token))
+        await asyncio.sleep(REVIEW_TTL_S + 1)
 
     async def main() -> None:
         for _ in range(3):
@@ -266,7 +266,7 @@ def test_only_a_token_that_was_never_good_is_told_of_before_its_review() -> None
         for _ in range(3):
             with pytest.raises(RequestError):
                 await show(jwt(sub="a"))
-            await asyncio.sleep(KEEP_S + 1)
+            await asyncio.sleep(REVIEW_TTL_S + 1)
 
     run(main())
 
@@ -282,9 +282,9 @@ def test_what_stops_a_review_is_no_answer_and_is_not_kept() -> None:
 
     async def main() -> Caller:
         with pytest.raises(RequestError, match="Later"):
-            await bench.reviews.caller(jwt(), stop)
+            await bench.reviews.review_token(jwt(), stop)
         assert bench.api.calls == []
-        return await bench.reviews.caller(jwt())
+        return await bench.reviews.review_token(jwt())
 
     assert run(main()).account == "spark"
 
@@ -301,16 +301,16 @@ def test_no_refusal_shows_the_token() -> None:
     "token", ["", "a.b", "a.b.c", jwt(), jwt(exp="soon"), jwt(exp=10**400), "a.W10.c"]
 )
 def test_a_token_that_does_not_say_when_it_ends_says_nothing(token: str) -> None:
-    assert expiry_of(token) is None
+    assert token_expiry(token) is None
 
 
 # ---- what they may do --------------------------------------------------------
 
 
-def rbac(*granted: Ask) -> Callable[[Call], Answer]:
+def rbac(*granted: AccessRequest) -> Callable[[Call], Answer]:
     def answer(call: Call) -> Answer:
         told = call.body["spec"]["resourceAttributes"]
-        ask = Ask(
+        ask = AccessRequest(
             verb=told["verb"], resource=told["resource"], subresource=told.get("subresource", "")
         )
         return Answer(status=201, body={"status": {"allowed": ask in granted}})
@@ -320,7 +320,7 @@ def rbac(*granted: Ask) -> Callable[[Call], Answer]:
 
 async def may(bench: Bench, namespace: str = "jobs") -> bool:
     try:
-        await bench.reviews.check(ANN, ((FILTER, IMPORTS),), namespace)
+        await bench.reviews.check_access(ANN, ((FILTER, IMPORTS),), namespace)
     except RequestError as error:
         if (error.status, error.code) != (403, "NotYours"):
             raise
@@ -332,14 +332,14 @@ def test_a_refusal_names_the_rights_that_would_do() -> None:
     bench = Bench(rbac())
 
     with pytest.raises(RequestError, match="`patch imports/filter` or `patch imports` of jobs"):
-        run(bench.reviews.check(ANN, ((FILTER, IMPORTS),), "jobs"))
+        run(bench.reviews.check_access(ANN, ((FILTER, IMPORTS),), "jobs"))
 
 
 @pytest.mark.parametrize(
     ("granted", "allowed", "asked"), [((FILTER,), True, 1), ((IMPORTS,), True, 2), ((), False, 2)]
 )
 def test_the_part_is_asked_for_first_and_then_the_whole(
-    granted: tuple[Ask, ...], allowed: bool, asked: int
+    granted: tuple[AccessRequest, ...], allowed: bool, asked: int
 ) -> None:
     bench = Bench(rbac(*granted))
 
@@ -354,7 +354,12 @@ def test_grants_are_kept_by_who_what_and_where() -> None:
 
     async def main() -> list[int]:
         asked = []
-        for namespace, pause in [("jobs", 0.0), ("jobs", 0.0), ("other", KEEP_S), ("jobs", 0.0)]:
+        for namespace, pause in [
+            ("jobs", 0.0),
+            ("jobs", 0.0),
+            ("other", REVIEW_TTL_S),
+            ("jobs", 0.0),
+        ]:
             await may(bench, namespace)
             asked.append(len(bench.api.calls))
             await asyncio.sleep(pause)
@@ -393,10 +398,10 @@ def signed(
 class Door:
     def __init__(self) -> None:
         self.api = FakeApi(away)
-        self.identities = Identities(
-            Reviews(self.api),
-            key_of=lambda pe, instance: KEY if (pe, instance) == (AGENT, INSTANCE) else None,
-            account_of=lambda namespace, job: "spark",
+        self.identities = Authenticator(
+            ReviewClient(self.api),
+            key_for=lambda pe, instance: KEY if (pe, instance) == (AGENT, INSTANCE) else None,
+            account_for=lambda namespace, job: "spark",
             wall=lambda: 1000.0,
         )
 
@@ -404,7 +409,7 @@ class Door:
         async def told() -> bytes:
             return body
 
-        return run(self.identities.caller(headers, method=method, path=PATH, body=told))
+        return run(self.identities.authenticate(headers, method=method, path=PATH, body=told))
 
     def refusal(self, *headers: str, **more: Any) -> RequestError:
         with pytest.raises(RequestError) as raised:
@@ -479,8 +484,8 @@ class Outage:
 def test_while_nobody_can_say_reads_go_by_the_last_good_answer_and_changes_do_not() -> None:
     outage = Outage()
     bench = Bench(outage)
-    read = (Ask(verb="get", resource="imports"),)
-    other = (Ask(verb="get", resource="exports"),)
+    read = (AccessRequest(verb="get", resource="imports"),)
+    other = (AccessRequest(verb="get", resource="exports"),)
 
     async def status(work: Awaitable[Any]) -> int:
         try:
@@ -490,25 +495,25 @@ def test_while_nobody_can_say_reads_go_by_the_last_good_answer_and_changes_do_no
         return 200
 
     async def main() -> list[int]:
-        token = jwt(exp=1000 + 2 * READ_ON_S)
-        await bench.reviews.caller(token)
-        await bench.reviews.check(ANN, (read,), "jobs")
-        assert await status(bench.reviews.check(ANN, (other,), "jobs")) == 403
+        token = jwt(exp=1000 + 2 * STALE_READ_S)
+        await bench.reviews.review_token(token)
+        await bench.reviews.check_access(ANN, (read,), "jobs")
+        assert await status(bench.reviews.check_access(ANN, (other,), "jobs")) == 403
         outage.away = True
-        await asyncio.sleep(2 * KEEP_S)
+        await asyncio.sleep(2 * REVIEW_TTL_S)
         asked = [
-            bench.reviews.caller(token, reading=True),
-            bench.reviews.caller(token),
-            bench.reviews.caller(jwt(exp=9999), reading=True),
-            bench.reviews.check(ANN, (read,), "jobs", reading=True),
-            bench.reviews.check(ANN, (read,), "jobs"),
-            bench.reviews.check(ANN, (other,), "jobs", reading=True),
+            bench.reviews.review_token(token, reading=True),
+            bench.reviews.review_token(token),
+            bench.reviews.review_token(jwt(exp=9999), reading=True),
+            bench.reviews.check_access(ANN, (read,), "jobs", reading=True),
+            bench.reviews.check_access(ANN, (read,), "jobs"),
+            bench.reviews.check_access(ANN, (other,), "jobs", reading=True),
         ]
         found = [await status(one) for one in asked]
-        await asyncio.sleep(READ_ON_S)
+        await asyncio.sleep(STALE_READ_S)
         late = (
-            bench.reviews.caller(token, reading=True),
-            bench.reviews.check(ANN, (read,), "jobs", reading=True),
+            bench.reviews.review_token(token, reading=True),
+            bench.reviews.check_access(ANN, (read,), "jobs", reading=True),
         )
         return found + [await status(one) for one in late]
 

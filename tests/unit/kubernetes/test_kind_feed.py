@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from streambroker_core.board import Event
+from streambroker_core.board import BoardEvent
 from streambroker_core.model import RULE
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiError
@@ -14,15 +14,15 @@ from streambroker_operator.kubernetes.watch.informer import KindFeed
 
 
 async def test_the_last_reason_is_the_one_that_is_told_and_followers_end_once() -> None:
-    told: list[Event] = []
+    told: list[BoardEvent] = []
     client = ApiClient(Access(server="http://127.0.0.1:1"))
     feed = KindFeed(client, RULE, (), told.append)
     lost: list[str] = []
     feed.on_lost = lambda: lost.append(feed.reason)
 
-    feed.lose("Forbidden")
-    feed.lose("CrdMissing")
-    feed.lose("CrdMissing")
+    feed.mark_lost("Forbidden")
+    feed.mark_lost("CrdMissing")
+    feed.mark_lost("CrdMissing")
 
     assert feed.reason == "CrdMissing"
     assert lost == ["Forbidden"]
@@ -35,11 +35,11 @@ async def test_one_line_says_that_a_kind_is_followed_again(
     caplog.set_level(logging.INFO)
     feed = KindFeed(ApiClient(Access(server="http://127.0.0.1:1")), RULE, (), lambda _: None)
 
-    feed.alive()
+    feed.mark_alive()
     for _ in range(3):
-        feed.failed(ApiError(0, "no answer"))
+        feed.on_failed(ApiError(0, "no answer"))
     for _ in range(3):
-        feed.alive()
+        feed.mark_alive()
 
     kind = "PatternProcessors"
     assert caplog.messages == [f"following {kind}: no answer", f"following {kind} works again"]

@@ -29,7 +29,7 @@ class Bench:
             namespace="streams",
             name="streambroker",
             identity=new_identity(name),
-            changed=changed,
+            on_change=changed,
         )
 
     def leaders(self) -> list[tuple[str, bool]]:

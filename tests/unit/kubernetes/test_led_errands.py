@@ -11,15 +11,20 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streambroker_core.wire.broker.agent_commands import EMIT, MOST, Done, errand_of
+from streambroker_core.wire.broker.agent_commands import (
+    EMIT,
+    MAX_COMMANDS,
+    CommandResult,
+    make_command,
+)
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.replicas.command_relay import PATH, LedErrands, handler
-from streambroker_operator.runtime.agent_commands import Errands
+from streambroker_operator.kubernetes.replicas.command_relay import PATH, LeaderCommands, handler
+from streambroker_operator.runtime.agent_commands import CommandQueue
 from support.resources import pe
 
 SECRET, FEED = b"s" * 32, pe("default/feed/0")
-ERRAND = errand_of(EMIT, {"what": "x"}, "0" * 32)
-DONE = Done(id=ERRAND.id, answer={"id": "log/0"})
+ERRAND = make_command(EMIT, {"what": "x"}, "0" * 32)
+DONE = CommandResult(id=ERRAND.id, answer={"id": "log/0"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -28,21 +33,21 @@ class Leader:
 
     def __init__(self, wait_s: float = 5.0) -> None:
         self.leads = True
-        self.own = Errands(lambda _: None, wait_s)
+        self.own = CommandQueue(lambda _: None, wait_s)
         self.handler: Handler = handler(self.own, SECRET, lambda: self.leads)
 
 
 @asynccontextmanager
 async def follower(
     leader: Leader, secret: bytes = SECRET, wait_s: float = 5.0
-) -> AsyncIterator[LedErrands]:
+) -> AsyncIterator[LeaderCommands]:
     """A replica that does not lead."""
     app = web.Application()
     app.router.add_post(PATH, leader.handler)
     async with TestServer(app) as server:
-        own = Errands(lambda _: None, wait_s)
+        own = CommandQueue(lambda _: None, wait_s)
         address = str(server.make_url("")).rstrip("/")
-        found = LedErrands(own, secret, lambda: False, lambda: address, wait_s)
+        found = LeaderCommands(own, secret, lambda: False, lambda: address, wait_s)
         try:
             yield found
         finally:
@@ -58,24 +63,24 @@ async def refusal(asked: Awaitable[object]) -> RequestError:
 async def test_what_is_asked_and_fetched_elsewhere_is_at_the_one_that_leads() -> None:
     leader = Leader()
     async with follower(leader) as other:
-        asked = asyncio.ensure_future(other.ask(FEED, ERRAND))
-        while not leader.own.waits(FEED):  # noqa: ASYNC110
+        asked = asyncio.ensure_future(other.execute(FEED, ERRAND))
+        while not leader.own.has_pending(FEED):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert other.waits(FEED)
+        assert other.has_pending(FEED)
         assert await other.fetch(FEED, []) == [ERRAND]
         assert await other.fetch(FEED, [DONE]) == []
         assert await asked == DONE
-        assert not other.waits(FEED)
+        assert not other.has_pending(FEED)
 
 
 async def test_what_the_one_that_leads_refuses_is_refused() -> None:
     leader = Leader(wait_s=0.01)
     async with follower(leader) as other:
-        away = await refusal(other.ask(FEED, ERRAND))
-        for number in range(MOST):
-            one = errand_of(EMIT, {}, f"{number:032x}")
-            assert (await refusal(leader.own.ask(FEED, one))).status == 503
-        full = await refusal(other.ask(FEED, errand_of(EMIT, {}, "f" * 32)))
+        away = await refusal(other.execute(FEED, ERRAND))
+        for number in range(MAX_COMMANDS):
+            one = make_command(EMIT, {}, f"{number:032x}")
+            assert (await refusal(leader.own.execute(FEED, one))).status == 503
+        full = await refusal(other.execute(FEED, make_command(EMIT, {}, "f" * 32)))
 
     assert (away.status, away.code, away.headers) == (503, "AgentAway", {"Retry-After": "2"})
     assert (full.status, full.code, full.headers) == (429, "TooManyRequests", {"Retry-After": "5"})
@@ -98,11 +103,13 @@ async def silent(_: web.Request) -> web.Response:
 async def test_a_leader_that_cannot_answer_is_an_agent_that_is_away(
     answers: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streambroker_operator.kubernetes.replicas.command_relay.BESIDE_S", 0.0)
+    monkeypatch.setattr(
+        "streambroker_operator.kubernetes.replicas.command_relay.LEADER_MARGIN_S", 0.0
+    )
     leader = Leader()
     leader.handler = answers
     async with follower(leader, wait_s=0.2) as other:
-        found = [await refusal(other.ask(FEED, ERRAND)), await refusal(other.fetch(FEED, []))]
+        found = [await refusal(other.execute(FEED, ERRAND)), await refusal(other.fetch(FEED, []))]
 
     assert [(one.status, one.code) for one in found] == [(503, "AgentAway")] * 2
 
@@ -117,18 +124,18 @@ async def test_who_leads_no_more_and_who_has_another_secret_gets_nothing() -> No
 
 
 async def test_without_a_leader_nothing_is_taken() -> None:
-    own = Errands(lambda _: None, 5.0)
-    alone = LedErrands(own, SECRET, lambda: False, lambda: "", 5.0)
+    own = CommandQueue(lambda _: None, 5.0)
+    alone = LeaderCommands(own, SECRET, lambda: False, lambda: "", 5.0)
 
-    assert "No replica of the broker leads" in str(await refusal(alone.ask(FEED, ERRAND)))
+    assert "No replica of the broker leads" in str(await refusal(alone.execute(FEED, ERRAND)))
 
 
 async def test_the_one_that_leads_passes_nothing_on() -> None:
-    own = Errands(lambda _: None, 5.0)
-    alone = LedErrands(own, SECRET, lambda: True, lambda: "http://127.0.0.1:9", 5.0)
-    asked = asyncio.ensure_future(alone.ask(FEED, ERRAND))
+    own = CommandQueue(lambda _: None, 5.0)
+    alone = LeaderCommands(own, SECRET, lambda: True, lambda: "http://127.0.0.1:9", 5.0)
+    asked = asyncio.ensure_future(alone.execute(FEED, ERRAND))
     await asyncio.sleep(0)
-    assert alone.waits(FEED)
+    assert alone.has_pending(FEED)
     assert await alone.fetch(FEED, []) == [ERRAND]
     await alone.fetch(FEED, [DONE])
     assert await asked == DONE

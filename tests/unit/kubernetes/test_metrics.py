@@ -6,19 +6,28 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streambroker_operator.kubernetes.client.http_api import Answer
-from streambroker_operator.kubernetes.observability.health import STUCK_S, State, live, ready
-from streambroker_operator.kubernetes.observability.metrics import Figures, Metrics, writes_of
+from streambroker_operator.kubernetes.observability.health import (
+    STUCK_S,
+    BrokerState,
+    check_live,
+    check_ready,
+)
+from streambroker_operator.kubernetes.observability.metrics import (
+    BrokerGauges,
+    Metrics,
+    count_writes,
+)
 from streambroker_operator.kubernetes.replicas.lease import Lease
 from streambroker_operator.kubernetes.status.events import EventWriter
-from streambroker_operator.kubernetes.status.writer import StatusFigures
+from streambroker_operator.kubernetes.status.writer import StatusMetrics
 from support.api_servers import FakeApi
 
-FULL = Figures(
+FULL = BrokerGauges(
     release="0.1.0",
     synced=True,
     leads=True,
     routes=3,
-    board={"Export": 7, "Import": 9},
+    board_versions={"Export": 7, "Import": 9},
     watch_age_s={"Export": 0.5, "Import": 1.5},
     followed={("Export", "jobs"): True, ("Import", "jobs"): False},
     resources={("Export", "accepted"): 2, ("Import", "refused"): 1},
@@ -26,8 +35,8 @@ FULL = Figures(
     reported_routes={"waits": 1, "reads": 2},
     hints_sent=5,
     hints_lost=1,
-    sweeps=4,
-    sweep_differences={("Export", "ghost"): 2},
+    resyncs=4,
+    resync_differences={("Export", "ghost"): 2},
     relists={"Import": 2},
     feeder_restarts=1,
     writes={("status", "done"): 11},
@@ -64,10 +73,10 @@ def test_what_is_read_is_told_under_its_name() -> None:
 
 def test_what_is_counted_here_is_told_as_histograms() -> None:
     metrics = Metrics(lambda: FULL)
-    metrics.matched(0.002)
-    metrics.applied(0.04)
-    metrics.answered("GET", 200, 0.002)
-    metrics.answered("GET", 200, None)
+    metrics.observe_match(0.002)
+    metrics.observe_applied(0.04)
+    metrics.count_answer("GET", 200, 0.002)
+    metrics.count_answer("GET", 200, None)
 
     found = values(metrics)
     assert found["streambroker_match_seconds_count{}"] == 1
@@ -85,7 +94,7 @@ def test_all_that_is_written_in_the_cluster_is_counted() -> None:
     lease.writes["done"] = 5
     others = {("spec", "conflict"): 4, ("status", "done"): 2}
 
-    found = writes_of(StatusFigures(written=3, refused=1), events, lease, others)
+    found = count_writes(StatusMetrics(written=3, refused=1), events, lease, others)
 
     assert found["spec", "conflict"] == 4
     assert found["status", "done"] == 5
@@ -95,7 +104,7 @@ def test_all_that_is_written_in_the_cluster_is_counted() -> None:
 
 
 def test_what_has_not_happened_yet_is_told_as_nothing() -> None:
-    found = values(Metrics(lambda: Figures(release="0.1.0")))
+    found = values(Metrics(lambda: BrokerGauges(release="0.1.0")))
 
     assert found["streambroker_api_writes_total{object=spec,result=refused}"] == 0
     assert found["streambroker_reviews_total{result=failed,review=access}"] == 0
@@ -104,7 +113,7 @@ def test_what_has_not_happened_yet_is_told_as_nothing() -> None:
 
 def test_two_brokers_in_one_process_have_figures_of_their_own() -> None:
     first, second = Metrics(lambda: FULL), Metrics(lambda: FULL)
-    first.matched(1.0)
+    first.observe_match(1.0)
 
     assert values(second)["streambroker_match_seconds_count{}"] == 0
 
@@ -112,22 +121,24 @@ def test_two_brokers_in_one_process_have_figures_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("state", "alive", "takes"),
     [
-        (State(beat_age_s=0.5, synced=True), True, True),
-        (State(beat_age_s=0.5, synced=False), True, False),
-        (State(beat_age_s=0.5, synced=True, stale=True, reason="CrdMissing"), True, True),
-        (State(beat_age_s=0.5, synced=True, closing=True), True, False),
-        (State(beat_age_s=STUCK_S + 1, synced=True), False, True),
+        (BrokerState(beat_age_s=0.5, synced=True), True, True),
+        (BrokerState(beat_age_s=0.5, synced=False), True, False),
+        (BrokerState(beat_age_s=0.5, synced=True, stale=True, reason="CrdMissing"), True, True),
+        (BrokerState(beat_age_s=0.5, synced=True, closing=True), True, False),
+        (BrokerState(beat_age_s=STUCK_S + 1, synced=True), False, True),
     ],
 )
 def test_probes_tell_a_stuck_process_from_one_that_is_not_ready(
-    state: State, alive: bool, takes: bool
+    state: BrokerState, alive: bool, takes: bool
 ) -> None:
-    assert (live(state).well, ready(state).well) == (alive, takes)
-    assert ready(state).status == (200 if takes else 503)
+    assert (check_live(state).is_ok, check_ready(state).is_ok) == (alive, takes)
+    assert check_ready(state).status == (200 if takes else 503)
 
 
 def test_a_probe_names_what_is_wrong() -> None:
-    text = ready(State(beat_age_s=0.0, synced=False, stale=True, reason="CrdMissing")).text
+    text = check_ready(
+        BrokerState(beat_age_s=0.0, synced=False, stale=True, reason="CrdMissing")
+    ).text
 
     assert "[-]synced failed: resources have not been read yet" in text
     assert "[+]feed lost CrdMissing" in text

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from streambroker_core.board import ExportApplied, ImportApplied
-from streambroker_core.diagnose import survey
+from streambroker_core.diagnose import take_snapshot
 from streambroker_core.model import Export, Resource, kind_of
 from streambroker_operator.kubernetes.status import nearest_port as nearest
-from streambroker_operator.kubernetes.status.nearest_port import FIRST_PACE_S, Nearest, sentence
+from streambroker_operator.kubernetes.status.nearest_port import (
+    MIN_AGE_S,
+    NearestSentences,
+    nearest_sentence,
+)
 from streambroker_operator.kubernetes.status.writer import Name
 from support.resources import board_of, export_of, import_of
 
@@ -33,18 +37,18 @@ class Bench:
         self.board = board_of(*resources)
         self.now = 1000.0
         self.offers: list[Name] = []
-        self.nearest = Nearest(self.board, self.offers.append, clock=lambda: self.now)
+        self.nearest = NearestSentences(self.board, self.offers.append, clock=lambda: self.now)
 
     def work(self, *resources: Resource) -> list[Name]:
         """Ask for sentences, compute, and return what was offered."""
         for one in resources:
-            self.nearest.of((kind_of(one), one.uid), one.generation)
+            self.nearest.get((kind_of(one), one.uid), one.generation)
         self.offers.clear()
-        asyncio.run(self.nearest.work())
+        asyncio.run(self.nearest.compute_due())
         return list(self.offers)
 
     def said(self, one: Resource) -> str:
-        return self.nearest.of((kind_of(one), one.uid), one.generation) or ""
+        return self.nearest.get((kind_of(one), one.uid), one.generation) or ""
 
     def change(self, export: Export, **properties: Any) -> Export:
         changed = replace(export, generation=export.generation + 1, properties=properties)
@@ -81,7 +85,7 @@ def test_imports_of_other_namespaces_are_not_named() -> None:
 def test_a_message_with_a_full_stop_does_not_get_a_second_one() -> None:
     export = export_of("feed/news", schema=[{"name": "bid", "type": "double"}])
     board = board_of(WISH, export)
-    text = sentence(survey(board), replace(WISH, filter="price > 1"))
+    text = nearest_sentence(take_snapshot(board), replace(WISH, filter="price > 1"))
     assert text.endswith("there are `bid`.")
 
 
@@ -101,7 +105,7 @@ def test_a_sentence_that_changes_all_the_time_is_computed_less_and_less_often() 
     bench, export, computed = Bench(WISH, NEWS), NEWS, 0
     bench.work(WISH)
     for number in range(100):
-        bench.now += FIRST_PACE_S
+        bench.now += MIN_AGE_S
         export = bench.change(export, kind=f"k{number}")
         computed += len(bench.work())
     assert 3 <= computed <= 8
@@ -113,18 +117,18 @@ def test_a_changed_resource_does_not_wait_for_its_pace() -> None:
     changed = replace(WISH, generation=2, subscription='kind == "sport"')
     bench.board.handle(ImportApplied(import_=changed, version=max(bench.board.point) + 1))
 
-    assert bench.nearest.of(("Import", WISH.uid), 2) is None
+    assert bench.nearest.get(("Import", WISH.uid), 2) is None
     assert bench.work(changed) == [("Import", WISH.uid)]
 
 
 def test_a_resource_that_matches_by_now_is_forgotten() -> None:
     bench = Bench(WISH, NEWS)
     bench.work(WISH)
-    bench.now += FIRST_PACE_S
+    bench.now += MIN_AGE_S
     bench.change(NEWS, kind="trade")
 
     assert bench.work() == []
-    assert bench.nearest.of(("Import", WISH.uid), 1) is None
+    assert bench.nearest.get(("Import", WISH.uid), 1) is None
 
 
 def test_a_turn_ends_when_its_time_is_used_up(monkeypatch: Any) -> None:
@@ -157,7 +161,7 @@ def rests(monkeypatch: Any, took: list[float], busy: list[bool]) -> list[float]:
         bench.now += took.pop(0)
 
     monkeypatch.setattr("streambroker_operator.kubernetes.status.nearest_port.asyncio.sleep", sleep)
-    monkeypatch.setattr(bench.nearest, "work", work)
+    monkeypatch.setattr(bench.nearest, "compute_due", work)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(bench.nearest.run(lambda: True, lambda: busy.pop(0)))
     assert not took

@@ -16,8 +16,8 @@ from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, r
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from streambroker_operator.kubernetes.client.managed_fields import AGENT, API
 from streambroker_operator.kubernetes.client.objects import Objects
-from streambroker_operator.kubernetes.replicas.agent_endpoints import status_of
-from streambroker_operator.storage.write_options import Terms
+from streambroker_operator.kubernetes.replicas.agent_endpoints import agent_status
+from streambroker_operator.storage.write_options import WriteOptions
 from support.api_servers import Api, Call
 from support.resources import board_of, import_of, pe, registration
 
@@ -144,7 +144,7 @@ async def test_the_callers_condition_is_looked_at_before_each_attempt() -> None:
             raise RequestError(412, "ConditionFailed", "it is another one now")
 
     with pytest.raises(RequestError) as caught:
-        await store_of(api).put(CHANGED, touched=(("filter",),), terms=Terms(check=check))
+        await store_of(api).put(CHANGED, touched=(("filter",),), options=WriteOptions(check=check))
     assert caught.value.status == 412
     assert seen == ["i.1", "i.2"]
     assert [method for method, _ in api.asked].count("PATCH") == 1
@@ -258,7 +258,7 @@ async def test_a_registration_that_reached_only_some_of_its_resources_is_told_by
     more = replace(import_of("alerts/more", uid="j"), name="alerts")
     api = Scripted()
     store = store_of(api, board_of(ALERTS, more))
-    api.status = status_of(registration(), None)
+    api.status = agent_status(registration(), None)
     written = api.done()
     api.status, api.uid = None, "i"
     api.answers = [written, failure(503)]
@@ -266,7 +266,7 @@ async def test_a_registration_that_reached_only_some_of_its_resources_is_told_by
     with pytest.raises(RequestError):
         await store.register(pe("alerts"), registration())
     assert store.pes() == []
-    seen = store.saw("Import", written.body)
+    seen = store.observe("Import", written.body)
     assert seen.agent is not None
     assert seen.agent.registration == registration()
 
@@ -278,7 +278,7 @@ async def test_a_resource_that_comes_after_its_agent_is_told_of_it() -> None:
     await store.register(pe("alerts"), registration())
     assert api.asked == []
     board.handle(ImportApplied(import_=ALERTS, version=12))
-    store.saw("Import", api.live())
+    store.observe("Import", api.live())
     api.answers = [failure(503), api.done()]
     for _ in range(3):
         await store.announce()
@@ -311,7 +311,7 @@ async def test_a_resource_that_cannot_be_told_of_its_agent_holds_no_other_up() -
         await store.register(pe(job), registration())
         resource = replace(import_of(f"{job}/trades", uid=job), name=job)
         board.handle(ImportApplied(import_=resource, version=12))
-        store.saw("Import", api.one(job))
+        store.observe("Import", api.one(job))
     for _ in range(20):
         await store.announce()
 
@@ -342,14 +342,14 @@ async def test_a_missing_secret_is_made_and_one_that_another_replica_made_is_tak
     there = Answer(status=200, body=body)
     for made in (Answer(status=201, body={"metadata": {}}), failure(409)):
         api = Scripted(answers=[failure(404), made, there])
-        assert await read_secret(Objects(api), "streams", "broker", make=True) == b"k" * 32
+        assert await read_secret(Objects(api), "streams", "broker", create=True) == b"k" * 32
         assert [method for method, _ in api.asked] == ["GET", "POST", "GET"]
 
 
 async def test_a_secret_that_may_not_be_made_is_an_error() -> None:
     api = Scripted(answers=[failure(404), failure(403)])
     with pytest.raises(RequestError) as caught:
-        await read_secret(Objects(api), "streams", "broker", make=True)
+        await read_secret(Objects(api), "streams", "broker", create=True)
     assert "create the Secret streams/broker" in str(caught.value)
 
 

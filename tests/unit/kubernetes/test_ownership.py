@@ -9,17 +9,17 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from streambroker_operator.kubernetes.apply.patch import (
-    application,
-    edit_of,
-    edited,
-    kept_by_others,
+    apply_body,
+    apply_edit,
+    compute_edit,
     own_part,
-    statement,
+    removals_held_by_others,
+    spec_to_apply,
 )
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
     extracted,
-    held_at,
+    fields_at,
     lacks,
     own_fields,
     paths,
@@ -108,19 +108,19 @@ def test_an_extract_of_an_extract_is_the_same(model: Model) -> None:
 @given(models())
 def test_paths_are_the_fields_that_are_held_lists_as_a_whole(model: Model) -> None:
     for manager, held in model.held.items():
-        fields = held_at(own_fields(model.document(), manager), ("spec",)) or {}
+        fields = fields_at(own_fields(model.document(), manager), ("spec",)) or {}
         expected = {leaf[:1] if leaf[1:] and leaf[1].startswith("k:") else leaf for leaf in held}
         assert set(paths(fields)) == expected
-        assert all(held_at(fields, path) is not None for path in expected)
-        assert held_at(fields, ("properties", "nothing")) is None
+        assert all(fields_at(fields, path) is not None for path in expected)
+        assert fields_at(fields, ("properties", "nothing")) is None
 
 
 @given(now=specs, wanted=specs, touched=touches)
 def test_an_edit_makes_what_is_meant_as_wanted_and_leaves_the_rest(
     now: dict[str, Any], wanted: dict[str, Any], touched: tuple[tuple[str, ...], ...] | None
 ) -> None:
-    edit = edit_of(now, wanted, touched)
-    after = edited(now, edit)
+    edit = compute_edit(now, wanted, touched)
+    after = apply_edit(now, edit)
     if touched is None:
         assert same(after, wanted)
         return
@@ -133,11 +133,11 @@ def test_an_edit_makes_what_is_meant_as_wanted_and_leaves_the_rest(
 
 @given(now=specs)
 def test_what_is_as_wanted_needs_no_edit(now: dict[str, Any]) -> None:
-    assert not edit_of(now, dict(now), None)
+    assert not compute_edit(now, dict(now), None)
 
 
 def test_a_number_and_a_truth_value_are_not_the_same() -> None:
-    assert edit_of({"properties": {"a": 1}}, {"properties": {"a": True}}, None).values
+    assert compute_edit({"properties": {"a": 1}}, {"properties": {"a": True}}, None).values
 
 
 @given(model=models(), wanted=specs, touched=touches)
@@ -145,13 +145,13 @@ def test_the_statement_makes_the_change_and_no_other_and_loses_nothing_of_ours(
     model: Model, wanted: dict[str, Any], touched: tuple[tuple[str, ...], ...] | None
 ) -> None:
     document = model.document()
-    edit = edit_of(model.spec, wanted, touched)
+    edit = compute_edit(model.spec, wanted, touched)
     assume(edit)
-    blamed = kept_by_others(document, edit)
+    blamed = removals_held_by_others(document, edit)
     event("kept by others" if blamed else "goes")
     assume(not blamed)
-    outcome = edited(model.spec, edit)
-    stated = statement(own_part(document).get("spec", {}), edit, outcome)
+    outcome = apply_edit(model.spec, edit)
+    stated = spec_to_apply(own_part(document).get("spec", {}), edit, outcome)
     ours, theirs = set(model.held.get(API, ())), dict(model.live)
     conflicts = model.conflicts(API, stated)
     event("conflicts" if conflicts else "free")
@@ -170,10 +170,10 @@ def test_what_is_blamed_on_others_is_what_an_apply_cannot_take_away(
     model: Model, wanted: dict[str, Any]
 ) -> None:
     document = model.document()
-    edit = edit_of(model.spec, wanted, None)
-    blamed = {path for path, _ in kept_by_others(document, edit)}
-    outcome = edited(model.spec, edit)
-    model.apply(API, statement(own_part(document).get("spec", {}), edit, outcome))
+    edit = compute_edit(model.spec, wanted, None)
+    blamed = {path for path, _ in removals_held_by_others(document, edit)}
+    outcome = apply_edit(model.spec, edit)
+    model.apply(API, spec_to_apply(own_part(document).get("spec", {}), edit, outcome))
     assert bool(blamed) == (not same(model.spec, outcome))
 
 
@@ -191,7 +191,7 @@ def test_a_body_names_the_very_object_and_keeps_what_we_hold_of_its_metadata() -
             },
         ],
     }
-    assert application(document, {}) == {
+    assert apply_body(document, {}) == {
         "apiVersion": "streambroker.io/v1alpha1",
         "kind": "Export",
         "metadata": {
@@ -212,10 +212,10 @@ def test_what_is_held_of_the_status_or_by_update_is_not_ours() -> None:
         {**entry, "operation": "Apply", "subresource": "status"},
     ]
     assert own_part(document) == {}
-    edit = edit_of(document["spec"], {}, None)
-    assert [(path, holder.operation) for path, holder in kept_by_others(document, edit)] == [
-        (("filter",), "Update")
-    ]
+    edit = compute_edit(document["spec"], {}, None)
+    assert [
+        (path, holder.operation) for path, holder in removals_held_by_others(document, edit)
+    ] == [(("filter",), "Update")]
 
 
 def test_a_field_that_is_gone_or_an_item_that_is_another_is_left_out() -> None:
@@ -246,11 +246,11 @@ def test_an_object_of_others_is_not_held_for_its_own_sake() -> None:
     model = Model()
     model.apply("gitops", {"properties": {"a": 1}})
     model.apply(API, {"properties": {"b": 2}})
-    edit = edit_of(model.spec, {"properties": {"a": 1}}, (("properties",),))
-    outcome = edited(model.spec, edit)
-    assert statement(own_part(model.document())["spec"], edit, outcome) == {}
+    edit = compute_edit(model.spec, {"properties": {"a": 1}}, (("properties",),))
+    outcome = apply_edit(model.spec, edit)
+    assert spec_to_apply(own_part(model.document())["spec"], edit, outcome) == {}
     alone = Model()
     alone.apply(API, {"properties": {"b": 2}})
-    edit = edit_of(alone.spec, {"properties": {}}, None)
-    outcome = edited(alone.spec, edit)
-    assert statement(own_part(alone.document())["spec"], edit, outcome) == {"properties": {}}
+    edit = compute_edit(alone.spec, {"properties": {}}, None)
+    outcome = apply_edit(alone.spec, edit)
+    assert spec_to_apply(own_part(alone.document())["spec"], edit, outcome) == {"properties": {}}

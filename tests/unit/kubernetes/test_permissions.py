@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from streambroker_operator.kubernetes.auth.rbac import RULES, Ask, Caller, Verdict, judge, told
-from streambroker_operator.rest.guard.authentication import OPEN
+from streambroker_operator.kubernetes.auth.rbac import (
+    POLICIES,
+    AccessRequest,
+    Caller,
+    Verdict,
+    describe_requests,
+    judge,
+)
+from streambroker_operator.rest.guard.authentication import PUBLIC_PATHS
 from streambroker_operator.rest.http.openapi import description
 from support.charts import table, words
 from support.resources import pe
@@ -36,9 +43,9 @@ def test_each_path_of_the_description_has_a_rule_and_no_other_has() -> None:
         (method.upper(), path)
         for path, item in description()["paths"].items()
         for method in item
-        if method in ("get", "put", "post", "patch", "delete") and path not in OPEN
+        if method in ("get", "put", "post", "patch", "delete") and path not in PUBLIC_PATHS
     }
-    assert set(RULES) == described
+    assert set(POLICIES) == described
 
 
 def test_the_page_on_security_has_each_rule() -> None:
@@ -47,10 +54,12 @@ def test_the_page_on_security_has_each_rule() -> None:
     for requests, right, *_ in table("docs/security.md", *head):
         told_of.update(dict.fromkeys(words(requests), right))
     shown = {"": "none: the agents of the job itself"}
-    rules = {f"{method} {short(path)}": found for (method, path), found in RULES.items()}
+    rules = {f"{method} {short(path)}": found for (method, path), found in POLICIES.items()}
 
     assert told_of == {
-        request: "none" if found.known else shown.get(told(found.asks), told(found.asks))
+        request: "none"
+        if found.allows_authenticated
+        else shown.get(describe_requests(found.requests), describe_requests(found.requests))
         for request, found in rules.items()
     }
 
@@ -66,15 +75,17 @@ def takes_force(method: str, path: str) -> bool:
 
 
 def test_what_may_be_forced_is_what_the_description_lets_be_forced() -> None:
-    assert {rule for rule, found in RULES.items() if found.steers} == {
-        rule for rule in RULES if takes_force(*rule)
+    assert {rule for rule, found in POLICIES.items() if found.steers} == {
+        rule for rule in POLICIES if takes_force(*rule)
     }
 
 
-@pytest.mark.parametrize(("method", "path"), RULES)
+@pytest.mark.parametrize(("method", "path"), POLICIES)
 def test_force_needs_a_right_more_and_never_one_less(method: str, path: str) -> None:
     of_ports = "exports" if "/export/" in path else "imports"
-    whole = Ask(verb="patch", resource="patternprocessors" if "/patterns" in path else of_ports)
+    whole = AccessRequest(
+        verb="patch", resource="patternprocessors" if "/patterns" in path else of_ports
+    )
     usual = judge(PERSON, method=method, path=path, pe=ALERTS, bound="spark")
     forced = judge(PERSON, method=method, path=path, pe=ALERTS, bound="spark", force=True)
     own = judge(POD, method=method, path=path, pe=ALERTS, bound="spark", force=True)
@@ -82,19 +93,19 @@ def test_force_needs_a_right_more_and_never_one_less(method: str, path: str) -> 
     assert not forced.allowed
     assert not own.allowed
     if takes_force(method, path):
-        assert set(forced.asks) == {*usual.asks, (whole,)}
-        assert own.asks == ((whole,),)
+        assert set(forced.requests) == {*usual.requests, (whole,)}
+        assert own.requests == ((whole,),)
     else:
-        assert not forced.asks
-        assert not own.asks
-        assert "force" in forced.why
+        assert not forced.requests
+        assert not own.requests
+        assert "force" in forced.reason
 
 
 def test_a_path_that_no_rule_names_is_refused_to_everybody() -> None:
     for caller in (POD, PERSON, AGENT):
         found = verdict(caller, "POST", PE + "/release", bound="spark")
         assert not found.allowed
-        assert not found.asks
+        assert not found.requests
 
 
 def test_a_job_may_change_its_own_ports_from_its_pods() -> None:
@@ -120,10 +131,10 @@ def test_somebody_elses_ports_are_asked_of_the_cluster(
     found = verdict(caller, "PUT", PE + "/import/{port}/filter", where=where, bound=bound)
 
     assert not found.allowed
-    assert found.asks == (
+    assert found.requests == (
         (
-            Ask(verb="patch", resource="imports", subresource="filter"),
-            Ask(verb="patch", resource="imports"),
+            AccessRequest(verb="patch", resource="imports", subresource="filter"),
+            AccessRequest(verb="patch", resource="imports"),
         ),
     )
 
@@ -137,8 +148,8 @@ def test_the_first_registration_fixes_the_account() -> None:
     first = verdict(POD, "PUT", PE, bound=None)
     again = verdict(POD, "PUT", PE, bound="spark")
 
-    assert (first.allowed, first.binds) == (True, "spark")
-    assert (again.allowed, again.binds) == (True, None)
+    assert (first.allowed, first.bound_account) == (True, "spark")
+    assert (again.allowed, again.bound_account) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +167,8 @@ def test_nobody_else_registers_an_agent(
     found = verdict(caller, "PUT", PE, where=where, bound=bound)
 
     assert not found.allowed
-    assert not found.asks
-    assert why in found.why
+    assert not found.requests
+    assert why in found.reason
 
 
 @pytest.mark.parametrize(("method", "part"), [("PUT", "/report"), ("POST", "/errands")])
@@ -165,26 +176,26 @@ def test_reports_and_errands_are_the_agents_alone(method: str, part: str) -> Non
     found = verdict(PERSON, method, PE + part, bound="spark")
 
     assert not found.allowed
-    assert not found.asks
+    assert not found.requests
 
 
 def test_lists_need_the_right_to_list() -> None:
     found = judge(PERSON, method="HEAD", path="/api/subscriptions/routes")
 
-    assert told(found.asks) == "`list exports` and `list imports`"
+    assert describe_requests(found.requests) == "`list exports` and `list imports`"
 
 
 def test_who_replaces_a_resource_may_create_and_change_it() -> None:
     found = verdict(PERSON, "PUT", PE + "/export/{port}", bound=None)
 
-    assert told(found.asks) == "`create exports` and `patch exports`"
+    assert describe_requests(found.requests) == "`create exports` and `patch exports`"
 
 
 def test_a_set_of_changes_needs_every_right() -> None:
     found = judge(POD, method="POST", path="/api/subscriptions/apply")
 
     assert not found.allowed
-    assert len(found.asks) == 6
+    assert len(found.requests) == 6
 
 
 def test_the_description_itself_needs_no_right() -> None:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from streambroker_core.board import AgentRegistered, ExportApplied, ImportApplied
 from streambroker_core.model import PeKey
 from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S
-from streambroker_operator.kubernetes.status.programmed import Programming
+from streambroker_operator.kubernetes.status.programmed import ProgrammedTracker
 from support.resources import board_of, export_of, import_of, pe, registration
 
 FEED, ALERTS = pe("feed"), pe("alerts")
@@ -24,10 +24,10 @@ class Bench:
         self.board = board_of(self.export, self.import_)
         self.took: list[float] = []
         self.now = 0.0
-        self.programming = Programming(
+        self.programming = ProgrammedTracker(
             self.version,
             lambda pe: self.board.registration(pe) is not None,
-            applied=self.took.append,
+            on_applied=self.took.append,
             clock=lambda: self.now,
         )
         for one in (FEED, ALERTS):
@@ -38,12 +38,12 @@ class Bench:
         return None if view is None else view.version
 
     def tell(self, event: Any, *changed: str) -> None:
-        self.programming.follow(self.board.handle(event), changed=changed)
+        self.programming.on_actions(self.board.handle(event), changed=changed)
 
     def poll(self, one: PeKey) -> bool:
         version = self.version(one)
         assert version is not None
-        return self.programming.heard(one, version)
+        return self.programming.on_acknowledged(one, version)
 
     def refilter(self, filter_: str, version: int) -> None:
         changed = import_of(filter=filter_)
@@ -93,7 +93,7 @@ def test_an_agent_that_runs_a_view_from_before_the_start_is_behind() -> None:
     bench = Bench()
     bench.poll(FEED)
 
-    bench.programming.heard(ALERTS, "0" * 32)
+    bench.programming.on_acknowledged(ALERTS, "0" * 32)
 
     assert bench.said(bench.import_.uid) == "Pending"
 
@@ -139,26 +139,26 @@ def test_an_agent_that_tells_only_with_its_next_change_has_applied_each_in_its_o
     told = [view for view in views if view is not None]
     # The first was run after half a second, the second never, the third after a quarter.
     bench.now = 30.1
-    bench.programming.heard(FEED, told[0], ago_s=19.6)
+    bench.programming.on_acknowledged(FEED, told[0], ago_s=19.6)
     bench.now = 31.0
-    bench.programming.heard(FEED, told[2], ago_s=0.75)
+    bench.programming.on_acknowledged(FEED, told[2], ago_s=0.75)
 
     assert [round(seconds, 3) for seconds in bench.took] == [0.5, 10.25]
 
 
 def test_an_agent_that_is_silent_for_long_is_away_until_it_asks_again() -> None:
     bench = Bench()
-    bench.programming.presence.lead(True)
+    bench.programming.liveness.on_leader_change(True)
     for one in (FEED, ALERTS):
-        bench.programming.registered(one, "first")
+        bench.programming.on_registered(one, "first")
         bench.poll(one)
     bench.now = 60.0
     bench.poll(FEED)
     bench.now = AWAY_S
-    away = bench.programming.presence.look()
-    said = [bench.said(bench.import_.uid), bench.programming.state(ALERTS)]
+    away = bench.programming.liveness.collect_away()
+    said = [bench.said(bench.import_.uid), bench.programming.agent_state(ALERTS)]
 
-    assert (away, bench.programming.presence.look()) == ([ALERTS], [])
+    assert (away, bench.programming.liveness.collect_away()) == ([ALERTS], [])
     assert bench.poll(ALERTS)
     assert not bench.poll(ALERTS)
     assert [*said, bench.said(bench.import_.uid)] == ["AgentAway", "away", "Programmed"]
@@ -166,10 +166,10 @@ def test_an_agent_that_is_silent_for_long_is_away_until_it_asks_again() -> None:
 
 def test_a_silent_agent_of_its_own_is_told_from_one_of_its_routes() -> None:
     bench = Bench()
-    bench.programming.presence.lead(True)
+    bench.programming.liveness.on_leader_change(True)
     bench.poll(FEED)
     bench.now = AWAY_S
-    bench.programming.presence.look()
+    bench.programming.liveness.collect_away()
     bench.poll(ALERTS)
 
     told = [
@@ -187,14 +187,14 @@ def test_who_begins_to_lead_waits_before_it_calls_anybody_away() -> None:
         bench.poll(one)
     bench.now = 1000.0
     bench.poll(FEED)
-    said = [bench.programming.presence.look(), bench.said(bench.import_.uid)]
-    bench.programming.presence.lead(True)
+    said = [bench.programming.liveness.collect_away(), bench.said(bench.import_.uid)]
+    bench.programming.liveness.on_leader_change(True)
     bench.now += AWAY_S - 1
     bench.poll(FEED)
-    said += [bench.programming.presence.look(), bench.said(bench.import_.uid)]
-    states = [bench.programming.state(one) for one in (FEED, ALERTS)]
+    said += [bench.programming.liveness.collect_away(), bench.said(bench.import_.uid)]
+    states = [bench.programming.agent_state(one) for one in (FEED, ALERTS)]
     bench.now += 1
-    said += [bench.programming.presence.look(), bench.said(bench.import_.uid)]
+    said += [bench.programming.liveness.collect_away(), bench.said(bench.import_.uid)]
 
     assert said == [[], None, [], None, [ALERTS], "AgentAway"]
     assert states == ["current", "unheard"]
@@ -202,31 +202,31 @@ def test_who_begins_to_lead_waits_before_it_calls_anybody_away() -> None:
 
 def test_who_leads_anew_has_to_find_out_anew_who_is_away() -> None:
     bench = Bench()
-    bench.programming.presence.lead(True)
+    bench.programming.liveness.on_leader_change(True)
     bench.poll(FEED)
     bench.poll(ALERTS)
     bench.now = 200.0
-    assert set(bench.programming.presence.look()) == {FEED, ALERTS}
+    assert set(bench.programming.liveness.collect_away()) == {FEED, ALERTS}
 
-    bench.programming.presence.lead(False)
-    bench.programming.presence.lead(True)
+    bench.programming.liveness.on_leader_change(False)
+    bench.programming.liveness.on_leader_change(True)
     assert bench.said(bench.import_.uid) is None
 
     bench.now = 300.0
-    assert set(bench.programming.presence.look()) == {FEED, ALERTS}
+    assert set(bench.programming.liveness.collect_away()) == {FEED, ALERTS}
 
 
 def test_another_instance_runs_nothing_until_it_says_so() -> None:
     bench = Bench()
-    bench.programming.registered(ALERTS, "first")
+    bench.programming.on_registered(ALERTS, "first")
     bench.poll(FEED)
     bench.poll(ALERTS)
-    bench.programming.registered(ALERTS, "first")
+    bench.programming.on_registered(ALERTS, "first")
     said = [bench.said(bench.import_.uid)]
 
-    bench.programming.registered(ALERTS, "second")
+    bench.programming.on_registered(ALERTS, "second")
     said.append(bench.said(bench.import_.uid))
-    states = [bench.programming.state(ALERTS), bench.programming.runs_current(ALERTS)]
+    states = [bench.programming.agent_state(ALERTS), bench.programming.runs_current(ALERTS)]
     bench.poll(ALERTS)
 
     assert [*said, bench.said(bench.import_.uid)] == ["Programmed", None, "Programmed"]
@@ -235,11 +235,11 @@ def test_another_instance_runs_nothing_until_it_says_so() -> None:
 
 def test_a_change_that_an_instance_has_not_lived_to_run_is_not_timed() -> None:
     bench = Bench()
-    bench.programming.registered(ALERTS, "first")
+    bench.programming.on_registered(ALERTS, "first")
     bench.poll(ALERTS)
     bench.refilter("price > 1.0", 20)
     bench.now = 3600.0
-    bench.programming.registered(ALERTS, "second")
+    bench.programming.on_registered(ALERTS, "second")
     bench.poll(ALERTS)
 
     assert bench.took == []
@@ -247,25 +247,25 @@ def test_a_change_that_an_instance_has_not_lived_to_run_is_not_timed() -> None:
 
 def test_what_another_replica_tells_of_an_instance_waits_until_that_is_known_here() -> None:
     bench = Bench()
-    bench.programming.registered(ALERTS, "first")
+    bench.programming.on_registered(ALERTS, "first")
     bench.poll(FEED)
     version = bench.version(ALERTS)
     assert version is not None
 
-    assert not bench.programming.heard(ALERTS, version, instance="second")
+    assert not bench.programming.on_acknowledged(ALERTS, version, instance="second")
     assert bench.said(bench.import_.uid) is None
-    assert bench.programming.registered(ALERTS, "second")
+    assert bench.programming.on_registered(ALERTS, "second")
     assert bench.said(bench.import_.uid) == "Programmed"
 
 
 def test_an_agent_whose_pe_is_withdrawn_is_not_away() -> None:
     bench = Bench()
-    bench.programming.presence.lead(True)
-    bench.programming.registered(ALERTS, "first")
-    bench.programming.withdrawn(ALERTS)
+    bench.programming.liveness.on_leader_change(True)
+    bench.programming.on_registered(ALERTS, "first")
+    bench.programming.on_withdrawn(ALERTS)
     bench.now = AWAY_S
 
-    assert bench.programming.presence.look() == []
+    assert bench.programming.liveness.collect_away() == []
 
 
 class Programmed(RuleBasedStateMachine):

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.board import Board, Event, FeedLost, Synced
+from streambroker_core.board import Board, BoardEvent, FeedLost, Synced
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiError, Timing
-from streambroker_operator.kubernetes.observability.health import State, ready
+from streambroker_operator.kubernetes.observability.health import BrokerState, check_ready
 from streambroker_operator.kubernetes.watch.informer import KindFeed
 from streambroker_operator.kubernetes.watch.refused_namespaces import Refusal
 from support.object_store import Object, ObjectStore
@@ -73,7 +73,7 @@ class Rig:
 
     server: Server = field(default_factory=Server)
     board: Board = field(default_factory=Board)
-    events: list[Event] = field(default_factory=list)
+    events: list[BoardEvent] = field(default_factory=list)
     coming: list[tuple[str, Object]] = field(default_factory=list)
     watched: set[str] = field(default_factory=set)
 
@@ -82,7 +82,7 @@ class Rig:
         self.feed = KindFeed(client, "Export", NAMESPACES, self.deliver)
         self.board.handle(Synced(kind="Import", listed=(), version=0))
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: BoardEvent) -> None:
         self.events.append(event)
         self.board.handle(event)
 
@@ -103,7 +103,7 @@ class Rig:
             self.coming.append(event)
 
     async def bring(self, *_: str) -> None:
-        await self.feed.take(self.coming, self.feed.following.session)
+        await self.feed.apply_changes(self.coming, self.feed.cache.session)
         self.coming.clear()
 
     async def lose(self, *_: str) -> None:
@@ -127,15 +127,15 @@ class Rig:
         self.server.there.add(namespace)
 
     async def sweep(self, *_: str) -> None:
-        await self.feed.sweep()
-        if not self.feed.wanted.is_set():
+        await self.feed.resync()
+        if not self.feed.relist_needed.is_set():
             self.coming.clear()
             self.assert_followed()
 
     async def relist(self, *_: str) -> None:
         with suppress(ApiError):
             await self.feed.relist()
-        if self.feed.wanted.is_set() or not self.server.allowed:
+        if self.feed.relist_needed.is_set() or not self.server.allowed:
             return
         self.coming.clear()
         self.watched = set(NAMESPACES) - self.feed.refused.keys()
@@ -144,12 +144,12 @@ class Rig:
     # ---- what has to hold ------------------------------------------------
 
     def shown(self) -> set[str]:
-        return {export.uid for export in self.board.each_export()}
+        return {export.uid for export in self.board.iter_exports()}
 
     def assert_followed(self) -> None:
         """What is readable is on the board, and nothing else of these namespaces."""
         for namespace in set(NAMESPACES) - self.feed.refused.keys():
-            here = {e.uid for e in self.board.each_export() if e.key.namespace == namespace}
+            here = {e.uid for e in self.board.iter_exports() if e.key.namespace == namespace}
             assert here == {body["metadata"]["uid"] for body in self.server.of(namespace)}
 
     async def step(self, action: str, namespace: str, name: str) -> None:
@@ -182,9 +182,9 @@ async def _play(plan: list[tuple[str, str, str]], *, tells_namespaces: bool) -> 
         await rig.step(action, namespace, name)
     for namespace in NAMESPACES:
         await rig.step("allow", namespace, "")
-    await rig.feed.sweep()
+    await rig.feed.resync()
     if rig.feed.refused:
-        assert rig.feed.wanted.is_set(), "a list is due"
+        assert rig.feed.relist_needed.is_set(), "a list is due"
     await rig.step("relist", "", "")
 
     assert rig.feed.refused == {}
@@ -227,7 +227,7 @@ async def test_changes_elsewhere_are_found_while_one_namespace_is_refused() -> N
     rig = await _two_exports()
     rig.server.allowed.discard(REPORTS)
     rig.server.store.write("Export", "b", 0, JOBS)
-    await rig.feed.sweep()
+    await rig.feed.resync()
 
     assert rig.shown() == {"Export-1", "Export-2", "Export-3"}
     assert rig.feed.refused == {REPORTS: "Forbidden"}
@@ -243,7 +243,7 @@ async def test_what_was_in_a_namespace_goes_once_the_namespace_is_known_to_be_go
     rig = await _two_exports(tells_namespaces=tells_namespaces)
     await rig.remove(REPORTS, "")
     rig.coming.clear()
-    await rig.feed.sweep()
+    await rig.feed.resync()
 
     assert (rig.feed.refused, rig.shown()) == ({REPORTS: why}, left)
 
@@ -253,7 +253,7 @@ async def test_the_only_namespaces_can_go_as_well() -> None:
     for namespace in NAMESPACES:
         await rig.remove(namespace, "")
     rig.coming.clear()
-    await rig.feed.sweep()
+    await rig.feed.resync()
 
     assert rig.shown() == set()
 
@@ -272,13 +272,13 @@ async def test_a_namespace_that_was_never_listed_keeps_a_new_broker_from_serving
 async def test_a_list_is_asked_for_as_soon_as_the_namespace_can_be_read() -> None:
     rig = await _two_exports()
     rig.server.allowed.discard(REPORTS)
-    await rig.feed.sweep()
-    await rig.feed.ask_refused()
-    assert not rig.feed.wanted.is_set()
+    await rig.feed.resync()
+    await rig.feed.probe_refused()
+    assert not rig.feed.relist_needed.is_set()
 
     rig.server.allowed.add(REPORTS)
-    await rig.feed.ask_refused()
-    assert rig.feed.wanted.is_set()
+    await rig.feed.probe_refused()
+    assert rig.feed.relist_needed.is_set()
 
 
 async def test_one_line_says_that_a_namespace_is_refused_and_one_that_it_is_back(
@@ -288,7 +288,7 @@ async def test_one_line_says_that_a_namespace_is_refused_and_one_that_it_is_back
     caplog.set_level(logging.INFO)
     rig.server.allowed.discard(REPORTS)
     for _ in range(3):
-        await rig.feed.sweep()
+        await rig.feed.resync()
     rig.server.allowed.add(REPORTS)
     for _ in range(3):
         await rig.feed.relist()
@@ -304,9 +304,9 @@ def test_a_broker_is_ready_and_names_the_namespaces_that_it_does_not_follow() ->
         ("Import", "b"): "NamespaceGone",
         ("Export", "a"): "Forbidden",
     }
-    probe = ready(State(beat_age_s=0.0, synced=True, refused=refused))
+    probe = check_ready(BrokerState(beat_age_s=0.0, synced=True, refused=refused))
 
-    assert probe.well
+    assert probe.is_ok
     assert [line for line in probe.text.splitlines() if "namespace" in line] == [
         "[+]namespace a of exports not followed: Forbidden",
         "[+]namespace b of imports not followed: NamespaceGone",

@@ -9,8 +9,8 @@ from streambroker_core.wire.broker.registration import Registration
 from streambroker_operator.kubernetes.client.managed_fields import AGENT
 from streambroker_operator.kubernetes.replicas.agent_endpoints import (
     Endpoints,
+    agent_status,
     read_agent,
-    status_of,
 )
 from support.resources import pe
 
@@ -20,7 +20,7 @@ NEW = Registration(instance="0123456789abcdef", location="grpc+tcp://10.0.0.8:47
 
 
 def document(found: Registration | None, account: str | None = None, second: int = 0) -> Any:
-    status = {} if found is None else status_of(found, account)
+    status = {} if found is None else agent_status(found, account)
     fields = {"manager": AGENT, "operation": "Apply", "subresource": "status", "fieldsV1": {}}
     time = {"time": f"2026-11-21T11:29:{second:02}Z"}
     return {"metadata": {"managedFields": [{**fields, **time}]}, "status": status}
@@ -30,7 +30,7 @@ def saw(
     endpoints: Endpoints, uid: str, found: Registration | None, version: int, second: int = 0
 ) -> tuple[Registration, int] | None:
     shown = read_agent(FEED, document(found, second=second))
-    event = endpoints.saw(uid, shown, version)
+    event = endpoints.observe(uid, shown, version)
     return None if event is None else (event.registration, event.version)
 
 
@@ -38,7 +38,7 @@ def test_a_status_is_read_as_it_was_written() -> None:
     shown = read_agent(FEED, document(NEW, "spark", 31))
     assert (shown.registration, shown.account, shown.at.second) == (NEW, "spark", 31)
     assert read_agent(FEED, document(OLD)).registration == OLD
-    assert "hint" not in status_of(OLD, None)["endpoint"]
+    assert "hint" not in agent_status(OLD, None)["endpoint"]
 
 
 def test_a_status_that_cannot_be_read_tells_of_no_agent() -> None:
@@ -87,7 +87,7 @@ def test_a_resource_without_a_status_takes_nothing_away() -> None:
     endpoints = Endpoints()
     saw(endpoints, "a", OLD, 10)
     assert saw(endpoints, "b", None, 12) is None
-    endpoints.gone("a")
+    endpoints.on_deleted("a")
     assert endpoints.registration(FEED) == (OLD, 10)
     assert endpoints.pes() == [FEED]
 
@@ -110,7 +110,7 @@ def test_a_late_sight_of_a_resource_brings_nothing_back() -> None:
 
 def test_an_agent_that_registers_here_is_not_replaced_by_what_a_resource_said_before() -> None:
     endpoints = Endpoints()
-    endpoints.registered(FEED, NEW, None, 0)
+    endpoints.on_registered(FEED, NEW, None, 0)
     assert saw(endpoints, "a", OLD, 10, second=1) is None
     assert endpoints.registration(FEED) == (NEW, 0)
     assert endpoints.is_behind("a")
@@ -127,7 +127,7 @@ def test_only_what_lacks_its_agent_or_is_older_is_behind() -> None:
     assert not endpoints.is_behind("nobody")
 
     endpoints = Endpoints(now=lambda: datetime(2026, 11, 21, 11, 29, 3, tzinfo=timezone.utc))
-    endpoints.registered(FEED, OLD, None, 0)
+    endpoints.on_registered(FEED, OLD, None, 0)
     assert saw(endpoints, "a", NEW, 12, second=5) == (NEW, 12)
     assert not endpoints.is_behind("a")
 
@@ -135,30 +135,30 @@ def test_only_what_lacks_its_agent_or_is_older_is_behind() -> None:
 def test_what_a_status_says_of_an_account_counts_before_what_was_heard_here() -> None:
     """Another replica was told first, and wrote it down."""
     endpoints = Endpoints()
-    endpoints.registered(FEED, OLD, "thief", 0)
-    endpoints.saw("a", read_agent(FEED, document(NEW, "spark", 1)), 10)
+    endpoints.on_registered(FEED, OLD, "thief", 0)
+    endpoints.observe("a", read_agent(FEED, document(NEW, "spark", 1)), 10)
     assert endpoints.account(FEED) == "spark"
-    assert endpoints.jobs_of("default", "thief") == []
-    assert endpoints.jobs_of("default", "spark") == ["feed"]
-    endpoints.registered(FEED, OLD, "thief", 0)
+    assert endpoints.jobs_for("default", "thief") == []
+    assert endpoints.jobs_for("default", "spark") == ["feed"]
+    endpoints.on_registered(FEED, OLD, "thief", 0)
     assert endpoints.account(FEED) == "spark"
 
 
 def test_what_is_lacking_is_what_says_something_else() -> None:
     endpoints = Endpoints()
     saw(endpoints, "a", OLD, 10)
-    assert endpoints.says("a", OLD, None)
-    assert not endpoints.says("a", NEW, None)
-    assert not endpoints.says("a", OLD, "spark")
-    assert not endpoints.says("nobody", OLD, None)
+    assert endpoints.is_published("a", OLD, None)
+    assert not endpoints.is_published("a", NEW, None)
+    assert not endpoints.is_published("a", OLD, "spark")
+    assert not endpoints.is_published("nobody", OLD, None)
 
 
 def test_a_job_is_bound_by_its_first_account_and_free_when_all_of_it_is_gone() -> None:
     endpoints = Endpoints()
-    endpoints.registered(FEED, OLD, "spark", 0)
-    endpoints.registered(pe("default/feed/1"), OLD, "other", 0)
+    endpoints.on_registered(FEED, OLD, "spark", 0)
+    endpoints.on_registered(pe("default/feed/1"), OLD, "other", 0)
     assert endpoints.account(pe("default/feed/7")) == "spark"
-    assert endpoints.account_of("default", "feed") == "spark"
+    assert endpoints.account_for("default", "feed") == "spark"
     assert endpoints.account(pe("elsewhere/feed/0")) is None
     endpoints.withdraw(FEED)
     assert endpoints.account(FEED) == "spark"
@@ -168,8 +168,8 @@ def test_a_job_is_bound_by_its_first_account_and_free_when_all_of_it_is_gone() -
 
 def test_versions_of_registrations_never_go_down_not_even_over_a_withdrawal() -> None:
     endpoints = Endpoints()
-    first = endpoints.registered(FEED, OLD, None, 20)
-    again = endpoints.registered(FEED, NEW, None, 0)
+    first = endpoints.on_registered(FEED, OLD, None, 20)
+    again = endpoints.on_registered(FEED, NEW, None, 0)
     assert (first.version, again.version) == (20, 20)
     assert endpoints.withdraw(FEED) == 20
-    assert endpoints.registered(FEED, OLD, None, 0).version == 20
+    assert endpoints.on_registered(FEED, OLD, None, 0).version == 20

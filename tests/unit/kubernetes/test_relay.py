@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streambroker_core.wire.broker.ended_exports import NOTHING_ENDED, Ends, ends_of
-from streambroker_core.wire.reports.rule_status import ToldRule
+from streambroker_core.wire.broker.ended_exports import NONE_ENDED, EndedExports, make_ended_exports
+from streambroker_core.wire.reports.rule_status import RuleStatus
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas import report_relay as relay
 from support.resources import pe
@@ -28,9 +28,9 @@ def told(at: float = NOW, runs: Any = None) -> bytes:
     ).encode()
 
 
-def read(body: bytes, secret: bytes = SECRET, scheme: str = "Replica") -> relay.Told:
-    shown = relay.sealed(secret, body).replace("Replica", scheme)
-    return relay.read(SECRET, shown, body, NOW)
+def read(body: bytes, secret: bytes = SECRET, scheme: str = "Replica") -> relay.RelayedReports:
+    shown = relay.sign(secret, body).replace("Replica", scheme)
+    return relay.read_reports(SECRET, shown, body, NOW)
 
 
 def with_ends(ended: Any) -> bytes:
@@ -39,12 +39,12 @@ def with_ends(ended: Any) -> bytes:
 
 def test_a_replica_is_heard() -> None:
     ended = {str(FEED): ["trades,*", 0.25, "first"], str(ALERTS): ["", 0.5, "second"]}
-    some = Ends(ports=frozenset({"trades"}), more=True)
+    some = EndedExports(ports=frozenset({"trades"}), more=True)
 
-    assert read(told()).runs == [(FEED, "v1", 0.5, "first")]
+    assert read(told()).versions == [(FEED, "v1", 0.5, "first")]
     assert read(with_ends(ended)).ends == [
         (FEED, some, 0.25, "first"),
-        (ALERTS, NOTHING_ENDED, 0.5, "second"),
+        (ALERTS, NONE_ENDED, 0.5, "second"),
     ]
 
 
@@ -55,7 +55,7 @@ def test_a_replica_of_an_older_release_says_nothing_of_ends() -> None:
 @pytest.mark.parametrize("shown", ["", "Replica", "Replica 00", "Bearer token"])
 def test_who_shows_no_proof_is_refused(shown: str) -> None:
     with pytest.raises(RequestError) as raised:
-        relay.read(SECRET, shown, told(), NOW)
+        relay.read_reports(SECRET, shown, told(), NOW)
 
     assert raised.value.status == 401
 
@@ -64,7 +64,7 @@ def test_another_secret_or_another_body_is_refused() -> None:
     with pytest.raises(RequestError):
         read(told(), secret=b"t" * 32)
     with pytest.raises(RequestError):
-        relay.read(SECRET, relay.sealed(SECRET, told()), told(runs={}), NOW)
+        relay.read_reports(SECRET, relay.sign(SECRET, told()), told(runs={}), NOW)
 
 
 @pytest.mark.parametrize("at", [NOW - 61, NOW + 61])
@@ -91,10 +91,10 @@ def test_what_cannot_be_read_is_refused(body: bytes) -> None:
 async def test_a_leader_that_cannot_be_told_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    one = relay.Relay(SECRET, lambda: "http://127.0.0.1:1")
+    one = relay.ReportRelay(SECRET, lambda: "http://127.0.0.1:1")
     async with aiohttp.ClientSession(trust_env=False) as session:
         for _ in range(2):
-            one.note(FEED, "v1", 0.0)
+            one.note_version(FEED, "v1", 0.0)
             await one._send(session)
 
     assert caplog.text.count("cannot be told which agents ask here") == 1
@@ -105,30 +105,32 @@ class Leader:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.told = relay.Told([], [])
+        self.told = relay.RelayedReports([], [])
 
     async def take(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.bodies.append(json.loads(body))
-        self.told = relay.read(
+        self.told = relay.read_reports(
             SECRET, request.headers["Authorization"], body, self.bodies[-1]["at"]
         )
         return web.Response(status=204)
 
 
 @asynccontextmanager
-async def relay_to(leader: Leader) -> AsyncIterator[tuple[relay.Relay, aiohttp.ClientSession]]:
+async def relay_to(
+    leader: Leader,
+) -> AsyncIterator[tuple[relay.ReportRelay, aiohttp.ClientSession]]:
     app = web.Application()
     app.router.add_post(relay.PATH, leader.take)
     async with TestServer(app) as server, aiohttp.ClientSession(trust_env=False) as session:
-        yield relay.Relay(SECRET, lambda: str(server.make_url("")).rstrip("/"), str), session
+        yield relay.ReportRelay(SECRET, lambda: str(server.make_url("")).rstrip("/"), str), session
 
 
 async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() -> None:
-    leader, ended = Leader(), Ends(ports=frozenset({"trades"}))
+    leader, ended = Leader(), EndedExports(ports=frozenset({"trades"}))
     async with relay_to(leader) as (one, session):
-        one.note(FEED, "v1", 0.5)
-        one.note_ends(FEED, NOTHING_ENDED)
+        one.note_version(FEED, "v1", 0.5)
+        one.note_ends(FEED, NONE_ENDED)
         one.note_ends(FEED, ended)
         await one._send(session)
 
@@ -154,7 +156,7 @@ async def test_damage_is_told_with_its_age_and_the_instance_that_reported_it() -
 
 async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> None:
     leader = Leader()
-    most = ends_of(f"p{n:062}" for n in range(100))
+    most = make_ended_exports(f"p{n:062}" for n in range(100))
     async with relay_to(leader) as (one, session):
         for n in range(relay.ENDS_AT_ONCE + 1):
             one.note_ends(pe(f"default/feed-{n}/0"), most)
@@ -165,7 +167,7 @@ async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> No
 
 
 async def test_of_rules_each_report_is_told_by_itself_with_whether_it_is_all() -> None:
-    leader, told = Leader(), {"dear": ToldRule(version=1, state="active", matches=7)}
+    leader, told = Leader(), {"dear": RuleStatus(version=1, state="active", matches=7)}
     async with relay_to(leader) as (one, session):
         one.note_rules(FEED, told, True)
         one.note_rules(ALERTS, told, False)

@@ -17,13 +17,13 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import RULE, PeKey, Rule
 from streambroker_core.wire.manifests.rules import read_rule_spec, write_rule_spec
-from streambroker_core.wire.reports.rule_status import ToldRule
-from streambroker_operator.kubernetes.status.events import Note, transitions
-from streambroker_operator.kubernetes.status.rule_reconciler import COUNTS_S, RuleStatuses
+from streambroker_core.wire.reports.rule_status import RuleStatus
+from streambroker_operator.kubernetes.status.events import EventNote, transition_notes
+from streambroker_operator.kubernetes.status.rule_reconciler import COUNTS_S, RuleReconciler
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 
 PE = PeKey("default", "alerts", 0)
-ACTIVE = ToldRule(version=1, state="active", since=12, buckets=4, of=4, matches=7)
+ACTIVE = RuleStatus(version=1, state="active", since=12, buckets=4, of=4, matches=7)
 
 
 def rule(uid: str = "u1", where: str = "price > 10", **fields: Any) -> Rule:
@@ -39,7 +39,7 @@ class Bench:
         self.board, self.now, self.version = Board(), 1000.0, 10
         self.offers: list[tuple[Name, bool]] = []
         self.objects: dict[str, Any] = {}
-        self.notes: list[Note] = []
+        self.notes: list[EventNote] = []
         self.statuses = self.fresh()
         listed = tuple((one, number + 1) for number, one in enumerate(rules))
         for event in (
@@ -49,28 +49,28 @@ class Bench:
         ):
             self.tell(event)
 
-    def fresh(self) -> RuleStatuses:
-        return RuleStatuses(
+    def fresh(self) -> RuleReconciler:
+        return RuleReconciler(
             self.board,
             lambda name, urgent: self.offers.append((name, urgent)),
-            written=lambda *told: self.notes.extend(transitions(*told)),
+            on_written=lambda *told: self.notes.extend(transition_notes(*told)),
             clock=lambda: self.now,
             monotonic=lambda: self.now,
         )
 
     def tell(self, event: Any) -> None:
-        self.statuses.followed(event, self.board.handle(event))
+        self.statuses.on_actions(event, self.board.handle(event))
 
     def apply(self, one: Rule) -> None:
         self.version += 1
         self.tell(RuleApplied(rule=one, version=self.version))
 
     def write(self, uid: str = "u1") -> StatusWrite | None:
-        write = self.statuses.draw(uid)
+        write = self.statuses.build(uid)
         if write is not None:
             self.version += 1
             self.objects[uid] = self.written(write, uid)
-            self.statuses.wrote(write, self.objects[uid])
+            self.statuses.on_written(write, self.objects[uid])
         return write
 
     def written(self, write: StatusWrite, uid: str = "u1") -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_a_rule_of_which_no_job_has_told_is_accepted_and_not_known_to_be_active(
         (ACTIVE, ("True", "Accepted"), ("True", "Active")),
         (replace(ACTIVE, since=None), ("True", "Accepted"), ("False", "Pending")),
         (replace(ACTIVE, state="disabled"), ("True", "Accepted"), ("False", "Disabled")),
-        (ToldRule(), ("True", "Accepted"), ("False", "Absent")),
+        (RuleStatus(), ("True", "Accepted"), ("False", "Absent")),
         (
             replace(ACTIVE, refused=2, reason="ContentDiffers", message="it differs"),
             ("False", "ContentDiffers"),
@@ -109,21 +109,21 @@ def test_a_rule_of_which_no_job_has_told_is_accepted_and_not_known_to_be_active(
     ],
 )
 def test_what_the_job_says_is_told(
-    told: ToldRule, accepted: tuple[str, str], active: tuple[str, str]
+    told: RuleStatus, accepted: tuple[str, str], active: tuple[str, str]
 ) -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": told})
+    bench.statuses.on_report(PE, {"dear": told})
 
     found = bench.conditions()
 
     assert (found["Accepted"], found["Active"]) == (accepted, active)
     # Which version was refused stands in the spec.
-    assert bench.statuses.shows("u1") == replace(told, refused=None)
+    assert bench.statuses.published_status("u1") == replace(told, refused=None)
 
 
 def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     write = bench.write()
 
     assert write is not None
@@ -144,7 +144,7 @@ def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
 
 def test_an_invalid_rule_says_where_and_is_urgent_and_what_runs_is_still_told() -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     bench.write()
     bench.offers.clear()
 
@@ -160,14 +160,14 @@ def test_an_invalid_rule_says_where_and_is_urgent_and_what_runs_is_still_told() 
 
 def test_what_is_right_is_not_written_and_counts_alone_once_a_minute() -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     first = bench.write()
     again = bench.write()
-    bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=99)})
+    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=99)})
     soon = bench.write()
     bench.now += COUNTS_S
     late = bench.write()
-    bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=100, state="disabled")})
+    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=100, state="disabled")})
     other = bench.write()
 
     assert (first is None, again, soon) == (False, None, None)
@@ -179,25 +179,25 @@ def test_what_is_right_is_not_written_and_counts_alone_once_a_minute() -> None:
 
 def test_counts_that_came_too_soon_are_written_in_time_though_nobody_tells_of_them_again() -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     bench.write()
     bench.now += COUNTS_S / 2
-    bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=99)})
+    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=99)})
     assert bench.write() is None
     bench.offers.clear()
 
     bench.now += COUNTS_S / 2 - 1
-    bench.statuses.listen()
+    bench.statuses.offer_due()
     assert bench.offers == []
     bench.now += 1
-    bench.statuses.listen()
-    bench.statuses.listen()
+    bench.statuses.offer_due()
+    bench.statuses.offer_due()
     assert bench.offers == [((RULE, "u1"), False)]
     late = bench.write()
     assert late is not None
     assert late.status["matches"] == 99
     bench.now += COUNTS_S
-    bench.statuses.listen()
+    bench.statuses.offer_due()
     assert len(bench.offers) == 1
 
 
@@ -206,45 +206,45 @@ def test_a_replica_shows_the_counts_that_another_one_has_written() -> None:
     replica = bench.fresh()
     for matches in (7, 99):
         bench.now += COUNTS_S
-        bench.statuses.heard(PE, {"dear": replace(ACTIVE, matches=matches)})
+        bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=matches)})
         bench.write()
-        replica.look(bench.objects["u1"], listed=False)
+        replica.observe(bench.objects["u1"], listed=False)
 
-    assert replica.shows("u1") == replace(ACTIVE, matches=99)
+    assert replica.published_status("u1") == replace(ACTIVE, matches=99)
 
 
 def test_what_the_watch_tells_of_the_time_before_a_write_is_passed_over() -> None:
     bench = Bench(rule())
     bench.write()
     before = bench.objects["u1"]
-    bench.statuses.look(before, listed=False)
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.observe(before, listed=False)
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     bench.write()
     bench.offers.clear()
 
-    bench.statuses.look(before, listed=False)
+    bench.statuses.observe(before, listed=False)
     assert (bench.write(), bench.offers) == (None, [])
-    bench.statuses.look(before, listed=True)
+    bench.statuses.observe(before, listed=True)
     assert bench.offers == [((RULE, "u1"), False)]
     assert bench.write() is not None
 
 
 def test_the_answer_to_a_write_of_a_rule_that_has_gone_is_passed_over() -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
-    write = bench.statuses.draw("u1")
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    write = bench.statuses.build("u1")
     assert write is not None
     bench.tell(RuleRemoved(uid="u1", version=30))
-    bench.statuses.wrote(write, bench.written(write))
+    bench.statuses.on_written(write, bench.written(write))
 
-    assert bench.statuses.shows("u1") is None
+    assert bench.statuses.published_status("u1") is None
 
 
 def test_what_an_agent_said_that_has_gone_counts_no_more() -> None:
     other = PeKey(PE.namespace, PE.job, 1)
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
-    bench.statuses.heard(other, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(other, {"dear": ACTIVE})
     bench.write()
     assert bench.objects["u1"]["status"]["applied"] == "8/8"
     bench.offers.clear()
@@ -257,10 +257,10 @@ def test_what_an_agent_said_that_has_gone_counts_no_more() -> None:
 
 def test_a_condition_keeps_the_time_at_which_its_status_changed() -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     bench.write()
     bench.now += 500
-    bench.statuses.heard(PE, {"dear": replace(ACTIVE, state="disabled")})
+    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, state="disabled")})
     write = bench.write()
 
     assert write is not None
@@ -270,20 +270,20 @@ def test_a_condition_keeps_the_time_at_which_its_status_changed() -> None:
 
 def test_who_begins_to_lead_leaves_what_stands_there_until_it_hears() -> None:
     bench = Bench(rule())
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     bench.write()
     stands = bench.objects["u1"]
 
     bench.statuses = bench.fresh()
-    bench.statuses.look(stands, listed=True)
+    bench.statuses.observe(stands, listed=True)
 
-    assert bench.statuses.draw("u1") is None
-    assert bench.statuses.shows("u1") == ACTIVE
+    assert bench.statuses.build("u1") is None
+    assert bench.statuses.published_status("u1") == ACTIVE
 
 
 def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_none() -> None:
     bench = Bench(rule("u1", created=1.0), rule("u2", created=2.0))
-    bench.statuses.heard(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, {"dear": ACTIVE})
     bad = Unreadable(
         kind=RULE, uid="u3", version=20, namespace="n", name="x", code="Bad", problem="why"
     )
@@ -293,7 +293,7 @@ def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_non
     assert bench.conditions("u2")["Active"] == ("Unknown", "NotHeard")
     assert bench.conditions("u3")["Accepted"] == ("False", "Bad")
     bench.tell(RuleRemoved(uid="u1", version=30))
-    assert bench.statuses.draw("u1") is None
+    assert bench.statuses.build("u1") is None
     assert bench.conditions("u2")["Accepted"] == ("True", "Accepted")
 
 
@@ -304,7 +304,7 @@ def test_a_rule_that_cannot_be_read_is_looked_at_before_ports_were_listed() -> N
     bad = Unreadable(
         kind=RULE, uid="u3", version=20, namespace="n", name="x", code="Bad", problem="why"
     )
-    bench.statuses.followed(bad, ())
+    bench.statuses.on_actions(bad, ())
 
     assert bench.offers == [((RULE, "u3"), False)]
 
@@ -313,15 +313,15 @@ def test_people_are_told_once_of_a_rule_that_is_refused_or_off() -> None:
     bench = Bench(rule())
     bench.conditions()
     assert bench.notes == []
-    bench.statuses.heard(PE, {"dear": replace(ACTIVE, reason="FieldUnknown", message="no")})
+    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, reason="FieldUnknown", message="no")})
     bench.conditions()
-    bench.statuses.heard(PE, {"dear": replace(ACTIVE, state="disabled")})
+    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, state="disabled")})
     bench.conditions()
-    bench.statuses.heard(PE, {"dear": replace(ACTIVE, state="disabled", matches=9)})
+    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, state="disabled", matches=9)})
     bench.now += COUNTS_S
     bench.conditions()
 
-    assert [(note.weight, note.reason) for note in bench.notes] == [
+    assert [(note.event_type, note.reason) for note in bench.notes] == [
         ("Warning", "FieldUnknown"),
         ("Normal", "Accepted"),
         ("Warning", "Disabled"),
@@ -332,12 +332,12 @@ def test_people_are_told_once_of_a_rule_that_is_refused_or_off() -> None:
 
 def test_a_rule_that_the_broker_refuses_at_once_is_told_of_also_if_the_watch_is_first() -> None:
     bench = Bench(rule(where="price >"))
-    write = bench.statuses.draw("u1")
+    write = bench.statuses.build("u1")
     assert write is not None
     bench.version += 1
     answer = bench.written(write)
-    bench.statuses.look(answer, False)
-    bench.statuses.wrote(write, answer)
+    bench.statuses.observe(answer, False)
+    bench.statuses.on_written(write, answer)
 
-    ((weight, reason),) = [(note.weight, note.reason) for note in bench.notes]
+    ((weight, reason),) = [(note.event_type, note.reason) for note in bench.notes]
     assert (weight, reason) == ("Warning", "RuleInvalid")

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.board import Status
-from streambroker_core.model import Newer, Resource
+from streambroker_core.model import RejectedGeneration, Resource
 from streambroker_core.wire.broker.view import RefusedPair
 from streambroker_core.wire.manifests.ports import write_spec
 from streambroker_operator.kubernetes.status.conditions import (
     MAX_MESSAGE,
     MAX_SUMMARY,
-    NOTHING_SHOWN,
+    NOTHING_PUBLISHED,
     Condition,
-    Shown,
-    facts_of,
-    read_shown,
-    summary_of,
-    time_text,
-    unreadable,
-    written,
+    PublishedStatus,
+    desired_status,
+    format_time,
+    read_published,
+    status_to_write,
+    summarise,
+    unreadable_status,
 )
 from support.resources import board_of, export_of, import_of, port
 
@@ -37,14 +37,14 @@ def made(
     resource: Resource | None = None,
     status: Status = MATCHED,
     programmed: Condition | None = RUNS,
-    shown: Shown = NOTHING_SHOWN,
+    shown: PublishedStatus = NOTHING_PUBLISHED,
     now: float = 1000.0,
     steered: str | None = None,
 ) -> dict[str, Any] | None:
-    facts = facts_of(
-        resource or export_of(), status, programmed=programmed, shown=shown, steered=steered
+    facts = desired_status(
+        resource or export_of(), status, programmed=programmed, published=shown, steered=steered
     )
-    return written(facts, shown, now)
+    return status_to_write(facts, shown, now)
 
 
 def conditions(status: dict[str, Any] | None) -> dict[str, tuple[str, str]]:
@@ -115,7 +115,7 @@ def test_an_import_that_wants_nothing_says_so() -> None:
 
 
 def test_what_stands_there_already_is_not_written() -> None:
-    assert made(shown=read_shown(made()), now=2000.0) is None
+    assert made(shown=read_published(made()), now=2000.0) is None
 
 
 def test_what_others_write_into_a_status_makes_no_difference() -> None:
@@ -128,26 +128,26 @@ def test_what_others_write_into_a_status_makes_no_difference() -> None:
         "conditions": [foreign, *reversed(status["conditions"])],
     }
 
-    assert made(shown=read_shown(there)) is None
+    assert made(shown=read_published(there)) is None
 
 
 def test_a_condition_keeps_its_time_while_its_status_is_the_same() -> None:
-    before = read_shown(made(programmed=PENDING, now=1000.0))
+    before = read_published(made(programmed=PENDING, now=1000.0))
 
     after = made(shown=before, now=2000.0)
 
     assert after is not None
     times = {c["type"]: c["lastTransitionTime"] for c in after["conditions"]}
-    assert times["Accepted"] == times["Matched"] == time_text(1000.0)
-    assert times["Programmed"] == times["Ready"] == time_text(2000.0)
+    assert times["Accepted"] == times["Matched"] == format_time(1000.0)
+    assert times["Programmed"] == times["Ready"] == format_time(2000.0)
 
 
 def test_agents_not_heard_of_since_a_start_change_nothing() -> None:
-    assert made(programmed=None, shown=read_shown(made())) is None
+    assert made(programmed=None, shown=read_published(made())) is None
 
 
 def test_agents_not_heard_of_are_told_where_the_routes_are_others() -> None:
-    shown = read_shown(made())
+    shown = read_published(made())
     two = Status(matches=2, peers=(port("alerts/trades"), port("other/trades")))
 
     assert conditions(made(status=two, programmed=None, shown=shown))["Programmed"] == (
@@ -161,20 +161,24 @@ def test_steering_is_a_condition_that_comes_and_goes() -> None:
     assert steered is not None
     assert steered["conditions"][-1]["message"] == "filter by streambroker-api"
 
-    released = made(shown=read_shown(steered))
+    released = made(shown=read_published(steered))
 
     assert "Steered" not in conditions(released)
 
 
 def test_a_long_message_is_cut() -> None:
-    told = written(unreadable(3, "ManifestInvalid", "x" * 5000), NOTHING_SHOWN, 0.0)
+    told = status_to_write(
+        unreadable_status(3, "ManifestInvalid", "x" * 5000), NOTHING_PUBLISHED, 0.0
+    )
     assert told is not None
     assert len(told["conditions"][0]["message"]) == MAX_MESSAGE
     assert told["observedGeneration"] == 3
 
 
 def test_ready_has_the_reason_and_the_message_of_the_condition_that_fails() -> None:
-    status = written(unreadable(1, "PropertyInvalid", "a sentence"), NOTHING_SHOWN, 0.0)
+    status = status_to_write(
+        unreadable_status(1, "PropertyInvalid", "a sentence"), NOTHING_PUBLISHED, 0.0
+    )
     assert status is not None
     assert [c["message"] for c in status["conditions"]] == ["a sentence", "", "", "a sentence"]
     assert conditions(status)["Ready"] == ("False", "PropertyInvalid")
@@ -192,8 +196,8 @@ def matched_of(status: dict[str, Any] | None) -> str:
 
 
 def test_a_resource_that_matches_nothing_has_the_sentence_about_the_nearest() -> None:
-    found = facts_of(import_of(), Status(), programmed=None, nearest="Nearest is a.")
-    status = written(found, NOTHING_SHOWN, 0.0)
+    found = desired_status(import_of(), Status(), programmed=None, nearest="Nearest is a.")
+    status = status_to_write(found, NOTHING_PUBLISHED, 0.0)
 
     assert matched_of(status) == "Nearest is a."
     assert status is not None
@@ -202,8 +206,8 @@ def test_a_resource_that_matches_nothing_has_the_sentence_about_the_nearest() ->
 
 def test_the_sentence_that_is_shown_stays_until_another_is_computed() -> None:
     one = import_of()
-    found = facts_of(one, Status(), programmed=None, nearest="Nearest is a.")
-    shown = read_shown(written(found, NOTHING_SHOWN, 0.0))
+    found = desired_status(one, Status(), programmed=None, nearest="Nearest is a.")
+    shown = read_published(status_to_write(found, NOTHING_PUBLISHED, 0.0))
 
     assert made(one, Status(), shown=shown) is None
     assert matched_of(made(replace(one, generation=2), Status(), shown=shown)) == ""
@@ -234,7 +238,7 @@ def test_the_sentence_that_is_shown_stays_until_another_is_computed() -> None:
     ],
 )
 def test_a_summary_is_one_short_line(resource: Resource, summary: str) -> None:
-    assert summary_of(resource) == summary
+    assert summarise(resource) == summary
 
 
 @given(
@@ -247,7 +251,7 @@ def test_a_summary_is_one_short_line(resource: Resource, summary: str) -> None:
     )
 )
 def test_every_summary_fits(properties: dict[str, Any]) -> None:
-    summary = summary_of(export_of(properties=properties))
+    summary = summarise(export_of(properties=properties))
     assert len(summary) <= MAX_SUMMARY
     assert "\n" not in summary
 
@@ -264,7 +268,7 @@ def test_every_summary_fits(properties: dict[str, Any]) -> None:
     )
 )
 def test_whatever_stands_there_can_be_read(status: Any) -> None:
-    assert made(shown=read_shown(status)) is not None
+    assert made(shown=read_published(status)) is not None
 
 
 words = st.sampled_from(["Matched", "NoMatch", "X"])
@@ -281,7 +285,7 @@ truths: Any = st.sampled_from(["True", "False"])
 def test_after_a_write_nothing_is_left_to_write_and_times_move_with_statuses_alone(
     steps: list[tuple[bool, int, Condition | None, str]],
 ) -> None:
-    shown, last = NOTHING_SHOWN, dict[str, tuple[str, str]]()
+    shown, last = NOTHING_PUBLISHED, dict[str, tuple[str, str]]()
     for now, (accepted, matches, programmed, reason) in enumerate(steps):
         peers = tuple(port(f"a{n}/p") for n in range(matches))
         status = Status(accepted=accepted, reason=reason, matches=matches, peers=peers)
@@ -292,20 +296,24 @@ def test_after_a_write_nothing_is_left_to_write_and_times_move_with_statuses_alo
             before = last.get(condition["type"])
             same = before is not None and before[0] == condition["status"]
             moved = condition["lastTransitionTime"]
-            assert moved == (before[1] if same and before else time_text(now))
+            assert moved == (before[1] if same and before else format_time(now))
             last[condition["type"]] = (condition["status"], moved)
-        shown = read_shown(told)
+        shown = read_published(told)
         assert made(status=status, programmed=programmed, shown=shown, now=now + 0.5) is None
 
 
 def test_a_refused_generation_says_what_runs_and_keeps_the_accepted_spec_in_the_status() -> None:
-    newer = Newer(generation=5, code="FilterInvalid", problem="no column `prise`")
-    running = replace(import_of("alerts/trades", filter="price > 1.0"), generation=4, newer=newer)
+    newer = RejectedGeneration(generation=5, code="FilterInvalid", problem="no column `prise`")
+    running = replace(
+        import_of("alerts/trades", filter="price > 1.0"), generation=4, rejected=newer
+    )
     message = "generation 5 is refused: no column `prise`; generation 4 runs"
-    status = replace(MATCHED, accepted=False, reason="FilterInvalid", message=message, runs=4)
+    status = replace(
+        MATCHED, accepted=False, reason="FilterInvalid", message=message, running_generation=4
+    )
     programmed = Condition(type="Programmed", status="True", reason="Programmed")
-    facts = facts_of(running, status, programmed=programmed)
-    found = written(facts, NOTHING_SHOWN, 0.0)
+    facts = desired_status(running, status, programmed=programmed)
+    found = status_to_write(facts, NOTHING_PUBLISHED, 0.0)
 
     assert found is not None
     assert found["observedGeneration"] == 5
@@ -318,15 +326,21 @@ def test_a_refused_generation_says_what_runs_and_keeps_the_accepted_spec_in_the_
         "Ready": ("False", "FilterInvalid"),
     }
     assert found["conditions"][0]["message"] == message
-    assert written(facts, read_shown(found), 1.0) is None
+    assert status_to_write(facts, read_published(found), 1.0) is None
 
 
 def test_what_was_accepted_stays_in_the_status_when_an_export_makes_its_filter_invalid() -> None:
     import_ = import_of("alerts/trades", filter="price > 1.0")
-    shown = read_shown(written(facts_of(import_, MATCHED, programmed=None), NOTHING_SHOWN, 0.0))
+    shown = read_published(
+        status_to_write(desired_status(import_, MATCHED, programmed=None), NOTHING_PUBLISHED, 0.0)
+    )
     invalid = Status(accepted=False, reason="FilterInvalid", message="no column `price`")
-    never = written(facts_of(import_, invalid, programmed=None), NOTHING_SHOWN, 0.0)
-    again = written(facts_of(import_, invalid, programmed=None, shown=shown), shown, 0.0)
+    never = status_to_write(
+        desired_status(import_, invalid, programmed=None), NOTHING_PUBLISHED, 0.0
+    )
+    again = status_to_write(
+        desired_status(import_, invalid, programmed=None, published=shown), shown, 0.0
+    )
 
     assert never is not None
     assert "accepted" not in never

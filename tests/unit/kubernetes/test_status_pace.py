@@ -12,10 +12,10 @@ from streambroker_operator.kubernetes.client.http_api import Answer
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.kubernetes.client.rate_limiter import (
     FIRST_IN_FLIGHT,
-    MOST_IN_FLIGHT,
+    MAX_IN_FLIGHT,
     SLOW_S,
-    StatusPace,
-    Window,
+    CongestionWindow,
+    WriteRateLimiter,
 )
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
 from support.api_servers import Call, FakeApi
@@ -34,18 +34,18 @@ class Bench:
         self.wanted: set[Name] = {("Export", str(n)) for n in range(COUNT)}
         names = [f"job{n}" for n in range(COUNT)]
         self.board = board_of(*(replace(import_of(f"{x}/p", uid=x), name=x) for x in names))
-        pace = StatusPace(per_s)
-        self.writer = StatusWriter(self.api, self, leads=lambda: True, pace=pace)
+        pace = WriteRateLimiter(per_s)
+        self.writer = StatusWriter(self.api, self, leads=lambda: True, rate_limiter=pace)
         self.agents = Registrations(Objects(self.api), self.board, pace)
 
-    def draw(self, name: Name) -> StatusWrite | None:
+    def build(self, name: Name) -> StatusWrite | None:
         if name not in self.wanted:
             return None
         return StatusWrite(
             kind=name[0], namespace="default", name=name[1], uid=name[1], status={"matches": 1}
         )
 
-    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         self.wanted.discard((write.kind, write.uid))
 
     def answer(self, call: Call) -> Answer:
@@ -66,7 +66,7 @@ class Bench:
             began = asyncio.get_running_loop().time()
             await agents(self.agents)
             first = asyncio.get_running_loop().time() - began
-            assert await true(lambda: self.writer.idle, 600.0)
+            assert await true(lambda: self.writer.is_idle, 600.0)
             return first, asyncio.get_running_loop().time()
 
         return run(main(), self.writer.run())
@@ -89,14 +89,14 @@ def test_agents_go_ahead_and_the_other_statuses_wait_for_it() -> None:
     assert len(bench.writes) == 2 * COUNT
     assert first < rest / 4
     assert rest <= last <= rest + 3
-    assert most_at_once(bench.writes, bench.api.delay_s) <= MOST_IN_FLIGHT
+    assert most_at_once(bench.writes, bench.api.delay_s) <= MAX_IN_FLIGHT
 
 
 def test_of_requests_that_wait_for_a_place_those_of_agents_get_the_next() -> None:
-    pace, order = StatusPace(), list[str]()
+    pace, order = WriteRateLimiter(), list[str]()
 
     async def write(name: str, ahead: bool) -> None:
-        async with pace.write(ahead=ahead):
+        async with pace.write(has_priority=ahead):
             order.append(name)
             await asyncio.sleep(1.0)
 
@@ -111,64 +111,64 @@ def test_of_requests_that_wait_for_a_place_those_of_agents_get_the_next() -> Non
 
 
 def test_who_stops_waiting_for_a_place_takes_none_and_blocks_nobody() -> None:
-    pace = StatusPace()
+    pace = WriteRateLimiter()
 
     async def main() -> None:
         for _ in range(FIRST_IN_FLIGHT):
-            await pace.begin()
-        waiting = [asyncio.ensure_future(pace.begin()) for _ in range(3)]
+            await pace.acquire()
+        waiting = [asyncio.ensure_future(pace.acquire()) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()
-        pace.end()
+        pace.release()
         # This one has its place already, and does not know it yet.
         waiting[1].cancel()
         await asyncio.wait(waiting, timeout=1.0)
         assert [one.cancelled() for one in waiting] == [True, True, False]
-        pace.end()
-        pace.end()
-        await asyncio.wait_for(pace.begin(), 1.0)
+        pace.release()
+        pace.release()
+        await asyncio.wait_for(pace.acquire(), 1.0)
 
     run(main())
 
 
 def test_quick_answers_raise_what_is_in_flight_to_the_limit() -> None:
-    window, now = Window(), 0.0
+    window, now = CongestionWindow(), 0.0
     for _ in range(1000):
-        window.answered(now, now + 0.005)
+        window.on_answer(now, now + 0.005)
         now += 0.005
 
-    assert window.size == MOST_IN_FLIGHT
+    assert window.size == MAX_IN_FLIGHT
 
 
 def test_slow_answers_and_refusals_halve_what_is_in_flight_once_for_all_that_met_them() -> None:
-    window = Window()
+    window = CongestionWindow()
     for n in range(1000):
-        window.answered(n * 0.005, (n + 1) * 0.005)
+        window.on_answer(n * 0.005, (n + 1) * 0.005)
 
-    for _ in range(MOST_IN_FLIGHT):
-        window.answered(10.0, 10.0 + 2 * SLOW_S)
-    assert window.size == MOST_IN_FLIGHT // 2
+    for _ in range(MAX_IN_FLIGHT):
+        window.on_answer(10.0, 10.0 + 2 * SLOW_S)
+    assert window.size == MAX_IN_FLIGHT // 2
 
-    window.answered(11.0, 11.01, refused=True)
-    assert window.size == MOST_IN_FLIGHT // 4
+    window.on_answer(11.0, 11.01, refused=True)
+    assert window.size == MAX_IN_FLIGHT // 4
 
 
 def test_one_request_is_always_in_flight() -> None:
-    window = Window()
+    window = CongestionWindow()
     for n in range(100):
-        window.answered(float(n), n + 0.5, refused=True)
+        window.on_answer(float(n), n + 0.5, refused=True)
 
     assert window.size == 1
 
 
 def test_an_api_server_far_away_is_not_slow_as_long_as_it_answers_as_it_always_does() -> None:
-    window = Window()
+    window = CongestionWindow()
     for n in range(1000):
-        window.answered(float(n), n + 0.25)
-    assert window.size == MOST_IN_FLIGHT
+        window.on_answer(float(n), n + 0.25)
+    assert window.size == MAX_IN_FLIGHT
 
-    window.answered(2000.0, 2001.0)
-    assert window.size == MOST_IN_FLIGHT // 2
+    window.on_answer(2000.0, 2001.0)
+    assert window.size == MAX_IN_FLIGHT // 2
 
 
 def most_at_once(calls: list[Call], took_s: float) -> int:
@@ -182,9 +182,9 @@ def test_what_no_agent_waits_for_is_no_faster_than_the_rest() -> None:
     async def announce(agents: Registrations) -> None:
         bench.wanted.clear()
         for n in range(COUNT):
-            agents._endpoints.registered(pe(f"job{n}"), registration(), None, 0)
+            agents._endpoints.on_registered(pe(f"job{n}"), registration(), None, 0)
             live = bench.answer(Call(0.0, "GET", f"/job{n}", {}, {})).body
-            agents.saw("Import", dict(live))
+            agents.observe("Import", dict(live))
         await agents.announce()
 
     first, _ = bench.run(announce)

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streambroker_operator.kubernetes.status.work_queue import (
+    IDLE,
     LIVE,
-    LONGEST_DELAY_S,
-    REST,
+    MAX_DELAY_S,
     SETTLE_S,
     URGENT,
-    StatusQueue,
-    delay_s,
+    WorkQueue,
+    retry_delay_s,
 )
 
 
-def taken(queue: StatusQueue[str], now: float) -> list[str]:
+def taken(queue: WorkQueue[str], now: float) -> list[str]:
     found = []
     while (name := queue.take(now)) is not None:
         found.append(name)
@@ -27,7 +27,7 @@ def taken(queue: StatusQueue[str], now: float) -> list[str]:
 
 
 def test_what_is_offered_often_gets_one_turn() -> None:
-    queue: StatusQueue[str] = StatusQueue()
+    queue: WorkQueue[str] = WorkQueue()
     for now in (0.0, 0.2, 0.4):
         queue.offer("a", now)
 
@@ -35,7 +35,7 @@ def test_what_is_offered_often_gets_one_turn() -> None:
 
 
 def test_a_change_settles_before_its_turn_and_a_refusal_does_not() -> None:
-    queue: StatusQueue[str] = StatusQueue()
+    queue: WorkQueue[str] = WorkQueue()
     queue.offer("change", 0.0)
     queue.offer("refusal", 0.0, rank=URGENT)
 
@@ -44,7 +44,7 @@ def test_a_change_settles_before_its_turn_and_a_refusal_does_not() -> None:
 
 
 def test_the_urgent_go_first() -> None:
-    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue: WorkQueue[str] = WorkQueue(settle_s=0.0)
     for name in "abc":
         queue.offer(name, 0.0)
     queue.offer("d", 1.0, rank=URGENT)
@@ -54,18 +54,18 @@ def test_the_urgent_go_first() -> None:
 
 
 def test_names_of_a_lower_rank_go_first_whenever_they_were_offered() -> None:
-    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue: WorkQueue[str] = WorkQueue(settle_s=0.0)
     for name in ("rest", "raised", "other"):
         queue.offer(name, 0.0)
     queue.offer("live", 1.0, rank=LIVE)
     queue.offer("raised", 1.0, rank=LIVE)
-    queue.offer("live", 1.0, rank=REST)
+    queue.offer("live", 1.0, rank=IDLE)
 
     assert taken(queue, 1.0) == ["raised", "live", "rest", "other"]
 
 
 def test_what_changes_while_it_is_written_gets_another_turn() -> None:
-    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue: WorkQueue[str] = WorkQueue(settle_s=0.0)
     queue.offer("a", 0.0)
     assert queue.take(0.0) == "a"
 
@@ -77,7 +77,7 @@ def test_what_changes_while_it_is_written_gets_another_turn() -> None:
 
 
 def test_a_failure_comes_back_later_each_time_and_no_offer_hastens_it() -> None:
-    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue: WorkQueue[str] = WorkQueue(settle_s=0.0)
     queue.offer("a", 0.0)
     now, waits = 0.0, []
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_a_failure_comes_back_later_each_time_and_no_offer_hastens_it() -> None:
 
 
 def test_the_server_says_how_long_to_wait_at_least() -> None:
-    queue: StatusQueue[str] = StatusQueue(settle_s=0.0)
+    queue: WorkQueue[str] = WorkQueue(settle_s=0.0)
     queue.offer("a", 0.0)
     queue.take(0.0)
     queue.failed("a", 0.0, jitter=0.0, after_s=7.0)
@@ -104,7 +104,7 @@ def test_the_server_says_how_long_to_wait_at_least() -> None:
 
 
 def test_delays_have_an_end() -> None:
-    assert delay_s(10_000, 1.0) == LONGEST_DELAY_S
+    assert retry_delay_s(10_000, 1.0) == MAX_DELAY_S
 
 
 class Turns(RuleBasedStateMachine):
@@ -114,12 +114,12 @@ class Turns(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: StatusQueue[str] = StatusQueue()
+        self.queue: WorkQueue[str] = WorkQueue()
         self.now = 0.0
         self.wanted: set[str] = set()
         self.held: set[str] = set()
 
-    @rule(name=names, rank=st.sampled_from([URGENT, LIVE, REST]))
+    @rule(name=names, rank=st.sampled_from([URGENT, LIVE, IDLE]))
     def offer(self, name: str, rank: int) -> None:
         self.queue.offer(name, self.now, rank=rank)
         self.wanted.add(name)
@@ -160,14 +160,14 @@ class Turns(RuleBasedStateMachine):
         due = self.queue.next_at()
         assert (due is None) == (not waiting)
         if due is not None:
-            assert due <= self.now + LONGEST_DELAY_S
+            assert due <= self.now + MAX_DELAY_S
 
 
 TestTurns = Turns.TestCase
 
 
 def test_what_changes_all_the_time_is_written_less_and_less_often() -> None:
-    queue: StatusQueue[str] = StatusQueue(1.0)
+    queue: WorkQueue[str] = WorkQueue(1.0)
     written, now = [], 0.0
     while now < 60.0:
         queue.offer("a", now)
@@ -184,7 +184,7 @@ def test_what_changes_all_the_time_is_written_less_and_less_often() -> None:
 
 
 def test_what_was_quiet_for_a_while_or_is_urgent_waits_no_longer_than_anything_else() -> None:
-    queue: StatusQueue[str] = StatusQueue(1.0)
+    queue: WorkQueue[str] = WorkQueue(1.0)
     for now in (1.0, 2.0, 4.0, 8.0):
         queue.offer("a", now - 1.0)
         queue.take(now)

@@ -11,9 +11,9 @@ import pytest
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
 from streambroker_operator.kubernetes.client.rate_limiter import (
     FIRST_IN_FLIGHT,
-    MOST_IN_FLIGHT,
-    SLOW_TIMES,
-    StatusPace,
+    MAX_IN_FLIGHT,
+    SLOW_FACTOR,
+    WriteRateLimiter,
 )
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
 from support.api_servers import Call, FakeApi
@@ -28,7 +28,7 @@ class Source:
         self.wanted: dict[str, int] = {}
         self.there: dict[str, int] = {}
 
-    def draw(self, name: Name) -> StatusWrite | None:
+    def build(self, name: Name) -> StatusWrite | None:
         uid = name[1]
         wanted = self.wanted.get(uid)
         if wanted is None or self.there.get(uid) == wanted:
@@ -37,7 +37,7 @@ class Source:
             kind=name[0], namespace="jobs", name=f"r-{uid}", uid=uid, status={"matches": wanted}
         )
 
-    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         self.there[write.uid] = write.status["matches"]
 
 
@@ -54,8 +54,8 @@ class Bench:
             self.api,
             self.source,
             leads=lambda: self.leads,
-            remembers=lambda name: name in self.remembered,
-            pace=StatusPace(per_s),
+            must_write=lambda name: name in self.remembered,
+            rate_limiter=WriteRateLimiter(per_s),
         )
 
     def answer(self, call: Call) -> Answer:
@@ -69,7 +69,7 @@ class Bench:
         self.writer.offer(("Export", uid), urgent=urgent, live=live)
 
     async def settled(self) -> float:
-        assert await true(lambda: self.writer.idle, 600.0)
+        assert await true(lambda: self.writer.is_idle, 600.0)
         return asyncio.get_running_loop().time()
 
     def run(self, *wanted: str) -> float:
@@ -109,7 +109,7 @@ def test_ten_thousand_changes_take_one_write_each_within_a_minute() -> None:
 
     assert took <= 60
     assert len(bench.api.calls) == 10_000
-    assert bench.api.most == MOST_IN_FLIGHT
+    assert bench.api.most == MAX_IN_FLIGHT
 
 
 class BusyServer(FakeApi):
@@ -132,7 +132,7 @@ def test_an_api_server_that_makes_requests_wait_gets_few_at_a_time() -> None:
 
     took = bench.run(*map(str, range(1000)))
 
-    assert busy.most <= 2 * SLOW_TIMES + 2
+    assert busy.most <= 2 * SLOW_FACTOR + 2
     assert took <= 1.1 * 1000 * 0.05 / 2
 
 
@@ -153,7 +153,7 @@ def test_what_stands_there_costs_no_request() -> None:
     bench.run("a")
 
     assert bench.api.calls == []
-    assert bench.writer.figures.right == 1
+    assert bench.writer.metrics.unchanged == 1
 
 
 def test_the_newest_is_written_once() -> None:
@@ -238,7 +238,7 @@ def test_what_failed_is_tried_again(failure: Answer | Exception) -> None:
 
     assert bench.source.there == {"a": 1}
     assert len(bench.api.calls) == 3
-    assert bench.writer.figures.conflicts + bench.writer.figures.failed == 2
+    assert bench.writer.metrics.conflicts + bench.writer.metrics.failed == 2
     first, second, third = (call.at for call in bench.api.calls)
     assert third - second > 0.4
     if isinstance(failure, Answer) and failure.retry_after_s:
@@ -259,8 +259,8 @@ def test_what_can_never_be_written_is_dropped(status: int) -> None:
     bench.run("a")
 
     assert len(bench.api.calls) == 1
-    figures = bench.writer.figures
-    assert (figures.gone, figures.refused) == ((1, 0) if status == 404 else (0, 1))
+    figures = bench.writer.metrics
+    assert (figures.missing, figures.refused) == ((1, 0) if status == 404 else (0, 1))
 
 
 def test_refusals_in_one_namespace_are_counted_and_logged_once_a_minute(
@@ -269,7 +269,7 @@ def test_refusals_in_one_namespace_are_counted_and_logged_once_a_minute(
     bench = Bench(*[Answer(status=403, body={"message": "no"})] * 2000)
     bench.run(*map(str, range(2000)))
 
-    assert bench.writer.figures.refused == 2000
+    assert bench.writer.metrics.refused == 2000
     assert len(caplog.messages) == 1
 
 
@@ -334,7 +334,7 @@ def test_a_source_that_does_not_take_in_what_was_written_stops_nothing(
         bench.source.there[write.uid] = write.status["matches"]
         raise ZeroDivisionError
 
-    bench.source.wrote = broken  # type: ignore[method-assign]
+    bench.source.on_written = broken  # type: ignore[method-assign]
 
     async def main() -> None:
         for value in (1, 2):
@@ -349,14 +349,14 @@ def test_a_source_that_does_not_take_in_what_was_written_stops_nothing(
 
 def test_a_source_that_fails_on_one_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    draw = bench.source.draw
+    draw = bench.source.build
 
     def broken(name: Name) -> StatusWrite | None:
         if name[1] == "bad":
             raise ZeroDivisionError
         return draw(name)
 
-    bench.source.draw = broken  # type: ignore[method-assign]
+    bench.source.build = broken  # type: ignore[method-assign]
     bench.run("bad", "good")
 
     assert bench.source.there == {"good": 1}

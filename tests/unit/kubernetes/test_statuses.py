@@ -10,18 +10,18 @@ from streambroker_core.board import (
     Action,
     AgentRegistered,
     Board,
-    Event,
+    BoardEvent,
     ExportApplied,
     ExportRemoved,
+    FeedAdvanced,
     FeedLost,
     ImportApplied,
-    PointMoved,
     Synced,
     Unreadable,
 )
 from streambroker_core.model import Export, Import
-from streambroker_core.wire.broker.ended_exports import NOTHING_ENDED, Ends
-from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_core.wire.broker.ended_exports import NONE_ENDED, EndedExports
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 from support.resources import export_of, import_of, pe, registration
 
@@ -42,18 +42,18 @@ class Bench:
         self.version = 100
         self.now = 1000.0
         self.turned: list[Name] = []
-        self.statuses = Statuses(
+        self.statuses = PortReconciler(
             self.board,
             lambda name, urgent: self.offers.append((name, urgent)),
-            turned=self.turned.append,
+            on_export_state=self.turned.append,
             clock=lambda: self.now,
             monotonic=lambda: self.now,
         )
         self.list(FEED, ALERTS, OTHER)
 
-    def tell(self, event: Event) -> list[Action]:
+    def tell(self, event: BoardEvent) -> list[Action]:
         actions = self.board.handle(event)
-        self.statuses.followed(event, actions)
+        self.statuses.on_actions(event, actions)
         return actions
 
     def list(self, *resources: Export | Import) -> None:
@@ -68,7 +68,7 @@ class Bench:
 
     def look(self, kind: Any, uid: str, status: Any, *, listed: bool = False) -> None:
         metadata = {"uid": uid, "resourceVersion": str(self.version)}
-        self.statuses.look(kind, {"metadata": metadata, "status": status}, listed)
+        self.statuses.observe(kind, {"metadata": metadata, "status": status}, listed)
 
     def asked(self) -> dict[Name, bool]:
         found, self.offers = dict(self.offers), []
@@ -76,22 +76,22 @@ class Bench:
 
     def write(self, name: Name) -> StatusWrite | None:
         """Write a status, if there is one to write, as the API server would take it."""
-        write = self.statuses.draw(name)
+        write = self.statuses.build(name)
         if write is not None:
             self.version += 1
             metadata = {"uid": write.uid, "resourceVersion": str(self.version)}
-            self.statuses.wrote(write, {"metadata": metadata, "status": write.status})
+            self.statuses.on_written(write, {"metadata": metadata, "status": write.status})
         return write
 
     def poll(self, job: str) -> None:
         view = self.board.view(pe(job))
         assert view is not None
-        self.statuses.heard(pe(job), view.version)
+        self.statuses.on_report(pe(job), view.version)
 
     def say(self, *ports: str, ago_s: float = 0.0, instance: str | None = None) -> None:
         """Tell which of the exporter's ports have ended."""
-        ends = Ends(ports=frozenset(ports))
-        self.statuses.ends_heard(pe("feed"), ends, ago_s, instance)
+        ends = EndedExports(ports=frozenset(ports))
+        self.statuses.on_ends(pe("feed"), ends, ago_s, instance)
 
     def ended(self) -> Sequence[str]:
         """Write what was offered; return which Exports were written, and how each has ended."""
@@ -181,7 +181,7 @@ def test_what_comes_back_as_it_was_written_asks_for_nothing() -> None:
     bench.asked()
 
     bench.look("Import", OTHER.uid, write.status)
-    bench.tell(PointMoved(kind="Import", version=bench.version, uid=OTHER.uid))
+    bench.tell(FeedAdvanced(kind="Import", version=bench.version, uid=OTHER.uid))
 
     assert bench.asked() == {}
 
@@ -205,7 +205,7 @@ def test_a_resource_that_is_gone_is_not_written_and_not_remembered() -> None:
     bench.tell(ExportRemoved(uid=FEED.uid, version=bench.version))
     bench.asked()
 
-    assert bench.statuses.draw(EXPORT) is None
+    assert bench.statuses.build(EXPORT) is None
     bench.statuses.offer_all()
     assert set(bench.asked()) == {IMPORT, NEWS}
 
@@ -222,13 +222,13 @@ def test_what_a_list_leaves_out_is_forgotten() -> None:
 
 def test_an_answer_about_another_resource_of_the_name_changes_nothing() -> None:
     bench = Bench()
-    write = bench.statuses.draw(NEWS)
+    write = bench.statuses.build(NEWS)
     assert write is not None
 
     metadata = {"uid": "another", "resourceVersion": "999"}
-    bench.statuses.wrote(write, {"metadata": metadata, "status": write.status})
+    bench.statuses.on_written(write, {"metadata": metadata, "status": write.status})
 
-    assert bench.statuses.draw(NEWS) is not None
+    assert bench.statuses.build(NEWS) is not None
 
 
 def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at() -> None:
@@ -243,7 +243,7 @@ def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at(
     for job in ("feed", "alerts"):
         view = bench.board.view(pe(job))
         assert view is not None
-        bench.statuses.heard(pe(job), view.version)
+        bench.statuses.on_report(pe(job), view.version)
     assert set(bench.asked()) == {EXPORT, IMPORT}
     said.append(reason(bench.write(IMPORT), "Programmed"))
 
@@ -253,7 +253,7 @@ def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at(
 def running() -> Bench:
     """Return a desk that leads, whose agents have asked and whose statuses are written."""
     bench = Bench()
-    bench.statuses.lead(True)
+    bench.statuses.on_leader_change(True)
     for job in ("feed", "alerts"):
         bench.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
         bench.poll(job)
@@ -265,12 +265,12 @@ def test_an_agent_that_goes_and_comes_back_costs_each_end_one_write_for_either()
     bench = running()
     bench.now += 60.0
     bench.poll("feed")
-    bench.statuses.listen()
+    bench.statuses.offer_away()
     told = [bench.written()]
     for _ in range(3):
         bench.now += 30.0
         bench.poll("feed")
-        bench.statuses.listen()
+        bench.statuses.offer_away()
         told.append(bench.written())
     bench.poll("alerts")
     told.append(bench.written())
@@ -288,7 +288,7 @@ def silent(bench: Bench, *jobs: str) -> dict[str, str]:
     for job in {"feed", "alerts"}.difference(jobs):
         bench.poll(job)
     bench.now += 60.0
-    bench.statuses.listen()
+    bench.statuses.offer_away()
     return {job: bench.statuses.agent_state(pe(job)) for job in ("feed", "alerts")}
 
 
@@ -315,11 +315,11 @@ def test_an_exporter_that_has_told_its_end_is_not_missed() -> None:
 
 def test_an_exporter_whose_importers_never_had_an_agent_is_not_missed() -> None:
     bench = Bench()
-    bench.statuses.lead(True)
+    bench.statuses.on_leader_change(True)
     bench.tell(AgentRegistered(pe=pe("feed"), registration=registration(), version=1))
     bench.poll("feed")
     bench.now += 120.0
-    bench.statuses.listen()
+    bench.statuses.offer_away()
     assert bench.statuses.agent_state(pe("feed")) == "gone"
 
 
@@ -327,19 +327,19 @@ def test_another_who_leads_says_nothing_new_of_who_is_away() -> None:
     bench = running()
     bench.now += 100.0
     bench.poll("feed")
-    bench.statuses.listen()
+    bench.statuses.offer_away()
     assert bench.written()
 
     told: dict[str, str] = {}
-    bench.statuses.lead(False)
+    bench.statuses.on_leader_change(False)
     bench.now += 5.0
-    bench.statuses.lead(True)
+    bench.statuses.on_leader_change(True)
     for _ in range(5):
         bench.statuses.offer_all()
         told.update(bench.written())
         bench.now += 30.0
         bench.poll("feed")
-        bench.statuses.listen()
+        bench.statuses.offer_away()
         told.update(bench.written())
 
     assert told == {}
@@ -355,7 +355,7 @@ def test_another_instance_keeps_what_is_shown_until_it_asks_or_is_away() -> None
 
     bench.now += 95.0
     bench.poll("feed")
-    bench.statuses.listen()
+    bench.statuses.offer_away()
     assert set(bench.written().values()) == {"AgentAway"}
 
 
@@ -376,7 +376,7 @@ def test_an_end_is_written_once_and_taken_back_once() -> None:
 def test_an_end_leaves_the_stream_ready_and_the_other_times_as_they_are() -> None:
     bench = running()
     bench.statuses.offer(EXPORT)
-    before = bench.statuses._shown[EXPORT].since
+    before = bench.statuses._published[EXPORT].since
     bench.say("trades")
     bench.statuses.offer(EXPORT)
     bench.now += 100
@@ -386,16 +386,16 @@ def test_an_end_leaves_the_stream_ready_and_the_other_times_as_they_are() -> Non
     assert {c["type"]: c["status"] for c in write.status["conditions"]} == {
         **dict.fromkeys(("Accepted", "Matched", "Programmed", "Ready", "Ended"), "True")
     }
-    assert bench.statuses._shown[EXPORT].since[: len(before)] == before
+    assert bench.statuses._published[EXPORT].since[: len(before)] == before
 
 
 def test_who_begins_to_lead_leaves_an_end_until_it_has_heard() -> None:
     bench = running()
     bench.say("trades")
     bench.ended()
-    bench.statuses.lead(False)
+    bench.statuses.on_leader_change(False)
     bench.say()  # by a poll that came here, before others that did not
-    bench.statuses.lead(True)
+    bench.statuses.on_leader_change(True)
     bench.statuses.offer_all()
     heard_nothing = bench.ended()
     bench.say("trades")
@@ -412,13 +412,13 @@ def test_another_process_leaves_an_end_that_is_written_and_takes_it_back() -> No
     write = next(w for name in bench.asked() if (w := bench.write(name)) is not None)
     another = Bench()
     another.look("Export", FEED.uid, write.status, listed=True)
-    another.statuses.lead(True)
+    another.statuses.on_leader_change(True)
     for job in ("feed", "alerts"):
         another.tell(AgentRegistered(pe=pe(job), registration=registration(), version=1))
         another.poll(job)
 
     assert another.ended() == []
-    assert another.statuses.shows_end(FEED.uid)
+    assert another.statuses.is_published_ended(FEED.uid)
     another.say()
     assert another.ended() == [""]
 
@@ -460,12 +460,12 @@ def test_another_instance_of_an_agent_leaves_the_end_until_it_tells() -> None:
 
 def test_of_a_port_that_is_not_named_among_very_many_nothing_changes() -> None:
     bench = running()
-    some = Ends(ports=frozenset({"a"}), more=True)
-    bench.statuses.ends_heard(pe("feed"), some)
+    some = EndedExports(ports=frozenset({"a"}), more=True)
+    bench.statuses.on_ends(pe("feed"), some)
     said = [bench.ended()]
     bench.say("trades")
     said.append(bench.ended())
-    bench.statuses.ends_heard(pe("feed"), some)
+    bench.statuses.on_ends(pe("feed"), some)
     said.append(bench.ended())
 
     assert said == [[], ["Finished"], []]
@@ -506,7 +506,7 @@ def test_an_end_that_somebody_removes_is_written_again() -> None:
 
 def test_ends_of_a_pe_that_has_no_view_are_no_fault() -> None:
     bench = running()
-    bench.statuses.ends_heard(pe("nobody"), NOTHING_ENDED)
+    bench.statuses.on_ends(pe("nobody"), NONE_ENDED)
 
     assert bench.ended() == []
 
@@ -526,29 +526,29 @@ def damaged(bench: Bench) -> list[str]:
 
 def test_damage_that_an_agent_reports_is_a_condition_until_it_reports_none() -> None:
     bench = running()
-    bench.statuses.damage_heard(pe("feed"), HOLE)
+    bench.statuses.on_damage(pe("feed"), HOLE)
     assert damaged(bench) == [HOLE["trades"]]
-    bench.statuses.damage_heard(pe("feed"), HOLE)
+    bench.statuses.on_damage(pe("feed"), HOLE)
     assert damaged(bench) == []
-    bench.statuses.damage_heard(pe("feed"), {})
+    bench.statuses.on_damage(pe("feed"), {})
     assert damaged(bench) == [""]
     assert bench.turned == [EXPORT, EXPORT]
 
 
 def test_another_who_leads_keeps_what_is_written_of_damage_until_the_agent_reports() -> None:
     bench = running()
-    bench.statuses.damage_heard(pe("feed"), HOLE)
+    bench.statuses.on_damage(pe("feed"), HOLE)
     damaged(bench)
-    bench.statuses.lead(True)
+    bench.statuses.on_leader_change(True)
     bench.statuses.offer_all()
     assert damaged(bench) == []
-    bench.statuses.damage_heard(pe("feed"), {})
+    bench.statuses.on_damage(pe("feed"), {})
     assert damaged(bench) == [""]
 
 
 def test_damage_that_an_earlier_instance_reported_is_passed_over() -> None:
     bench = running()
-    bench.statuses.damage_heard(pe("feed"), HOLE, 0.5, "another instance")
+    bench.statuses.on_damage(pe("feed"), HOLE, 0.5, "another instance")
     assert damaged(bench) == []
 
 
@@ -599,7 +599,9 @@ def test_an_import_of_which_nothing_known_runs_is_held_and_says_so() -> None:
     odd = import_of("odd/in", uid="odd", subscription='kind == "trade"')
     name: Name = ("Import", "odd")
     bench.look("Import", "odd", None)
-    bench.change(replace(odd, name="odd", generation=2, subscription="kind = 1", unsure=True))
+    bench.change(
+        replace(odd, name="odd", generation=2, subscription="kind = 1", earlier_unknown=True)
+    )
     write = bench.write(name)
     assert write is not None
     assert reason(write, "Accepted") == "SubscriptionInvalid"
@@ -610,12 +612,12 @@ def test_an_import_of_which_nothing_known_runs_is_held_and_says_so() -> None:
 def test_a_generation_that_no_status_has_is_remembered_until_one_has_it() -> None:
     bench = Bench()
     bench.change(replace(ALERTS, generation=2, subscription='kind = "trade"'))
-    assert bench.statuses.remembers(IMPORT)
+    assert bench.statuses.must_write(IMPORT)
     write = bench.write(IMPORT)
     assert write is not None
     assert write.status["accepted"]["generation"] == 1
-    assert not bench.statuses.remembers(IMPORT)
-    assert not bench.statuses.remembers(EXPORT)
+    assert not bench.statuses.must_write(IMPORT)
+    assert not bench.statuses.must_write(EXPORT)
 
 
 def test_a_lost_feed_changes_no_status() -> None:
@@ -633,18 +635,18 @@ def test_a_lost_feed_changes_no_status() -> None:
 def test_before_both_kinds_are_read_nothing_is_written_and_then_everything() -> None:
     board = Board()
     offers: list[Name] = []
-    statuses = Statuses(board, lambda name, urgent: offers.append(name))
+    statuses = PortReconciler(board, lambda name, urgent: offers.append(name))
     for name in (EXPORT, IMPORT):
         metadata = {"uid": name[1], "resourceVersion": "1"}
-        statuses.look(name[0], {"metadata": metadata}, True)
+        statuses.observe(name[0], {"metadata": metadata}, True)
     first = Synced(kind="Export", listed=((FEED, 1),), version=1)
-    statuses.followed(first, board.handle(first))
+    statuses.on_actions(first, board.handle(first))
 
     assert offers == []
-    assert statuses.draw(EXPORT) is None
+    assert statuses.build(EXPORT) is None
 
     second = Synced(kind="Import", listed=((ALERTS, 1),), version=1)
-    statuses.followed(second, board.handle(second))
+    statuses.on_actions(second, board.handle(second))
 
     assert set(offers) == {EXPORT, IMPORT}
-    assert statuses.draw(EXPORT) is not None
+    assert statuses.build(EXPORT) is not None

@@ -19,7 +19,7 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.http_api import Answer
 from streambroker_operator.kubernetes.client.objects import Objects, StaleError
 from streambroker_operator.kubernetes.webhook.server import DAYS, RENEW_S, Webhook
-from streambroker_operator.security.self_signed import holds
+from streambroker_operator.security.self_signed import is_valid_for
 from support.api_servers import Api, Call
 
 Object = dict[str, Any]
@@ -86,12 +86,12 @@ def webhook(server: Server, ahead_s: float = 0.0) -> Webhook:
 def good(folder: Path, authority: bytes, pair: Mapping[str, bytes], at: float) -> bool:
     (folder / "ca.crt").write_bytes(authority)
     (folder / "server.crt").write_bytes(pair["tls.crt"])
-    return holds(folder, NAME, at)
+    return is_valid_for(folder, NAME, at)
 
 
 def test_the_first_replica_makes_the_certificate_and_the_others_take_it(tmp_path: Path) -> None:
     server = Server()
-    asyncio.run(webhook(server).look())
+    asyncio.run(webhook(server).reconcile())
     made = server.pair()
     assert server.trusted == made["ca.crt"]
     assert server.client["service"]["path"].startswith("/reviews/")
@@ -99,36 +99,36 @@ def test_the_first_replica_makes_the_certificate_and_the_others_take_it(tmp_path
     assert not good(tmp_path, server.trusted, made, time.time() + (DAYS + 1) * 86_400)
 
     other = webhook(server)
-    asyncio.run(other.look())
-    asyncio.run(other.look())
+    asyncio.run(other.reconcile())
+    asyncio.run(other.reconcile())
     assert server.writes == ["secret", "configuration"]
     assert server.pair() == made
 
 
 def test_a_certificate_is_renewed_in_time_and_the_one_before_stays_trusted(tmp_path: Path) -> None:
     server = Server()
-    asyncio.run(webhook(server).look())
+    asyncio.run(webhook(server).reconcile())
     before = server.pair()
     life = DAYS * 86_400.0
-    asyncio.run(webhook(server, life - RENEW_S - 3_600).look())
+    asyncio.run(webhook(server, life - RENEW_S - 3_600).reconcile())
     assert server.pair() == before
-    asyncio.run(webhook(server, life - RENEW_S + 3_600).look())
+    asyncio.run(webhook(server, life - RENEW_S + 3_600).reconcile())
     after = server.pair()
     assert after["tls.crt"] != before["tls.crt"]
     for pair in (before, after):
         assert good(tmp_path, server.trusted, pair, time.time() + 60)
 
-    asyncio.run(webhook(server, life - RENEW_S + 7_200).look())
+    asyncio.run(webhook(server, life - RENEW_S + 7_200).reconcile())
     assert server.trusted.count(b"BEGIN") == 2
 
 
 @pytest.mark.parametrize("entry", ["tls.key", "tls.crt", "ca.crt"])
 def test_a_secret_that_is_damaged_is_made_again(entry: str) -> None:
     server = Server()
-    asyncio.run(webhook(server).look())
+    asyncio.run(webhook(server).reconcile())
     assert server.secret is not None
     server.secret["data"][entry] = "no base64"
-    asyncio.run(webhook(server).look())
+    asyncio.run(webhook(server).reconcile())
     assert set(server.pair()) == {"ca.crt", "tls.crt", "tls.key"}
     assert server.writes.count("secret") == 2
 
@@ -137,13 +137,13 @@ def test_of_two_replicas_that_make_one_the_first_wins() -> None:
     server = Server()
 
     async def both() -> list[object]:
-        looks = (webhook(server).look() for _ in range(2))
+        looks = (webhook(server).reconcile() for _ in range(2))
         return list(await asyncio.gather(*looks, return_exceptions=True))
 
     results = asyncio.run(both())
     assert [type(one) for one in results].count(StaleError) == 1
     made = server.pair()
-    asyncio.run(webhook(server).look())
+    asyncio.run(webhook(server).reconcile())
     assert server.pair() == made
     assert server.trusted == made["ca.crt"]
 
@@ -152,15 +152,15 @@ def test_what_the_chart_has_not_made_is_named() -> None:
     server = Server()
     server.secret = None
     with pytest.raises(RequestError, match="Secret sb/s is not there"):
-        asyncio.run(webhook(server).look())
+        asyncio.run(webhook(server).reconcile())
 
 
 def test_only_the_path_of_the_configuration_is_answered_over_tls() -> None:
     async def calls() -> list[tuple[int, str]]:
         server = Server({"url": "https://127.0.0.1:1/"})
         hook = webhook(server)
-        runner, url = await listen(hook.app, "127.0.0.1", 0, room=(9, 9), tls=hook.tls)
-        await hook.look()
+        runner, url = await listen(hook.app, "127.0.0.1", 0, connection_limits=(9, 9), tls=hook.tls)
+        await hook.reconcile()
         path = server.client["url"].removeprefix("https://127.0.0.1:1")
         trust = ssl.create_default_context(cadata=server.trusted.decode())
         found = []

@@ -14,70 +14,81 @@ from typing import TypeAlias, TypeVar, cast
 
 from streambroker_core.board.events import Unreadable
 from streambroker_core.board.rule_index import rule_problem
-from streambroker_core.board.views import fault_of
+from streambroker_core.board.views import find_fault
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model import Export, Import, Newer, Rule
+from streambroker_core.model import Export, Import, RejectedGeneration, Rule
 
 Entry: TypeAlias = "Export | Import | Rule | Unreadable"
 R = TypeVar("R", Export, Import, Rule)
-Judge: TypeAlias = "Callable[[Import], StreambrokerError | None]"
+FilterCheck: TypeAlias = "Callable[[Import], StreambrokerError | None]"
 """Returns what is wrong with an Import's filter for the Exports that there are."""
 
 
-def running(entry: R | Unreadable, held: R | None, judge: Judge) -> R | Unreadable:
+def select_running(
+    entry: R | Unreadable, current: R | None, check_filter: FilterCheck
+) -> R | Unreadable:
     """Return what runs of a resource: itself, or the last accepted generation if it is refused.
 
     Args:
         entry: the resource as it was seen.
-        held: what runs of it so far.
-        judge: as above.
+        current: what runs of it so far.
+        check_filter: as above.
     """
-    unsure = isinstance(entry, Import | Unreadable) and entry.unsure
-    if _last(entry, held) is None and not unsure:
+    unsure = isinstance(entry, Import | Unreadable) and entry.earlier_unknown
+    if _find_last_accepted(entry, current) is None and not unsure:
         return entry
-    problem = _problem(entry)
-    if problem is None and isinstance(entry, Import) and not entry.settled:
-        found = judge(entry)
+    problem = _find_problem(entry)
+    if problem is None and isinstance(entry, Import) and not entry.was_accepted:
+        found = check_filter(entry)
         problem = None if found is None else (found.code, str(found))
-    if isinstance(held, Import) and judge(_bare(held)) is not None:
+    if isinstance(current, Import) and check_filter(_strip_status(current)) is not None:
         # It has taken no part so far, unless its status says that it was accepted.
-        held = None
-    last = _last(entry, held)
+        current = None
+    last = _find_last_accepted(entry, current)
     if problem is None or last is None:
         if isinstance(entry, Import | Unreadable):
             return replace(entry, held=unsure and problem is not None)
         return entry
     code, text = problem
     resource = None if isinstance(entry, Unreadable) else entry
-    newer = Newer(generation=entry.generation, code=code, problem=text, resource=resource)
-    return replace(last, newer=newer)
+    newer = RejectedGeneration(
+        generation=entry.generation, code=code, problem=text, resource=resource
+    )
+    return replace(last, rejected=newer)
 
 
-def _last(entry: R | Unreadable, held: R | None) -> R | None:
+def _find_last_accepted(entry: R | Unreadable, current: R | None) -> R | None:
     """Return the last valid generation before what was seen; None where none is known."""
-    known = (None if isinstance(entry, Export) else cast("R | None", entry.earlier), held)
+    known = (None if isinstance(entry, Export) else cast("R | None", entry.last_accepted), current)
     found = [
-        _bare(one)
+        _strip_status(one)
         for one in known
-        if one is not None and one.generation < entry.generation and _problem(one) is None
+        if one is not None and one.generation < entry.generation and _find_problem(one) is None
     ]
     return max(found, key=lambda one: one.generation, default=None)
 
 
-def _bare(resource: R) -> R:
+def _strip_status(resource: R) -> R:
     if isinstance(resource, Export):
-        return replace(resource, newer=None)
+        return replace(resource, rejected=None)
     if isinstance(resource, Rule):
-        return replace(resource, newer=None, earlier=None)
-    return replace(resource, newer=None, earlier=None, unsure=False, settled=False, held=False)
+        return replace(resource, rejected=None, last_accepted=None)
+    return replace(
+        resource,
+        rejected=None,
+        last_accepted=None,
+        earlier_unknown=False,
+        was_accepted=False,
+        held=False,
+    )
 
 
-def _problem(entry: Entry) -> tuple[str, str] | None:
+def _find_problem(entry: Entry) -> tuple[str, str] | None:
     """Return what is wrong with a resource whatever else there is: the reason and a sentence."""
     if isinstance(entry, Unreadable):
         return entry.code, entry.problem
     if isinstance(entry, Import):
-        fault = fault_of(entry)
+        fault = find_fault(entry)
         return None if fault is None else (fault.reason, fault.message)
     if isinstance(entry, Rule):
         problem = rule_problem(entry)

@@ -1,6 +1,6 @@
 """The rules of changes: what is refused, and why a route ends.
 
-Whoever changes a board asks an `Overlay` without changes, and whoever only foretells
+Whoever changes a board asks an `BoardOverlay` without changes, and whoever only foretells
 one with those made so far; so both say the same.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from streambroker_core.board.overlay import Overlay
+from streambroker_core.board.overlay import BoardOverlay
 from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
 from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of
@@ -16,21 +16,21 @@ from streambroker_core.wire.manifests.ports import size_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class CutRoute:
     """A route that a change ends, and the word for why."""
 
     route: Route
     reason: str
 
 
-def refusal(overlay: Overlay, resource: Resource) -> StreambrokerError | None:
+def find_put_problem(overlay: BoardOverlay, resource: Resource) -> StreambrokerError | None:
     """Return why a resource cannot be put; None if it can.
 
     Args:
         overlay: the board that it is put on.
         resource: with a uid, its port and its name are not asked for.
     """
-    problem = None if resource.uid else _taken(overlay, resource)
+    problem = None if resource.uid else _find_name_conflict(overlay, resource)
     problem = problem or size_problem(resource)
     if problem is None and isinstance(resource, Import):
         problem = expression_problem(resource.subscription, "subscription")
@@ -39,10 +39,10 @@ def refusal(overlay: Overlay, resource: Resource) -> StreambrokerError | None:
     return problem
 
 
-def _taken(overlay: Overlay, resource: Resource) -> StreambrokerError | None:
+def _find_name_conflict(overlay: BoardOverlay, resource: Resource) -> StreambrokerError | None:
     """Return the refusal of a name or a port that is another resource's."""
     kind, key, name = kind_of(resource), resource.key, resource.name
-    named = overlay.named(resource)
+    named = overlay.resource_by_name(resource)
     if named is not None and named.name == name and named.key != key:
         return TakenError(
             "NameTaken",
@@ -59,15 +59,15 @@ def _taken(overlay: Overlay, resource: Resource) -> StreambrokerError | None:
     return None
 
 
-def _candidates(overlay: Overlay, import_: Import) -> list[Export]:
+def _candidates(overlay: BoardOverlay, import_: Import) -> list[Export]:
     """Return the Exports taking part that an Import could match without its filter, and more."""
     known = overlay.board.outcomes_for(replace(import_, filter=None))
-    found = (overlay.get("Export", uid) for uid in known.keys() | overlay.concerned("Export"))
-    exports = [x for x in found if isinstance(x, Export) and overlay.rival(x) is None]
+    found = (overlay.get("Export", uid) for uid in known.keys() | overlay.concerned_uids("Export"))
+    exports = [x for x in found if isinstance(x, Export) and overlay.find_rival(x) is None]
     return sorted(exports, key=lambda export: (export.key, export.uid))
 
 
-def why_cut(overlay: Overlay, route: Route) -> str:
+def cut_reason(overlay: BoardOverlay, route: Route) -> str:
     """Return the word for the end of a route that is not there any more."""
     sides: tuple[tuple[Kind, str], ...] = (
         ("Export", route.export_uid),
@@ -77,7 +77,7 @@ def why_cut(overlay: Overlay, route: Route) -> str:
     for (kind, _), resource in zip(sides, found, strict=True):
         if resource is None:
             return f"{kind}Removed"
-        rival = overlay.rival(resource)
+        rival = overlay.find_rival(resource)
         if rival is not None:
             return rival[0]
     export, import_ = found

@@ -26,11 +26,11 @@ class _Applied:
     """A resource was seen at a version: new, changed, or the same again.
 
     Attributes:
-        early: seen in the answer to a write, ahead of the feed: the board's point stays.
+        ahead_of_feed: seen in the answer to a write, ahead of the feed: the board's point stays.
     """
 
     version: int
-    early: bool = False
+    ahead_of_feed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ class _Removed:
     """A resource was seen to go; the version is the deletion's own.
 
     Attributes:
-        early: seen in the answer to a write, which tells no version: that is the last one at
-            which it was known, and the board's point stays.
+        ahead_of_feed: seen in the answer to a write, which tells no version: that is the last one
+            at which it was known, and the board's point stays.
     """
 
     uid: str
     version: int
-    early: bool = False
+    ahead_of_feed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,8 @@ class Unreadable:
         code: the reason word.
         problem: a sentence.
         path: the field at fault, as ``spec.buffer.maxBytes``; empty if it is no single one.
-        earlier: the last accepted generation as its status has it, or None.
-        unsure: as of an `Import`.
+        last_accepted: the last accepted generation as its status has it, or None.
+        earlier_unknown: as of an `Import`.
         held: as of an `Import`.
     """
 
@@ -113,13 +113,13 @@ class Unreadable:
     code: str
     problem: str
     path: str = ""
-    earlier: Resource | Rule | None = None
-    unsure: bool = field(default=False, compare=False)
+    last_accepted: Resource | Rule | None = None
+    earlier_unknown: bool = field(default=False, compare=False)
     held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointMoved:
+class FeedAdvanced:
     """The feed of one kind has come to a version, and nothing that matters has changed.
 
     Attributes:
@@ -199,7 +199,7 @@ class CaughtUp:
     kind: AnyKind | None = None
 
 
-Event: TypeAlias = (
+BoardEvent: TypeAlias = (
     ExportApplied
     | ExportRemoved
     | ImportApplied
@@ -207,7 +207,7 @@ Event: TypeAlias = (
     | RuleApplied
     | RuleRemoved
     | Unreadable
-    | PointMoved
+    | FeedAdvanced
     | AgentRegistered
     | PeDeclared
     | PeWithdrawn
@@ -218,7 +218,7 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
+class HintAction:
     """Order: tell the PE's agent that its view has this version now."""
 
     pe: PeKey
@@ -227,11 +227,11 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class RouteChange:
     """A route as it was and as it is; None where there is none."""
 
-    was: Route | None
-    now: Route | None
+    old: Route | None
+    new: Route | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +241,13 @@ class RoutesChanged:
     Attributes:
         version: of the view; None where the PE is no longer known.
         new: whether the PE was not known before.
-        moved: what became of the routes of its exports, in their order.
+        route_changes: what became of the routes of its exports, in their order.
     """
 
     pe: PeKey
     version: str | None
     new: bool = field(default=False, compare=False)
-    moved: tuple[Moved, ...] = field(default=(), compare=False)
+    route_changes: tuple[RouteChange, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +263,7 @@ Difference: TypeAlias = Literal["missing", "changed", "ghost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FellBack:
+class WriteReverted:
     """Order: report that the store does not have a write that was seen ahead of the feed.
 
     The resource is as the feed lists it again. Either the store was restored from an older copy,
@@ -275,7 +275,7 @@ class FellBack:
     difference: Difference
 
 
-Action: TypeAlias = Hint | RoutesChanged | StatusChanged | FellBack
+Action: TypeAlias = HintAction | RoutesChanged | StatusChanged | WriteReverted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +290,7 @@ class Status:
         peers: the first ten ports it is connected to.
         refused: pairs that fail for filter or schema alone, at most twenty.
         ring: a sentence about the ring of waiting jobs that one of its routes is part of, or empty.
-        runs: the generation that runs where the latest one is refused; else None.
+        running_generation: the generation that runs where the latest one is refused; else None.
         held: it is refused, and agents keep the routes that they have of it.
     """
 
@@ -301,5 +301,5 @@ class Status:
     peers: tuple[PortKey, ...] = ()
     refused: tuple[RefusedPair, ...] = ()
     ring: str = ""
-    runs: int | None = None
+    running_generation: int | None = None
     held: bool = False

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from streambroker_core.board.resource_cache import Change
+from streambroker_core.board.resource_cache import ResourceChanged
 from streambroker_core.model import Export, Import, PeKey, PortKey, seniority
 
 R = TypeVar("R", Export, Import)
 
 
-class _Ports(Generic[R]):
+class _PortClaims(Generic[R]):
     """Claims on ports, by PE; each port goes to the oldest claimant."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Ports(Generic[R]):
         left = tuple(one for one in ports.pop(port, ()) if one.uid != resource.uid)
         if left:
             ports[port] = left
-        alone = _only(ports)
+        alone = _sole_claimant(ports)
         if alone is not None:
             self._of_pe[pe] = alone
         elif ports:
@@ -62,21 +62,21 @@ class _Ports(Generic[R]):
             return known or {}
         return {known.key.port: (known,)}
 
-    def on(self, key: PortKey) -> tuple[R, ...]:
+    def claimants(self, key: PortKey) -> tuple[R, ...]:
         """Return who claims a port, in order of their age."""
         return self._by_port(key.owner).get(key.port, ())
 
-    def of_pe(self, pe: PeKey) -> Iterable[tuple[R, ...]]:
+    def claimants_of_pe(self, pe: PeKey) -> Iterable[tuple[R, ...]]:
         """Return the claimants of each of a PE's ports, in no order."""
         return self._by_port(pe).values()
 
-    def losers(self) -> Iterator[str]:
+    def standby_uids(self) -> Iterator[str]:
         """Yield who claims a port that an older one holds."""
         several = (ports for ports in self._of_pe.values() if isinstance(ports, dict))
         return (one.uid for ports in several for all_ in ports.values() for one in all_[1:])
 
 
-def _only(ports: Mapping[str, tuple[R, ...]]) -> R | None:
+def _sole_claimant(ports: Mapping[str, tuple[R, ...]]) -> R | None:
     """Return the only claimant of the only port, or None."""
     if len(ports) != 1:
         return None
@@ -84,7 +84,7 @@ def _only(ports: Mapping[str, tuple[R, ...]]) -> R | None:
     return claimants[0] if len(claimants) == 1 else None
 
 
-class _Claims(Generic[R]):
+class _NameClaims(Generic[R]):
     """Claims on names; each name goes to the oldest claimant.
 
     Args:
@@ -95,11 +95,11 @@ class _Claims(Generic[R]):
         self._get: Callable[[str], R | None] = get
         # One uid, or several in order of their age; most names have one claimant.
         self._by_name: dict[Hashable, str | tuple[str, ...]] = {}
-        self._of: dict[str, Hashable] = {}
+        self._name_by_uid: dict[str, Hashable] = {}
 
     def claim(self, uid: str, name: Hashable | None) -> set[str]:
         """Set what a resource claims; return all resources this may concern."""
-        old = self._of.pop(uid, None)
+        old = self._name_by_uid.pop(uid, None)
         concerned = {uid}
         if old is not None:
             left = self._rivals(old)
@@ -108,8 +108,8 @@ class _Claims(Generic[R]):
         if name is not None:
             claimants: list[str] = [*self._rivals(name), uid]
             concerned.update(claimants)
-            self._set(name, sorted(claimants, key=self._age))
-            self._of[uid] = name
+            self._set(name, sorted(claimants, key=self._age_key))
+            self._name_by_uid[uid] = name
         return concerned
 
     def _rivals(self, name: Hashable) -> tuple[str, ...]:
@@ -122,43 +122,43 @@ class _Claims(Generic[R]):
         else:
             self._by_name.pop(name, None)
 
-    def _age(self, uid: str) -> tuple[float, str]:
+    def _age_key(self, uid: str) -> tuple[float, str]:
         resource = self._get(uid)
         # Who is not there any more is about to give its claim up.
         return math.inf if resource is None else resource.created, uid
 
-    def on(self, name: Hashable) -> list[str]:
+    def claimants(self, name: Hashable) -> list[str]:
         """Return who claims a name, in order of the uids."""
         return sorted(self._rivals(name))
 
-    def losers(self) -> Iterator[str]:
+    def standby_uids(self) -> Iterator[str]:
         """Yield who claims a name that an older one holds."""
         several = (uids for uids in self._by_name.values() if not isinstance(uids, str))
         return (uid for uids in several for uid in uids[1:])
 
-    def holder_over(self, uid: str) -> str | None:
+    def holder_for(self, uid: str) -> str | None:
         """Return who holds the name that a resource claims; None if it claims none."""
-        name = self._of.get(uid)
+        name = self._name_by_uid.get(uid)
         return None if name is None else self._rivals(name)[0]
 
 
-class Roster(Generic[R]):
+class NameOwnership(Generic[R]):
     """Which resources of one kind take part.
 
     Args:
         get: returns a resource by its uid, None where it is gone.
-        stream_of: the stream name a resource claims, or None.
+        claimed_stream: the stream name a resource claims, or None.
     """
 
     def __init__(
-        self, get: Callable[[str], R | None], stream_of: Callable[[R], Hashable | None]
+        self, get: Callable[[str], R | None], claimed_stream: Callable[[R], Hashable | None]
     ) -> None:
         self._get: Callable[[str], R | None] = get
-        self._stream_of: Callable[[R], Hashable | None] = stream_of
-        self._ports: _Ports[R] = _Ports()
-        self._streams: _Claims[R] = _Claims(get)
+        self._claimed_stream: Callable[[R], Hashable | None] = claimed_stream
+        self._ports: _PortClaims[R] = _PortClaims()
+        self._streams: _NameClaims[R] = _NameClaims(get)
 
-    def change(self, change: Change[R]) -> set[str]:
+    def apply(self, change: ResourceChanged[R]) -> set[str]:
         """Take in a change; return the uids whose standing may be another now."""
         concerned = {change.uid}
         if change.old is not None:
@@ -172,42 +172,44 @@ class Roster(Generic[R]):
     def _claim_stream(self, uid: str) -> set[str]:
         resource = self._get(uid)
         held = resource is not None and self.port_rival(uid) is None
-        return self._streams.claim(uid, self._stream_of(resource) if resource and held else None)
+        return self._streams.claim(
+            uid, self._claimed_stream(resource) if resource and held else None
+        )
 
-    def on(self, key: PortKey) -> tuple[R, ...]:
+    def port_claimants(self, key: PortKey) -> tuple[R, ...]:
         """Return who claims a port, in order of their age: the first holds it."""
-        return self._ports.on(key)
+        return self._ports.claimants(key)
 
-    def of_pe(self, pe: PeKey) -> list[R]:
+    def claimants_of_pe(self, pe: PeKey) -> list[R]:
         """Return all that claim ports of a PE, in order of their uids."""
-        found = (one for claimants in self._ports.of_pe(pe) for one in claimants)
+        found = (one for claimants in self._ports.claimants_of_pe(pe) for one in claimants)
         return sorted(found, key=lambda one: one.uid)
 
     def holders(self, pe: PeKey) -> list[R]:
         """Return the resources that hold a PE's ports, in order of the ports."""
-        found = (claimants[0] for claimants in self._ports.of_pe(pe))
+        found = (claimants[0] for claimants in self._ports.claimants_of_pe(pe))
         return sorted(found, key=lambda one: one.key.port)
 
-    def claimants(self, stream: Hashable) -> list[str]:
+    def stream_claimants(self, stream: Hashable) -> list[str]:
         """Return who claims a stream name and holds a port, in order of the uids."""
-        return self._streams.on(stream)
+        return self._streams.claimants(stream)
 
-    def standing_by(self) -> set[str]:
+    def standby_uids(self) -> set[str]:
         """Return the uids of all that are there and take no part."""
-        return {*self._ports.losers(), *self._streams.losers()}
+        return {*self._ports.standby_uids(), *self._streams.standby_uids()}
 
     def port_rival(self, uid: str) -> str | None:
         """Return who holds the resource's port instead of it, or None."""
         resource = self._get(uid)
-        holders = () if resource is None else self._ports.on(resource.key)[:1]
+        holders = () if resource is None else self._ports.claimants(resource.key)[:1]
         return next((holder.uid for holder in holders if holder.uid != uid), None)
 
     def stream_rival(self, uid: str) -> str | None:
         """Return who holds the resource's stream id instead of it, or None."""
-        holder = self._streams.holder_over(uid)
+        holder = self._streams.holder_for(uid)
         return None if holder == uid else holder
 
-    def takes_part(self, uid: str) -> bool:
+    def is_accepted(self, uid: str) -> bool:
         """Say whether a resource is there and holds what it claims."""
         present = self._get(uid) is not None
         return present and self.port_rival(uid) is None and self.stream_rival(uid) is None

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from streambroker_core.board import Board, stream_of
+from streambroker_core.board import Board, claimed_stream
 from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of, seniority
 
 
-class Overlay:
+class BoardOverlay:
     """Resources put and removed, over a board that stays as it is."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.changed: dict[Kind, dict[str, Resource | None]] = {"Export": {}, "Import": {}}
-        self._at: dict[tuple[Kind, PortKey], dict[str, Resource]] = {}
+        self._claims_by_port: dict[tuple[Kind, PortKey], dict[str, Resource]] = {}
         self._names: dict[tuple[Kind, str, str], str] = {}
         self._streams: dict[Hashable, set[str]] = {}
         self._concerned: dict[Kind, frozenset[str]] = {}
@@ -34,51 +34,53 @@ class Overlay:
         if old is None and resource.uid in self.changed[kind]:
             return
         if old is None:
-            self._give_way(kind, resource)
-        self._enter(kind, resource.uid, old, resource)
+            self._remove_name_holder(kind, resource)
+        self._record_change(kind, resource.uid, old, resource)
         if resource.name:
             self._names[(kind, resource.key.namespace, resource.name)] = resource.uid
 
-    def _give_way(self, kind: Kind, resource: Resource) -> None:
-        known = self.named(resource)
+    def _remove_name_holder(self, kind: Kind, resource: Resource) -> None:
+        known = self.resource_by_name(resource)
         if known is not None:
             self.remove(kind, known.uid)
 
-    def named(self, resource: Resource) -> Resource | None:
+    def resource_by_name(self, resource: Resource) -> Resource | None:
         """Return the resource that has the name of a resource; None where that has no name."""
         kind, name = kind_of(resource), resource.name
         if not name:
             return None
         entry = (kind, resource.key.namespace, name)
-        uid = self._names.get(entry) or self.board.named(*entry)
+        uid = self._names.get(entry) or self.board.uid_by_name(*entry)
         return None if uid is None else self.get(kind, uid)
 
     def remove(self, kind: Kind, uid: str) -> None:
         """Take a resource away; an unknown one changes nothing."""
         old = self.get(kind, uid)
         if old is not None:
-            self._enter(kind, uid, old, None)
+            self._record_change(kind, uid, old, None)
 
-    def _enter(self, kind: Kind, uid: str, old: Resource | None, new: Resource | None) -> None:
+    def _record_change(
+        self, kind: Kind, uid: str, old: Resource | None, new: Resource | None
+    ) -> None:
         self._concerned.pop(kind, None)
         self.changed[kind][uid] = new
         for resource in (old, new):
             if resource is not None:
-                self._at.setdefault((kind, resource.key), {}).pop(uid, None)
+                self._claims_by_port.setdefault((kind, resource.key), {}).pop(uid, None)
         if new is not None:
-            self._at[(kind, new.key)][uid] = new
+            self._claims_by_port[(kind, new.key)][uid] = new
         for resource in (old, new):
             if resource is not None:
-                self._touch(kind, resource)
+                self._record_streams(kind, resource)
 
-    def _touch(self, kind: Kind, resource: Resource) -> None:
+    def _record_streams(self, kind: Kind, resource: Resource) -> None:
         """Remember the stream ids that may go to somebody else now."""
         if kind == "Import":
             return
         key = resource.key
-        claimants = [resource, *self._on_board(kind, key), *self.on(kind, key)]
+        claimants = [resource, *self._on_board(kind, key), *self.claimants(kind, key)]
         for claimant in claimants:
-            stream = stream_of(claimant) if isinstance(claimant, Export) else None
+            stream = claimed_stream(claimant) if isinstance(claimant, Export) else None
             if stream is not None:
                 self._streams.setdefault(stream, set()).add(claimant.uid)
 
@@ -87,49 +89,55 @@ class Overlay:
         changed = self.changed[kind]
         return changed[uid] if uid in changed else self.board.get(kind, uid)
 
-    def on(self, kind: Kind, key: PortKey) -> list[Resource]:
+    def claimants(self, kind: Kind, key: PortKey) -> list[Resource]:
         """Return all that would claim a port."""
         changed = self.changed[kind]
         stay = [resource for resource in self._on_board(kind, key) if resource.uid not in changed]
-        return [*stay, *self._at.get((kind, key), {}).values()]
+        return [*stay, *self._claims_by_port.get((kind, key), {}).values()]
 
     def _on_board(self, kind: Kind, key: PortKey) -> Sequence[Resource]:
-        return self.board.exports_on(key) if kind == "Export" else self.board.imports_on(key)
+        return (
+            self.board.exports_claiming(key)
+            if kind == "Export"
+            else self.board.imports_claiming(key)
+        )
 
     def holder(self, kind: Kind, key: PortKey) -> Resource | None:
         """Return who would hold a port."""
-        return min(self.on(kind, key), key=seniority, default=None)
+        return min(self.claimants(kind, key), key=seniority, default=None)
 
-    def sharing(self, export: Export) -> list[Export]:
+    def stream_holders(self, export: Export) -> list[Export]:
         """Return the holders of ports that would claim the stream id that an Export claims."""
-        stream = stream_of(export)
+        stream = claimed_stream(export)
         if stream is None:
             return []
-        uids = {other.uid for other in self.board.same_stream(export)}
+        uids = {other.uid for other in self.board.exports_sharing_stream(export)}
         uids |= self._streams.get(stream, set())
         found = (self.get("Export", uid) for uid in uids)
         return [
             other
             for other in found
-            if isinstance(other, Export) and stream_of(other) == stream and self._holds(other)
+            if isinstance(other, Export)
+            and claimed_stream(other) == stream
+            and self._holds_port(other)
         ]
 
-    def _holds(self, export: Export) -> bool:
+    def _holds_port(self, export: Export) -> bool:
         holder = self.holder("Export", export.key)
         return holder is not None and holder.uid == export.uid
 
-    def rival(self, resource: Resource) -> tuple[str, Resource] | None:
+    def find_rival(self, resource: Resource) -> tuple[str, Resource] | None:
         """Return the word for what an older resource has taken from one, and that resource."""
         holder = self.holder(kind_of(resource), resource.key)
         if holder is not None and holder.uid != resource.uid:
             return "PortTaken", holder
         if isinstance(resource, Export):
-            oldest = min(self.sharing(resource), key=seniority, default=resource)
+            oldest = min(self.stream_holders(resource), key=seniority, default=resource)
             if oldest.uid != resource.uid:
                 return "StreamIdTaken", oldest
         return None
 
-    def concerned(self, kind: Kind) -> frozenset[str]:
+    def concerned_uids(self, kind: Kind) -> frozenset[str]:
         """Return the uids of all whose part may be another."""
         known = self._concerned.get(kind)
         if known is None:
@@ -138,7 +146,7 @@ class Overlay:
 
     def _find_concerned(self, kind: Kind) -> set[str]:
         found = set(self.changed[kind])
-        for touched, key in self._at:
+        for touched, key in self._claims_by_port:
             if touched == kind:
                 found.update(resource.uid for resource in self._on_board(kind, key))
         if kind == "Export":
@@ -151,5 +159,5 @@ class Overlay:
         for uid in uids:
             for known in (self.board.get("Export", uid), self.changed["Export"].get(uid)):
                 if isinstance(known, Export):
-                    found.update(other.uid for other in self.board.same_stream(known))
+                    found.update(other.uid for other in self.board.exports_sharing_stream(known))
         return found

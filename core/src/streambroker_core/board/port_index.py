@@ -6,163 +6,165 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
-from streambroker_core.board.name_ownership import Roster
-from streambroker_core.board.resource_cache import Change, Shelf
-from streambroker_core.matching import Match, Outcome
+from streambroker_core.board.name_ownership import NameOwnership
+from streambroker_core.board.resource_cache import ResourceCache, ResourceChanged
+from streambroker_core.matching import Match, MatchResult
 from streambroker_core.model import Export, Import, PeKey, PortKey
 
 R = TypeVar("R", Export, Import)
 
-Place: TypeAlias = "tuple[str, str, int, str, str]"
+PortOrder: TypeAlias = "tuple[str, str, int, str, str]"
 """What orders resources of one kind: their ports, then their uids."""
 
 
-def place_of(resource: Export | Import) -> Place:
+def port_order_for(resource: Export | Import) -> PortOrder:
     """Return a resource's place among those of its kind."""
     return *resource.key, resource.uid
 
 
-class Met:
+class PeerSet:
     """Whom one resource meets.
 
     Attributes:
         outcomes: matches and near refusals by the other side's uid.
-        places: of all of these, in order.
+        port_orders: of all of these, in order.
         matches: how many of them are matches.
     """
 
-    __slots__ = ("matches", "outcomes", "places")
+    __slots__ = ("matches", "outcomes", "port_orders")
 
-    def __init__(self, outcomes: dict[str, Outcome], places: list[Place]) -> None:
+    def __init__(self, outcomes: dict[str, MatchResult], port_orders: list[PortOrder]) -> None:
         self.outcomes = outcomes
-        self.places = places
+        self.port_orders = port_orders
         self.matches = sum(isinstance(outcome, Match) for outcome in outcomes.values())
 
-    def set(self, place: Place, outcome: Outcome) -> None:
+    def set(self, port_order: PortOrder, outcome: MatchResult) -> None:
         """Set the outcome with one of the other side."""
-        known = self.outcomes.get(place[-1])
+        known = self.outcomes.get(port_order[-1])
         if known is None:
-            insort(self.places, place)
-        self.outcomes[place[-1]] = outcome
+            insort(self.port_orders, port_order)
+        self.outcomes[port_order[-1]] = outcome
         self.matches += isinstance(outcome, Match) - isinstance(known, Match)
 
-    def drop(self, place: Place) -> None:
+    def drop(self, port_order: PortOrder) -> None:
         """Forget one of the other side."""
-        known = self.outcomes.pop(place[-1], None)
+        known = self.outcomes.pop(port_order[-1], None)
         if known is not None:
-            del self.places[bisect_left(self.places, place)]
+            del self.port_orders[bisect_left(self.port_orders, port_order)]
             self.matches -= isinstance(known, Match)
 
     def peers(self) -> Iterator[str]:
         """Yield the uids of all, in order of the other side's ports."""
-        return (place[-1] for place in self.places)
+        return (place[-1] for place in self.port_orders)
 
-    def each(self) -> Iterator[tuple[str, Outcome]]:
+    def items(self) -> Iterator[tuple[str, MatchResult]]:
         """Yield uid and outcome of all, in order of the other side's ports."""
         return ((uid, self.outcomes[uid]) for uid in self.peers())
 
 
-NOBODY = Met({}, [])
+NO_PEERS = PeerSet({}, [])
 """Of a resource that meets none; not to be changed."""
 
 
-class Meeting(NamedTuple):
+class PairChange(NamedTuple):
     """An outcome with one of the other side, as it was and as it is; None for none."""
 
     peer: str
-    was: Outcome | None
-    now: Outcome | None
+    old: MatchResult | None
+    new: MatchResult | None
 
 
-class Half(Generic[R]):
+class PortIndex(Generic[R]):
     """Resources of one kind with their standing and their outcomes.
 
     A resource keeps its port for as long as it has its uid.
 
     Args:
-        stream_of: the stream name a resource claims, or None.
+        claimed_stream: the stream name a resource claims, or None.
     """
 
-    def __init__(self, stream_of: Callable[[R], Hashable | None]) -> None:
-        self.shelf: Shelf[R] = Shelf()
-        self.roster: Roster[R] = Roster(self.shelf.get, stream_of)
-        self._met: dict[str, Met] = {}
+    def __init__(self, claimed_stream: Callable[[R], Hashable | None]) -> None:
+        self.cache: ResourceCache[R] = ResourceCache()
+        self.ownership: NameOwnership[R] = NameOwnership(self.cache.get, claimed_stream)
+        self._peers_by_uid: dict[str, PeerSet] = {}
 
-    def enter(self, change: Change[R]) -> set[str]:
+    def apply(self, change: ResourceChanged[R]) -> set[str]:
         """Take in a change; return the uids whose part may be another now."""
-        return self.roster.change(change)
+        return self.ownership.apply(change)
 
-    def pair(self, resource: R, outcomes: Mapping[str, Outcome], other: Half[Any]) -> list[Meeting]:
+    def set_outcomes(
+        self, resource: R, outcomes: Mapping[str, MatchResult], other: PortIndex[Any]
+    ) -> list[PairChange]:
         """Set whom a resource meets, on both sides; return all that this concerns."""
-        place = place_of(resource)
-        old = self._met.pop(resource.uid, NOBODY)
+        place = port_order_for(resource)
+        old = self._peers_by_uid.pop(resource.uid, NO_PEERS)
         if outcomes:
             same = old.outcomes.keys() == outcomes.keys()
-            places = old.places if same else other.places_of(outcomes)
-            self._met[resource.uid] = Met(dict(outcomes), places)
+            places = old.port_orders if same else other.port_orders_for(outcomes)
+            self._peers_by_uid[resource.uid] = PeerSet(dict(outcomes), places)
         for peer in old.outcomes.keys() - outcomes.keys():
-            other.part(peer, place)
+            other.remove_outcome(peer, place)
         for peer, outcome in outcomes.items():
-            other.meet(peer, place, outcome)
+            other.add_outcome(peer, place, outcome)
         return [
-            Meeting(peer, old.outcomes.get(peer), outcomes.get(peer))
+            PairChange(peer, old.outcomes.get(peer), outcomes.get(peer))
             for peer in old.outcomes.keys() | outcomes.keys()
         ]
 
-    def places_of(self, uids: Mapping[str, object]) -> list[Place]:
+    def port_orders_for(self, uids: Mapping[str, object]) -> list[PortOrder]:
         """Return the places of resources, in order."""
-        found = (self.shelf.get(uid) for uid in uids)
-        return sorted(place_of(resource) for resource in found if resource is not None)
+        found = (self.cache.get(uid) for uid in uids)
+        return sorted(port_order_for(resource) for resource in found if resource is not None)
 
-    def meet(self, uid: str, place: Place, outcome: Outcome) -> None:
+    def add_outcome(self, uid: str, port_order: PortOrder, outcome: MatchResult) -> None:
         """Note an outcome that was found from the other side."""
-        met = self._met.get(uid)
+        met = self._peers_by_uid.get(uid)
         if met is None:
-            self._met[uid] = Met({place[-1]: outcome}, [place])
+            self._peers_by_uid[uid] = PeerSet({port_order[-1]: outcome}, [port_order])
         else:
-            met.set(place, outcome)
+            met.set(port_order, outcome)
 
-    def part(self, uid: str, place: Place) -> None:
+    def remove_outcome(self, uid: str, port_order: PortOrder) -> None:
         """Forget an outcome that no longer holds."""
-        met = self._met.get(uid)
+        met = self._peers_by_uid.get(uid)
         if met is not None:
-            met.drop(place)
+            met.drop(port_order)
             if not met.outcomes:
-                del self._met[uid]
+                del self._peers_by_uid[uid]
 
-    def met(self, uid: str) -> Met:
+    def peers_for(self, uid: str) -> PeerSet:
         """Return whom a resource meets."""
-        return self._met.get(uid, NOBODY)
+        return self._peers_by_uid.get(uid, NO_PEERS)
 
-    def outcomes_of(self, uid: str) -> Mapping[str, Outcome]:
+    def outcomes_of(self, uid: str) -> Mapping[str, MatchResult]:
         """Return matches and near refusals by the other side's uid."""
-        return self.met(uid).outcomes
+        return self.peers_for(uid).outcomes
 
     def match_count(self) -> int:
         """Return how many of all outcomes are matches."""
-        return sum(met.matches for met in self._met.values())
+        return sum(met.matches for met in self._peers_by_uid.values())
 
-    def taking_part(self, uid: str) -> R | None:
+    def get_accepted(self, uid: str) -> R | None:
         """Return a resource if it is there and holds what it claims."""
-        return self.shelf.get(uid) if self.roster.takes_part(uid) else None
+        return self.cache.get(uid) if self.ownership.is_accepted(uid) else None
 
-    def of_pe(self, pe: PeKey) -> list[str]:
+    def uids_of_pe(self, pe: PeKey) -> list[str]:
         """Return the uids of a PE's resources, in order."""
-        return [resource.uid for resource in self.roster.of_pe(pe)]
+        return [resource.uid for resource in self.ownership.claimants_of_pe(pe)]
 
     def holders(self, pe: PeKey) -> list[R]:
         """Return the resources that hold a PE's ports, in order of the ports."""
-        return self.roster.holders(pe)
+        return self.ownership.holders(pe)
 
-    def at(self, key: PortKey) -> list[R]:
+    def claimants(self, key: PortKey) -> list[R]:
         """Return all that claim a port, in order of their uids."""
-        return sorted(self.roster.on(key), key=lambda resource: resource.uid)
+        return sorted(self.ownership.port_claimants(key), key=lambda resource: resource.uid)
 
-    def sharing(self, stream: Hashable) -> list[R]:
+    def stream_holders(self, stream: Hashable) -> list[R]:
         """Return the holders of ports that claim a stream name, in order of their uids."""
-        claimed = (self.shelf.get(uid) for uid in self.roster.claimants(stream))
+        claimed = (self.cache.get(uid) for uid in self.ownership.stream_claimants(stream))
         return [resource for resource in claimed if resource is not None]
 
     def holder_at(self, key: PortKey) -> R | None:
         """Return the resource that holds a port."""
-        return next(iter(self.roster.on(key)), None)
+        return next(iter(self.ownership.port_claimants(key)), None)

@@ -33,7 +33,7 @@ R = TypeVar("R", Export, Import, Rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Generic[R]):
+class ResourceChanged(Generic[R]):
     """One resource before and after; None where it is not there, or cannot be read."""
 
     uid: str
@@ -41,26 +41,27 @@ class Change(Generic[R]):
     new: R | None
 
     @property
-    def moves(self) -> bool:
+    def has_new_port(self) -> bool:
         """Whether it has another port now, for which nothing of the old one holds."""
         old, new = self.old, self.new
         return old is not None and new is not None and tuple(old.key) != tuple(new.key)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Held(Generic[R]):
+class _CachedResource(Generic[R]):
     """A resource, its version, the version up to which that is known, its session.
 
-    ``told`` is the version up to which the feed told of it: lower where it was seen ahead of it.
-    ``fed`` is the resource as the feed told of it last; None before that, or if it went.
+    ``confirmed_version`` is the version up to which the feed told of it: lower where it was seen
+    ahead of it.
+    ``feed_entry`` is the resource as the feed told of it last; None before that, or if it went.
     """
 
     entry: R | Unreadable
     version: int
-    seen: int
+    observed_version: int
     session: int
-    told: int
-    fed: R | Unreadable | None
+    confirmed_version: int
+    feed_entry: R | Unreadable | None
 
     @property
     def resource(self) -> R | None:
@@ -68,351 +69,416 @@ class _Held(Generic[R]):
         return None if isinstance(self.entry, Unreadable) else self.entry
 
 
-class _Grave(Generic[R]):
+class _Tombstone(Generic[R]):
     """Of a resource that went: at which version, in which session, and its name if known.
 
-    ``early`` if the feed has not reported that it went: ``fed`` is the resource as the feed
-    reported it last, at the version ``told``, None if it did not; ``doubted`` if the feed has
-    caught up once since.
+    ``ahead_of_feed`` if the feed has not reported that it went: ``feed_entry`` is the resource as
+    the feed reported it last, at the version ``confirmed_version``, None if it did not;
+    ``is_suspect`` if the feed has caught up once since.
     """
 
-    __slots__ = ("doubted", "early", "fed", "name", "session", "told", "version")
+    __slots__ = (
+        "ahead_of_feed",
+        "confirmed_version",
+        "feed_entry",
+        "is_suspect",
+        "name",
+        "session",
+        "version",
+    )
 
     def __init__(self, version: int, session: int, name: tuple[str, str] | None) -> None:
         self.version = version
         self.session = session
         self.name = name
-        self.early = False
-        self.fed: R | Unreadable | None = None
-        self.told = 0
-        self.doubted = False
+        self.ahead_of_feed = False
+        self.feed_entry: R | Unreadable | None = None
+        self.confirmed_version = 0
+        self.is_suspect = False
 
 
-def _name(entry: R | Unreadable) -> tuple[str, str]:
+def _name_key(entry: R | Unreadable) -> tuple[str, str]:
     if isinstance(entry, Unreadable):
         return entry.namespace, entry.name
     return entry.key.namespace, entry.name
 
 
-def _standing(entry: R | Unreadable) -> tuple[bool, bool]:
+def _acceptance_flags(entry: R | Unreadable) -> tuple[bool, bool]:
     """Return what the status of an Import says of its generations, which is no change of it."""
     if isinstance(entry, Import):
-        return entry.unsure, entry.settled
-    return isinstance(entry, Unreadable) and entry.unsure, False
+        return entry.earlier_unknown, entry.was_accepted
+    return isinstance(entry, Unreadable) and entry.earlier_unknown, False
 
 
-def _alike(one: R | Unreadable, other: R | Unreadable) -> bool:
+def _is_equivalent(left: R | Unreadable, right: R | Unreadable) -> bool:
     """Say whether two entries are the same, whatever their statuses have of an earlier one."""
-    if isinstance(one, Import) and isinstance(other, Import):
-        return replace(one, earlier=None, held=False) == replace(other, earlier=None, held=False)
-    if isinstance(one, Rule) and isinstance(other, Rule):
-        return replace(one, earlier=None) == replace(other, earlier=None)
-    return one == other
+    if isinstance(left, Import) and isinstance(right, Import):
+        return replace(left, last_accepted=None, held=False) == replace(
+            right, last_accepted=None, held=False
+        )
+    if isinstance(left, Rule) and isinstance(right, Rule):
+        return replace(left, last_accepted=None) == replace(right, last_accepted=None)
+    return left == right
 
 
-class Shelf(Generic[R]):
+class ResourceCache(Generic[R]):
     """All resources of one kind, by uid.
 
     Attributes:
-        undone: resources that were seen ahead of the feed, and that the feed did not confirm when
+        reverted: resources that were seen ahead of the feed, and that the feed did not confirm when
             it came to that version, with the difference; the code that reports them empties it.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held[R]] = {}
-        self._gone: dict[str, _Grave[R]] = {}
+        self._entries: dict[str, _CachedResource[R]] = {}
+        self._tombstones: dict[str, _Tombstone[R]] = {}
         self._names: dict[tuple[str, str], tuple[int, str]] = {}
         self._session = 0
         # Whoever is not here at this version was told to be gone, or never was.
-        self._listed_at = -1
-        self._reached = 0
-        self.point = 0
+        self._list_version = -1
+        self._feed_version = 0
+        self.resource_version = 0
         self.synced = False
         self.stale = False
-        self.undone: list[tuple[str, Difference]] = []
+        self.reverted: list[tuple[str, Difference]] = []
 
     def __iter__(self) -> Iterator[R]:
-        every = (held.resource for held in self._held.values())
+        every = (held.resource for held in self._entries.values())
         return (resource for resource in every if resource is not None)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def uids(self) -> Iterable[str]:
         """Return the uids of all, in no order."""
-        return self._held.keys()
+        return self._entries.keys()
 
     def get(self, uid: str) -> R | None:
         """Return a resource, or None."""
-        held = self._held.get(uid)
+        held = self._entries.get(uid)
         if held is None or isinstance(held.entry, Unreadable):
             return None
         return held.entry
 
     def unreadable(self, uid: str) -> Unreadable | None:
         """Return what is known of a resource that is there and cannot be read, or None."""
-        held = self._held.get(uid)
+        held = self._entries.get(uid)
         return held.entry if held is not None and isinstance(held.entry, Unreadable) else None
 
-    def named(self, namespace: str, name: str) -> str | None:
+    def uid_by_name(self, namespace: str, name: str) -> str | None:
         """Return the uid of the resource that a new one of this name would replace."""
         uid = self._names.get((namespace, name), (0, ""))[1]
-        return uid if uid in self._held else None
+        return uid if uid in self._entries else None
 
     def version_of(self, uid: str) -> int:
         """Return the version at which a resource changed last; 0 where it is not known."""
-        held = self._held.get(uid)
+        held = self._entries.get(uid)
         return 0 if held is None else held.version
 
-    def newest(self) -> int:
+    def newest_version(self) -> int:
         """Return the highest version at which one was seen or went early; 0 without one."""
-        seen = max((held.seen for held in self._held.values()), default=0)
-        early = (grave.version for grave in self._gone.values() if grave.early)
+        seen = max((held.observed_version for held in self._entries.values()), default=0)
+        early = (grave.version for grave in self._tombstones.values() if grave.ahead_of_feed)
         return max(seen, max(early, default=0))
 
-    def apply(self, entry: R | Unreadable, version: int, *, early: bool = False) -> list[Change[R]]:
+    def apply(
+        self, entry: R | Unreadable, version: int, *, ahead_of_feed: bool = False
+    ) -> list[ResourceChanged[R]]:
         """Take in a resource as it was at a version; return what that changed.
 
         Args:
             entry: the resource, or that it cannot be read.
             version: when it was so.
-            early: ahead of the feed, which has not come to that version yet.
+            ahead_of_feed: ahead of the feed, which has not come to that version yet.
         """
-        if not early:
-            self._reach(version)
-        held = self._held.get(entry.uid)
+        if not ahead_of_feed:
+            self._advance(version)
+        held = self._entries.get(entry.uid)
         if held is not None:
-            return self._change(held, entry, version, early=early)
-        grave = self._gone.get(entry.uid)
-        if grave is not None and grave.early and not early and version > grave.told:
-            grave.fed, grave.told = entry, version
-        if version <= self._listed_at or grave is not None:
+            return self._update(held, entry, version, ahead_of_feed=ahead_of_feed)
+        grave = self._tombstones.get(entry.uid)
+        if (
+            grave is not None
+            and grave.ahead_of_feed
+            and not ahead_of_feed
+            and version > grave.confirmed_version
+        ):
+            grave.feed_entry, grave.confirmed_version = entry, version
+        if version <= self._list_version or grave is not None:
             return []
-        return self._admit(entry, version, early=early)
+        return self._admit(entry, version, ahead_of_feed=ahead_of_feed)
 
-    def _change(
-        self, held: _Held[R], entry: R | Unreadable, version: int, *, early: bool
-    ) -> list[Change[R]]:
-        if early:
-            later = version > held.seen
-            return self._put(self._seen(entry, version, held.told, held.fed)) if later else []
-        if version <= held.told:
+    def _update(
+        self,
+        cached: _CachedResource[R],
+        entry: R | Unreadable,
+        version: int,
+        *,
+        ahead_of_feed: bool,
+    ) -> list[ResourceChanged[R]]:
+        if ahead_of_feed:
+            later = version > cached.observed_version
+            return (
+                self._put(
+                    self._make_entry(entry, version, cached.confirmed_version, cached.feed_entry)
+                )
+                if later
+                else []
+            )
+        if version <= cached.confirmed_version:
             return []
-        held.told, held.fed = version, entry
-        if version < held.seen:
+        cached.confirmed_version, cached.feed_entry = version, entry
+        if version < cached.observed_version:
             return []
-        if version == held.seen and not _alike(entry, held.entry):
-            self.undone.append((entry.uid, "changed"))
-        return self._put(self._seen(entry, version, version, entry))
+        if version == cached.observed_version and not _is_equivalent(entry, cached.entry):
+            self.reverted.append((entry.uid, "changed"))
+        return self._put(self._make_entry(entry, version, version, entry))
 
-    def swap(self, entry: R) -> list[Change[R]]:
+    def replace_entry(self, entry: R) -> list[ResourceChanged[R]]:
         """Hold another generation of a resource, at the version at which it is known."""
-        held = self._held[entry.uid]
+        held = self._entries[entry.uid]
         old = held.resource
-        held.fed = entry if held.fed is held.entry else held.fed
+        held.feed_entry = entry if held.feed_entry is held.entry else held.feed_entry
         held.entry = entry
-        return [Change(uid=entry.uid, old=old, new=entry)]
+        return [ResourceChanged(uid=entry.uid, old=old, new=entry)]
 
-    def touch(self, uid: str | None, version: int) -> list[Change[R]]:
+    def confirm(self, uid: str | None, version: int) -> list[ResourceChanged[R]]:
         """Take in that the feed came to a version, and with it a resource as it told of it."""
-        self._reach(version)
-        held = None if uid is None else self._held.get(uid)
+        self._advance(version)
+        held = None if uid is None else self._entries.get(uid)
         if held is None:
             return []
-        entry = held.entry if held.fed is None else held.fed
-        if version > held.seen and not _alike(entry, held.entry):
-            self.undone.append((held.entry.uid, "changed"))
-        return self._change(held, entry, version, early=False)
+        entry = held.entry if held.feed_entry is None else held.feed_entry
+        if version > held.observed_version and not _is_equivalent(entry, held.entry):
+            self.reverted.append((held.entry.uid, "changed"))
+        return self._update(held, entry, version, ahead_of_feed=False)
 
-    def _admit(self, entry: R | Unreadable, version: int, *, early: bool) -> list[Change[R]]:
-        changes: list[Change[R]] = []
-        name = _name(entry)
+    def _admit(
+        self, entry: R | Unreadable, version: int, *, ahead_of_feed: bool
+    ) -> list[ResourceChanged[R]]:
+        changes: list[ResourceChanged[R]] = []
+        name = _name_key(entry)
         known = self._names.get(name)
         if name[1] and known is not None:
             if version < known[0]:
                 # A restored store may have lost the younger one, and have this one.
-                grave = self._bury(entry.uid, version)
-                grave.early = True
-                if not early:
-                    grave.fed, grave.told = entry, version
+                grave = self._add_tombstone(entry.uid, version)
+                grave.ahead_of_feed = True
+                if not ahead_of_feed:
+                    grave.feed_entry, grave.confirmed_version = entry, version
                 return []
-            changes += self._drop(known[1], version, early=early)
-        told, fed = (0, None) if early else (version, entry)
-        return changes + self._put(self._seen(entry, version, told, fed))
+            changes += self._drop(known[1], version, ahead_of_feed=ahead_of_feed)
+        told, fed = (0, None) if ahead_of_feed else (version, entry)
+        return changes + self._put(self._make_entry(entry, version, told, fed))
 
-    def _seen(
-        self, entry: R | Unreadable, version: int, told: int, fed: R | Unreadable | None
-    ) -> _Held[R]:
-        return _Held(
-            entry=entry, version=version, seen=version, session=self._session, told=told, fed=fed
+    def _make_entry(
+        self,
+        entry: R | Unreadable,
+        version: int,
+        confirmed_version: int,
+        feed_entry: R | Unreadable | None,
+    ) -> _CachedResource[R]:
+        return _CachedResource(
+            entry=entry,
+            version=version,
+            observed_version=version,
+            session=self._session,
+            confirmed_version=confirmed_version,
+            feed_entry=feed_entry,
         )
 
-    def _put(self, fresh: _Held[R]) -> list[Change[R]]:
+    def _put(self, fresh: _CachedResource[R]) -> list[ResourceChanged[R]]:
         """Hold a resource, and what is known of it; an equal one stays the same object."""
         uid = fresh.entry.uid
-        held = self._held.get(uid)
+        held = self._entries.get(uid)
         same = held is not None and held.entry == fresh.entry
-        if held is not None and same and _standing(held.entry) == _standing(fresh.entry):
-            fresh.fed = held.entry if fresh.fed is fresh.entry else fresh.fed
+        if (
+            held is not None
+            and same
+            and _acceptance_flags(held.entry) == _acceptance_flags(fresh.entry)
+        ):
+            fresh.feed_entry = held.entry if fresh.feed_entry is fresh.entry else fresh.feed_entry
             fresh.entry = held.entry
-        self._held[uid] = fresh
-        name = _name(fresh.entry)
+        self._entries[uid] = fresh
+        name = _name_key(fresh.entry)
         if name[1]:
             self._names[name] = (fresh.version, uid)
         old = None if held is None else held.resource
-        return [] if same else [Change(uid=uid, old=old, new=fresh.resource)]
+        return [] if same else [ResourceChanged(uid=uid, old=old, new=fresh.resource)]
 
-    def remove(self, uid: str, version: int, *, early: bool = False) -> list[Change[R]]:
+    def remove(
+        self, uid: str, version: int, *, ahead_of_feed: bool = False
+    ) -> list[ResourceChanged[R]]:
         """Take in that a resource went at a version; return what that changed.
 
         Args:
             uid: of the resource.
             version: when it went; if early, up to when it is known to have been there.
-            early: ahead of the feed, which has not come to its end yet.
+            ahead_of_feed: ahead of the feed, which has not come to its end yet.
         """
-        if not early:
-            self._reach(version)
-        held = self._held.get(uid)
+        if not ahead_of_feed:
+            self._advance(version)
+        held = self._entries.get(uid)
         if held is None:
-            if version > self._listed_at or uid in self._gone:
-                self._bury(uid, version)
+            if version > self._list_version or uid in self._tombstones:
+                self._add_tombstone(uid, version)
             return []
-        at = max(version, held.seen) if early else version
-        if at >= held.seen:
-            return self._drop(uid, at, early=early)
-        if version >= held.told:
-            held.told, held.fed = version, None
+        at = max(version, held.observed_version) if ahead_of_feed else version
+        if at >= held.observed_version:
+            return self._drop(uid, at, ahead_of_feed=ahead_of_feed)
+        if version >= held.confirmed_version:
+            held.confirmed_version, held.feed_entry = version, None
         return []
 
-    def _drop(self, uid: str, version: int, *, early: bool = False) -> list[Change[R]]:
-        held = self._held.pop(uid, None)
-        last = held or self._gone.get(uid)
-        grave = self._bury(uid, version, None if held is None else _name(held.entry))
-        if early and last is not None:
-            grave.early, grave.fed, grave.told = True, last.fed, last.told
+    def _drop(
+        self, uid: str, version: int, *, ahead_of_feed: bool = False
+    ) -> list[ResourceChanged[R]]:
+        held = self._entries.pop(uid, None)
+        last = held or self._tombstones.get(uid)
+        grave = self._add_tombstone(uid, version, None if held is None else _name_key(held.entry))
+        if ahead_of_feed and last is not None:
+            grave.ahead_of_feed = True
+            grave.feed_entry, grave.confirmed_version = last.feed_entry, last.confirmed_version
         if held is None:
             return []
-        name = _name(held.entry)
+        name = _name_key(held.entry)
         if self._names.get(name, (0, ""))[1] == uid:
             self._names[name] = (version, uid)
-        return [Change(uid=uid, old=held.resource, new=None)]
+        return [ResourceChanged(uid=uid, old=held.resource, new=None)]
 
-    def _bury(self, uid: str, version: int, name: tuple[str, str] | None = None) -> _Grave[R]:
-        known = self._gone.get(uid)
+    def _add_tombstone(
+        self, uid: str, version: int, name: tuple[str, str] | None = None
+    ) -> _Tombstone[R]:
+        known = self._tombstones.get(uid)
         if name is None and known is not None:
             name = known.name
-        grave = self._gone[uid] = _Grave(version, self._session, name)
+        grave = self._tombstones[uid] = _Tombstone(version, self._session, name)
         return grave
 
-    def _buried_after(self, uid: str, version: int) -> bool:
-        grave = self._gone.get(uid)
+    def _is_deleted_after(self, uid: str, version: int) -> bool:
+        grave = self._tombstones.get(uid)
         return grave is not None and grave.version > version and grave.session == self._session
 
-    def caught_up(self, version: int) -> list[Change[R]]:
+    def expire_tombstones(self, version: int) -> list[ResourceChanged[R]]:
         """Take in that nothing older than a version comes any more; forget who was gone by then.
 
         What went by then but is still listed by the feed is back.
         """
-        changes: list[Change[R]] = []
-        self._listed_at = max(self._listed_at, version)
-        for uid, grave in list(self._gone.items()):
+        changes: list[ResourceChanged[R]] = []
+        self._list_version = max(self._list_version, version)
+        for uid, grave in list(self._tombstones.items()):
             if grave.version > version:
                 continue
-            if grave.early and (not grave.doubted or self._name_is_early(grave)):
+            if grave.ahead_of_feed and (not grave.is_suspect or self._name_is_ahead(grave)):
                 # The deletion has no version of its own: the feed may report it after this.
-                grave.doubted = True
+                grave.is_suspect = True
                 continue
-            del self._gone[uid]
+            del self._tombstones[uid]
             if grave.name is not None and self._names.get(grave.name, (0, ""))[1] == uid:
                 del self._names[grave.name]
-            changes += self._revive(grave)
+            changes += self._restore(grave)
         return changes
 
-    def unconfirmed(self, version: int) -> list[Change[R]]:
+    def revert_unconfirmed(self, version: int) -> list[ResourceChanged[R]]:
         """Take in that the feed told of all that there was at a version.
 
         What was seen ahead of the feed by then, and not by the feed, is as the feed told of it
         last: as it is listed, or gone.
         """
-        changes: list[Change[R]] = []
-        for uid, held in list(self._held.items()):
-            if not held.told < held.seen <= version:
+        changes: list[ResourceChanged[R]] = []
+        for uid, held in list(self._entries.items()):
+            if not held.confirmed_version < held.observed_version <= version:
                 continue
-            if held.fed is None:
-                self.undone.append((uid, "ghost"))
-                changes += self._drop(uid, held.seen)
+            if held.feed_entry is None:
+                self.reverted.append((uid, "ghost"))
+                changes += self._drop(uid, held.observed_version)
             else:
-                self.undone.append((uid, "changed"))
-                fresh = self._seen(held.fed, held.told, held.told, held.fed)
-                fresh.seen = fresh.told = held.seen
+                self.reverted.append((uid, "changed"))
+                fresh = self._make_entry(
+                    held.feed_entry, held.confirmed_version, held.confirmed_version, held.feed_entry
+                )
+                fresh.observed_version = fresh.confirmed_version = held.observed_version
                 changes += self._put(fresh)
         return changes
 
-    def _revive(self, grave: _Grave[R]) -> list[Change[R]]:
+    def _restore(self, tombstone: _Tombstone[R]) -> list[ResourceChanged[R]]:
         """Bring back what the feed lists though it was seen to go."""
-        entry = grave.fed
-        if entry is None or self.named(*_name(entry)) is not None:
+        entry = tombstone.feed_entry
+        if entry is None or self.uid_by_name(*_name_key(entry)) is not None:
             return []
-        self.undone.append((entry.uid, "missing"))
-        return self._put(self._seen(entry, grave.told, grave.told, entry))
+        self.reverted.append((entry.uid, "missing"))
+        return self._put(
+            self._make_entry(entry, tombstone.confirmed_version, tombstone.confirmed_version, entry)
+        )
 
-    def _name_is_early(self, grave: _Grave[R]) -> bool:
+    def _name_is_ahead(self, tombstone: _Tombstone[R]) -> bool:
         """Say whether another resource has the name that the feed has not reported yet."""
-        uid = None if grave.fed is None else self.named(*_name(grave.fed))
-        return uid is not None and self._held[uid].told < self._held[uid].seen
+        entry = tombstone.feed_entry
+        uid = None if entry is None else self.uid_by_name(*_name_key(entry))
+        if uid is None:
+            return False
+        return self._entries[uid].confirmed_version < self._entries[uid].observed_version
 
-    def ahead(self) -> list[str]:
+    def uids_ahead_of_feed(self) -> list[str]:
         """Return the uids of all that was seen or went without a report of the feed."""
-        gone = [uid for uid, grave in self._gone.items() if grave.early]
-        return [uid for uid, held in self._held.items() if held.told < held.seen] + gone
+        gone = [uid for uid, grave in self._tombstones.items() if grave.ahead_of_feed]
+        return [
+            uid
+            for uid, held in self._entries.items()
+            if held.confirmed_version < held.observed_version
+        ] + gone
 
-    def lost(self) -> None:
+    def mark_feed_lost(self) -> None:
         """Note that the feed broke off: what was seen so far is of an old session."""
         self._session += 1
-        self._reached = 0
+        self._feed_version = 0
         self.stale = True
 
     def relist(
         self, entries: Iterable[tuple[R | Unreadable, int]], version: int
-    ) -> Iterator[Change[R]]:
+    ) -> Iterator[ResourceChanged[R]]:
         """Take in a consistent list, one by one as what that changes is asked for, to the end.
 
         A list at the start of a broker is long: nothing is kept twice of it.
         """
-        listed: dict[str, _Held[R]] = {
-            entry.uid: _Held(
+        listed: dict[str, _CachedResource[R]] = {
+            entry.uid: _CachedResource(
                 entry=entry,
                 version=own,
-                seen=max(own, version),
+                observed_version=max(own, version),
                 session=0,
-                told=max(own, version),
-                fed=entry,
+                confirmed_version=max(own, version),
+                feed_entry=entry,
             )
             for entry, own in entries
         }
-        if self._restored(listed, version):
-            self.lost()
-        for uid in self._missing(listed, version):
+        if self._is_store_restored(listed, version):
+            self.mark_feed_lost()
+        for uid in self._find_missing(listed, version):
             yield from self._drop(uid, version)
         for fresh in listed.values():
-            yield from self._take_listed(fresh, version)
-        self._gone = {
-            uid: grave for uid, grave in self._gone.items() if self._buried_after(uid, version)
+            yield from self._apply_listed(fresh, version)
+        self._tombstones = {
+            uid: grave
+            for uid, grave in self._tombstones.items()
+            if self._is_deleted_after(uid, version)
         }
-        for uid, grave in self._gone.items():
-            if grave.early and grave.told <= version:
-                grave.fed = listed[uid].entry if uid in listed else None
+        for uid, grave in self._tombstones.items():
+            if grave.ahead_of_feed and grave.confirmed_version <= version:
+                grave.feed_entry = listed[uid].entry if uid in listed else None
         self._names = {
             name: (at, uid)
             for name, (at, uid) in self._names.items()
-            if uid in self._held or uid in self._gone
+            if uid in self._entries or uid in self._tombstones
         }
-        self._listed_at = version
-        self._reached = max(self._reached, version)
-        self.point = self._reached if self.stale else max(self.point, self._reached)
+        self._list_version = version
+        self._feed_version = max(self._feed_version, version)
+        self.resource_version = (
+            self._feed_version if self.stale else max(self.resource_version, self._feed_version)
+        )
         self.synced, self.stale = True, False
 
-    def news(
+    def diff(
         self, resources: Iterable[tuple[R, int]], unreadable: Container[str], version: int
     ) -> Iterator[tuple[int, str, R | None] | None]:
         """Yield what a list tells that is not known, and None for each that is as it is known.
@@ -424,55 +490,56 @@ class Shelf(Generic[R]):
         found: list[tuple[int, str, R | None]] = []
         for resource, own in resources:
             here.add(resource.uid)
-            known = self._held.get(resource.uid)
+            known = self._entries.get(resource.uid)
             if known is None or (known.entry is not resource and known.entry != resource):
                 found.append((own, resource.uid, resource))
             yield None
-        for uid, held in list(self._held.items()):
-            if uid not in here and uid not in unreadable and held.seen <= version:
-                found.append((held.seen, uid, None))
+        for uid, held in list(self._entries.items()):
+            if uid not in here and uid not in unreadable and held.observed_version <= version:
+                found.append((held.observed_version, uid, None))
             yield None
         yield from sorted(found, key=lambda one: one[:2])
 
-    def _restored(self, listed: Mapping[str, _Held[R]], version: int) -> bool:
-        if version < self._listed_at:
+    def _is_store_restored(self, listed: Mapping[str, _CachedResource[R]], version: int) -> bool:
+        if version < self._list_version:
             return True
         for uid, fresh in listed.items():
-            held = self._held.get(uid)
+            held = self._entries.get(uid)
             if held is not None and fresh.version < held.version <= version:
                 return True
         return False
 
-    def _missing(self, listed: Container[str], version: int) -> list[str]:
+    def _find_missing(self, listed: Container[str], version: int) -> list[str]:
         return [
             uid
-            for uid, held in self._held.items()
-            if uid not in listed and (held.seen <= version or held.session < self._session)
+            for uid, held in self._entries.items()
+            if uid not in listed
+            and (held.observed_version <= version or held.session < self._session)
         ]
 
-    def _take_listed(self, fresh: _Held[R], version: int) -> list[Change[R]]:
+    def _apply_listed(self, fresh: _CachedResource[R], version: int) -> list[ResourceChanged[R]]:
         uid = fresh.entry.uid
-        held = self._held.get(uid)
+        held = self._entries.get(uid)
         if held is not None and held.session == self._session and held.version > version:
-            if fresh.told > held.told:
-                held.told, held.fed = fresh.told, fresh.entry
+            if fresh.confirmed_version > held.confirmed_version:
+                held.confirmed_version, held.feed_entry = fresh.confirmed_version, fresh.entry
             return []
-        if self._buried_after(uid, version) or self._outlived(fresh.entry, version):
+        if self._is_deleted_after(uid, version) or self._is_replaced(fresh.entry, version):
             return []
         fresh.session = self._session
         return self._put(fresh)
 
-    def _outlived(self, entry: R | Unreadable, version: int) -> bool:
+    def _is_replaced(self, entry: R | Unreadable, version: int) -> bool:
         """Say whether another resource of the name was seen after a version, or seen to go."""
-        name = _name(entry)
+        name = _name_key(entry)
         other = self._names.get(name, (0, entry.uid))[1]
         if not name[1] or other == entry.uid:
             return False
-        held = self._held.get(other)
+        held = self._entries.get(other)
         if held is None:
-            return self._buried_after(other, version)
+            return self._is_deleted_after(other, version)
         return held.session == self._session and held.version > version
 
-    def _reach(self, version: int) -> None:
-        self._reached = max(self._reached, version)
-        self.point = max(self.point, version)
+    def _advance(self, version: int) -> None:
+        self._feed_version = max(self._feed_version, version)
+        self.resource_version = max(self.resource_version, version)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from streambroker_core.board.events import Status, Unreadable
-from streambroker_core.board.resource_cache import Change, Shelf
-from streambroker_core.board.views import ACCEPTED, unread_status, with_newer
-from streambroker_core.cep.rules.validate import problem_of
+from streambroker_core.board.resource_cache import ResourceCache, ResourceChanged
+from streambroker_core.board.views import ACCEPTED, unreadable_status, with_rejected
+from streambroker_core.cep.rules.validate import find_document_problem
 from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import Rule, RuleKey, rule_name_of
-from streambroker_core.wire.broker.view_rules import WantedRule, WantedRules, wanted_rules
+from streambroker_core.wire.broker.view_rules import ViewRule, ViewRules, make_view_rules
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.manifests.ports import MAX_SPEC
 from streambroker_core.wire.manifests.rules import write_rule_spec
@@ -24,41 +24,41 @@ from streambroker_core.wire.manifests.rules import write_rule_spec
 Job: TypeAlias = "tuple[str, str]"
 """Namespace and job."""
 
-NO_RULES = WantedRules()
+NO_RULES = ViewRules()
 
 
-class RuleBook:
+class RuleIndex:
     """All rules, by uid, by job, and by id.
 
     Attributes:
-        shelf: what is known of them.
+        cache: what is known of them.
     """
 
     def __init__(self) -> None:
-        self.shelf: Shelf[Rule] = Shelf()
+        self.cache: ResourceCache[Rule] = ResourceCache()
         self._of_job: dict[Job, dict[str, list[Rule]]] = {}
         self._problems: dict[str, StreambrokerError] = {}
-        self._wanted: dict[Job, WantedRules] = {}
-        self._ahead = 0
+        self._view_rules: dict[Job, ViewRules] = {}
+        self._ahead_version = 0
 
     # ---- what goes in ----------------------------------------------------
 
-    def enter(self, change: Change[Rule]) -> tuple[set[Job], set[str]]:
+    def apply(self, change: ResourceChanged[Rule]) -> tuple[set[Job], set[str]]:
         """Take in a change; return the jobs and the uids for which something is another now."""
         jobs: set[Job] = set()
         uids = {change.uid}
         self._problems.pop(change.uid, None)
         if change.old is not None:
-            uids |= self._leave(change.old)
+            uids |= self._remove(change.old)
             jobs.add(change.old.key[:2])
         if change.new is not None:
-            uids |= self._join(change.new)
+            uids |= self._add(change.new)
             jobs.add(change.new.key[:2])
         for job in jobs:
-            self._wanted.pop(job, None)
+            self._view_rules.pop(job, None)
         return jobs, uids
 
-    def _join(self, rule: Rule) -> set[str]:
+    def _add(self, rule: Rule) -> set[str]:
         problem = rule_problem(rule)
         if problem is not None:
             self._problems[rule.uid] = problem
@@ -67,7 +67,7 @@ class RuleBook:
         rivals.sort(key=lambda one: (one.created, one.uid))
         return {one.uid for one in rivals}
 
-    def _leave(self, rule: Rule) -> set[str]:
+    def _remove(self, rule: Rule) -> set[str]:
         ids = self._of_job[rule.key[:2]]
         left = [one for one in ids.pop(rule.key.id) if one.uid != rule.uid]
         if left:
@@ -76,69 +76,69 @@ class RuleBook:
             del self._of_job[rule.key[:2]]
         return {one.uid for one in left}
 
-    def reach(self, version: int) -> None:
+    def advance_to(self, version: int) -> None:
         """Note that a rule is known as it was at a version, be it ahead of the feed."""
-        self._ahead = max(self._ahead, version)
+        self._ahead_version = max(self._ahead_version, version)
 
-    def begin(self) -> None:
+    def begin_list(self) -> None:
         """Note that a list came, behind which nothing is known ahead of the feed."""
-        self._ahead = 0
+        self._ahead_version = 0
 
     # ---- what comes out --------------------------------------------------
 
     @property
-    def point(self) -> int:
+    def resource_version(self) -> int:
         """The version up to which rules are known: of the feed, or of a later write from here."""
-        return max(self.shelf.point, self._ahead)
+        return max(self.cache.resource_version, self._ahead_version)
 
     def __iter__(self) -> Iterator[Rule]:
         """Yield all rules, rivals included, in no order."""
-        return iter(self.shelf)
+        return iter(self.cache)
 
-    def wanted(self, job: Job) -> WantedRules | None:
+    def view_rules(self, job: Job) -> ViewRules | None:
         """Return the rules of a job; None before all rules were listed once."""
-        if not self.shelf.synced:
+        if not self.cache.synced:
             return None
         if job not in self._of_job:
             return NO_RULES
-        known = self._wanted.get(job)
+        known = self._view_rules.get(job)
         if known is None:
             holders = (rivals[0] for rivals in self._of_job[job].values())
-            known = self._wanted[job] = wanted_rules(map(self._told, holders))
+            known = self._view_rules[job] = make_view_rules(map(self._to_view_rule, holders))
         return known
 
-    def _told(self, rule: Rule) -> WantedRule:
-        return WantedRule(
+    def _to_view_rule(self, rule: Rule) -> ViewRule:
+        return ViewRule(
             id=rule.key.id,
             document=rule.document,
             enable=rule.enable,
             problem=str(self._problems.get(rule.uid, "")),
         )
 
-    def of_job(self, job: Job) -> list[Rule]:
+    def rules_of_job(self, job: Job) -> list[Rule]:
         """Return the rules of a job that hold their ids, in the order of these."""
         ids = self._of_job.get(job, {})
         return [ids[name][0] for name in sorted(ids)]
 
-    def at(self, key: RuleKey) -> Rule | None:
+    def holder_at(self, key: RuleKey) -> Rule | None:
         """Return the rule that holds an id."""
         rivals = self._of_job.get(key[:2], {}).get(key.id)
         return rivals[0] if rivals else None
 
     def get(self, uid: str) -> Rule | None:
         """Return a rule by its uid."""
-        return self.shelf.get(uid)
+        return self.cache.get(uid)
 
     def unreadable(self, uid: str) -> Unreadable | None:
         """Return what is known of a rule that is there and cannot be read, by its uid."""
-        return self.shelf.unreadable(uid)
+        return self.cache.unreadable(uid)
 
     def status(self, uid: str) -> Status | None:
         """Return whether a rule counts, and if not why; None where there is no such rule."""
-        rule = self.shelf.get(uid)
+        rule = self.cache.get(uid)
         if rule is None:
-            return unread_status(self.shelf.unreadable(uid))
-        holder = self.at(rule.key)
+            return unreadable_status(self.cache.unreadable(uid))
+        holder = self.holder_at(rule.key)
         if holder is not None and holder.uid != uid:
             return Status(
                 accepted=False,
@@ -147,7 +147,7 @@ class RuleBook:
             )
         problem = self._problems.get(uid)
         if problem is None:
-            return with_newer(ACCEPTED, rule)
+            return with_rejected(ACCEPTED, rule)
         return Status(accepted=False, reason="RuleInvalid", message=str(problem))
 
 
@@ -156,4 +156,4 @@ def rule_problem(rule: Rule) -> StreambrokerError | None:
     size = len(canonical(write_rule_spec(rule)))
     if size > MAX_SPEC:
         return ManifestError(path="spec", reason=f"has {size} bytes as JSON; at most {MAX_SPEC}")
-    return problem_of(rule.document)
+    return find_document_problem(rule.document)

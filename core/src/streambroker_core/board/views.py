@@ -8,16 +8,16 @@ from itertools import islice
 from typing import TypeVar
 
 from streambroker_core.board.events import Status, Unreadable
-from streambroker_core.board.port_index import Half, Met
-from streambroker_core.board.route_digests import Marks, issuer_of
+from streambroker_core.board.port_index import PeerSet, PortIndex
+from streambroker_core.board.route_digests import RouteDigests, issuer_for
 from streambroker_core.matching import (
     Match,
-    Outcome,
-    Refusal,
-    admits,
+    MatchResult,
+    NoMatch,
     canonical_filter,
     expression_problem,
     filter_problem,
+    is_namespace_allowed,
 )
 from streambroker_core.model import Export, Import, PeKey, Route, Rule, kind_of, name_of
 from streambroker_core.wire.broker.registration import Registration
@@ -29,114 +29,116 @@ from streambroker_core.wire.broker.view import (
     ImportRoute,
     RefusedPair,
     View,
-    version_of,
+    hash_view,
 )
-from streambroker_core.wire.broker.view_rules import WantedRules
+from streambroker_core.wire.broker.view_rules import ViewRules
 
 R = TypeVar("R", Export, Import)
 
-NONE_HELD: Mapping[str, str] = {}
+NO_HELD_IMPORTS: Mapping[str, str] = {}
 """No Import that is held; else, by uid, in which namespace each is."""
 MAX_PEERS = 10
 """How many connected ports a status names."""
-_LONGEST = 800
+_MAX_PROBLEM_LENGTH = 800
 """Characters of a problem, so that a status still names what runs."""
 
 
-def view_of(
+def build_view(
     pe: PeKey,
-    exports: Half[Export],
-    imports: Half[Import],
+    exports: PortIndex[Export],
+    imports: PortIndex[Import],
     registration: Callable[[PeKey], Registration | None],
-    rules: WantedRules | None = None,
-    held: Mapping[str, str] = NONE_HELD,
+    rules: ViewRules | None = None,
+    held: Mapping[str, str] = NO_HELD_IMPORTS,
 ) -> View:
     """Return a PE's view, without version, point and capabilities."""
-    bare = _bare(pe, exports, imports, rules, held)
+    bare = _build_ports(pe, exports, imports, rules, held)
     return replace(
         bare,
         exports={
-            name: replace(port, routes=_export_routes(port.uid, exports, imports))
+            name: replace(port, routes=_build_export_routes(port.uid, exports, imports))
             for name, port in bare.exports.items()
         },
         imports={
-            name: replace(port, routes=_import_routes(port.uid, exports, imports, registration))
+            name: replace(
+                port, routes=_build_import_routes(port.uid, exports, imports, registration)
+            )
             for name, port in bare.imports.items()
         },
     )
 
 
-def view_version(
+def compute_view_version(
     pe: PeKey,
-    exports: Half[Export],
-    imports: Half[Import],
-    marks: Marks,
-    rules: WantedRules | None = None,
-    held: Mapping[str, str] = NONE_HELD,
+    exports: PortIndex[Export],
+    imports: PortIndex[Import],
+    digests: RouteDigests,
+    rules: ViewRules | None = None,
+    held: Mapping[str, str] = NO_HELD_IMPORTS,
 ) -> str:
     """Return the version of a PE's view, without going through its routes."""
-    bare = _bare(pe, exports, imports, rules, held)
-    return version_of(
+    bare = _build_ports(pe, exports, imports, rules, held)
+    return hash_view(
         bare,
-        {name: marks.of_exports.get(port.uid, 0) for name, port in bare.exports.items()},
-        {name: marks.of_imports.get(port.uid, 0) for name, port in bare.imports.items()},
+        {name: digests.export_digests.get(port.uid, 0) for name, port in bare.exports.items()},
+        {name: digests.import_digests.get(port.uid, 0) for name, port in bare.imports.items()},
     )
 
 
-def concerns(pe: PeKey, exports: Half[Export], namespace: str) -> bool:
+def is_affected_by_namespace(pe: PeKey, exports: PortIndex[Export], namespace: str) -> bool:
     """Say whether a PE may have routes of Imports of a namespace."""
     return pe.namespace == namespace or any(
-        admits(export, namespace) for export in exports.holders(pe)
+        is_namespace_allowed(export, namespace) for export in exports.holders(pe)
     )
 
 
-def _bare(
+def _build_ports(
     pe: PeKey,
-    exports: Half[Export],
-    imports: Half[Import],
-    rules: WantedRules | None,
+    exports: PortIndex[Export],
+    imports: PortIndex[Import],
+    rules: ViewRules | None,
     held: Mapping[str, str],
 ) -> View:
     """Return a PE's view without routes."""
     return View(
         pe=pe,
         rules=rules,
-        held=tuple(sorted(uid for uid in held if concerns(pe, exports, held[uid]))),
-        exports={export.key.port: _export_port(export) for export in exports.holders(pe)},
+        held=tuple(sorted(uid for uid in held if is_affected_by_namespace(pe, exports, held[uid]))),
+        exports={export.key.port: _build_export_port(export) for export in exports.holders(pe)},
         imports={
-            import_.key.port: _import_port(import_, exports, imports)
+            import_.key.port: _build_import_port(import_, exports, imports)
             for import_ in imports.holders(pe)
         },
     )
 
 
-def _peers(met: Met, half: Half[R]) -> Iterator[tuple[R, Outcome]]:
-    for uid, outcome in met.each():
-        resource = half.shelf.get(uid)
+def _iter_peers(peers: PeerSet, index: PortIndex[R]) -> Iterator[tuple[R, MatchResult]]:
+    for uid, outcome in peers.items():
+        resource = index.cache.get(uid)
         if resource is not None:
             yield resource, outcome
 
 
-def _export_routes(
-    uid: str, exports: Half[Export], imports: Half[Import]
+def _build_export_routes(
+    uid: str, exports: PortIndex[Export], imports: PortIndex[Import]
 ) -> tuple[ExportRoute, ...]:
     return tuple(
         ExportRoute(
             import_=import_.key, uid=import_.uid, filter=outcome.filter, policy=outcome.policy
         )
-        for import_, outcome in _peers(exports.met(uid), imports)
+        for import_, outcome in _iter_peers(exports.peers_for(uid), imports)
         if isinstance(outcome, Match)
     )
 
 
-def _import_routes(
+def _build_import_routes(
     uid: str,
-    exports: Half[Export],
-    imports: Half[Import],
+    exports: PortIndex[Export],
+    imports: PortIndex[Import],
     registration: Callable[[PeKey], Registration | None],
 ) -> tuple[ImportRoute, ...]:
     routes = []
-    for export, outcome in _peers(imports.met(uid), exports):
+    for export, outcome in _iter_peers(imports.peers_for(uid), exports):
         if isinstance(outcome, Match):
             agent = registration(export.key.owner)
             routes.append(
@@ -144,7 +146,7 @@ def _import_routes(
                     export=export.key,
                     uid=export.uid,
                     location=None if agent is None else agent.location,
-                    issuer=None if agent is None else issuer_of(export, agent),
+                    issuer=None if agent is None else issuer_for(export, agent),
                     filter=outcome.filter,
                     policy=outcome.policy,
                     schema=export.schema,
@@ -153,7 +155,7 @@ def _import_routes(
     return tuple(routes)
 
 
-def _export_port(export: Export) -> ExportPort:
+def _build_export_port(export: Export) -> ExportPort:
     return ExportPort(
         uid=export.uid,
         generation=export.generation,
@@ -167,7 +169,9 @@ def _export_port(export: Export) -> ExportPort:
     )
 
 
-def _import_port(import_: Import, exports: Half[Export], imports: Half[Import]) -> ImportPort:
+def _build_import_port(
+    import_: Import, exports: PortIndex[Export], imports: PortIndex[Import]
+) -> ImportPort:
     return ImportPort(
         uid=import_.uid,
         generation=import_.generation,
@@ -177,22 +181,22 @@ def _import_port(import_: Import, exports: Half[Export], imports: Half[Import]) 
         start=import_.start,
         on_congestion=import_.on_congestion,
         schema=import_.schema,
-        refused=_refused(imports.met(import_.uid), exports),
+        refused=_refused_pairs(imports.peers_for(import_.uid), exports),
     )
 
 
-def _refused(met: Met, exports: Half[Export]) -> tuple[RefusedPair, ...]:
-    if met.matches == len(met.outcomes):
+def _refused_pairs(peers: PeerSet, exports: PortIndex[Export]) -> tuple[RefusedPair, ...]:
+    if peers.matches == len(peers.outcomes):
         return ()
     found = (
         RefusedPair(export=export.key, reason=outcome.reason, message=outcome.message)
-        for export, outcome in _peers(met, exports)
-        if isinstance(outcome, Refusal)
+        for export, outcome in _iter_peers(peers, exports)
+        if isinstance(outcome, NoMatch)
     )
     return tuple(islice(found, MAX_REFUSED))
 
 
-def route_of(export: Export, import_: Import, match: Match) -> Route:
+def build_route(export: Export, import_: Import, match: Match) -> Route:
     """Return the route that a match makes."""
     return Route(
         export=export.key,
@@ -204,66 +208,70 @@ def route_of(export: Export, import_: Import, match: Match) -> Route:
     )
 
 
-def export_status(uid: str, exports: Half[Export], imports: Half[Import]) -> Status | None:
+def export_status(
+    uid: str, exports: PortIndex[Export], imports: PortIndex[Import]
+) -> Status | None:
     """Return what there is to say about an Export; None where it is not there."""
-    export = exports.shelf.get(uid)
+    export = exports.cache.get(uid)
     if export is None:
         return None
-    refused = _port_taken(uid, exports) or _stream_taken(export, exports)
+    refused = _port_conflict(uid, exports) or _stream_conflict(export, exports)
     if refused is not None:
         return refused
-    return _accepted(exports.met(uid), imports, ())
+    return _accepted_status(exports.peers_for(uid), imports, ())
 
 
 def import_status(
-    uid: str, exports: Half[Export], imports: Half[Import], fault: Status | None
+    uid: str, exports: PortIndex[Export], imports: PortIndex[Import], fault: Status | None
 ) -> Status | None:
     """Return what there is to say about an Import with some fault; None where it is not there."""
-    import_ = imports.shelf.get(uid)
+    import_ = imports.cache.get(uid)
     if import_ is None:
         return None
-    met = imports.met(uid)
-    refused = _port_taken(uid, imports) or fault
+    met = imports.peers_for(uid)
+    refused = _port_conflict(uid, imports) or fault
     if refused is not None:
         return refused
-    pairs = _refused(met, exports)
-    invalid = None if import_.schema is not None or met.matches else _invalid_filter(met)
+    pairs = _refused_pairs(met, exports)
+    invalid = None if import_.schema is not None or met.matches else _find_invalid_filter(met)
     if invalid is not None:
         return Status(accepted=False, reason="FilterInvalid", message=invalid, refused=pairs)
-    return _accepted(met, exports, pairs)
+    return _accepted_status(met, exports, pairs)
 
 
-def _invalid_filter(met: Met) -> str | None:
+def _find_invalid_filter(peers: PeerSet) -> str | None:
     """Return why the first Export that allows filters cannot use this one; None if it can."""
     return next(
         (
             outcome.message
-            for _, outcome in met.each()
-            if isinstance(outcome, Refusal) and outcome.reason == "FilterInvalid"
+            for _, outcome in peers.items()
+            if isinstance(outcome, NoMatch) and outcome.reason == "FilterInvalid"
         ),
         None,
     )
 
 
-def unread_status(what: Unreadable | None) -> Status | None:
+def unreadable_status(entry: Unreadable | None) -> Status | None:
     """Return what there is to say about a resource that cannot be read."""
-    if what is None:
+    if entry is None:
         return None
-    return Status(accepted=False, reason=what.code, message=what.problem)
+    return Status(accepted=False, reason=entry.code, message=entry.problem)
 
 
-def with_newer(status: Status, resource: Export | Import | Rule | None) -> Status:
+def with_rejected(status: Status, resource: Export | Import | Rule | None) -> Status:
     """Return a status that says, where a later generation is refused, why and what runs."""
-    newer = None if resource is None else resource.newer
+    newer = None if resource is None else resource.rejected
     if resource is None or newer is None or not status.accepted:
         return status
     problem = newer.problem.rstrip(".")
-    problem = problem if len(problem) <= _LONGEST else f"{problem[:_LONGEST]}…"
+    problem = (
+        problem if len(problem) <= _MAX_PROBLEM_LENGTH else f"{problem[:_MAX_PROBLEM_LENGTH]}…"
+    )
     return replace(
         status,
         accepted=False,
         reason=newer.code,
-        runs=resource.generation,
+        running_generation=resource.generation,
         message=f"generation {newer.generation} is refused: {problem};"
         f" generation {resource.generation} runs",
     )
@@ -273,14 +281,16 @@ ACCEPTED = Status()
 """Of most resources there is no more to say."""
 
 
-def _accepted(met: Met, other: Half[R], refused: tuple[RefusedPair, ...]) -> Status:
-    if not met.matches and not refused:
+def _accepted_status(
+    peers: PeerSet, other: PortIndex[R], refused: tuple[RefusedPair, ...]
+) -> Status:
+    if not peers.matches and not refused:
         return ACCEPTED
-    matched = (r.key for r, outcome in _peers(met, other) if isinstance(outcome, Match))
-    return Status(matches=met.matches, peers=tuple(islice(matched, MAX_PEERS)), refused=refused)
+    matched = (r.key for r, outcome in _iter_peers(peers, other) if isinstance(outcome, Match))
+    return Status(matches=peers.matches, peers=tuple(islice(matched, MAX_PEERS)), refused=refused)
 
 
-def fault_of(import_: Import) -> Status | None:
+def find_fault(import_: Import) -> Status | None:
     """Return what is wrong with an Import by itself, whatever there is to import."""
     problem = expression_problem(import_.subscription, "subscription") or filter_problem(
         import_.filter, import_.schema
@@ -290,33 +300,33 @@ def fault_of(import_: Import) -> Status | None:
     return Status(accepted=False, reason=problem.code, message=str(problem))
 
 
-def _port_taken(uid: str, half: Half[Export] | Half[Import]) -> Status | None:
-    rival = half.roster.port_rival(uid)
-    resource = half.shelf.get(uid)
+def _port_conflict(uid: str, index: PortIndex[Export] | PortIndex[Import]) -> Status | None:
+    rival = index.ownership.port_rival(uid)
+    resource = index.cache.get(uid)
     if rival is None or resource is None:
         return None
     return Status(
         accepted=False,
         reason="PortTaken",
-        message=f"{resource.key} is held by an older resource, {_name(rival, half)}",
+        message=f"{resource.key} is held by an older resource, {_display_name(rival, index)}",
     )
 
 
-def _stream_taken(export: Export, exports: Half[Export]) -> Status | None:
-    rival = exports.roster.stream_rival(export.uid)
+def _stream_conflict(export: Export, exports: PortIndex[Export]) -> Status | None:
+    rival = exports.ownership.stream_rival(export.uid)
     if rival is None:
         return None
     return Status(
         accepted=False,
         reason="StreamIdTaken",
         message=f"the stream id {export.stream_id!r} is held by an older Export of the same "
-        f"application and job, {_name(rival, exports)}",
+        f"application and job, {_display_name(rival, exports)}",
     )
 
 
-def _name(uid: str, half: Half[Export] | Half[Import]) -> str:
+def _display_name(uid: str, index: PortIndex[Export] | PortIndex[Import]) -> str:
     """Return kind, namespace and name of a resource, as `kubectl get` takes them."""
-    resource = half.shelf.get(uid)
+    resource = index.cache.get(uid)
     if resource is None:
         return uid
     return f"{kind_of(resource)} {resource.key.namespace}/{name_of(resource)}"

@@ -1,71 +1,71 @@
 """Why ports connect or not, what a change would do, and what can never match."""
 
-from streambroker_core.board.admission import Cut, refusal, why_cut
-from streambroker_core.board.overlay import Overlay
-from streambroker_core.diagnose.board_copy import Mirror
+from streambroker_core.board.admission import CutRoute, cut_reason, find_put_problem
+from streambroker_core.board.overlay import BoardOverlay
+from streambroker_core.diagnose.board_copy import BoardCopy
 from streambroker_core.diagnose.contradictions import contradiction
 from streambroker_core.diagnose.explain_pair import Obstacle, Pair, explain_pair
 from streambroker_core.diagnose.explain_port import (
+    BoardSnapshot,
     Ranking,
-    Survey,
     explain_export,
     explain_import,
-    survey,
+    take_snapshot,
 )
-from streambroker_core.diagnose.explain_text import tell_export, tell_import, tell_pair
+from streambroker_core.diagnose.explain_text import render_export, render_import, render_pair
 from streambroker_core.diagnose.forecast import (
-    Changed,
+    ChangedRoute,
     Forecast,
-    Problem,
     Proposal,
+    ProposalProblem,
     Removal,
     forecast,
 )
-from streambroker_core.diagnose.forecast_text import tell_forecast
+from streambroker_core.diagnose.forecast_text import render_forecast
 from streambroker_core.diagnose.lint import (
-    Finding,
-    Scene,
+    LintFinding,
+    LintInput,
+    collect_lint_input,
+    collect_offered,
     lint,
     lint_export,
     lint_import,
-    offers_of,
-    scene,
 )
-from streambroker_core.diagnose.lint_text import tell_findings
-from streambroker_core.diagnose.offered_properties import Offers
+from streambroker_core.diagnose.lint_text import render_findings
+from streambroker_core.diagnose.offered_properties import OfferedProperties
 
 __all__ = [
-    "Changed",
-    "Cut",
-    "Finding",
+    "BoardCopy",
+    "BoardOverlay",
+    "BoardSnapshot",
+    "ChangedRoute",
+    "CutRoute",
     "Forecast",
-    "Mirror",
+    "LintFinding",
+    "LintInput",
     "Obstacle",
-    "Offers",
-    "Overlay",
+    "OfferedProperties",
     "Pair",
-    "Problem",
     "Proposal",
+    "ProposalProblem",
     "Ranking",
     "Removal",
-    "Scene",
-    "Survey",
+    "collect_lint_input",
+    "collect_offered",
     "contradiction",
+    "cut_reason",
     "explain_export",
     "explain_import",
     "explain_pair",
+    "find_put_problem",
     "forecast",
     "lint",
     "lint_export",
     "lint_import",
-    "offers_of",
-    "refusal",
-    "scene",
-    "survey",
-    "tell_export",
-    "tell_findings",
-    "tell_forecast",
-    "tell_import",
-    "tell_pair",
-    "why_cut",
+    "render_export",
+    "render_findings",
+    "render_forecast",
+    "render_import",
+    "render_pair",
+    "take_snapshot",
 ]

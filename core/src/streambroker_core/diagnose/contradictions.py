@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.evaluate import test_of
+from streambroker_core.expression.evaluate import compile_test
 from streambroker_core.expression.printer import print_tree
 
 _Needed: TypeAlias = "tuple[tree.Atom, bool]"
@@ -37,41 +37,45 @@ def contradiction(
         integers: names that only have integral values, as integer columns do.
         nan: whether other names may have NaN, as columns of rows do, and properties do not.
     """
-    ways = _ways(node, wanted=True)
+    ways = _ways(node, desired=True)
     if ways is None or sum(map(len, ways)) > MAX_NEEDED:
         return None
     reasons: dict[str, None] = {}
     for way in ways:
-        reason = _barred(way, integers, nan=nan)
+        reason = _find_conflict(way, integers, nan=nan)
         if reason is None:
             return None
         reasons.setdefault(reason)
     return "; ".join(list(reasons)[:3]) or "it is false whatever the values are"
 
 
-def _ways(node: tree.Predicate, *, wanted: bool) -> list[_Way] | None:
+def _ways(node: tree.Predicate, *, desired: bool) -> list[_Way] | None:
     """Return all ways to give a tree a value; None if they are too many."""
     match node:
         case tree.Not():
-            return _ways(node.operand, wanted=not wanted)
+            return _ways(node.operand, desired=not desired)
         case tree.And() | tree.Or():
-            parts = [_ways(item, wanted=wanted) for item in node.items]
+            parts = [_ways(item, desired=desired) for item in node.items]
             known = [part for part in parts if part is not None]
             if len(known) < len(parts):
                 return None
-            return _joined(known) if isinstance(node, tree.And) is wanted else _either(known)
+            return (
+                _combine_ways(known)
+                if isinstance(node, tree.And) is desired
+                else _merge_ways(known)
+            )
         case tree.Boolean():
-            return [frozenset()] if node.value is wanted else []
+            return [frozenset()] if node.value is desired else []
         case _:
-            return [frozenset({(node, wanted)})]
+            return [frozenset({(node, desired)})]
 
 
-def _either(parts: list[list[_Way]]) -> list[_Way] | None:
+def _merge_ways(parts: list[list[_Way]]) -> list[_Way] | None:
     ways = [way for part in parts for way in part]
     return ways if len(ways) <= MAX_WAYS else None
 
 
-def _joined(parts: list[list[_Way]]) -> list[_Way] | None:
+def _combine_ways(parts: list[list[_Way]]) -> list[_Way] | None:
     ways: list[_Way] = [frozenset()]
     for part in parts:
         if len(ways) * len(part) > MAX_WAYS:
@@ -83,56 +87,58 @@ def _joined(parts: list[list[_Way]]) -> list[_Way] | None:
 # ---- one way -----------------------------------------------------------------------------------
 
 
-def _barred(way: _Way, integers: frozenset[str], *, nan: bool) -> str | None:
+def _find_conflict(way: _Way, integers: frozenset[str], *, nan: bool) -> str | None:
     """Return why the predicates of a way cannot all have their values, or None."""
     needed = sorted(way, key=lambda one: one[0].at)
     return (
-        _never(needed)
-        or _both(needed)
-        or _absent(needed)
-        or _kinds(needed)
-        or _candidates(needed)
-        or _ranges(needed, integers, nan=nan)
+        _find_never_true(needed)
+        or _find_negated_pair(needed)
+        or _find_absent_name(needed)
+        or _find_kind_conflict(needed)
+        or _find_no_candidate(needed)
+        or _find_empty_range(needed, integers, nan=nan)
     )
 
 
-def _never(needed: list[_Needed]) -> str | None:
+def _find_never_true(needed: list[_Needed]) -> str | None:
     """Look for predicates that no value gives the value they need."""
     for atom, wanted in needed:
-        if not tree.names(atom) and test_of(atom)({}) is not wanted:
-            return f"`{_said(atom, wanted)}` is never true"
-        asked = _comparison(atom, wanted)
+        if not tree.names(atom) and compile_test(atom)({}) is not wanted:
+            return f"`{_format_predicate(atom, wanted)}` is never true"
+        asked = _to_operand_test(atom, wanted)
         if asked is not None and isinstance(asked.value, bool) and asked.op not in ("==", "!="):
-            return f"`{_said(atom, wanted)}` is never true: booleans have no order"
+            return f"`{_format_predicate(atom, wanted)}` is never true: booleans have no order"
     return None
 
 
-def _both(needed: list[_Needed]) -> str | None:
+def _find_negated_pair(needed: list[_Needed]) -> str | None:
     barred = {atom for atom, wanted in needed if not wanted}
     for atom, wanted in needed:
         if wanted and atom in barred:
-            return _exclude((atom, True), (atom, False))
+            return _describe_conflict((atom, True), (atom, False))
     return None
 
 
-def _absent(needed: list[_Needed]) -> str | None:
+def _find_absent_name(needed: list[_Needed]) -> str | None:
     """Look for names that must be missing and are asked something."""
     for atom, wanted in needed:
         if isinstance(atom, tree.Has) and not wanted:
             for other in needed:
                 if other != (atom, wanted) and atom.name in tree.names(other[0]):
-                    return _exclude((atom, wanted), other)
+                    return _describe_conflict((atom, wanted), other)
     return None
 
 
-def _kinds(needed: list[_Needed]) -> str | None:
+def _find_kind_conflict(needed: list[_Needed]) -> str | None:
     """Look for names that would have to be of two kinds."""
     seen: dict[str, tuple[str, _Needed]] = {}
     for one in needed:
         for name, kind in _kinds_in(one[0]):
             known = seen.setdefault(name, (kind, one))
             if known[0] != kind:
-                return f"{_exclude(known[1], one)}: `{name}` would be {known[0]} and {kind}"
+                return (
+                    f"{_describe_conflict(known[1], one)}: `{name}` would be {known[0]} and {kind}"
+                )
     return None
 
 
@@ -144,14 +150,14 @@ def _kinds_in(atom: tree.Atom) -> Iterator[tuple[str, str]]:
                 yield part.name, "a list"
             case tree.Arithmetic() | tree.Negate() | tree.Invert():
                 yield from ((n.name, "a number") for n in _names_below(part))
-            case tree.Match(subject=tree.Name(name=name)):
+            case tree.StringTest(subject=tree.Name(name=name)):
                 yield name, "a string"
             case tree.Topic():
                 yield tree.TOPIC_PROPERTY, "a string"
             case tree.Comparison():
-                yield from _compared(part)
+                yield from _comparison_kinds(part)
             case tree.Membership():
-                yield from _kinds_of_membership(part)
+                yield from _membership_kinds(part)
     if isinstance(atom, tree.Name):
         yield atom.name, "a boolean"
 
@@ -160,20 +166,20 @@ def _names_below(node: tree.Node) -> Iterator[tree.Name]:
     return (child for child in tree.children(node) if isinstance(child, tree.Name))
 
 
-def _compared(node: tree.Comparison) -> Iterator[tuple[str, str]]:
+def _comparison_kinds(node: tree.Comparison) -> Iterator[tuple[str, str]]:
     for side, other in ((node.left, node.right), (node.right, node.left)):
         if isinstance(side, tree.Name) and isinstance(other, tree.LITERALS):
             yield side.name, _KINDS[type(other.value)]
 
 
-def _kinds_of_membership(node: tree.Membership) -> Iterator[tuple[str, str]]:
+def _membership_kinds(node: tree.Membership) -> Iterator[tuple[str, str]]:
     if isinstance(node.container, tree.Name):
         yield node.container.name, "a list"
     elif isinstance(node.item, tree.Name):
         yield node.item.name, _KINDS[type(node.container.items[0].value)]
 
 
-def _candidates(needed: list[_Needed]) -> str | None:
+def _find_no_candidate(needed: list[_Needed]) -> str | None:
     """Try the only values that a predicate leaves to a name on all others that ask for it alone."""
     alone: dict[str, list[_Needed]] = {}
     for one in needed:
@@ -181,37 +187,39 @@ def _candidates(needed: list[_Needed]) -> str | None:
         if len(names) == 1:
             alone.setdefault(min(names), []).append(one)
     for one in needed:
-        name, values = _left_to(*one)
+        name, values = _candidate_values(*one)
         others = [other for other in alone.get(name, ()) if other is not one]
-        if not values or any(_fit(others, {name: value}) for value in values):
+        if not values or any(_is_satisfied(others, {name: value}) for value in values):
             continue
         for other in others:
-            if not any(_fit([other], {name: value}) for value in values):
-                return _exclude(one, other)
-        return f"`{_said(*one)}` leaves no value to `{name}` that fits the rest"
+            if not any(_is_satisfied([other], {name: value}) for value in values):
+                return _describe_conflict(one, other)
+        return f"`{_format_predicate(*one)}` leaves no value to `{name}` that fits the rest"
     return None
 
 
-def _fit(needed: list[_Needed], values: Mapping[str, Any]) -> bool:
-    return all(test_of(atom)(values) is wanted for atom, wanted in needed)
+def _is_satisfied(needed: list[_Needed], values: Mapping[str, Any]) -> bool:
+    return all(compile_test(atom)(values) is wanted for atom, wanted in needed)
 
 
-def _left_to(atom: tree.Atom, wanted: bool) -> tuple[str, list[Any]]:
+def _candidate_values(atom: tree.Atom, desired: bool) -> tuple[str, list[Any]]:
     """Return a name and the only values a predicate leaves to it; no values for many."""
     if isinstance(atom, tree.Name):
-        return atom.name, [wanted]
+        return atom.name, [desired]
     if isinstance(atom, tree.Membership):
         item, container = atom.item, atom.container
-        if wanted and isinstance(item, tree.Name) and isinstance(container, tree.ListLiteral):
-            return item.name, [v for literal in container.items for v in _forms(literal.value)]
+        if desired and isinstance(item, tree.Name) and isinstance(container, tree.ListLiteral):
+            return item.name, [
+                v for literal in container.items for v in _number_forms(literal.value)
+            ]
         return "", []
-    asked = _comparison(atom, wanted)
+    asked = _to_operand_test(atom, desired)
     if asked is not None and asked.op == "==" and isinstance(asked.subject, tree.Name):
-        return asked.subject.name, _forms(asked.value)
+        return asked.subject.name, _number_forms(asked.value)
     return "", []
 
 
-def _forms(value: Any) -> list[Any]:
+def _number_forms(value: Any) -> list[Any]:
     """Return a number as int64 and as double: a column may hold it as either."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return [value]
@@ -223,8 +231,10 @@ def _forms(value: Any) -> list[Any]:
 # ---- ranges ------------------------------------------------------------------------------------
 
 
-def _comparison(atom: tree.Atom, wanted: bool) -> tree.Asked | None:
-    return tree.asked(atom, wanted=wanted) if isinstance(atom, tree.Comparison) else None
+def _to_operand_test(atom: tree.Atom, desired: bool) -> tree.OperandTest | None:
+    return (
+        tree.operand_test_for(atom, desired=desired) if isinstance(atom, tree.Comparison) else None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,38 +246,40 @@ class _Bound:
     by: _Needed
 
 
-def _ranges(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> str | None:
+def _find_empty_range(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> str | None:
     """Look for values that would have to be above one number or text and below a lower one."""
     lows: dict[str, _Bound] = {}
     highs: dict[str, _Bound] = {}
     banned: dict[str, list[tuple[Any, _Needed]]] = {}
-    for subject, asked, one in _ordered(needed, integers, nan=nan):
+    for subject, asked, one in _iter_ordered(needed, integers, nan=nan):
         bound = _Bound(value=asked.value, strict=asked.op in ("<", ">"), by=one)
         if asked.op in (">", ">=", "=="):
-            lows[subject] = _tighter(lows.get(subject), bound, 1)
+            lows[subject] = _tighten(lows.get(subject), bound, 1)
         if asked.op in ("<", "<=", "=="):
-            highs[subject] = _tighter(highs.get(subject), bound, -1)
+            highs[subject] = _tighten(highs.get(subject), bound, -1)
         if asked.op == "!=":
             banned.setdefault(subject, []).append((asked.value, one))
     for subject in lows.keys() & highs.keys():
         low, high = lows[subject], highs[subject]
-        if _comparable(low.value, high.value) and _empty(low, high, subject in integers):
-            return _exclude(low.by, high.by)
+        if _is_comparable(low.value, high.value) and _is_empty_range(
+            low, high, subject in integers
+        ):
+            return _describe_conflict(low.by, high.by)
         for value, one in banned.get(subject, ()):
             if low.value == high.value == value:
-                return _exclude(low.by, one)
+                return _describe_conflict(low.by, one)
     return None
 
 
-def _ordered(
+def _iter_ordered(
     needed: list[_Needed], integers: frozenset[str], *, nan: bool
-) -> Iterator[tuple[str, tree.Asked, _Needed]]:
+) -> Iterator[tuple[str, tree.OperandTest, _Needed]]:
     """Yield the comparisons of what is not NaN, with what they compare.
 
     No order holds of NaN, so `!(a < 5) && !(a > 3)` is true of it, unless something else is
     asked of `a` that is not.
     """
-    found = [(one, asked) for one in needed if (asked := _comparison(*one)) is not None]
+    found = [(one, asked) for one in needed if (asked := _to_operand_test(*one)) is not None]
     never = {
         print_tree(asked.subject)
         for (_, wanted), asked in found
@@ -280,21 +292,21 @@ def _ordered(
             yield subject, asked, one
 
 
-def _comparable(one: Any, other: Any) -> bool:
-    return isinstance(one, str) == isinstance(other, str)
+def _is_comparable(left: Any, right: Any) -> bool:
+    return isinstance(left, str) == isinstance(right, str)
 
 
-def _tighter(known: _Bound | None, new: _Bound, sign: int) -> _Bound:
+def _tighten(current: _Bound | None, new: _Bound, sign: int) -> _Bound:
     """Return the bound that leaves less; ``sign`` is 1 for the lower ends, -1 for the upper."""
-    if known is None or not _comparable(known.value, new.value):
+    if current is None or not _is_comparable(current.value, new.value):
         return new
-    if known.value == new.value:
-        return new if new.strict else known
-    higher = new.value > known.value
-    return new if higher is (sign == 1) else known
+    if current.value == new.value:
+        return new if new.strict else current
+    higher = new.value > current.value
+    return new if higher is (sign == 1) else current
 
 
-def _empty(low: _Bound, high: _Bound, integral: bool) -> bool:
+def _is_empty_range(low: _Bound, high: _Bound, integral: bool) -> bool:
     if low.value == high.value:
         return low.strict or high.strict
     if low.value > high.value:
@@ -306,14 +318,14 @@ def _empty(low: _Bound, high: _Bound, integral: bool) -> bool:
 # ---- words -------------------------------------------------------------------------------------
 
 
-def _said(atom: tree.Atom, wanted: bool) -> str:
+def _format_predicate(atom: tree.Atom, desired: bool) -> str:
     text = print_tree(atom)
-    if wanted:
+    if desired:
         return text
-    plain = isinstance(atom, tree.Name | tree.Subscript | tree.Has | tree.Match | tree.Topic)
+    plain = isinstance(atom, tree.Name | tree.Subscript | tree.Has | tree.StringTest | tree.Topic)
     return f"!{text}" if plain else f"!({text})"
 
 
-def _exclude(one: _Needed, other: _Needed) -> str:
-    first, second = sorted((one, other), key=lambda needed: (needed[0].at, not needed[1]))
-    return f"`{_said(*first)}` and `{_said(*second)}` exclude each other"
+def _describe_conflict(left: _Needed, right: _Needed) -> str:
+    first, second = sorted((left, right), key=lambda needed: (needed[0].at, not needed[1]))
+    return f"`{_format_predicate(*first)}` and `{_format_predicate(*second)}` exclude each other"

@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from streambroker_core.diagnose.distance import Nearness
-from streambroker_core.diagnose.predicate_text import needs, shown
+from streambroker_core.diagnose.distance import SubscriptionDistance
+from streambroker_core.diagnose.predicate_text import describe_changes, format_value
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.expression import Expression, Finding, Miss
+from streambroker_core.expression import Expression, Miss, PredicateResult
 from streambroker_core.expression.explain import explain_tree
-from streambroker_core.matching import admits, filter_problem, parsed, revokes
+from streambroker_core.matching import (
+    filter_problem,
+    find_revocation,
+    is_namespace_allowed,
+    parse_cached,
+)
 from streambroker_core.model import Export, Import, PortKey, Properties, StreamName
-from streambroker_core.model.schema import covers
+from streambroker_core.model.schema import find_missing_column
 
-_SHOWN = 6
+_MAX_PHRASES = 6
 """Phrases of one kind in a message."""
 
 
@@ -53,7 +58,7 @@ class Pair:
     import_: PortKey
     import_uid: str
     obstacles: tuple[Obstacle, ...] = ()
-    predicates: tuple[Finding, ...] = ()
+    predicates: tuple[PredicateResult, ...] = ()
     nearest: tuple[Miss, ...] = ()
 
     @property
@@ -81,19 +86,19 @@ def explain_pair(
     export: Export,
     import_: Import,
     *,
-    export_taken: Obstacle | None = None,
-    import_taken: Obstacle | None = None,
+    export_conflict: Obstacle | None = None,
+    import_conflict: Obstacle | None = None,
 ) -> Pair:
     """Look at every rule of matching for one pair.
 
     Args:
         export: the one side.
         import_: the other.
-        export_taken: why the Export does not take part, if it does not.
-        import_taken: why the Import does not.
+        export_conflict: why the Export does not take part, if it does not.
+        import_conflict: why the Import does not.
     """
-    taken = (obstacle for obstacle in (export_taken, import_taken) if obstacle is not None)
-    interest = _interest(export, import_)
+    taken = (obstacle for obstacle in (export_conflict, import_conflict) if obstacle is not None)
+    interest = _check_interest(export, import_)
     return Pair(
         export=export.key,
         export_uid=export.uid,
@@ -101,20 +106,20 @@ def explain_pair(
         import_uid=import_.uid,
         obstacles=(
             *taken,
-            *_audience(export, import_),
+            *_check_audience(export, import_),
             *interest.obstacles,
-            *_revoked(export, import_),
-            *_filter(export, import_),
-            *_columns(export, import_),
+            *_check_revoked(export, import_),
+            *_check_filter(export, import_),
+            *_check_columns(export, import_),
         ),
         predicates=interest.predicates,
         nearest=interest.nearest,
     )
 
 
-def _audience(export: Export, import_: Import) -> Iterator[Obstacle]:
+def _check_audience(export: Export, import_: Import) -> Iterator[Obstacle]:
     namespace = import_.key.namespace
-    if not admits(export, namespace):
+    if not is_namespace_allowed(export, namespace):
         yield Obstacle(
             reason="NamespaceNotAllowed", message=f"does not allow the namespace {namespace}"
         )
@@ -126,47 +131,48 @@ def _audience(export: Export, import_: Import) -> Iterator[Obstacle]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Interest:
     obstacles: tuple[Obstacle, ...] = ()
-    predicates: tuple[Finding, ...] = ()
+    predicates: tuple[PredicateResult, ...] = ()
     nearest: tuple[Miss, ...] = ()
 
 
-def _obstacle(reason: str, message: str, changes: int = 1) -> _Interest:
+def _make_interest(reason: str, message: str, changes: int = 1) -> _Interest:
     return _Interest(obstacles=(Obstacle(reason=reason, message=message, changes=changes),))
 
 
-def _interest(export: Export, import_: Import) -> _Interest:
+def _check_interest(export: Export, import_: Import) -> _Interest:
     if import_.streams:
-        return _by_name(export, import_.streams)
+        return _check_names(export, import_.streams)
     text = import_.subscription
     if text is None or not text.strip():
-        return _obstacle("NothingWanted", "the import has neither subscription nor streams")
-    expression = parsed(text, "subscription")
+        return _make_interest("NothingWanted", "the import has neither subscription nor streams")
+    expression = parse_cached(text, "subscription")
     if isinstance(expression, StreambrokerError):
         invalid = Obstacle(reason="SubscriptionInvalid", message=str(expression))
         by_name = [_exported_by_name(export)] if export.properties is None else []
         return _Interest(obstacles=(*by_name, invalid))
     if export.properties is None:
-        needed = nearness_of(expression).changes({})
+        needed = distance_for(expression).count_changes({})
         return _Interest(obstacles=(_exported_by_name(export, needed),))
-    return _by_properties(export.properties, expression)
+    return _check_properties(export.properties, expression)
 
 
 def _exported_by_name(export: Export, needed: int = 0) -> Obstacle:
     return Obstacle(
         reason="ExportedByName",
-        message=f"is exported by name, as {shown(export.stream_id)}, the import wants properties",
+        message=f"is exported by name, as {format_value(export.stream_id)}, the import wants"
+        f" properties",
         changes=1 + needed,
     )
 
 
-def nearness_of(expression: Expression) -> Nearness:
+def distance_for(expression: Expression) -> SubscriptionDistance:
     """Return the nearness of a subscription that is not blank."""
     if expression.tree is None:
         raise ValueError("a blank subscription has no predicates")
-    return Nearness(expression.tree)
+    return SubscriptionDistance(expression.tree)
 
 
-def _by_properties(properties: Properties, expression: Expression) -> _Interest:
+def _check_properties(properties: Properties, expression: Expression) -> _Interest:
     if expression.tree is None:
         raise ValueError("a blank subscription has no predicates")
     found = explain_tree(expression.tree, properties)
@@ -175,22 +181,22 @@ def _by_properties(properties: Properties, expression: Expression) -> _Interest:
     if found.nearest:
         changes = len(found.nearest[0].wrong)
         message = "; or ".join(
-            _listed(needs(miss, expression.tree, properties), "; ")
+            _join_phrases(describe_changes(miss, expression.tree, properties), "; ")
             for miss in found.nearest
             if len(miss.wrong) == changes
         )
     else:
         message = "no properties could make the subscription true"
-        changes = nearness_of(expression).changes(properties)
+        changes = distance_for(expression).count_changes(properties)
     reason = "SubscriptionUnknown" if found.value is None else "SubscriptionFalse"
     obstacle = Obstacle(reason=reason, message=message, changes=changes)
     return _Interest(obstacles=(obstacle,), predicates=found.findings, nearest=found.nearest)
 
 
-def _by_name(export: Export, streams: tuple[StreamName, ...]) -> _Interest:
-    ids = _listed([shown(name.stream_id) for name in streams], " or ")
+def _check_names(export: Export, streams: tuple[StreamName, ...]) -> _Interest:
+    ids = _join_phrases([format_value(name.stream_id) for name in streams], " or ")
     if export.stream_id is None:
-        return _obstacle(
+        return _make_interest(
             "ExportedByProperties",
             f"is exported by properties, the import wants the stream id {ids}",
             2,
@@ -198,31 +204,31 @@ def _by_name(export: Export, streams: tuple[StreamName, ...]) -> _Interest:
     named = [name for name in streams if name.stream_id == export.stream_id]
     has = export.application.name
     if not named:
-        return _obstacle(
-            "StreamIdDiffers", f"needs the stream id {ids}, has {shown(export.stream_id)}"
+        return _make_interest(
+            "StreamIdDiffers", f"needs the stream id {ids}, has {format_value(export.stream_id)}"
         )
     if any(name.application_name in (None, has) for name in named):
         return _Interest()
-    wanted = _listed([shown(name.application_name) for name in named], " or ")
-    held = "none" if has is None else shown(has)
-    return _obstacle("ApplicationDiffers", f"needs the application {wanted}, has {held}")
+    wanted = _join_phrases([format_value(name.application_name) for name in named], " or ")
+    held = "none" if has is None else format_value(has)
+    return _make_interest("ApplicationDiffers", f"needs the application {wanted}, has {held}")
 
 
-def _listed(parts: list[str], between: str) -> str:
+def _join_phrases(parts: list[str], between: str) -> str:
     """Return the first of many phrases, each once, and how many more there are."""
     distinct = list(dict.fromkeys(parts))
-    left = len(distinct) - _SHOWN
-    shown_ = distinct[:_SHOWN] + ([f"{left} more"] if left > 0 else [])
+    left = len(distinct) - _MAX_PHRASES
+    shown_ = distinct[:_MAX_PHRASES] + ([f"{left} more"] if left > 0 else [])
     return between.join(shown_)
 
 
-def _revoked(export: Export, import_: Import) -> Iterator[Obstacle]:
-    named = revokes(export, import_.key)
+def _check_revoked(export: Export, import_: Import) -> Iterator[Obstacle]:
+    named = find_revocation(export, import_.key)
     if named is not None:
         yield Obstacle(reason="Revoked", message=f"has revoked {named}")
 
 
-def _filter(export: Export, import_: Import) -> Iterator[Obstacle]:
+def _check_filter(export: Export, import_: Import) -> Iterator[Obstacle]:
     if import_.filter is None or not import_.filter.strip():
         return
     if not export.allow_filter:
@@ -238,10 +244,10 @@ def filter_faults(export: Export, import_: Import) -> list[str]:
     return list(dict.fromkeys(str(problem) for problem in problems if problem is not None))
 
 
-def _columns(export: Export, import_: Import) -> Iterator[Obstacle]:
+def _check_columns(export: Export, import_: Import) -> Iterator[Obstacle]:
     if import_.schema is None or export.schema is None:
         return
     for column in import_.schema:
-        difference = covers(export.schema, (column,))
+        difference = find_missing_column(export.schema, (column,))
         if difference is not None:
             yield Obstacle(reason="SchemaMismatch", message=difference)

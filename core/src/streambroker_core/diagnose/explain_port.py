@@ -12,17 +12,17 @@ from heapq import nsmallest
 from typing import TypeVar
 
 from streambroker_core.board import Board
-from streambroker_core.diagnose.distance import Nearness
+from streambroker_core.diagnose.distance import SubscriptionDistance
 from streambroker_core.diagnose.explain_pair import (
     Obstacle,
     Pair,
+    distance_for,
     explain_pair,
     filter_faults,
-    nearness_of,
 )
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.matching import Match, admits
-from streambroker_core.matching.decide import parsed
+from streambroker_core.matching import Match, is_namespace_allowed
+from streambroker_core.matching.decide import parse_cached
 from streambroker_core.model import Export, Import, Kind, resource_order
 from streambroker_core.model.schema import Schema
 
@@ -30,22 +30,22 @@ R = TypeVar("R", Export, Import)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class BoardSnapshot:
     """Resources at one moment; a value, so it can be looked at anywhere.
 
     Attributes:
         exports: in no order.
         imports: in no order.
-        taken_exports: why an Export does not take part, by uid.
-        taken_imports: why an Import does not, by uid.
-        whole: whether these are all resources that there are.
+        export_conflicts: why an Export does not take part, by uid.
+        import_conflicts: why an Import does not, by uid.
+        is_complete: whether these are all resources that there are.
     """
 
     exports: tuple[Export, ...]
     imports: tuple[Import, ...]
-    taken_exports: Mapping[str, Obstacle]
-    taken_imports: Mapping[str, Obstacle]
-    whole: bool = True
+    export_conflicts: Mapping[str, Obstacle]
+    import_conflicts: Mapping[str, Obstacle]
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Ranking:
     pairs: tuple[Pair, ...]
 
 
-def survey(board: Board, namespaces: Collection[str] | None = None) -> Survey:
+def take_snapshot(board: Board, namespaces: Collection[str] | None = None) -> BoardSnapshot:
     """Return what a board holds now.
 
     Args:
@@ -71,33 +71,37 @@ def survey(board: Board, namespaces: Collection[str] | None = None) -> Survey:
         namespaces: what these may see, None for all: their resources, the Exports that
             admit them, and the Imports that have routes from theirs.
     """
-    known = Survey(
-        exports=tuple(board.each_export()),
-        imports=tuple(board.each_import()),
-        taken_exports=_taken(board, "Export"),
-        taken_imports=_taken(board, "Import"),
+    known = BoardSnapshot(
+        exports=tuple(board.iter_exports()),
+        imports=tuple(board.iter_imports()),
+        export_conflicts=_find_conflicts(board, "Export"),
+        import_conflicts=_find_conflicts(board, "Import"),
     )
-    return known if namespaces is None else _seen_from(board, known, namespaces)
+    return known if namespaces is None else _visible_from(board, known, namespaces)
 
 
-def _seen_from(board: Board, known: Survey, namespaces: Collection[str]) -> Survey:
+def _visible_from(
+    board: Board, snapshot: BoardSnapshot, namespaces: Collection[str]
+) -> BoardSnapshot:
     fed = {
         uid
-        for export in known.exports
+        for export in snapshot.exports
         if export.key.namespace in namespaces
         for uid, outcome in board.outcomes("Export", export.uid).items()
         if isinstance(outcome, Match)
     }
     return replace(
-        known,
-        exports=tuple(x for x in known.exports if any(admits(x, name) for name in namespaces)),
-        imports=tuple(i for i in known.imports if i.key.namespace in namespaces or i.uid in fed),
-        whole=False,
+        snapshot,
+        exports=tuple(
+            x for x in snapshot.exports if any(is_namespace_allowed(x, name) for name in namespaces)
+        ),
+        imports=tuple(i for i in snapshot.imports if i.key.namespace in namespaces or i.uid in fed),
+        is_complete=False,
     )
 
 
-def _taken(board: Board, kind: Kind) -> dict[str, Obstacle]:
-    statuses = {uid: board.status(kind, uid) for uid in board.standing_by(kind)}
+def _find_conflicts(board: Board, kind: Kind) -> dict[str, Obstacle]:
+    statuses = {uid: board.status(kind, uid) for uid in board.standby_uids(kind)}
     return {
         uid: Obstacle(reason=status.reason, message=status.message)
         for uid, status in statuses.items()
@@ -105,64 +109,64 @@ def _taken(board: Board, kind: Kind) -> dict[str, Obstacle]:
     }
 
 
-def explain_import(known: Survey, import_: Import, *, limit: int) -> Ranking:
+def explain_import(snapshot: BoardSnapshot, import_: Import, *, limit: int) -> Ranking:
     """Rank all Exports by how near they are to an Import.
 
     Args:
-        known: all resources.
+        snapshot: all resources.
         import_: the Import; it need not be one of them.
         limit: how many pairs are explained.
     """
-    ruler = _Ruler(import_)
-    taken = known.taken_exports
+    ruler = _DistanceCounter(import_)
+    taken = snapshot.export_conflicts
 
     def changes(export: Export) -> int:
-        return ruler.changes(export) + (export.uid in taken)
+        return ruler.count_changes(export) + (export.uid in taken)
 
     def explain(export: Export) -> Pair:
         return explain_pair(
             export,
             import_,
-            export_taken=taken.get(export.uid),
-            import_taken=known.taken_imports.get(import_.uid),
+            export_conflict=taken.get(export.uid),
+            import_conflict=snapshot.import_conflicts.get(import_.uid),
         )
 
-    lost = import_.uid in known.taken_imports
-    return _ranked(known.exports, changes, explain, limit=limit, lost=lost)
+    lost = import_.uid in snapshot.import_conflicts
+    return _rank(snapshot.exports, changes, explain, limit=limit, has_conflict=lost)
 
 
-def explain_export(known: Survey, export: Export, *, limit: int) -> Ranking:
+def explain_export(snapshot: BoardSnapshot, export: Export, *, limit: int) -> Ranking:
     """Rank all Imports by how near they are to an Export.
 
     Args:
-        known: all resources.
+        snapshot: all resources.
         export: the Export; it need not be one of them.
         limit: how many pairs are explained.
     """
-    taken = known.taken_imports
+    taken = snapshot.import_conflicts
 
     def changes(import_: Import) -> int:
-        return _Ruler(import_).changes(export) + (import_.uid in taken)
+        return _DistanceCounter(import_).count_changes(export) + (import_.uid in taken)
 
     def explain(import_: Import) -> Pair:
         return explain_pair(
             export,
             import_,
-            export_taken=known.taken_exports.get(export.uid),
-            import_taken=taken.get(import_.uid),
+            export_conflict=snapshot.export_conflicts.get(export.uid),
+            import_conflict=taken.get(import_.uid),
         )
 
-    lost = export.uid in known.taken_exports
-    return _ranked(known.imports, changes, explain, limit=limit, lost=lost)
+    lost = export.uid in snapshot.export_conflicts
+    return _rank(snapshot.imports, changes, explain, limit=limit, has_conflict=lost)
 
 
-def _ranked(
+def _rank(
     resources: tuple[R, ...],
     changes: Callable[[R], int],
     explain: Callable[[R], Pair],
     *,
     limit: int,
-    lost: bool,
+    has_conflict: bool,
 ) -> Ranking:
     by_changes: dict[int, list[R]] = {}
     for resource in resources:
@@ -174,12 +178,12 @@ def _ranked(
             break
     return Ranking(
         total=len(resources),
-        matched=0 if lost else len(by_changes.get(0, ())),
+        matched=0 if has_conflict else len(by_changes.get(0, ())),
         pairs=tuple(explain(resource) for resource in nearest),
     )
 
 
-class _Ruler:
+class _DistanceCounter:
     """Count the changes between one Import and many Exports."""
 
     def __init__(self, import_: Import) -> None:
@@ -189,12 +193,16 @@ class _Ruler:
         self._filtered = import_.filter is not None and bool(import_.filter.strip())
         self._columns = frozenset(import_.schema or ())
         self._of_schema: dict[Schema | None, int] = {}
-        self._interest = _by_name(import_) if import_.streams else _by_subscription(import_)
+        self._interest = (
+            _count_by_name(import_) if import_.streams else _count_by_subscription(import_)
+        )
 
-    def changes(self, export: Export) -> int:
+    def count_changes(self, export: Export) -> int:
         """Return the distance of a pair whose both sides hold their ports."""
         count = self._interest(export)
-        if export.key.namespace != self._namespace and not admits(export, self._namespace):
+        if export.key.namespace != self._namespace and not is_namespace_allowed(
+            export, self._namespace
+        ):
             count += 1
         if export.application.scope != self._scope:
             count += 1
@@ -213,7 +221,7 @@ class _Ruler:
         return lacking + faults
 
 
-def _by_name(import_: Import) -> Callable[[Export], int]:
+def _count_by_name(import_: Import) -> Callable[[Export], int]:
     names = {(name.stream_id, name.application_name) for name in import_.streams}
 
     def changes(export: Export) -> int:
@@ -226,26 +234,26 @@ def _by_name(import_: Import) -> Callable[[Export], int]:
     return changes
 
 
-def _by_subscription(import_: Import) -> Callable[[Export], int]:
+def _count_by_subscription(import_: Import) -> Callable[[Export], int]:
     text = import_.subscription
     if text is None or not text.strip():
         return lambda export: 1
-    expression = parsed(text, "subscription")
+    expression = parse_cached(text, "subscription")
     if isinstance(expression, StreambrokerError):
         return lambda export: 1 + (export.properties is None)
-    test, made = expression.test, list[Nearness]()
+    test, made = expression.test, list[SubscriptionDistance]()
 
-    def nearness() -> Nearness:
+    def nearness() -> SubscriptionDistance:
         if not made:
-            made.append(nearness_of(expression))
+            made.append(distance_for(expression))
         return made[0]
 
     def changes(export: Export) -> int:
         properties = export.properties
         if properties is None:
-            return 1 + nearness().changes({})
+            return 1 + nearness().count_changes({})
         if made:
-            return made[0].changes(properties)
-        return 0 if test(properties) is True else nearness().changes(properties)
+            return made[0].count_changes(properties)
+        return 0 if test(properties) is True else nearness().count_changes(properties)
 
     return changes

@@ -9,40 +9,40 @@ from streambroker_core.model import PortKey
 _VALUES = {True: "true", False: "false", None: "unknown"}
 
 
-def tell_import(key: PortKey, ranking: Ranking) -> str:
+def render_import(key: PortKey, ranking: Ranking) -> str:
     """Return the Exports of an Import's ranking, a line for each."""
-    return _told(key, ranking, [str(pair.export) for pair in ranking.pairs], "export")
+    return _render_ranking(key, ranking, [str(pair.export) for pair in ranking.pairs], "export")
 
 
-def tell_export(key: PortKey, ranking: Ranking) -> str:
+def render_export(key: PortKey, ranking: Ranking) -> str:
     """Return the Imports of an Export's ranking, a line for each."""
-    return _told(key, ranking, [str(pair.import_) for pair in ranking.pairs], "import")
+    return _render_ranking(key, ranking, [str(pair.import_) for pair in ranking.pairs], "import")
 
 
-def _told(key: PortKey, ranking: Ranking, others: list[str], kind: str) -> str:
+def _render_ranking(key: PortKey, ranking: Ranking, others: list[str], kind: str) -> str:
     total = f"{ranking.total} {kind}{'' if ranking.total == 1 else 's'}"
     verb = "matches" if ranking.matched == 1 else "match"
     width = max(map(len, others), default=0)
     lines = [f"{key}: {ranking.matched} of {total} {verb}"]
     for other, pair in zip(others, ranking.pairs, strict=True):
         said = "" if pair.matched else f"  {pair.message}"
-        lines.append(f"  {_distance(pair):10}  {other:{width}}{said}".rstrip())
+        lines.append(f"  {_render_distance(pair):10}  {other:{width}}{said}".rstrip())
     left = ranking.total - len(ranking.pairs)
     if left:
         lines.append(f"  and {left} more")
     return "\n".join(lines)
 
 
-def _distance(pair: Pair) -> str:
+def _render_distance(pair: Pair) -> str:
     if pair.matched:
         return "matches"
     return f"{pair.distance} change{'' if pair.distance == 1 else 's'}"
 
 
-def tell_pair(pair: Pair) -> str:
+def render_pair(pair: Pair) -> str:
     """Return all that is known of one pair."""
     verb = "feeds" if pair.matched else "does not feed"
-    away = "" if pair.matched else f" ({_distance(pair)} away)"
+    away = "" if pair.matched else f" ({_render_distance(pair)} away)"
     lines = [f"{pair.export} {verb} {pair.import_}{away}"]
     lines += [f"  {obstacle.reason}: {obstacle.message}" for obstacle in pair.obstacles]
     lines += [

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from streambroker_core.board import Board
-from streambroker_core.board.admission import Cut, refusal, why_cut
-from streambroker_core.board.overlay import Overlay
-from streambroker_core.board.views import route_of
-from streambroker_core.board.wait_cycles import RING, Edge, Ring, found_rings, waiting
-from streambroker_core.matching import IndexMatcher, Match, Outcome
+from streambroker_core.board.admission import CutRoute, cut_reason, find_put_problem
+from streambroker_core.board.overlay import BoardOverlay
+from streambroker_core.board.views import build_route
+from streambroker_core.board.wait_cycles import RING, Ring, WaitEdge, find_rings, wait_edges
+from streambroker_core.matching import IndexMatcher, Match, MatchResult
 from streambroker_core.model import (
     Export,
     Import,
@@ -55,15 +55,15 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class ChangedRoute:
     """A route that would stay with another filter or policy."""
 
     route: Route
-    was: Route
+    old_route: Route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProposalProblem:
     """What is wrong with one of the changes.
 
     Attributes:
@@ -88,15 +88,15 @@ class Forecast:
     """What the changes would do; every list in order of exporter and importer.
 
     Attributes:
-        kept: how many routes of the whole board would stay as they are.
+        unchanged: how many routes of the whole board would stay as they are.
         problems: in order of the changes.
     """
 
     added: tuple[Route, ...] = ()
-    cut: tuple[Cut, ...] = ()
-    changed: tuple[Changed, ...] = ()
-    kept: int = 0
-    problems: tuple[Problem, ...] = ()
+    cut: tuple[CutRoute, ...] = ()
+    changed: tuple[ChangedRoute, ...] = ()
+    unchanged: int = 0
+    problems: tuple[ProposalProblem, ...] = ()
 
 
 _Routes: TypeAlias = "dict[tuple[str, str], Route]"
@@ -117,20 +117,20 @@ def forecast(
         watch: called before each resource that is matched, with the number of
             routes found so far; what it raises ends the forecast.
     """
-    overlay = Overlay(board)
-    problems, put = _take_in(overlay, proposal, watch)
-    problems += _left_out(overlay, put)
-    exports, imports = _moved(overlay, "Export"), _moved(overlay, "Import")
+    overlay = BoardOverlay(board)
+    problems, put = _apply_proposal(overlay, proposal, watch)
+    problems += _find_conflicts(overlay, put)
+    exports, imports = _find_changed(overlay, "Export"), _find_changed(overlay, "Import")
     before = _routes_before(board, exports, imports)
     after = _routes_after(overlay, exports, imports, watch)
     cut = [
-        Cut(route=route, reason=why_cut(overlay, route))
+        CutRoute(route=route, reason=cut_reason(overlay, route))
         for pair, route in before.items()
         if pair not in after
     ]
-    problems += _rings(overlay, before, after, put)
+    problems += _find_new_rings(overlay, before, after, put)
     changed = [
-        Changed(route=route, was=before[pair])
+        ChangedRoute(route=route, old_route=before[pair])
         for pair, route in after.items()
         if pair in before and before[pair] != route
     ]
@@ -138,7 +138,7 @@ def forecast(
         added=tuple(_ordered(route for pair, route in after.items() if pair not in before)),
         cut=tuple(sorted(cut, key=lambda one: route_order(one.route))),
         changed=tuple(sorted(changed, key=lambda one: route_order(one.route))),
-        kept=board.route_count - len(cut) - len(changed),
+        unchanged=board.route_count - len(cut) - len(changed),
         problems=tuple(sorted(problems, key=lambda problem: problem.index)),
     )
 
@@ -150,19 +150,19 @@ def _ordered(routes: Iterable[Route]) -> list[Route]:
 # ---- taking the changes in ---------------------------------------------------------------------
 
 
-def _take_in(
-    overlay: Overlay, proposal: Proposal, watch: Callable[[int], None]
-) -> tuple[list[Problem], dict[int, Resource]]:
+def _apply_proposal(
+    overlay: BoardOverlay, proposal: Proposal, watch: Callable[[int], None]
+) -> tuple[list[ProposalProblem], dict[int, Resource]]:
     """Make the changes on the overlay; return what is refused, and what was put, by index."""
-    problems: list[Problem] = []
+    problems: list[ProposalProblem] = []
     put: dict[int, Resource] = {}
     for index, resource in enumerate(proposal.puts):
         watch(0)
-        fault = refusal(overlay, resource)
+        fault = find_put_problem(overlay, resource)
         if fault is not None:
-            problems.append(_problem(index, resource, fault.code, str(fault)))
+            problems.append(_make_problem(index, resource, fault.code, str(fault)))
             continue
-        put[index] = _identified(overlay, index, resource)
+        put[index] = _with_identity(overlay, index, resource)
         overlay.put(put[index])
     for index, removal in enumerate(proposal.deletes, len(proposal.puts)):
         kind, key, name = removal
@@ -174,18 +174,18 @@ def _take_in(
         if holder is not None:
             code, detail = "PortTaken", f"{kind} {key} is {name_of(holder)!r}, not {name!r}."
         change = f"delete {kind.lower()} {key}"
-        problems.append(Problem(index=index, change=change, code=code, detail=detail))
+        problems.append(ProposalProblem(index=index, change=change, code=code, detail=detail))
     return problems, put
 
 
-def _problem(
+def _make_problem(
     index: int, resource: Resource, code: str, detail: str, *, refused: bool = True
-) -> Problem:
+) -> ProposalProblem:
     change = f"{kind_of(resource).lower()} {resource.key}"
-    return Problem(index=index, change=change, code=code, detail=detail, refused=refused)
+    return ProposalProblem(index=index, change=change, code=code, detail=detail, refused=refused)
 
 
-def _identified(overlay: Overlay, index: int, resource: Resource) -> Resource:
+def _with_identity(overlay: BoardOverlay, index: int, resource: Resource) -> Resource:
     """Return a resource with the identity that it would get."""
     if resource.uid:
         return resource
@@ -202,76 +202,76 @@ def _identified(overlay: Overlay, index: int, resource: Resource) -> Resource:
     return named if named == holder else replace(named, generation=holder.generation + 1)
 
 
-def _left_out(overlay: Overlay, put: dict[int, Resource]) -> list[Problem]:
+def _find_conflicts(overlay: BoardOverlay, put: dict[int, Resource]) -> list[ProposalProblem]:
     """Return the problems of resources that would be there and take no part."""
     found = []
     last = {(kind_of(resource), resource.uid): index for index, resource in put.items()}
     for (kind, uid), index in last.items():
         resource = overlay.get(kind, uid)
-        rival = None if resource is None else overlay.rival(resource)
+        rival = None if resource is None else overlay.find_rival(resource)
         if resource is not None and rival is not None:
             code, older = rival
             taken = f"{resource.key}" if code == "PortTaken" else "its stream id"
             detail = f"{kind} {name_of(resource)}: {taken} is held by an older one, {older.key}."
-            found.append(_problem(index, resource, code, detail, refused=False))
+            found.append(_make_problem(index, resource, code, detail, refused=False))
     return found
 
 
-def _rings(
-    overlay: Overlay, before: _Routes, after: _Routes, put: dict[int, Resource]
-) -> list[Problem]:
+def _find_new_rings(
+    overlay: BoardOverlay, before: _Routes, after: _Routes, put: dict[int, Resource]
+) -> list[ProposalProblem]:
     """Return a problem for each ring of waiting jobs that there would be and is not now."""
     board = overlay.board
     gone = {(route.export, route.import_) for route in before.values()}
-    come: dict[PeKey, list[Edge]] = {}
+    come: dict[PeKey, list[WaitEdge]] = {}
     for route in after.values():
         export = overlay.get("Export", route.export_uid)
         if isinstance(export, Export):
-            come.setdefault(route.export.owner, []).extend(waiting(export, (route,)))
+            come.setdefault(route.export.owner, []).extend(wait_edges(export, (route,)))
 
-    def waits(pe: PeKey) -> Iterator[Edge]:
-        yield from (edge for edge in board.waits(pe) if edge not in gone)
+    def waits(pe: PeKey) -> Iterator[WaitEdge]:
+        yield from (edge for edge in board.wait_edges(pe) if edge not in gone)
         yield from come.get(pe, ())
 
     there = {ring.members for ring in board.rings()}
     seeds = sorted({edge.import_.owner for edges in come.values() for edge in edges})
-    rings = [ring for ring in found_rings(seeds, waits) if ring.members not in there]
-    return [_ring(ring, put) for ring in rings if put]
+    rings = [ring for ring in find_rings(seeds, waits) if ring.members not in there]
+    return [_ring_problem(ring, put) for ring in rings if put]
 
 
-def _ring(ring: Ring, put: dict[int, Resource]) -> Problem:
-    ports = {port for edge in ring.round for port in edge}
+def _ring_problem(ring: Ring, put: dict[int, Resource]) -> ProposalProblem:
+    ports = {port for edge in ring.cycle for port in edge}
     named = [index for index, resource in put.items() if resource.key in ports]
     index = min(named or put)
-    return _problem(index, put[index], RING, ring.told(), refused=False)
+    return _make_problem(index, put[index], RING, ring.describe(), refused=False)
 
 
 # ---- routes before and after -------------------------------------------------------------------
 
-_Moved: TypeAlias = "dict[str, Resource | None]"
+_ChangedResources: TypeAlias = "dict[str, Resource | None]"
 
 
-def _moved(overlay: Overlay, kind: Kind) -> _Moved:
+def _find_changed(overlay: BoardOverlay, kind: Kind) -> _ChangedResources:
     """Return the resources whose part is another, by uid; None for no part any more."""
-    found: _Moved = {}
-    for uid in sorted(overlay.concerned(kind)):
-        before = overlay.board.get(kind, uid) if overlay.board.takes_part(kind, uid) else None
+    found: _ChangedResources = {}
+    for uid in sorted(overlay.concerned_uids(kind)):
+        before = overlay.board.get(kind, uid) if overlay.board.is_accepted(kind, uid) else None
         after = overlay.get(kind, uid)
-        if after is not None and overlay.rival(after) is not None:
+        if after is not None and overlay.find_rival(after) is not None:
             after = None
         if before != after:
             found[uid] = after
     return found
 
 
-def _pair(route: Route) -> tuple[str, str]:
+def _uid_pair(route: Route) -> tuple[str, str]:
     return route.export_uid, route.import_uid
 
 
-def _routes_before(board: Board, exports: _Moved, imports: _Moved) -> _Routes:
-    kinds: tuple[tuple[Kind, _Moved], ...] = (("Export", exports), ("Import", imports))
+def _routes_before(board: Board, exports: _ChangedResources, imports: _ChangedResources) -> _Routes:
+    kinds: tuple[tuple[Kind, _ChangedResources], ...] = (("Export", exports), ("Import", imports))
     return {
-        _pair(route): route
+        _uid_pair(route): route
         for kind, moved in kinds
         for uid in moved
         for route in board.routes_of(kind, uid)
@@ -279,14 +279,17 @@ def _routes_before(board: Board, exports: _Moved, imports: _Moved) -> _Routes:
 
 
 def _routes_after(
-    overlay: Overlay, exports: _Moved, imports: _Moved, watch: Callable[[int], None]
+    overlay: BoardOverlay,
+    exports: _ChangedResources,
+    imports: _ChangedResources,
+    watch: Callable[[int], None],
 ) -> _Routes:
     found: _Routes = {}
     for moved, others in ((exports, imports), (imports, exports)):
         for resource in moved.values():
             watch(len(found))
             if resource is not None:
-                _note(found, _met(overlay, resource, others))
+                _add_routes(found, _match_unchanged(overlay, resource, others))
     matcher = IndexMatcher()
     for export in exports.values():
         if isinstance(export, Export):
@@ -294,21 +297,23 @@ def _routes_after(
     for import_ in imports.values():
         watch(len(found))
         if isinstance(import_, Import):
-            _note(found, _met_anew(matcher, exports, import_))
+            _add_routes(found, _match_changed(matcher, exports, import_))
     return found
 
 
-def _note(found: _Routes, met: Iterable[tuple[Resource | None, Resource | None, Outcome]]) -> None:
-    for export, import_, outcome in met:
+def _add_routes(
+    routes: _Routes, outcomes: Iterable[tuple[Resource | None, Resource | None, MatchResult]]
+) -> None:
+    for export, import_, outcome in outcomes:
         if not isinstance(outcome, Match):
             continue
         if isinstance(export, Export) and isinstance(import_, Import):
-            found[(export.uid, import_.uid)] = route_of(export, import_, outcome)
+            routes[(export.uid, import_.uid)] = build_route(export, import_, outcome)
 
 
-def _met(
-    overlay: Overlay, resource: Resource, others: _Moved
-) -> Iterator[tuple[Resource | None, Resource | None, Outcome]]:
+def _match_unchanged(
+    overlay: BoardOverlay, resource: Resource, others: _ChangedResources
+) -> Iterator[tuple[Resource | None, Resource | None, MatchResult]]:
     """Yield what a moved resource would meet among those that stay as they are."""
     board = overlay.board
     for uid, outcome in board.outcomes_for(resource).items():
@@ -320,9 +325,9 @@ def _met(
             yield board.get("Export", uid), resource, outcome
 
 
-def _met_anew(
-    matcher: IndexMatcher, exports: _Moved, import_: Import
-) -> Iterator[tuple[Resource | None, Resource | None, Outcome]]:
+def _match_changed(
+    matcher: IndexMatcher, exports: _ChangedResources, import_: Import
+) -> Iterator[tuple[Resource | None, Resource | None, MatchResult]]:
     """Yield what moved resources would be to each other."""
     for uid, outcome in matcher.outcomes_for(import_).items():
         yield exports[uid], import_, outcome

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streambroker_core.diagnose.lint import Finding
+from streambroker_core.diagnose.lint import LintFinding
 
 
-def tell_findings(findings: Sequence[Finding], total: int) -> str:
+def render_findings(findings: Sequence[LintFinding], total: int) -> str:
     """Return a line for each finding, and one that counts.
 
     Args:

@@ -7,8 +7,16 @@ an export, a *filter* of the columns of a row.
 True
 """
 
-from streambroker_core.expression.explain import Explanation, Finding, Miss
-from streambroker_core.expression.expression import Expression, Kind, parse
+from streambroker_core.expression.explain import Explanation, Miss, PredicateResult
+from streambroker_core.expression.expression import Expression, ExpressionKind, parse
 from streambroker_core.expression.filter_types import check_filter
 
-__all__ = ["Explanation", "Expression", "Finding", "Kind", "Miss", "check_filter", "parse"]
+__all__ = [
+    "Explanation",
+    "Expression",
+    "ExpressionKind",
+    "Miss",
+    "PredicateResult",
+    "check_filter",
+    "parse",
+]

@@ -19,7 +19,7 @@ Number: TypeAlias = "int | float"
 _TWO_64 = 2**64
 
 
-def within(value: int) -> int | None:
+def int64_or_none(value: int) -> int | None:
     """Return an integer, None if it is outside int64."""
     return value if INT64_MIN <= value <= INT64_MAX else None
 
@@ -29,7 +29,7 @@ def divide(left: int, right: int) -> int | None:
     if right == 0:
         return None
     quotient = abs(left) // abs(right)
-    return within(quotient if (left < 0) == (right < 0) else -quotient)
+    return int64_or_none(quotient if (left < 0) == (right < 0) else -quotient)
 
 
 def remainder(left: int, right: int) -> int | None:
@@ -59,9 +59,9 @@ def divide_floats(left: float, right: float) -> float | None:
 
 
 INTEGER: dict[str, Callable[[int, int], int | None]] = {
-    "+": lambda a, b: within(a + b),
-    "-": lambda a, b: within(a - b),
-    "*": lambda a, b: within(a * b),
+    "+": lambda a, b: int64_or_none(a + b),
+    "-": lambda a, b: int64_or_none(a - b),
+    "*": lambda a, b: int64_or_none(a * b),
     "/": divide,
     "%": remainder,
     "&": operator.and_,

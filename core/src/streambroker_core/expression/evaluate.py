@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.arithmetic import COMPARE, FLOAT, INTEGER, within
+from streambroker_core.expression.arithmetic import COMPARE, FLOAT, INTEGER, int64_or_none
 from streambroker_core.model.topics import topic_matches
 
 Row: TypeAlias = Mapping[str, Any]
@@ -28,32 +28,32 @@ Test: TypeAlias = Callable[[Row], "bool | None"]
 Fetch: TypeAlias = Callable[[Row], Any]
 Literals: TypeAlias = "tuple[Any, ...]"
 Code: TypeAlias = Callable[[Row, Literals], "bool | None"]
-Value: TypeAlias = Callable[[Row, Literals], Any]
+ValueCode: TypeAlias = Callable[[Row, Literals], Any]
 
 _NUMBER, _TEXT, _BOOLEAN = "number", "text", "boolean"
 KINDS: dict[type, str] = {int: _NUMBER, float: _NUMBER, str: _TEXT, bool: _BOOLEAN}
 """What may be compared with what."""
 _EQUALITIES = ("==", "!=")
 _LISTS = (list, tuple)
-_MOST_FORMS = 4096
+_MAX_FORMS = 4096
 _FORMS: dict[tuple[Any, ...], Code] = {}
 
 
-def test_of(node: tree.Predicate) -> Test:
+def compile_test(node: tree.Predicate) -> Test:
     """Return the function that decides a predicate."""
-    code, literals = code_of(node)
+    code, literals = compile_code(node)
     return lambda row: code(row, literals)
 
 
-def fetch_of(node: tree.Operand) -> Fetch:
+def compile_fetch(node: tree.Operand) -> Fetch:
     """Return the function that computes an operand; its None is unknown."""
     literals: list[Any] = []
-    value = _Compiler(literals).value(node)
+    value = _FormCompiler(literals).value(node)
     taken = tuple(literals)
     return lambda row: value(row, taken)
 
 
-def code_of(node: tree.Predicate) -> tuple[Code, Literals]:
+def compile_code(node: tree.Predicate) -> tuple[Code, Literals]:
     """Return the function of a predicate's form, and the literals to call it with.
 
     Predicates of one form get the same function; the last few thousand forms are kept.
@@ -64,13 +64,13 @@ def code_of(node: tree.Predicate) -> tuple[Code, Literals]:
     key = tuple(form)
     code = _FORMS.get(key)
     if code is None:
-        if len(_FORMS) >= _MOST_FORMS:
+        if len(_FORMS) >= _MAX_FORMS:
             _FORMS.clear()
-        code = _FORMS[key] = _Compiler([]).predicate(node)
+        code = _FORMS[key] = _FormCompiler([]).predicate(node)
     return code, tuple(literals)
 
 
-def kind_of_value(value: Any) -> str | None:
+def value_kind(value: Any) -> str | None:
     """Return ``number``, ``text`` or ``boolean``; None for what cannot be compared."""
     return KINDS.get(type(value))
 
@@ -84,20 +84,20 @@ def _describe(node: tree.Node, form: list[Any], literals: list[Any]) -> None:
         case tree.ListLiteral():
             form.append(tree.ListLiteral)
             literals.append(tuple(element.value for element in node.items))
-        case tree.Match():
-            form += (tree.Match, node.function)
+        case tree.StringTest():
+            form += (tree.StringTest, node.function)
             literals.append(node.text)
             _describe(node.subject, form, literals)
         case tree.Topic():
             form.append(tree.Topic)
             literals.append(node.filter)
         case _:
-            form += (type(node), *_marks(node))
+            form += (type(node), *_form_marks(node))
             for child in tree.children(node):
                 _describe(child, form, literals)
 
 
-def _marks(node: tree.Node) -> tuple[Any, ...]:
+def _form_marks(node: tree.Node) -> tuple[Any, ...]:
     match node:
         case tree.And() | tree.Or():
             return (len(node.items),)
@@ -111,7 +111,7 @@ def _marks(node: tree.Node) -> tuple[Any, ...]:
             return ()
 
 
-class _Compiler:
+class _FormCompiler:
     """Makes the functions of one form; literals are counted in the order of `_describe`.
 
     Args:
@@ -121,7 +121,7 @@ class _Compiler:
     def __init__(self, literals: list[Any]) -> None:
         self._literals = literals
 
-    def _take(self, literal: Any) -> int:
+    def _add_literal(self, literal: Any) -> int:
         self._literals.append(literal)
         return len(self._literals) - 1
 
@@ -141,15 +141,15 @@ class _Compiler:
             case tree.Has():
                 name = node.name
                 return lambda row, literals: row.get(name) is not None
-            case tree.Match():
-                place = self._take(node.text)
+            case tree.StringTest():
+                place = self._add_literal(node.text)
                 return _match(node.function, self.value(node.subject), place)
             case tree.Topic():
-                return _topic(self._take(node.filter))
+                return _topic(self._add_literal(node.filter))
             case _:
                 return _truth(self.value(node))
 
-    def value(self, node: tree.Operand) -> Value:
+    def value(self, node: tree.Operand) -> ValueCode:
         """Return the function that computes an operand."""
         match node:
             case tree.Name():
@@ -164,13 +164,13 @@ class _Compiler:
             case tree.Arithmetic():
                 return _arithmetic(node.op, self.value(node.left), self.value(node.right))
             case _:
-                place = self._take(node.value)
+                place = self._add_literal(node.value)
                 return lambda row, literals: literals[place]
 
-    def _container(self, node: tree.Name | tree.ListLiteral) -> Value:
+    def _container(self, node: tree.Name | tree.ListLiteral) -> ValueCode:
         if isinstance(node, tree.Name):
             return self.value(node)
-        place = self._take(tuple(element.value for element in node.items))
+        place = self._add_literal(tuple(element.value for element in node.items))
         return lambda row, literals: literals[place]
 
     def _comparison(self, node: tree.Comparison) -> Code:
@@ -178,9 +178,11 @@ class _Compiler:
         if isinstance(node.right, tree.LITERALS):
             types = _types(KINDS[type(node.right.value)], op)
             if isinstance(node.left, tree.Name):
-                return _column_and_literal(op, node.left.name, types, self._take(node.right.value))
+                return _column_and_literal(
+                    op, node.left.name, types, self._add_literal(node.right.value)
+                )
             left = self.value(node.left)
-            return _value_and_literal(op, left, types, self._take(node.right.value))
+            return _value_and_literal(op, left, types, self._add_literal(node.right.value))
         left, right = self.value(node.left), self.value(node.right)
         return lambda row, literals: compare(op, left(row, literals), right(row, literals))
 
@@ -250,7 +252,7 @@ def _not(inner: Code) -> Code:
     return test
 
 
-def _truth(fetch: Value) -> Code:
+def _truth(fetch: ValueCode) -> Code:
     def test(row: Row, literals: Literals) -> Truth:
         value = fetch(row, literals)
         return value if type(value) is bool else None
@@ -265,33 +267,33 @@ def _types(kind: str, op: str) -> tuple[type, ...]:
     return tuple(type_ for type_, word in KINDS.items() if word == kind)
 
 
-def _value_and_literal(op: str, left: Value, types: tuple[type, ...], place: int) -> Code:
+def _value_and_literal(op: str, left: ValueCode, types: tuple[type, ...], index: int) -> Code:
     """Return a comparison without the calls that the general one makes."""
     operation = COMPARE[op]
 
     def test(row: Row, literals: Literals) -> Truth:
         found = left(row, literals)
-        return operation(found, literals[place]) if type(found) in types else None
+        return operation(found, literals[index]) if type(found) in types else None
 
     return test
 
 
-def _column_and_literal(op: str, name: str, types: tuple[type, ...], place: int) -> Code:
+def _column_and_literal(op: str, name: str, types: tuple[type, ...], index: int) -> Code:
     """Return the commonest comparison, with one call less."""
     operation = COMPARE[op]
 
     def test(row: Row, literals: Literals) -> Truth:
         found = row.get(name)
-        return operation(found, literals[place]) if type(found) in types else None
+        return operation(found, literals[index]) if type(found) in types else None
 
     return test
 
 
-def _membership(item: Value, container: Value) -> Code:
+def _membership(item: ValueCode, container: ValueCode) -> Code:
     return lambda row, literals: member(item(row, literals), container(row, literals))
 
 
-def _match(function: str, subject: Value, place: int) -> Code:
+def _match(function: str, subject: ValueCode, index: int) -> Code:
     calls: dict[str, Callable[[str, str], bool]] = {
         "startsWith": lambda value, text: value.startswith(text),
         "endsWith": lambda value, text: value.endswith(text),
@@ -301,20 +303,20 @@ def _match(function: str, subject: Value, place: int) -> Code:
 
     def test(row: Row, literals: Literals) -> Truth:
         value = subject(row, literals)
-        return call(value, literals[place]) if type(value) is str else None
+        return call(value, literals[index]) if type(value) is str else None
 
     return test
 
 
-def _topic(place: int) -> Code:
+def _topic(index: int) -> Code:
     def test(row: Row, literals: Literals) -> Truth:
         value = row.get(tree.TOPIC_PROPERTY)
-        return topic_matches(literals[place], value) if type(value) is str else None
+        return topic_matches(literals[index], value) if type(value) is str else None
 
     return test
 
 
-def _element(name: str, index: int) -> Value:
+def _element(name: str, index: int) -> ValueCode:
     def fetch(row: Row, literals: Literals) -> Any:
         values = row.get(name)
         if isinstance(values, _LISTS) and 0 <= index < len(values):
@@ -324,17 +326,17 @@ def _element(name: str, index: int) -> Value:
     return fetch
 
 
-def _negate(inner: Value) -> Value:
+def _negate(inner: ValueCode) -> ValueCode:
     def fetch(row: Row, literals: Literals) -> Any:
         value = inner(row, literals)
         if type(value) is int:
-            return within(-value)
+            return int64_or_none(-value)
         return -value if type(value) is float else None
 
     return fetch
 
 
-def _invert(inner: Value) -> Value:
+def _invert(inner: ValueCode) -> ValueCode:
     def fetch(row: Row, literals: Literals) -> Any:
         value = inner(row, literals)
         return ~value if type(value) is int else None
@@ -342,7 +344,7 @@ def _invert(inner: Value) -> Value:
     return fetch
 
 
-def _arithmetic(op: str, left: Value, right: Value) -> Value:
+def _arithmetic(op: str, left: ValueCode, right: ValueCode) -> ValueCode:
     whole, real = INTEGER[op], FLOAT.get(op)
 
     def fetch(row: Row, literals: Literals) -> Any:

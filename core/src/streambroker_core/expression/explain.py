@@ -9,17 +9,17 @@ from itertools import product
 from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.evaluate import compare, fetch_of, test_of
+from streambroker_core.expression.evaluate import compare, compile_fetch, compile_test
 from streambroker_core.expression.printer import print_tree
 
 # More ways to match than these, and more predicates per way, are not shown.
 MAX_MISSES = 3
 _MAX_WAYS = 16
-_SHOWN = 40
+_MAX_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class PredicateResult:
     """One predicate of an expression, and its value.
 
     Attributes:
@@ -39,14 +39,14 @@ class Miss:
 
     Attributes:
         wrong: the predicates, each with the value it has.
-        wanted: the value each would need, in the same order.
+        desired: the value each would need, in the same order.
     """
 
-    wrong: tuple[Finding, ...]
-    wanted: tuple[bool, ...]
+    wrong: tuple[PredicateResult, ...]
+    desired: tuple[bool, ...]
 
     def __str__(self) -> str:
-        pairs = zip(self.wrong, self.wanted, strict=True)
+        pairs = zip(self.wrong, self.desired, strict=True)
         return " and ".join(
             f"`{finding.text}` should be {'true' if wanted else 'false'} ({finding.why})"
             for finding, wanted in pairs
@@ -65,7 +65,7 @@ class Explanation:
     """
 
     value: bool | None
-    findings: tuple[Finding, ...]
+    findings: tuple[PredicateResult, ...]
     nearest: tuple[Miss, ...]
 
     def __str__(self) -> str:
@@ -77,13 +77,15 @@ class Explanation:
 
 def explain_tree(node: tree.Predicate, values: Mapping[str, Any]) -> Explanation:
     """Explain the answer of a tree for normalised properties or a row."""
-    findings: dict[str, Finding] = {}
+    findings: dict[str, PredicateResult] = {}
     for atom in tree.atoms(node):
         text = print_tree(atom)
         if text not in findings:
-            findings[text] = Finding(text=text, value=test_of(atom)(values), why=_why(atom, values))
-    value = test_of(node)(values)
-    nearest = () if value is True else _nearest(node, findings)
+            findings[text] = PredicateResult(
+                text=text, value=compile_test(atom)(values), why=_explain_value(atom, values)
+            )
+    value = compile_test(node)(values)
+    nearest = () if value is True else _find_nearest(node, findings)
     return Explanation(value=value, findings=tuple(findings.values()), nearest=nearest)
 
 
@@ -94,33 +96,33 @@ _Way: TypeAlias = frozenset[tuple[str, bool]]
 class _Search:
     """The ways to give a tree a value, those with the fewest changes first."""
 
-    def __init__(self, findings: dict[str, Finding]) -> None:
+    def __init__(self, findings: dict[str, PredicateResult]) -> None:
         self._findings = findings
-        self._held = frozenset((text, found.value) for text, found in findings.items())
+        self._current = frozenset((text, found.value) for text, found in findings.items())
 
-    def ways(self, node: tree.Predicate, *, wanted: bool) -> list[_Way]:
+    def ways(self, node: tree.Predicate, *, desired: bool) -> list[_Way]:
         """Return what would have to hold, predicates that hold already included."""
         match node:
             case tree.Not():
-                return self.ways(node.operand, wanted=not wanted)
+                return self.ways(node.operand, desired=not desired)
             case tree.And() | tree.Or():
-                parts = [self.ways(item, wanted=wanted) for item in node.items]
-                if isinstance(node, tree.And) is wanted:
+                parts = [self.ways(item, desired=desired) for item in node.items]
+                if isinstance(node, tree.And) is desired:
                     return self._all_of(parts)
                 return self._fewest(way for part in parts for way in part)
             case tree.Boolean():
-                return [frozenset()] if node.value is wanted else []
+                return [frozenset()] if node.value is desired else []
             case _:
-                return [frozenset({(print_tree(node), wanted)})]
+                return [frozenset({(print_tree(node), desired)})]
 
     def changes(self, way: _Way) -> _Way:
         """Return the part of a way that does not hold yet."""
-        return way - self._held
+        return way - self._current
 
     def miss(self, changes: _Way) -> Miss:
         wanted = dict(changes)
         wrong = tuple(finding for text, finding in self._findings.items() if text in wanted)
-        return Miss(wrong=wrong, wanted=tuple(wanted[finding.text] for finding in wrong))
+        return Miss(wrong=wrong, desired=tuple(wanted[finding.text] for finding in wrong))
 
     def _all_of(self, parts: list[list[_Way]]) -> list[_Way]:
         ways: list[_Way] = [frozenset()]
@@ -144,9 +146,9 @@ def _contradicts(way: _Way) -> bool:
     return len(dict(way)) < len(way)
 
 
-def _nearest(node: tree.Predicate, findings: dict[str, Finding]) -> tuple[Miss, ...]:
+def _find_nearest(node: tree.Predicate, findings: dict[str, PredicateResult]) -> tuple[Miss, ...]:
     search = _Search(findings)
-    changes = dict.fromkeys(search.changes(way) for way in search.ways(node, wanted=True))
+    changes = dict.fromkeys(search.changes(way) for way in search.ways(node, desired=True))
     return tuple(search.miss(change) for change in sorted(changes, key=len)[:MAX_MISSES])
 
 
@@ -154,11 +156,15 @@ def _word(value: bool | None) -> str:
     return "unknown" if value is None else str(value).lower()
 
 
-def _why(node: tree.Atom, values: Mapping[str, Any]) -> str:
+def _explain_value(node: tree.Atom, values: Mapping[str, Any]) -> str:
     """Return the values a predicate saw; for an unknown one, what made it so."""
     if isinstance(node, tree.Boolean):
         return "a constant"
-    facts = [_fact(part, values) for part in tree.walk(node) if not isinstance(part, tree.LITERALS)]
+    facts = [
+        _describe_fact(part, values)
+        for part in tree.walk(node)
+        if not isinstance(part, tree.LITERALS)
+    ]
     told = list(dict.fromkeys(fact for fact in facts if fact))
     if isinstance(node, tree.Comparison) and _incomparable(node, values):
         told.append("the two sides cannot be compared")
@@ -166,47 +172,49 @@ def _why(node: tree.Atom, values: Mapping[str, Any]) -> str:
 
 
 def _incomparable(node: tree.Comparison, values: Mapping[str, Any]) -> bool:
-    sides = fetch_of(node.left)(values), fetch_of(node.right)(values)
+    sides = compile_fetch(node.left)(values), compile_fetch(node.right)(values)
     return None not in sides and compare(node.op, *sides) is None
 
 
-def _fact(node: tree.Node, values: Mapping[str, Any]) -> str | None:
+def _describe_fact(node: tree.Node, values: Mapping[str, Any]) -> str | None:
     match node:
         case tree.Name() | tree.Has():
-            return _value_of(node.name, values)
+            return _describe_name(node.name, values)
         case tree.Topic():
-            return _value_of(tree.TOPIC_PROPERTY, values)
+            return _describe_name(tree.TOPIC_PROPERTY, values)
         case tree.Subscript():
-            return _element_of(node, values)
+            return _describe_element(node, values)
         case tree.Arithmetic() | tree.Negate() | tree.Invert():
-            return _computed(node, values)
+            return _describe_computed(node, values)
         case _:
             return None
 
 
-def _value_of(name: str, values: Mapping[str, Any]) -> str:
+def _describe_name(name: str, values: Mapping[str, Any]) -> str:
     value = values.get(name)
-    return f"`{name}` is missing" if value is None else f"`{name}` is {_shown(value)}"
+    return f"`{name}` is missing" if value is None else f"`{name}` is {_format_value(value)}"
 
 
-def _element_of(node: tree.Subscript, values: Mapping[str, Any]) -> str:
+def _describe_element(node: tree.Subscript, values: Mapping[str, Any]) -> str:
     found = values.get(node.name)
     if found is None:
         return f"`{node.name}` is missing"
     if not isinstance(found, list | tuple):
-        return f"`{node.name}` is {_shown(found)}, not a list"
+        return f"`{node.name}` is {_format_value(found)}, not a list"
     if not 0 <= node.index < len(found):
         count = f"{len(found)} element{'' if len(found) == 1 else 's'}"
         return f"`{node.name}` has {count}, none at {node.index}"
-    return f"`{node.name}[{node.index}]` is {_shown(found[node.index])}"
+    return f"`{node.name}[{node.index}]` is {_format_value(found[node.index])}"
 
 
-def _computed(node: tree.Arithmetic | tree.Negate | tree.Invert, values: Mapping[str, Any]) -> str:
+def _describe_computed(
+    node: tree.Arithmetic | tree.Negate | tree.Invert, values: Mapping[str, Any]
+) -> str:
     text = print_tree(node)
-    value = fetch_of(node)(values)
+    value = compile_fetch(node)(values)
     if value is not None:
-        return f"`{text}` is {_shown(value)}"
-    operands = [fetch_of(part)(values) for part in _operands(node)]
+        return f"`{text}` is {_format_value(value)}"
+    operands = [compile_fetch(part)(values) for part in _operands(node)]
     if any(operand is None for operand in operands):
         return f"`{text}` has no value"
     if isinstance(node, tree.Arithmetic) and node.op in ("/", "%") and operands[1] == 0:
@@ -222,8 +230,8 @@ def _operands(
     return (node.left, node.right) if isinstance(node, tree.Arithmetic) else (node.operand,)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "null"
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 1]}…"

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from streambroker_core.errors import ExpressionError, FilterError, SubscriptionError, position_in
+from streambroker_core.errors import ExpressionError, FilterError, SubscriptionError, locate
 from streambroker_core.expression import tree as nodes
-from streambroker_core.expression.evaluate import Test, test_of
+from streambroker_core.expression.evaluate import Test, compile_test
 from streambroker_core.expression.explain import Explanation, explain_tree
 from streambroker_core.expression.parser import parse_tree
 from streambroker_core.expression.printer import print_tree
-from streambroker_core.expression.syntax_error import Refusal
+from streambroker_core.expression.syntax_error import SyntaxProblem
 from streambroker_core.model.properties import normalise
 
-Kind: TypeAlias = Literal["subscription", "filter"]
+ExpressionKind: TypeAlias = Literal["subscription", "filter"]
 
 _ERRORS: dict[str, type[ExpressionError]] = {
     "subscription": SubscriptionError,
@@ -37,15 +37,15 @@ class Expression:
         source: the text it was read from, to which the places in the tree refer.
     """
 
-    kind: Kind
+    kind: ExpressionKind
     tree: nodes.Predicate | None
     source: str = field(default="", compare=False, repr=False)
-    _made: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _cache: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __str__(self) -> str:
-        text: str | None = self._made.get("text")
+        text: str | None = self._cache.get("text")
         if text is None:
-            text = self._made["text"] = "" if self.tree is None else print_tree(self.tree)
+            text = self._cache["text"] = "" if self.tree is None else print_tree(self.tree)
         return text
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -55,16 +55,16 @@ class Expression:
     @property
     def test(self) -> Test:
         """The decision as a function of normalised properties or of a row."""
-        test: Test | None = self._made.get("test")
+        test: Test | None = self._cache.get("test")
         if test is None:
-            test = self._made["test"] = self._new_test()
+            test = self._cache["test"] = self._new_test()
         return test
 
     def _new_test(self) -> Test:
         if self.tree is None:
             answer = self.kind == "filter"
             return lambda row: answer
-        return test_of(self.tree)
+        return compile_test(self.tree)
 
     def names(self) -> frozenset[str]:
         """Return every property or column it asks for."""
@@ -106,11 +106,11 @@ class Expression:
         return explain_tree(self.tree, values)
 
 
-def _restored(kind: Kind, tree: nodes.Predicate | None, source: str) -> Expression:
+def _restored(kind: ExpressionKind, tree: nodes.Predicate | None, source: str) -> Expression:
     return Expression(kind=kind, tree=tree, source=source)
 
 
-def parse(text: str, kind: Kind = "subscription") -> Expression:
+def parse(text: str, kind: ExpressionKind = "subscription") -> Expression:
     """Read a text.
 
     Raises:
@@ -120,15 +120,15 @@ def parse(text: str, kind: Kind = "subscription") -> Expression:
     """
     try:
         tree = parse_tree(text, division=kind == "filter")
-    except Refusal as refusal:
-        raise refused(kind, text, refusal) from refusal.__cause__
+    except SyntaxProblem as refusal:
+        raise to_error(kind, text, refusal) from refusal.__cause__
     return Expression(kind=kind, tree=tree, source=text)
 
 
-def refused(kind: Kind, text: str, refusal: Refusal) -> ExpressionError:
+def to_error(kind: ExpressionKind, text: str, refusal: SyntaxProblem) -> ExpressionError:
     """Return the error of a text."""
     return _ERRORS[kind](
-        position=position_in(text, refusal.offset),
+        position=locate(text, refusal.offset),
         found=refusal.found,
         expected=refusal.expected,
         hint=refusal.hint,

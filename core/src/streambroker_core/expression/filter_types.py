@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from streambroker_core.errors import FilterTypeError, position_in
+from streambroker_core.errors import FilterTypeError, locate
 from streambroker_core.expression import tree
 from streambroker_core.expression.expression import Expression
-from streambroker_core.expression.syntax_error import Refusal, did_you_mean
+from streambroker_core.expression.syntax_error import SyntaxProblem, suggest_word
 from streambroker_core.model.properties import INT64_MAX, INT64_MIN
 from streambroker_core.model.schema import Schema
 
@@ -83,9 +83,9 @@ def check_filter(expression: Expression, schema: Schema) -> None:
         return
     try:
         _Checker(schema).predicate(expression.tree)
-    except Refusal as refusal:
+    except SyntaxProblem as refusal:
         raise FilterTypeError(
-            position=position_in(expression.source, refusal.offset),
+            position=locate(expression.source, refusal.offset),
             found=refusal.found,
             expected=refusal.expected,
             hint=refusal.hint,
@@ -109,7 +109,7 @@ class _Checker:
                 self._membership(node)
             case tree.Has():
                 self._column(node.name, node.at)
-            case tree.Match():
+            case tree.StringTest():
                 self._string(node.function, self._operand(node.subject), node.subject.at)
             case tree.Topic():
                 self._topic(node)
@@ -120,31 +120,31 @@ class _Checker:
         name = tree.TOPIC_PROPERTY
         if name not in self._columns:
             hint = f"in a filter `topic(…)` asks the column `{name}`"
-            raise Refusal(node.at, f"no column `{name}`", "a column of the schema", hint)
+            raise SyntaxProblem(node.at, f"no column `{name}`", "a column of the schema", hint)
         self._string("topic", self._scalar(name, node.at), node.at)
 
     def _boolean(self, node: tree.Operand) -> None:
         found = self._operand(node)
         if found.kind != "boolean":
-            raise Refusal(
+            raise SyntaxProblem(
                 node.at,
-                _described(node, found),
+                _describe(node, found),
                 "a predicate",
                 "compare it with something, for instance with `==`",
             )
 
     @staticmethod
-    def _string(function: str, found: ColumnType, at: int) -> None:
-        if found.kind != "string":
-            raise Refusal(
-                at, f"type {found.name}", "a string column", f"`{function}` reads strings"
+    def _string(function: str, actual: ColumnType, at: int) -> None:
+        if actual.kind != "string":
+            raise SyntaxProblem(
+                at, f"type {actual.name}", "a string column", f"`{function}` reads strings"
             )
 
     def _comparison(self, node: tree.Comparison) -> None:
         left, right = self._operand(node.left), self._operand(node.right)
         _check_pair(node.left, left, node.right, right)
         if left.kind == "boolean" and node.op not in ("==", "!="):
-            raise Refusal(node.at, f"`{node.op}`", "`==` or `!=`", "booleans have no order")
+            raise SyntaxProblem(node.at, f"`{node.op}`", "`==` or `!=`", "booleans have no order")
 
     def _membership(self, node: tree.Membership) -> None:
         item = self._operand(node.item)
@@ -155,16 +155,16 @@ class _Checker:
             return
         found = self._column(container.name, container.at)
         if found.element is None:
-            raise Refusal(
+            raise SyntaxProblem(
                 container.at,
-                _described(container, found),
+                _describe(container, found),
                 "a list",
                 f"write `==` to compare with `{container.name}` itself",
             )
         if found.element.kind in ("list", "other"):
-            raise Refusal(
+            raise SyntaxProblem(
                 container.at,
-                _described(container, found),
+                _describe(container, found),
                 "a list of numbers, strings or booleans",
             )
         _check_pair(node.item, item, container, found.element)
@@ -172,25 +172,25 @@ class _Checker:
     def _column(self, name: str, at: int) -> ColumnType:
         if name not in self._columns:
             known = ", ".join(f"`{column}`" for column in list(self._columns)[:8])
-            raise Refusal(
+            raise SyntaxProblem(
                 at,
                 f"unknown column `{name}`",
                 "a column of the schema",
-                did_you_mean(name, self._columns) or (f"there are {known}" if known else None),
+                suggest_word(name, self._columns) or (f"there are {known}" if known else None),
             )
         return column_type(self._columns[name])
 
     def _scalar(self, name: str, at: int) -> ColumnType:
         found = self._column(name, at)
         if found.kind == "list":
-            raise Refusal(
+            raise SyntaxProblem(
                 at,
                 f"the list `{name}`",
                 "one value",
                 f"write `{name}[0]` for an element or `value in {name}`",
             )
         if found.kind == "other":
-            raise Refusal(
+            raise SyntaxProblem(
                 at,
                 f"`{name}` of type {found.name}",
                 "a number, a string or a boolean",
@@ -201,18 +201,18 @@ class _Checker:
     def _element(self, node: tree.Subscript) -> ColumnType:
         found = self._column(node.name, node.at)
         if found.element is None:
-            raise Refusal(
+            raise SyntaxProblem(
                 node.at,
                 f"a subscript on `{node.name}` of type {found.name}",
                 "a list",
                 f"write `{node.name}` alone" if found.kind != "other" else None,
             )
         if node.index < 0:
-            raise Refusal(
+            raise SyntaxProblem(
                 node.at, f"subscript {node.index}", "0 or more", "elements are counted from 0"
             )
         if found.element.kind in ("list", "other"):
-            raise Refusal(
+            raise SyntaxProblem(
                 node.at,
                 f"an element of type {found.element.name}",
                 "a number, a string or a boolean",
@@ -251,7 +251,9 @@ class _Checker:
         if found.kind == "float" and not integer:
             return _DOUBLE
         expected = "an integer" if integer else "a number"
-        raise Refusal(node.at, _described(node, found), expected, f"`{op}` is for {expected[3:]}s")
+        raise SyntaxProblem(
+            node.at, _describe(node, found), expected, f"`{op}` is for {expected[3:]}s"
+        )
 
 
 def _check_pair(
@@ -262,9 +264,9 @@ def _check_pair(
         wrong, found, wanted = right, right_type, left_type
         if isinstance(left, tree.LITERALS):
             wrong, found, wanted = left, left_type, right_type
-        raise Refusal(
+        raise SyntaxProblem(
             wrong.at,
-            _described(wrong, found),
+            _describe(wrong, found),
             _EXPECTED[wanted.kind],
             "values of different types are never compared",
         )
@@ -272,33 +274,35 @@ def _check_pair(
     _check_literal(right, left, left_type)
 
 
-def _check_literal(literal: tree.Node, other: tree.Node, wanted: ColumnType) -> None:
-    if wanted.kind != "integer" or isinstance(other, tree.LITERALS):
+def _check_literal(literal: tree.Node, other: tree.Node, expected: ColumnType) -> None:
+    if expected.kind != "integer" or isinstance(other, tree.LITERALS):
         return
     if isinstance(literal, tree.Float) and not literal.value.is_integer():
-        raise Refusal(
+        raise SyntaxProblem(
             literal.at,
             f"{literal.value}",
             "an integer",
-            f"the other side is {wanted.name}; compare with a whole number",
+            f"the other side is {expected.name}; compare with a whole number",
         )
     if isinstance(literal, tree.Integer | tree.Float):
         value = int(literal.value)
-        if not wanted.low <= value <= wanted.high:
-            raise Refusal(
-                literal.at, f"{value}", f"a value of {wanted.name}, {wanted.low} to {wanted.high}"
+        if not expected.low <= value <= expected.high:
+            raise SyntaxProblem(
+                literal.at,
+                f"{value}",
+                f"a value of {expected.name}, {expected.low} to {expected.high}",
             )
 
 
-def _described(node: tree.Node, found: ColumnType) -> str:
+def _describe(node: tree.Node, actual: ColumnType) -> str:
     match node:
         case tree.Name():
-            return f"`{node.name}` of type {found.name}"
+            return f"`{node.name}` of type {actual.name}"
         case tree.Subscript():
-            return f"`{node.name}[{node.index}]` of type {found.name}"
+            return f"`{node.name}[{node.index}]` of type {actual.name}"
         case tree.Integer() | tree.Float():
             return f"the number {node.value}"
         case tree.Text() | tree.Boolean():
-            return f"a literal of type {found.name}"
+            return f"a literal of type {actual.name}"
         case _:
-            return f"a value of type {found.name}"
+            return f"a value of type {actual.name}"

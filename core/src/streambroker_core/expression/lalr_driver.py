@@ -15,7 +15,7 @@ from lark import Lark
 from lark.parse_tree_builder import ExpandSingleChild
 from lark.parsers.lalr_analysis import Shift
 
-from streambroker_core.expression.syntax_error import Refusal
+from streambroker_core.expression.syntax_error import SyntaxProblem
 from streambroker_core.expression.tokens import END, Token
 
 _Build: TypeAlias = Callable[[list[Any]], Any]
@@ -25,8 +25,8 @@ _Reduction: TypeAlias = "tuple[int, _Build | None, str]"
 _Program: TypeAlias = "list[tuple[int, _Build | None]]"
 """How many values each step takes and what makes one of them; None takes the next token."""
 
-_MOST_PROGRAMS = 4096
-_TAKE: tuple[int, None] = (0, None)
+_MAX_PROGRAMS = 4096
+_SHIFT: tuple[int, None] = (0, None)
 
 
 class UnexpectedTokenError(Exception):
@@ -37,7 +37,7 @@ class UnexpectedTokenError(Exception):
         self.token = token
 
 
-class Driver:
+class LalrDriver:
     """The parser of one grammar, fed with tokens.
 
     Args:
@@ -68,11 +68,11 @@ class Driver:
             Refusal: the tokens' own, if nothing was wrong before it.
         """
         words: list[Token] = []
-        late: Refusal | None = None
+        late: SyntaxProblem | None = None
         try:
             for token in tokens:
                 words.append(token)  # noqa: PERF402  # what came before a refusal counts
-        except Refusal as refusal:
+        except SyntaxProblem as refusal:
             late = refusal
         form = tuple([word.type for word in words])
         program = self._programs.get(form)
@@ -80,12 +80,14 @@ class Driver:
             return _replay(program, words)
         program = []
         value = self._walk(words, late, program)
-        if len(self._programs) >= _MOST_PROGRAMS:
+        if len(self._programs) >= _MAX_PROGRAMS:
             self._programs.clear()
         self._programs[form] = program
         return value
 
-    def _walk(self, words: list[Token], late: Refusal | None, program: _Program) -> Any:
+    def _walk(
+        self, words: list[Token], pending_error: SyntaxProblem | None, program: _Program
+    ) -> Any:
         """Return what is made of the tokens, and note each step."""
         states, values = [self._start], []
         for token in words:
@@ -97,7 +99,7 @@ class Driver:
                 if isinstance(step, int):
                     states.append(step)
                     values.append(token)
-                    program.append(_TAKE)
+                    program.append(_SHIFT)
                     break
                 size, build, rule = step
                 if build is None:
@@ -110,7 +112,7 @@ class Driver:
                 states.append(self._next[states[-1]][rule])
                 if states[-1] == self._end:
                     return value
-        raise late or ValueError(f"the last token has to be {END}")
+        raise pending_error or ValueError(f"the last token has to be {END}")
 
 
 def _replay(program: _Program, words: list[Token]) -> Any:

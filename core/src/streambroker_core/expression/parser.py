@@ -11,9 +11,9 @@ from lark import Token as LarkToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from streambroker_core.expression.grammar import GRAMMAR
-from streambroker_core.expression.lalr_driver import Driver, UnexpectedTokenError
-from streambroker_core.expression.syntax_error import Refusal
-from streambroker_core.expression.tokens import END, Token, tokens, unknown_function
+from streambroker_core.expression.lalr_driver import LalrDriver, UnexpectedTokenError
+from streambroker_core.expression.syntax_error import SyntaxProblem
+from streambroker_core.expression.tokens import END, Token, suggest_function, tokens
 from streambroker_core.expression.tree import Predicate
 from streambroker_core.expression.tree_builder import BUILDER
 
@@ -23,7 +23,7 @@ MAX_BYTES = 2048
 # lexer named here is never called, the parser is fed token by token. Lark itself
 # is asked only what could have stood where something else does.
 _PARSER = Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=BUILDER, keep_all_tokens=True)
-_DRIVER = Driver(_PARSER)
+_DRIVER = LalrDriver(_PARSER)
 
 _BLANKS = " \t\r\n\f\v"
 
@@ -61,16 +61,16 @@ def parse_tree(text: str, *, division: bool) -> Predicate | None:
     if not text.strip(_BLANKS):
         return None
     try:
-        words = tokens(text) if division else _undivided(text)
+        words = tokens(text) if division else _reject_division(text)
         return _DRIVER.run(words)  # type: ignore[no-any-return]  # the tree
     except UnexpectedTokenError as error:
         raise _unexpected(text, error.token) from None
 
 
-def _undivided(text: str) -> Iterator[Token]:
+def _reject_division(text: str) -> Iterator[Token]:
     for token in tokens(text):
         if token.type == "DIVIDE":
-            raise Refusal(
+            raise SyntaxProblem(
                 token.start_pos,
                 "`/`",
                 "an operator of subscriptions",
@@ -83,16 +83,16 @@ def _check_size(text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise Refusal(error.start, "half of a surrogate pair", "Unicode text") from error
+        raise SyntaxProblem(error.start, "half of a surrogate pair", "Unicode text") from error
     if size > MAX_BYTES:
-        raise Refusal(
+        raise SyntaxProblem(
             len(text.encode()[:MAX_BYTES].decode(errors="ignore")),
             f"{size} bytes",
             f"at most {MAX_BYTES}",
         )
 
 
-def _unexpected(text: str, token: Token) -> Refusal:
+def _unexpected(text: str, token: Token) -> SyntaxProblem:
     parser = _PARSER.parse_interactive()
     for before in tokens(text):  # again, as the parser has already moved on over the fault
         if before.start_pos == token.start_pos:
@@ -102,10 +102,10 @@ def _unexpected(text: str, token: Token) -> Refusal:
     expected = _expected(accepted)
     if token.type == END:
         end = len(text.rstrip(_BLANKS))
-        return Refusal(end, "the end of the text", expected)
+        return SyntaxProblem(end, "the end of the text", expected)
     start = token.start_pos
     shown = "a string" if token.type == "STRING" else f"`{_source(text, token)}`"
-    return Refusal(start, shown, expected, _hint(text, token, accepted, parser))
+    return SyntaxProblem(start, shown, expected, _hint(text, token, accepted, parser))
 
 
 def _source(text: str, token: Token) -> str:
@@ -143,7 +143,7 @@ def _hint(text: str, token: Token, accepted: set[str], parser: InteractiveParser
         return _FOREIGN.get(str(token.value).lower())
     if token.type == "LPAR":
         name = re.search(r"([A-Za-z_][A-Za-z0-9_]*)\s*\Z", text[: token.start_pos])
-        return unknown_function(name[1]) if name else None
+        return suggest_function(name[1]) if name else None
     if token.type == "IN" and "NAME" in accepted:
         return "`in` is a word of the language and cannot be a name"
     if token.type in ("COMPARE", "IN"):

@@ -82,7 +82,7 @@ class _Printer:
                 return f"[{self._comma.join(self._literal(item) for item in node.items)}]"
             case tree.Has():
                 return f"has({node.name})"
-            case tree.Match():
+            case tree.StringTest():
                 subject = self._value(node.subject)
                 return f"{node.function}({subject}{self._comma}{self._quote(node.text)})"
             case tree.Topic():

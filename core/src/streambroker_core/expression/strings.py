@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from streambroker_core.expression.syntax_error import Refusal
+from streambroker_core.expression.syntax_error import SyntaxProblem
 
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _CONTROLS = {
@@ -33,7 +33,7 @@ _PRINT_SHORT = str.maketrans({"\\": "\\\\", '"': '\\"'})
 
 
 @lru_cache(maxsize=4096)
-def _same(text: str) -> str:
+def _intern(text: str) -> str:
     """Return a literal that many expressions have, as one object."""
     return text
 
@@ -46,13 +46,13 @@ def unquote(quoted: str, offset: int) -> str:
     """
     body = quoted[1:-1]
     if "\\" not in body:
-        return _same(body)
-    text = _ESCAPE.sub(lambda found: _resolve(found, offset), body)
+        return _intern(body)
+    text = _ESCAPE.sub(lambda found: _resolve_escape(found, offset), body)
     if any("\ud800" <= char <= "\udfff" for char in text):
         try:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError as error:
-            raise Refusal(
+            raise SyntaxProblem(
                 offset,
                 "half of a surrogate pair",
                 "a whole character",
@@ -61,13 +61,13 @@ def unquote(quoted: str, offset: int) -> str:
     return text
 
 
-def _resolve(found: re.Match[str], offset: int) -> str:
-    escape = found[1]
+def _resolve_escape(escape_match: re.Match[str], offset: int) -> str:
+    escape = escape_match[1]
     if len(escape) == 5:
         return chr(int(escape[1:], 16))
     if escape == "u":
-        raise Refusal(
-            offset + 1 + found.start(),
+        raise SyntaxProblem(
+            offset + 1 + escape_match.start(),
             "`\\u`",
             "four hexadecimal digits after it",
             "write `\\\\u` for a backslash and a `u`",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class Refusal(Exception):  # noqa: N818 - becomes an ExpressionError at the door of this package
+class SyntaxProblem(Exception):  # noqa: N818 - becomes an ExpressionError at the door of this package
     """A fault at one offset of the text."""
 
     def __init__(self, offset: int, found: str, expected: str, hint: str | None = None) -> None:
@@ -17,7 +17,7 @@ class Refusal(Exception):  # noqa: N818 - becomes an ExpressionError at the door
         self.hint = hint
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+def suggest_word(word: str, candidates: Iterable[str]) -> str | None:
     """Return a hint that names the known word closest to a wrong one, if one is close."""
-    close = get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    close = get_close_matches(word, sorted(candidates), n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streambroker_core.expression.strings import unquote
-from streambroker_core.expression.syntax_error import Refusal, did_you_mean
+from streambroker_core.expression.syntax_error import SyntaxProblem, suggest_word
 from streambroker_core.model.properties import INT64_MAX
 
 MAX_NESTING = 64
@@ -77,7 +77,7 @@ def tokens(text: str) -> Iterator[Token]:
     while True:
         found = _SCAN.match(text, offset)
         if found is None:
-            raise _no_token(text, offset)
+            raise _unknown_token_problem(text, offset)
         group = found.lastgroup
         if group == "end":
             yield Token(END, "", len(text))
@@ -99,15 +99,15 @@ def tokens(text: str) -> Iterator[Token]:
             op = found["op"]
             nesting += (op in "([") - (op in ")]")
             if nesting > MAX_NESTING:
-                raise too_deep(start)
+                raise nesting_problem(start)
             token = Token(_OPERATORS[op], op, start)
         yield token
         before, before_that = token.type, before
 
 
-def too_deep(offset: int) -> Refusal:
+def nesting_problem(offset: int) -> SyntaxProblem:
     """Return the refusal of an expression that is nested too deeply."""
-    return Refusal(
+    return SyntaxProblem(
         offset,
         f"more than {MAX_NESTING} levels of nesting",
         f"at most {MAX_NESTING}",
@@ -129,13 +129,13 @@ def _number(digits: str, text: str, start: int, end: int, *, negative: bool) -> 
     if whole and follows == "l" and not _is_word(text[end + 1 : end + 2]):
         end += 1
     elif _is_word(follows) and not text.startswith("in", end):
-        raise _glued(digits, text, start, end)
+        raise _glued_problem(digits, text, start, end)
     elif follows == ".":
-        raise Refusal(end, "`.`", "an operator", "a number has one decimal point")
+        raise SyntaxProblem(end, "`.`", "an operator", "a number has one decimal point")
     if not whole:
         value = float(digits)
         if value in (float("inf"), float("-inf")):
-            raise Refusal(start, f"`{digits}`", "a number within the range of float64")
+            raise SyntaxProblem(start, f"`{digits}`", "a number within the range of float64")
         return Token("FLOAT", value, start), end
     return Token("INTEGER", _integer(digits, start, negative=negative), start), end
 
@@ -144,7 +144,7 @@ def _integer(digits: str, start: int, *, negative: bool) -> int:
     significant = digits.lstrip("0") or "0"
     value = int(significant) if len(significant) <= 19 else INT64_MAX + 2
     if value > INT64_MAX + negative:
-        raise Refusal(
+        raise SyntaxProblem(
             start,
             f"`{digits}`",
             "an integer within the range of int64",
@@ -157,31 +157,31 @@ def _is_word(char: str) -> bool:
     return char == "_" or (char.isascii() and char.isalnum())
 
 
-def _glued(digits: str, text: str, start: int, end: int) -> Refusal:
+def _glued_problem(digits: str, text: str, start: int, end: int) -> SyntaxProblem:
     if text[end] == "L" and not _is_word(text[end + 1 : end + 2]):
         hint: str | None = f"write `{digits}` or `{digits}l`"
     elif digits == "0" and text[end] in "xX":
         hint = "numbers are decimal"
     else:
         hint = "a name does not begin with a digit"
-    return Refusal(start, f"`{text[start : end + 1]}`", "a number or a name", hint)
+    return SyntaxProblem(start, f"`{text[start : end + 1]}`", "a number or a name", hint)
 
 
-def _no_token(text: str, offset: int) -> Refusal:
+def _unknown_token_problem(text: str, offset: int) -> SyntaxProblem:
     while text[offset : offset + 1] in (" ", "\t", "\r", "\n", "\f", "\v"):
         offset += 1
     char = text[offset]
     if char == '"':
-        return Refusal(offset, "a string without an end", 'a closing `"`')
+        return SyntaxProblem(offset, "a string without an end", 'a closing `"`')
     hint = _WRONG.get(char)
     if hint is None and ord(char) > 127:
         hint = "names are made of ASCII letters, digits and `_`; other text goes in double quotes"
     shown = f"`{char}`" if char.isprintable() else f"character U+{ord(char):04X}"
-    return Refusal(offset, shown, "a name, a value or an operator", hint)
+    return SyntaxProblem(offset, shown, "a name, a value or an operator", hint)
 
 
-def unknown_function(name: str) -> str:
+def suggest_function(name: str) -> str:
     """Return the hint for a name that is called like a function."""
-    guess = did_you_mean(name, FUNCTIONS)
+    guess = suggest_word(name, FUNCTIONS)
     known = ", ".join(f"`{function}`" for function in FUNCTIONS)
     return guess or f"the functions are {known}"

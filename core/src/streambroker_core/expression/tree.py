@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 ComparisonOp: TypeAlias = Literal["==", "!=", "<", "<=", ">", ">="]
 ArithmeticOp: TypeAlias = Literal["+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>"]
-MatchFunction: TypeAlias = Literal["startsWith", "endsWith", "contains"]
+StringFunction: TypeAlias = Literal["startsWith", "endsWith", "contains"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,10 @@ class Has:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class StringTest:
     """``startsWith``, ``endsWith`` or ``contains`` of a string."""
 
-    function: MatchFunction
+    function: StringFunction
     subject: Name | Subscript
     text: str
     at: int = field(default=0, compare=False, repr=False)
@@ -172,12 +172,12 @@ LiteralNode: TypeAlias = "Integer | Float | Text | Boolean"
 Operand: TypeAlias = (
     "Integer | Float | Text | Boolean | Name | Subscript | Negate | Invert | Arithmetic"
 )
-Atom: TypeAlias = "Boolean | Name | Subscript | Comparison | Membership | Has | Match | Topic"
+Atom: TypeAlias = "Boolean | Name | Subscript | Comparison | Membership | Has | StringTest | Topic"
 Predicate: TypeAlias = "Atom | Not | And | Or"
 Node: TypeAlias = "Predicate | Operand | ListLiteral"
 
 LITERALS = (Integer, Float, Text, Boolean)
-ATOMS = (Boolean, Name, Subscript, Comparison, Membership, Has, Match, Topic)
+ATOMS = (Boolean, Name, Subscript, Comparison, Membership, Has, StringTest, Topic)
 PREDICATES = (*ATOMS, Not, And, Or)
 OPERANDS = (*LITERALS, Name, Subscript, Negate, Invert, Arithmetic)
 
@@ -195,7 +195,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return (node.left, node.right)
         case Membership():
             return (node.item, node.container)
-        case Match():
+        case StringTest():
             return (node.subject,)
         case _:
             return ()
@@ -225,7 +225,7 @@ def atoms(node: Predicate) -> Iterator[Atom]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OperandTest:
     """What is asked of an operand: how it has to compare with a literal."""
 
     subject: Operand
@@ -244,12 +244,12 @@ _OPPOSITE: dict[ComparisonOp, ComparisonOp] = {
 _MIRRORED: dict[ComparisonOp, ComparisonOp] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def asked(comparison: Comparison, *, wanted: bool) -> Asked | None:
+def operand_test_for(comparison: Comparison, *, desired: bool) -> OperandTest | None:
     """Return what a comparison with a literal on either side asks to be true, or to be false.
 
     Args:
         comparison: the predicate.
-        wanted: the value that it is to have.
+        desired: the value that it is to have.
 
     Returns:
         None where both sides are literals, or neither is.
@@ -259,7 +259,7 @@ def asked(comparison: Comparison, *, wanted: bool) -> Asked | None:
         left, right, op = right, left, _MIRRORED.get(op, op)
     if isinstance(left, LITERALS) or not isinstance(right, LITERALS):
         return None
-    return Asked(subject=left, op=op if wanted else _OPPOSITE[op], value=right.value)
+    return OperandTest(subject=left, op=op if desired else _OPPOSITE[op], value=right.value)
 
 
 def names(node: Node) -> frozenset[str]:

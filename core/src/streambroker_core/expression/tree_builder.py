@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.syntax_error import Refusal
-from streambroker_core.expression.tokens import MAX_NESTING, Token, too_deep
+from streambroker_core.expression.syntax_error import SyntaxProblem
+from streambroker_core.expression.tokens import MAX_NESTING, Token, nesting_problem
 from streambroker_core.model.properties import INT64_MIN
-from streambroker_core.model.topics import valid_pattern
+from streambroker_core.model.topics import is_valid_pattern
 
 NodeT = TypeVar("NodeT", tree.And, tree.Or)
 
@@ -43,30 +43,30 @@ class _Builder:
         return _predicate(parts[0])
 
     def disjunction(self, parts: list[Any]) -> Part:
-        return _joined(tree.Or, parts)
+        return _join(tree.Or, parts)
 
     def conjunction(self, parts: list[Any]) -> Part:
-        return _joined(tree.And, parts)
+        return _join(tree.And, parts)
 
     def negation(self, parts: list[Any]) -> Part:
         mark, part = parts
-        return _above(tree.Not(_predicate(part), mark.start_pos), [part], mark.start_pos)
+        return _make_part(tree.Not(_predicate(part), mark.start_pos), [part], mark.start_pos)
 
     def comparison(self, parts: list[Any]) -> Part:
         left, op, right = parts
         node = tree.Comparison(op.value, _operand(left), _operand(right), op.start_pos)
-        return _above(node, [left, right], left.start)
+        return _make_part(node, [left, right], left.start)
 
     def membership(self, parts: list[Any]) -> Part:
         item, word, container = parts
         if not isinstance(container.node, tree.Name | tree.ListLiteral):
-            raise Refusal(
+            raise SyntaxProblem(
                 container.start,
                 describe(container.node),
                 "the name of a list, or a list of literals in brackets",
             )
         node = tree.Membership(_operand(item), container.node, word.start_pos)
-        return _above(node, [item, container], item.start)
+        return _make_part(node, [item, container], item.start)
 
     def brackets(self, parts: list[Any]) -> Part:
         bracket, *rest = parts
@@ -74,7 +74,7 @@ class _Builder:
         kind = _kind(elements[0].node)
         for element in elements:
             if _kind(element.node) != kind:
-                raise Refusal(
+                raise SyntaxProblem(
                     element.start, f"{_kind(element.node)}", kind, "a list has elements of one kind"
                 )
         items = tuple(element.node for element in elements)
@@ -84,10 +84,12 @@ class _Builder:
         left, op, right = parts
         operands = _number(left), _number(right)
         if op.value in ("/", "%") and _is_zero(right.node):
-            raise Refusal(
+            raise SyntaxProblem(
                 right.start, "0", "a divisor other than 0", f"`{op.value} 0` has no value"
             )
-        return _above(tree.Arithmetic(op.value, *operands, op.start_pos), [left, right], left.start)
+        return _make_part(
+            tree.Arithmetic(op.value, *operands, op.start_pos), [left, right], left.start
+        )
 
     def minus(self, parts: list[Any]) -> Part:
         mark, part = parts
@@ -98,17 +100,17 @@ class _Builder:
             case tree.Float(value=real):
                 return Part(tree.Float(-real, mark.start_pos), 0, mark.start_pos)
             case _:
-                return _above(tree.Negate(node, mark.start_pos), [part], mark.start_pos)
+                return _make_part(tree.Negate(node, mark.start_pos), [part], mark.start_pos)
 
     def plus(self, parts: list[Any]) -> Part:
         mark, part = parts
         if not isinstance(part.node, tree.Integer | tree.Float):
-            raise Refusal(mark.start_pos, "`+`", "a value", "a plus sign belongs to a number")
+            raise SyntaxProblem(mark.start_pos, "`+`", "a value", "a plus sign belongs to a number")
         return Part(part.node, part.depth, mark.start_pos)
 
     def invert(self, parts: list[Any]) -> Part:
         mark, part = parts
-        return _above(tree.Invert(_number(part), mark.start_pos), [part], mark.start_pos)
+        return _make_part(tree.Invert(_number(part), mark.start_pos), [part], mark.start_pos)
 
     def integer(self, parts: list[Token]) -> Part:
         return _leaf(tree.Integer, parts[0])
@@ -157,17 +159,17 @@ def _leaf(kind: Callable[[Any, int], Any], token: Token) -> Part:
     return Part(kind(token.value, start), 0, start)
 
 
-def _above(node: Any, below: Iterable[Part], start: int) -> Part:
+def _make_part(node: Any, below: Iterable[Part], start: int) -> Part:
     depth = 1
     for part in below:
         if part.depth >= depth:
             depth = part.depth + 1
     if depth > MAX_NESTING:
-        raise too_deep(start)
+        raise nesting_problem(start)
     return Part(node, depth, start)
 
 
-def _joined(kind: type[NodeT], parts: list[Any]) -> Part:
+def _join(kind: type[NodeT], parts: list[Any]) -> Part:
     """Join with ``&&`` or ``||``; a group of the same operator joins in, whatever the side."""
     items: list[tree.Predicate] = []
     deepest = 0
@@ -181,12 +183,12 @@ def _joined(kind: type[NodeT], parts: list[Any]) -> Part:
             items.append(node)
             deepest = max(deepest, part.depth)
     start = operands[0].start
-    return _above(kind(tuple(items), parts[1].start_pos), [Part(None, deepest, start)], start)
+    return _make_part(kind(tuple(items), parts[1].start_pos), [Part(None, deepest, start)], start)
 
 
 def _predicate(part: Part) -> tree.Predicate:
     if not isinstance(part.node, tree.PREDICATES):
-        raise Refusal(
+        raise SyntaxProblem(
             part.start,
             describe(part.node),
             A_PREDICATE,
@@ -198,7 +200,7 @@ def _predicate(part: Part) -> tree.Predicate:
 def _operand(part: Part) -> tree.Operand:
     if not isinstance(part.node, tree.OPERANDS):
         chained = isinstance(part.node, tree.Comparison | tree.Membership)
-        raise Refusal(
+        raise SyntaxProblem(
             part.start,
             describe(part.node),
             A_VALUE,
@@ -212,7 +214,7 @@ def _operand(part: Part) -> tree.Operand:
 def _number(part: Part) -> tree.Operand:
     node = _operand(part)
     if not isinstance(node, NUMERIC):
-        raise Refusal(part.start, describe(node), "a number")
+        raise SyntaxProblem(part.start, describe(node), "a number")
     return node
 
 
@@ -237,7 +239,7 @@ def describe(node: tree.Node) -> str:
             return f"`{node.name}[{node.index}]`"
         case tree.Comparison() | tree.Membership():
             return "a comparison"
-        case tree.Has() | tree.Match() | tree.Topic():
+        case tree.Has() | tree.StringTest() | tree.Topic():
             return "a function that is true or false"
         case tree.ListLiteral():
             return "a list"
@@ -250,35 +252,35 @@ def describe(node: tree.Node) -> str:
 def _expect_arguments(function: Token, arguments: list[Part], form: str, count: int) -> None:
     if len(arguments) != count:
         found = f"{len(arguments)} argument{'' if len(arguments) == 1 else 's'}"
-        raise Refusal(function.start_pos, found, f"`{form}`")
+        raise SyntaxProblem(function.start_pos, found, f"`{form}`")
 
 
 def _has(function: Token, arguments: list[Part]) -> tree.Has:
     _expect_arguments(function, arguments, "has(name)", 1)
     (part,) = arguments
     if not isinstance(part.node, tree.Name):
-        raise Refusal(part.start, describe(part.node), "a name", "write `has(name)`")
+        raise SyntaxProblem(part.start, describe(part.node), "a name", "write `has(name)`")
     return tree.Has(part.node.name, function.start_pos)
 
 
-def _match(function: Token, arguments: list[Part]) -> tree.Match:
+def _match(function: Token, arguments: list[Part]) -> tree.StringTest:
     form = f'{function.value}(name, "text")'
     _expect_arguments(function, arguments, form, 2)
     subject, text = arguments
     if not isinstance(subject.node, tree.Name | tree.Subscript):
-        raise Refusal(subject.start, describe(subject.node), "a name", f"write `{form}`")
+        raise SyntaxProblem(subject.start, describe(subject.node), "a name", f"write `{form}`")
     if not isinstance(text.node, tree.Text):
-        raise Refusal(text.start, describe(text.node), "a string", f"write `{form}`")
-    return tree.Match(function.value, subject.node, text.node.value, function.start_pos)
+        raise SyntaxProblem(text.start, describe(text.node), "a string", f"write `{form}`")
+    return tree.StringTest(function.value, subject.node, text.node.value, function.start_pos)
 
 
 def _topic(function: Token, arguments: list[Part]) -> tree.Topic:
     _expect_arguments(function, arguments, 'topic("a/+/b")', 1)
     (part,) = arguments
     if not isinstance(part.node, tree.Text):
-        raise Refusal(part.start, describe(part.node), "a topic pattern as a string")
-    if not valid_pattern(part.node.value):
-        raise Refusal(
+        raise SyntaxProblem(part.start, describe(part.node), "a topic pattern as a string")
+    if not is_valid_pattern(part.node.value):
+        raise SyntaxProblem(
             part.start,
             "an invalid topic pattern",
             "a topic pattern",

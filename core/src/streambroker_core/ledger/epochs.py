@@ -59,41 +59,41 @@ def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator
         yield at, next_
 
 
-class Sums:
+class RowSums:
     """Rows of all epochs below each of many numbers that no epoch stands for any more."""
 
-    __slots__ = ("_known", "_numbers")
+    __slots__ = ("_numbers", "_sums")
 
     def __init__(self) -> None:
-        self._known: dict[int, int] = {}
+        self._sums: dict[int, int] = {}
         self._numbers: list[int] = []
 
     def __getitem__(self, number: int) -> int | None:
         """Return the sum below a number; of one that is not known, that of the next above."""
-        if number not in self._known:
+        if number not in self._sums:
             at = bisect_left(self._numbers, number)
             if at == len(self._numbers):
                 return None
             number = self._numbers[at]
-        return self._known[number]
+        return self._sums[number]
 
     def __setitem__(self, number: int, sum_: int) -> None:
-        if number not in self._known:
+        if number not in self._sums:
             insort(self._numbers, number)
-        self._known[number] = sum_
+        self._sums[number] = sum_
 
     def __contains__(self, number: int) -> bool:
-        return number in self._known
+        return number in self._sums
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def forget(self, count: int, needed: Callable[[int], bool]) -> None:
+    def forget(self, count: int, is_needed: Callable[[int], bool]) -> None:
         """Forget those of the lowest ``count`` numbers that are not needed."""
         lowest = self._numbers[:count]
-        kept = [n for n in lowest if needed(n)]
+        kept = [n for n in lowest if is_needed(n)]
         for number in set(lowest).difference(kept):
-            del self._known[number]
+            del self._sums[number]
         self._numbers[:count] = kept
 
 
@@ -106,11 +106,11 @@ class Stream:
         sealed: a successor was opened; no epoch is added any more.
         epochs: what is retained, by number, ascending; planned epochs may stand alone.
         rows: of all epochs that there ever were.
-        before: rows, bytes and memory of all earlier epochs, by the number of a retained epoch.
-            Bytes and memory are counted from where the stream was opened.
-        removed: rows below numbers of which there is no epoch any more.
-        whole: from here on every epoch is retained.
-        alone: retained epochs below ``whole``, ascending.
+        sums_before: rows, bytes and memory of all earlier epochs, by the number of a retained
+            epoch. Bytes and memory are counted from where the stream was opened.
+        removed_sums: rows below numbers of which there is no epoch any more.
+        complete_from: from here on every epoch is retained.
+        isolated: retained epochs below ``complete_from``, ascending.
         missing: epochs ``[first, next)`` that should be retained and are not in the log, ascending:
             its files were damaged. Once size or age takes an epoch behind them, they would be gone
             in any case, and count as removed.
@@ -123,19 +123,19 @@ class Stream:
     epochs: dict[int, Epoch] = field(default_factory=dict)
     rows: int = 0
     memory: int = 0
-    before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    removed: Sums = field(default_factory=Sums)
-    whole: int = 0
-    alone: list[int] = field(default_factory=list)
+    sums_before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    removed_sums: RowSums = field(default_factory=RowSums)
+    complete_from: int = 0
+    isolated: list[int] = field(default_factory=list)
     missing: list[tuple[int, int]] = field(default_factory=list)
     _bytes: int = 0
     _memory: int = 0
-    _kept: int = 0
+    _retained_sums: int = 0
 
     def add(self, epoch: Epoch) -> None:
         """Take in the epoch that ``next`` announced."""
         self.epochs[epoch.number] = epoch
-        self.before[epoch.number] = (self.rows, self._bytes, self._memory)
+        self.sums_before[epoch.number] = (self.rows, self._bytes, self._memory)
         self.bytes += epoch.bytes
         self._bytes += epoch.bytes
         self.memory += epoch.memory
@@ -146,92 +146,99 @@ class Stream:
     def skip_to(self, number: int, rows_before: int) -> None:
         """Go on at a later epoch: the ones between are gone, ``rows_before`` is the sum there."""
         if number > self.next:
-            self.alone.extend(range(self.whole, self.next))
-            self.whole = number
-            self.removed[self.next] = self.rows
+            self.isolated.extend(range(self.complete_from, self.next))
+            self.complete_from = number
+            self.removed_sums[self.next] = self.rows
         self.rows = rows_before
         self.next = number
 
-    def recall(self, number: int, rows_before: int) -> None:
+    def restore_sum(self, number: int, rows_before: int) -> None:
         """Learn a sum again that a restart made us forget; a known one stays."""
-        if number < self.next and not self.knows(number):
-            self.removed[number] = rows_before
+        if number < self.next and not self.has_sum(number):
+            self.removed_sums[number] = rows_before
 
-    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def set_expected(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Learn which epochs should be retained, in ascending ranges; those not there are missing.
 
         To be called once all that is there was added.
         """
         missing: list[tuple[int, int]] = []
         for first, next_ in ranges:
-            for low, high in holes(self.present(first, next_), first, next_):
+            for low, high in holes(self.retained_ranges(first, next_), first, next_):
                 joins = bool(missing) and missing[-1][1] == low
                 missing.append((missing.pop()[0] if joins else low, high))
         self.missing = missing
 
-    def missing_in(self, first: int, next_: int) -> tuple[int, int]:
+    def count_missing(self, first: int, next_: int) -> tuple[int, int]:
         """Return how many epochs of ``[first, next_)`` are missing, and their rows."""
         parts = [(max(low, first), min(high, next_)) for low, high in self.missing]
         parts = [(low, high) for low, high in parts if low < high]
         epochs = sum(high - low for low, high in parts)
         return epochs, sum(self.rows_between(low, high) for low, high in parts)
 
-    def first(self) -> int:
+    def first_available(self) -> int:
         """Return the first epoch that is retained or missing, ``next`` if there is none."""
         found = self.at_or_after(0)
         return min(found, self.missing[0][0]) if self.missing else found
 
-    def agreed(self) -> int:
+    def agreed_loss_end(self) -> int:
         """Return up to which epoch all that is gone was removed by agreement."""
-        return min(self.whole, self.missing[0][0]) if self.missing else self.whole
+        return min(self.complete_from, self.missing[0][0]) if self.missing else self.complete_from
 
     def remove(self, number: int) -> Epoch:
         """Take an epoch out; its sums stay."""
         epoch = self.epochs.pop(number)
         if self.missing:
             self.missing = [hole for hole in self.missing if hole[0] > number]
-        self.removed[number] = self.before.pop(number)[0]
+        self.removed_sums[number] = self.sums_before.pop(number)[0]
         self.bytes -= epoch.bytes
         self.memory -= epoch.memory
-        if number < self.whole:
-            del self.alone[bisect_left(self.alone, number)]
+        if number < self.complete_from:
+            del self.isolated[bisect_left(self.isolated, number)]
         else:
-            self.alone.extend(range(self.whole, number))
-            self.whole = number + 1
+            self.isolated.extend(range(self.complete_from, number))
+            self.complete_from = number + 1
         return epoch
 
-    def forget_sums(self, places: Callable[[str], Collection[int]]) -> None:
+    def forget_sums(self, needed_numbers: Callable[[str], Collection[int]]) -> None:
         """Forget the oldest sums of removed epochs, if there are many.
 
         Args:
-            places: returns the numbers of a stream whose sums are kept in any case, as are those
-                at the end of a retained epoch.
+            needed_numbers: returns the numbers of a stream whose sums are kept in any case, as are
+                those at the end of a retained epoch.
         """
-        if len(self.removed) > max(self._kept, TOMBSTONES) + SLACK:
-            needed = frozenset(places(self.id))
-            self.removed.forget(
-                len(self.removed) - TOMBSTONES, lambda n: n in needed or n - 1 in self.epochs
+        if len(self.removed_sums) > max(self._retained_sums, TOMBSTONES) + SLACK:
+            needed = frozenset(needed_numbers(self.id))
+            self.removed_sums.forget(
+                len(self.removed_sums) - TOMBSTONES, lambda n: n in needed or n - 1 in self.epochs
             )
-            self._kept = len(self.removed)
+            self._retained_sums = len(self.removed_sums)
 
     def at_or_after(self, number: int) -> int:
         """Return the first retained epoch not below ``number``, or ``next`` if there is none."""
-        if number >= self.whole:
+        if number >= self.complete_from:
             return number
-        at = bisect_left(self.alone, number)
-        return self.alone[at] if at < len(self.alone) else self.whole
+        at = bisect_left(self.isolated, number)
+        return self.isolated[at] if at < len(self.isolated) else self.complete_from
 
-    def present(self, first: int, next_: int) -> Iterator[tuple[int, int]]:
+    def retained_ranges(self, first: int, next_: int) -> Iterator[tuple[int, int]]:
         """Give the retained epochs of ``[first, next_)`` as ranges, ascending."""
-        for number in self.alone[bisect_left(self.alone, first) : bisect_left(self.alone, next_)]:
+        for number in self.isolated[
+            bisect_left(self.isolated, first) : bisect_left(self.isolated, next_)
+        ]:
             yield number, number + 1
-        low, high = max(first, self.whole), min(next_, self.next)
+        low, high = max(first, self.complete_from), min(next_, self.next)
         if low < high:
             yield low, high
 
-    def knows(self, number: int) -> bool:
+    def has_sum(self, number: int) -> bool:
         """Whether the sum of rows below a number is known exactly."""
-        return number <= 0 or number in self.before or number in self.removed or number == self.next
+        return (
+            number <= 0
+            or number in self.sums_before
+            or number in self.removed_sums
+            or number == self.next
+        )
 
     def rows_before(self, number: int) -> int:
         """Return the rows of all epochs below ``number``, removed ones included.
@@ -241,8 +248,8 @@ class Stream:
         if number <= 0:
             return 0
         found = self.at_or_after(number)
-        rows = self.before[found][0] if found < self.next else self.rows
-        removed = self.removed[number] if found > number else None
+        rows = self.sums_before[found][0] if found < self.next else self.rows
+        removed = self.removed_sums[number] if found > number else None
         return rows if removed is None else min(removed, rows)
 
     def rows_between(self, first: int, last: int) -> int:
@@ -252,9 +259,9 @@ class Stream:
     def bytes_from(self, number: int) -> int:
         """Return the bytes from the first epoch on that is retained and not below ``number``."""
         found = self.at_or_after(number)
-        return self._bytes - self.before[found][1] if found < self.next else 0
+        return self._bytes - self.sums_before[found][1] if found < self.next else 0
 
     def memory_from(self, number: int) -> int:
         """Return the memory that the same epochs take."""
         found = self.at_or_after(number)
-        return self._memory - self.before[found][2] if found < self.next else 0
+        return self._memory - self.sums_before[found][2] if found < self.next else 0

@@ -16,24 +16,24 @@ from collections.abc import Iterable, Mapping
 
 from streambroker_core.ledger.epochs import Epoch, Stream
 from streambroker_core.ledger.planner import (
-    READERS,
-    Answer,
-    Ask,
+    MAX_READERS,
     DataLossError,
-    Gone,
+    MissingRange,
     NotRoutedError,
     OvertakenError,
-    Planning,
+    Plan,
+    Planner,
+    PlanRequest,
     ReadersExceededError,
     RevokedError,
 )
-from streambroker_core.ledger.retention import Cursor, Holder, Lag, Limits, Reader
+from streambroker_core.ledger.retention import BlockingReader, Cursor, Lag, Reader, RetentionLimits
 
-CUT = 10_000
+MAX_CUT = 10_000
 """How many imports are remembered whose route was cut."""
 
 
-class Ledger(Planning):
+class Ledger(Planner):
     """The epochs of one export and the claims on them."""
 
     # -- streams -----------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Ledger(Planning):
         for reader in self.readers.values():
             reader.cursors.pop(stream, None)
             reader.resume.pop(stream, None)
-            reader.agreed.pop(stream, None)
+            reader.agreed_losses.pop(stream, None)
         self._forget_fronts()
 
     # -- routes and leases -------------------------------------------------------------------
@@ -73,19 +73,21 @@ class Ledger(Planning):
         routes = {i: policy for i, policy in routes.items() if self._revoked_by(i) is None}
         for reader in self.readers.values():
             if self._revoked_by(reader.import_) is not None:
-                self._take_away(reader)
+                self._revoke(reader)
             if reader.import_ in routes:
                 policy = routes[reader.import_]
                 if policy != reader.policy:
-                    if reader.drops:
-                        self._agree(reader)
-                    reader.policy, reader.turned = policy, False
+                    if reader.is_dropping:
+                        self._accept_losses(reader)
+                    reader.policy, reader.demoted = policy, False
                 if not reader.routed:
                     self._resume(reader)
             elif reader.import_ in self._routes:
                 reader.routed = False
         self.restore_cut(self._routes)
-        self._cut = {import_: None for import_ in self._cut if import_ not in routes}
+        self._cut_imports = {
+            import_: None for import_ in self._cut_imports if import_ not in routes
+        }
         self._routes = dict(routes)
         self._forget_fronts()
 
@@ -94,40 +96,40 @@ class Ledger(Planning):
         return import_ in self._routes
 
     @property
-    def cut(self) -> list[str]:
+    def cut_imports(self) -> list[str]:
         """The imports that had a route and have none, those that lost it last at the end."""
-        return list(self._cut)
+        return list(self._cut_imports)
 
     def restore_cut(self, imports: Iterable[str]) -> None:
         """Take imports for cut until a route table has them; of too many the first go."""
         for import_ in imports:
-            self._cut[import_] = None
-        while len(self._cut) > CUT:
-            del self._cut[next(iter(self._cut))]
+            self._cut_imports[import_] = None
+        while len(self._cut_imports) > MAX_CUT:
+            del self._cut_imports[next(iter(self._cut_imports))]
 
-    def _take_away(self, reader: Reader) -> None:
+    def _revoke(self, reader: Reader) -> None:
         reader.routed = False
         for cursor in reader.cursors.values():
-            cursor.planned, cursor.given = None, 0
+            cursor.planned, cursor.granted_until = None, 0
 
     def _resume(self, reader: Reader) -> None:
         reader.routed = True
-        self._agree(reader)
+        self._accept_losses(reader)
         for stream in self.streams.values():
             latest = reader.start == "latest"
-            reader.resume[stream.id] = stream.next if latest else stream.first()
+            reader.resume[stream.id] = stream.next if latest else stream.first_available()
 
-    def turn(self, now: float) -> list[Reader]:
+    def demote_slowest(self, now: float) -> list[Reader]:
         """Let the slowest drop what the log has no room for, one after the other, until it has.
 
         To be called where the export has waited for as long as its limits allow.
         """
         turned = []
-        while holders := self.blocked_by(now):
+        while holders := self.blocking_readers(now):
             for holder in holders:
                 if holder.bytes == holders[0].bytes:
                     reader = self.readers[holder.reader]
-                    reader.turned, reader.turns = True, reader.turns + 1
+                    reader.demoted, reader.demotions = True, reader.demotions + 1
                     turned.append(reader)
             self._forget_fronts()
         return turned
@@ -136,34 +138,34 @@ class Ledger(Planning):
         """A sign of life; unknown readers are passed over."""
         if reader in self.readers:
             known = self.readers[reader]
-            if not self._claims(known, self._looked_at):
+            if not self._has_claims(known, self._fronts_at):
                 self._forget_fronts()
-            known.until = max(known.until, until)
+            known.lease_expires = max(known.lease_expires, until)
 
-    def leave(self, reader: str, now: float) -> None:
+    def end_lease(self, reader: str, now: float) -> None:
         """The reader's process ended in order: its lease is over, its claims last for grace."""
         if reader in self.readers:
-            self.readers[reader].until = now
+            self.readers[reader].lease_expires = now
             self._forget_fronts()
 
 
 __all__ = [
-    "CUT",
-    "READERS",
-    "Answer",
-    "Ask",
+    "MAX_CUT",
+    "MAX_READERS",
+    "BlockingReader",
     "Cursor",
     "DataLossError",
     "Epoch",
-    "Gone",
-    "Holder",
     "Lag",
     "Ledger",
-    "Limits",
+    "MissingRange",
     "NotRoutedError",
     "OvertakenError",
+    "Plan",
+    "PlanRequest",
     "Reader",
     "ReadersExceededError",
+    "RetentionLimits",
     "RevokedError",
     "Stream",
 ]

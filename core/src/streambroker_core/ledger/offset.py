@@ -10,7 +10,7 @@ Rule 1: a batch reads of stream s the epochs ``[max(start.s.next, end.s.from), e
 Rule 2: filter and columns of the *end* offset hold for all of the batch.
 Rule 3: ``last`` has a key for every export the reader ever opened, also while nothing was read.
 Rule 4: an export of which nothing was read leaves ``last`` when it has neither a route nor a
-position. One that was read stays: see :func:`never_read`.
+position. One that was read stays: see :func:`find_never_read`.
 Rule 5: with ``rules`` the filter is what the Import's own and the rules' let pass together; the
 batch's rules are those up to ``next``. So rows are never under an older set than their rules.
 """
@@ -24,10 +24,10 @@ from typing import Any
 from streambroker_core.errors import StreambrokerError
 
 VERSION = 2
-PLAIN = 1
+VERSION_WITHOUT_RULES = 1
 """The version of an offset without rules, which earlier releases read as well."""
 
-Lost = tuple[int, int | None]
+Loss = tuple[int, int | None]
 """Epochs and rows that are gone; rows None where nobody knows them, epochs is the least then."""
 
 
@@ -79,11 +79,11 @@ class Offset:
     control: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     last: Mapping[str, tuple[str, int] | None] = field(default_factory=dict)
-    lost: Mapping[str, Lost] = field(default_factory=dict)
+    lost: Mapping[str, Loss] = field(default_factory=dict)
     rules: PinnedRules | None = None
 
     @property
-    def own_filter(self) -> str | None:
+    def import_filter(self) -> str | None:
         """The Import's filter, without what rules leave out."""
         return self.filter if self.rules is None else self.rules.own
 
@@ -101,7 +101,7 @@ class Offset:
             "streams": {
                 s: {"from": p.from_, "next": p.next} for s, p in sorted(self.streams.items())
             },
-            "v": VERSION if self.rules else PLAIN,
+            "v": VERSION if self.rules else VERSION_WITHOUT_RULES,
         }
 
     @staticmethod
@@ -133,7 +133,7 @@ class Offset:
             ) from error
 
 
-def names_of(columns: Iterable[str] | None) -> tuple[str, ...] | None:
+def column_names(columns: Iterable[str] | None) -> tuple[str, ...] | None:
     """Return names of columns, as they come out of JSON, for comparing; None for all columns."""
     return None if columns is None else tuple(columns)
 
@@ -142,7 +142,7 @@ def _decode(data: Mapping[str, Any]) -> Offset:
     return Offset(
         reader=data["reader"],
         filter=data["filter"],
-        columns=names_of(data["columns"]),
+        columns=column_names(data["columns"]),
         streams={
             s: Position(from_=int(p["from"]), next=int(p["next"]))
             for s, p in data["streams"].items()
@@ -165,7 +165,7 @@ def _rules(data: Mapping[str, Any]) -> PinnedRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedRange:
     """One exporter's answer for one stream: the epochs ``[from_, next)`` are pinned.
 
     Attributes:
@@ -174,7 +174,7 @@ class Planned:
             a log that was lost.
         lost: epochs and rows that are gone without anybody having agreed, between the reader's
             position and ``from_``; rows None where they are not known, epochs is the least then.
-        moved: ``from_`` lies behind the reader's position (a gap that was agreed to).
+        has_gap: ``from_`` lies behind the reader's position (a gap that was agreed to).
     """
 
     stream: str
@@ -182,14 +182,14 @@ class Planned:
     next: int
     dropped: tuple[int, int] = (0, 0)
     duplicates: tuple[int, int] = (0, 0)
-    lost: Lost = (0, 0)
-    moved: bool = False
+    lost: Loss = (0, 0)
+    has_gap: bool = False
 
 
 def advance(
     start: Offset,
     export: str,
-    planned: list[Planned],
+    planned: list[PlannedRange],
     last: tuple[str, int] | None,
 ) -> Offset:
     """Return ``start`` with one exporter's plan in it; the export counts as opened from now on.
@@ -205,19 +205,19 @@ def advance(
     lost = dict(start.lost)
     for plan in planned:
         known = streams.get(plan.stream)
-        from_ = plan.from_ if known is None or plan.moved else known.from_
+        from_ = plan.from_ if known is None or plan.has_gap else known.from_
         streams[plan.stream] = Position(from_=from_, next=plan.next)
         if plan.dropped[0]:
             epochs, rows = dropped.get(plan.stream, (0, 0))
             dropped[plan.stream] = (epochs + plan.dropped[0], rows + plan.dropped[1])
         if plan.lost[0]:
-            lost[plan.stream] = together([lost.get(plan.stream, (0, 0)), plan.lost])
+            lost[plan.stream] = sum_losses([lost.get(plan.stream, (0, 0)), plan.lost])
     lasts = dict(start.last)
     lasts[export] = last if last is not None else lasts.get(export)
     return replace(start, streams=streams, dropped=dropped, last=lasts, lost=lost)
 
 
-def forget(offset: Offset, streams: Iterable[str]) -> Offset:
+def forget_streams(offset: Offset, streams: Iterable[str]) -> Offset:
     """Return an offset without positions in some streams; what they lost stays, under no stream."""
     gone = set(streams)
     dropped = {s: n for s, n in offset.dropped.items() if s not in gone}
@@ -227,12 +227,12 @@ def forget(offset: Offset, streams: Iterable[str]) -> Offset:
         dropped[""] = (sum(n[0] for n in of_gone), sum(n[1] for n in of_gone))
     lost_gone = [offset.lost[s] for s in sorted(gone | {""}) if s in offset.lost]
     if lost_gone:
-        lost[""] = together(lost_gone)
+        lost[""] = sum_losses(lost_gone)
     positions = {s: p for s, p in offset.streams.items() if s not in gone}
     return replace(offset, streams=positions, dropped=dropped, lost=lost)
 
 
-def never_read(offset: Offset, routed: Collection[str], homes: Mapping[str, str]) -> set[str]:
+def find_never_read(offset: Offset, routed: Collection[str], homes: Mapping[str, str]) -> set[str]:
     """Return the exports that an offset need not know any more.
 
     They have no route, no position, and no epoch of them was ever read, so nothing can be read
@@ -249,12 +249,12 @@ def never_read(offset: Offset, routed: Collection[str], homes: Mapping[str, str]
     return {export for export, last in offset.last.items() if last is None and export not in kept}
 
 
-def without(offset: Offset, exports: Collection[str]) -> Offset:
+def without_exports(offset: Offset, exports: Collection[str]) -> Offset:
     """Return an offset that does not know some exports."""
     return replace(offset, last={e: b for e, b in offset.last.items() if e not in exports})
 
 
-def together(losses: Iterable[Lost]) -> Lost:
+def sum_losses(losses: Iterable[Loss]) -> Loss:
     """Return the sum of losses; its rows are not known where those of one are not."""
     epochs, rows = 0, 0
     known = True
@@ -278,7 +278,7 @@ def ranges(start: Offset, end: Offset) -> dict[str, tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class BlockRange:
     """Blocks ``[first, last)`` of one epoch."""
 
     epoch: int
@@ -289,7 +289,9 @@ class Piece:
 SLICE_BYTES = 32 * 1024 * 1024
 
 
-def cut(epochs: Mapping[int, list[int]], *, slice_bytes: int = SLICE_BYTES) -> list[list[Piece]]:
+def cut_slices(
+    epochs: Mapping[int, list[int]], *, slice_bytes: int = SLICE_BYTES
+) -> list[list[BlockRange]]:
     """Cut epochs into slices at block boundaries, about equal in bytes, in order.
 
     A block belongs to the slice in which its middle lies.
@@ -303,7 +305,7 @@ def cut(epochs: Mapping[int, list[int]], *, slice_bytes: int = SLICE_BYTES) -> l
     """
     total = sum(sum(blocks) for blocks in epochs.values())
     count = max(1, -(-total // slice_bytes))
-    slices: list[list[Piece]] = []
+    slices: list[list[BlockRange]] = []
     taken = index = 0
     for epoch, blocks in epochs.items():
         for number, size in enumerate(blocks):
@@ -312,13 +314,13 @@ def cut(epochs: Mapping[int, list[int]], *, slice_bytes: int = SLICE_BYTES) -> l
                 slices.append([])
                 index = middle
             taken += size
-            _add(slices[-1], epoch, number)
+            _append_block(slices[-1], epoch, number)
     return slices
 
 
-def _add(pieces: list[Piece], epoch: int, block: int) -> None:
+def _append_block(pieces: list[BlockRange], epoch: int, block: int) -> None:
     """Add the next block to a slice, to the piece it continues if there is one."""
     if pieces and pieces[-1].epoch == epoch:
         pieces[-1] = replace(pieces[-1], last=block + 1)
     else:
-        pieces.append(Piece(epoch=epoch, first=block, last=block + 1))
+        pieces.append(BlockRange(epoch=epoch, first=block, last=block + 1))

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.epochs import Stream, holes
-from streambroker_core.ledger.offset import Planned, together
-from streambroker_core.ledger.plan_budget import Room, again
-from streambroker_core.ledger.retention import Claims, Cursor, Limits, Reader
+from streambroker_core.ledger.offset import PlannedRange, sum_losses
+from streambroker_core.ledger.plan_budget import PlanBudget, is_republished
+from streambroker_core.ledger.retention import Cursor, Reader, Retention, RetentionLimits
 
-READERS = 1_000
-LIVES = 8
+MAX_READERS = 1_000
+MAX_INCARNATIONS = 8
 """How many earlier lives of a reader's agent are known, whose late calls change nothing."""
 ROWLESS_BYTES = 1 << 20
 """How many bytes of epochs without rows a reader without control leaves unread, at most."""
@@ -26,7 +26,7 @@ ROWLESS_BYTES = 1 << 20
 _REMOVED = "they were removed while the reader was away"
 _DAMAGED = "files of the exporter's log were removed or cut off, and they were in them"
 
-Gone = tuple[int, int, int | None]
+MissingRange = tuple[int, int, int | None]
 """Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
 
 
@@ -70,21 +70,21 @@ class OvertakenError(StreambrokerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class PlanRequest:
     """What a reader says when it wants its next micro-batch.
 
     Attributes:
         positions: first unfinished epoch by stream; acknowledges all below. Streams of other
             exports may be in it and are passed over.
-        own: the streams in ``positions`` that the reader knows to be of this export.
-        known: the reader has opened this export before, so a stream it does not know is a
+        own_streams: the streams in ``positions`` that the reader knows to be of this export.
+        has_opened: the reader has opened this export before, so a stream it does not know is a
             successor and is read from its first epoch.
         last: query and batch id of the last epoch it read of this export; epochs of that query
             up to that batch are published again over a lost log, and passed over.
         limit: do not plan at or above these, by stream; None for no limit.
-        budget: bytes to plan at most; one epoch is planned whatever its size if ``one``.
+        budget: bytes to plan at most; one epoch is planned whatever its size if ``at_least_one``.
         lease: seconds until the reader counts as away.
-        lossy: loss that nobody agreed to is told and passed over; it does not stop the reader.
+        skip_lost: loss that nobody agreed to is told and passed over; it does not stop the reader.
         granted: it may have what it was not given before.
         call: the life of the reader's agent, and the how many-th call for the reader in it this
             is; None if it does not say.
@@ -97,14 +97,14 @@ class Ask:
     policy: str
     start: str
     positions: Mapping[str, int]
-    own: frozenset[str] = frozenset()
-    known: bool = False
+    own_streams: frozenset[str] = frozenset()
+    has_opened: bool = False
     last: tuple[str, int] | None = None
     limit: Mapping[str, int] | None = None
     budget: int = 256 << 20
-    one: bool = True
+    at_least_one: bool = True
     lease: float = 5.0
-    lossy: bool = False
+    skip_lost: bool = False
     granted: bool = True
     call: tuple[str, int] | None = None
     control: frozenset[str] | None = None
@@ -113,40 +113,41 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Plan:
     """The plan, stream by stream.
 
     Attributes:
         finished: the epochs acknowledged by this very call.
-        gone: streams the reader knows to be of this export, and the export does not know.
-        quiet: streams of which there are epochs beyond the plan, all without a row, up to these:
-            they are nothing to a reader without control.
+        unknown_streams: streams the reader knows to be of this export, and the export does not
+            know.
+        rowless_streams: streams of which there are epochs beyond the plan, all without a row, up to
+            these: they are nothing to a reader without control.
         tuples: how many control tuples the plan has, ``payload`` their bytes.
     """
 
-    planned: tuple[Planned, ...]
+    planned: tuple[PlannedRange, ...]
     finished: tuple[tuple[str, int, int], ...] = ()
     bytes: int = 0
     last: tuple[str, int] | None = None
     routed: bool = True
-    gone: tuple[str, ...] = ()
-    quiet: tuple[tuple[str, int], ...] = ()
+    unknown_streams: tuple[str, ...] = ()
+    rowless_streams: tuple[tuple[str, int], ...] = ()
     tuples: int = 0
     payload: int = 0
 
 
-class Planning(Claims):
+class Planner(Retention):
     """Plans of readers, over the epochs there are."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: RetentionLimits | None = None) -> None:
         super().__init__(limits)
         self.forgotten: set[str] = set()
         self.evicted: list[str] = []
-        self._cut: dict[str, None] = {}
+        self._cut_imports: dict[str, None] = {}
         self._routes: dict[str, str] = {}
         self._revoked: frozenset[str] = frozenset()
 
-    def plan(self, ask: Ask, now: float) -> Answer:
+    def plan(self, request: PlanRequest, now: float) -> Plan:
         """Acknowledge the reader's position and pin its next epochs.
 
         Raises:
@@ -156,10 +157,10 @@ class Planning(Claims):
             ReadersExceededError: it is new, and there are too many.
             RevokedError: its import is revoked.
         """
-        self.check_revoked(ask.import_)
-        self.check_call(ask)
-        with self._moving(ask.reader, now):
-            return self._plan(ask, now)
+        self.check_revoked(request.import_)
+        self.check_call(request)
+        with self._tracking_fronts(request.reader, now):
+            return self._plan(request, now)
 
     def check_revoked(self, import_: str) -> None:
         """Refuse an import that is to read no more.
@@ -174,7 +175,7 @@ class Planning(Claims):
                 " it had planned is not kept. Its owner can take that back (field revoked)."
             )
 
-    def check_call(self, ask: Ask) -> None:
+    def check_call(self, request: PlanRequest) -> None:
         """Refuse a call whose sender has given it up and made another one since.
 
         It would take the reader back: its position, and with it the plan that is being read.
@@ -182,13 +183,16 @@ class Planning(Claims):
         Raises:
             OvertakenError: it is one.
         """
-        reader = self.readers.get(ask.reader)
-        if reader is None or ask.call is None or not (reader.routed and ask.granted):
+        reader = self.readers.get(request.reader)
+        if reader is None or request.call is None or not (reader.routed and request.granted):
             return
-        life, number = ask.call
-        if life in reader.lives[:-1] or (life in reader.lives and number < reader.calls):
+        life, number = request.call
+        if life in reader.agent_incarnations[:-1] or (
+            life in reader.agent_incarnations and number < reader.calls
+        ):
             raise OvertakenError(
-                f"call {number} of reader {ask.reader} comes after a later one; nothing is planned"
+                f"call {number} of reader {request.reader} comes after a later one; nothing is"
+                f" planned"
                 " for it."
             )
 
@@ -197,91 +201,97 @@ class Planning(Claims):
         names = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
         return next((name for name in names if name in self._revoked), None)
 
-    def _plan(self, ask: Ask, now: float) -> Answer:
-        reader = self._reader(ask, now)
-        finished = self._acknowledge(reader, ask, now)
-        gone = tuple(sorted(s for s in ask.own if s not in {*self.streams, *self.forgotten}))
+    def _plan(self, request: PlanRequest, now: float) -> Plan:
+        reader = self._get_reader(request, now)
+        finished = self._acknowledge(reader, request, now)
+        gone = tuple(
+            sorted(s for s in request.own_streams if s not in {*self.streams, *self.forgotten})
+        )
         if not reader.routed:
-            return Answer(planned=(), finished=finished, routed=False, gone=gone)
-        reader.start = ask.start  # who registers a plan again, or has no route, does not say it
-        lost = self._lost_between(reader, ask, gone)
+            return Plan(planned=(), finished=finished, routed=False, unknown_streams=gone)
+        reader.start = request.start  # who registers a plan again, or has no route, does not say it
+        lost = self._lost_between(reader, request, gone)
         if lost is None:
             reader.opened = True
-            return Answer(planned=(), finished=finished, gone=gone)
-        self._open(reader, ask)
-        reader.control = ask.control is not None
-        room = self._room(ask)
-        planned = self._plan_streams(reader, ask, lost, room)
+            return Plan(planned=(), finished=finished, unknown_streams=gone)
+        self._open_reader(reader, request)
+        reader.control = request.control is not None
+        room = self._make_budget(request)
+        planned = self._plan_streams(reader, request, lost, room)
         self._pin(reader, planned)
-        self._turn_back(reader)
-        return Answer(
+        self._promote(reader)
+        return Plan(
             planned=tuple(planned),
             finished=finished,
-            bytes=ask.budget - room.size,
-            last=self._last(planned),
-            gone=gone,
-            quiet=self._quiet(planned, ask),
-            tuples=ask.tuples - room.tuples,
-            payload=ask.payload - room.payload,
+            bytes=request.budget - room.size,
+            last=self._last_batch(planned),
+            unknown_streams=gone,
+            rowless_streams=self._find_rowless_ends(planned, request),
+            tuples=request.tuples - room.tuples,
+            payload=request.payload - room.payload,
         )
 
-    def _plan_streams(self, reader: Reader, ask: Ask, lost: int, room: Room) -> list[Planned]:
+    def _plan_streams(
+        self, reader: Reader, request: PlanRequest, lost_epochs: int, budget: PlanBudget
+    ) -> list[PlannedRange]:
         """Return a plan of each stream in which there is something.
 
         Raises:
             DataLossError: what comes next is gone.
         """
-        planned: list[Planned] = []
-        for stream in [s for s in self.streams.values() if self._reads(reader, s)]:
+        planned: list[PlannedRange] = []
+        for stream in [s for s in self.streams.values() if self._reads_stream(reader, s)]:
             cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
-            if stream.id not in ask.positions:
+            if stream.id not in request.positions:
                 cursor.next = cursor.first
             elif stream.sealed and cursor.next >= stream.next:
                 continue
-            skipped = self._skipped(reader, stream, ask)
-            if (skipped or self._parted(reader, stream, planned, room)) and any(
+            skipped = self._count_skipped(reader, stream, request)
+            if (skipped or self._must_split(reader, stream, planned, budget)) and any(
                 p.from_ < p.next for p in planned
             ):
                 break
-            if skipped and not ask.lossy:
+            if skipped and not request.skip_lost:
                 raise self._skipped_error(stream, skipped)
-            plan = self._plan_stream(reader, stream, ask, room)
-            missed = skipped or (0 if planned else lost)
+            plan = self._plan_stream(reader, stream, request, budget)
+            missed = skipped or (0 if planned else lost_epochs)
             if missed:
-                plan = replace(plan, lost=together([plan.lost, (missed, None)]))
+                plan = replace(plan, lost=sum_losses([plan.lost, (missed, None)]))
             planned.append(plan)
             if plan.next < stream.next:
                 break
         return planned
 
-    def _room(self, ask: Ask) -> Room:
-        return Room(
-            size=ask.budget,
-            tuples=ask.tuples,
-            payload=ask.payload,
-            one=ask.one,
-            control=ask.control,
-            last=ask.last,
+    def _make_budget(self, request: PlanRequest) -> PlanBudget:
+        return PlanBudget(
+            size=request.budget,
+            tuples=request.tuples,
+            payload=request.payload,
+            at_least_one=request.at_least_one,
+            control=request.control,
+            last=request.last,
             rowless=min(ROWLESS_BYTES, self.limits.max_bytes // 4),
         )
 
-    def _parted(
-        self, reader: Reader, stream: Stream, planned: Sequence[Planned], room: Room
+    def _must_split(
+        self, reader: Reader, stream: Stream, planned: Sequence[PlannedRange], budget: PlanBudget
     ) -> bool:
         """Whether the window that has what is planned must not have the next stream's first epoch.
 
         A successor goes on where its predecessor ended, so what cuts within one cuts between two.
         """
         before = next((p for p in reversed(planned) if p.from_ < p.next), None)
-        if room.control is None or before is None:
+        if budget.control is None or before is None:
             return False
         wanted = max(reader.cursors[stream.id].next, reader.resume.get(stream.id, 0))
         first = stream.epochs.get(stream.at_or_after(wanted))
-        return room.parted(self.streams[before.stream].epochs.get(before.next - 1), first)
+        return budget.must_split(self.streams[before.stream].epochs.get(before.next - 1), first)
 
-    def _quiet(self, planned: Sequence[Planned], ask: Ask) -> tuple[tuple[str, int], ...]:
+    def _find_rowless_ends(
+        self, planned: Sequence[PlannedRange], request: PlanRequest
+    ) -> tuple[tuple[str, int], ...]:
         """Return where the row-less ends of streams end, of a reader to whom they are nothing."""
-        if ask.control is not None or ask.limit is not None or not planned:
+        if request.control is not None or request.limit is not None or not planned:
             return ()
         plan = planned[-1]
         stream, end = self.streams[plan.stream], plan.next
@@ -289,7 +299,9 @@ class Planning(Claims):
             end += 1
         return ((stream.id, end),) if end > plan.next else ()
 
-    def _lost_between(self, reader: Reader, ask: Ask, gone: tuple[str, ...]) -> int | None:
+    def _lost_between(
+        self, reader: Reader, request: PlanRequest, unknown_streams: tuple[str, ...]
+    ) -> int | None:
         """Return how many epochs are missing at least between a lost log and what there is.
 
         Returns:
@@ -298,33 +310,42 @@ class Planning(Claims):
         Raises:
             DataLossError: epochs of the lost stream may not have been read, under ``wait``.
         """
-        if not gone or reader.drops or any(s in ask.positions for s in self.streams):
+        if (
+            not unknown_streams
+            or reader.is_dropping
+            or any(s in request.positions for s in self.streams)
+        ):
             return 0
         epochs = [e for s in self.streams.values() for e in s.epochs.values() if e.query]
-        first = next((e for e in epochs if not again(e, ask.last)), None)
+        first = next((e for e in epochs if not is_republished(e, request.last)), None)
         if first is None:
             return None
-        same = ask.last is not None and first.query == ask.last[0]
-        between = first.batch - ask.last[1] - 1 if ask.last is not None and same else 1
-        if between <= 0 or ask.lossy:
+        same = request.last is not None and first.query == request.last[0]
+        between = first.batch - request.last[1] - 1 if request.last is not None and same else 1
+        if between <= 0 or request.skip_lost:
             return between
         raise DataLossError(
-            gone[-1],
-            ask.positions[gone[-1]],
+            unknown_streams[-1],
+            request.positions[unknown_streams[-1]],
             None,
             f"the exporter has lost its log; it goes on with batch {first.batch} of query"
-            f" {first.query}, the last one read was {ask.last}",
+            f" {first.query}, the last one read was {request.last}",
         )
 
-    def _skipped(self, reader: Reader, stream: Stream, ask: Ask) -> int:
+    def _count_skipped(self, reader: Reader, stream: Stream, request: PlanRequest) -> int:
         """Return how many batches are in no log between what a reader has read and a stream."""
         wanted = max(reader.cursors[stream.id].next, reader.resume.get(stream.id, 0))
         epoch = stream.epochs.get(wanted)
-        if epoch is None or not epoch.gap or reader.drops or stream.id in reader.agreed:
+        if (
+            epoch is None
+            or not epoch.gap
+            or reader.is_dropping
+            or stream.id in reader.agreed_losses
+        ):
             return 0
         gap = epoch.gap
-        if ask.last is not None and ask.last[0] == epoch.query:
-            gap = min(gap, epoch.batch - ask.last[1] - 1)
+        if request.last is not None and request.last[0] == epoch.query:
+            gap = min(gap, epoch.batch - request.last[1] - 1)
         return max(gap, 0)
 
     def _skipped_error(self, stream: Stream, skipped: int) -> DataLossError:
@@ -340,54 +361,60 @@ class Planning(Claims):
             " of the exporter's data directory restored?)",
         )
 
-    def _reader(self, ask: Ask, now: float) -> Reader:
-        reader = self.readers.get(ask.reader)
+    def _get_reader(self, request: PlanRequest, now: float) -> Reader:
+        reader = self.readers.get(request.reader)
         if reader is None:
-            self._make_place(ask, now)
-            policy = self._routes.get(ask.import_, ask.policy)
+            self._evict_reader(request, now)
+            policy = self._routes.get(request.import_, request.policy)
             reader = Reader(
-                id=ask.reader,
-                import_=ask.import_,
+                id=request.reader,
+                import_=request.import_,
                 policy=policy,
-                start=ask.start,
-                until=now,
-                routed=ask.import_ not in self._cut,
-                moved=now,
+                start=request.start,
+                lease_expires=now,
+                routed=request.import_ not in self._cut_imports,
+                last_progress=now,
             )
-            self.readers[ask.reader] = reader
-        if ask.call is not None and reader.routed and ask.granted:
-            life, reader.calls = ask.call
-            reader.lives = (*(one for one in reader.lives if one != life), life)[-LIVES:]
-        reader.until = max(reader.until, now + ask.lease)
+            self.readers[request.reader] = reader
+        if request.call is not None and reader.routed and request.granted:
+            life, reader.calls = request.call
+            reader.agent_incarnations = (
+                *(one for one in reader.agent_incarnations if one != life),
+                life,
+            )[-MAX_INCARNATIONS:]
+        reader.lease_expires = max(reader.lease_expires, now + request.lease)
         return reader
 
-    def _make_place(self, ask: Ask, now: float) -> None:
+    def _evict_reader(self, request: PlanRequest, now: float) -> None:
         """Forget the reader that is away longest, of those without any claim.
 
         Raises:
             ReadersExceededError: there is none, and no place is left.
         """
-        if len(self.readers) < READERS:
+        if len(self.readers) < MAX_READERS:
             return
-        idle = [r for r in self.readers.values() if r.until < now and not self._holds(r, now)]
+        idle = [
+            r for r in self.readers.values() if r.lease_expires < now and not self._can_hold(r, now)
+        ]
         if not idle:
             raise ReadersExceededError(
                 f"{len(self.readers):,} readers live or hold epochs of this export; reader"
-                f" {ask.reader} of {ask.import_} finds no place. Stop some, or lower buffer.grace:"
+                f" {request.reader} of {request.import_} finds no place. Stop some, or lower"
+                f" buffer.grace:"
                 " those that are away then leave theirs sooner."
             )
-        oldest = min(idle, key=lambda r: r.until)
+        oldest = min(idle, key=lambda r: r.lease_expires)
         del self.readers[oldest.id]
         self.evicted.append(oldest.id)
 
     def _acknowledge(
-        self, reader: Reader, ask: Ask, now: float
+        self, reader: Reader, request: PlanRequest, now: float
     ) -> tuple[tuple[str, int, int], ...]:
         """Take the reader's positions; a lossy one may be ahead of an older copy of the log."""
-        positions = ask.positions
+        positions = request.positions
         own = [s for s in self.streams.values() if s.id in positions]
         for stream in own:
-            if positions[stream.id] > stream.next and not ask.lossy:
+            if positions[stream.id] > stream.next and not request.skip_lost:
                 raise DataLossError(
                     stream.id,
                     stream.next,
@@ -399,78 +426,84 @@ class Planning(Claims):
         for stream in own:
             next_ = positions[stream.id]
             if stream.id not in reader.cursors:
-                reader.moved = now
+                reader.last_progress = now
             cursor = reader.cursors.setdefault(stream.id, Cursor(next=next_, first=next_))
             if next_ > cursor.next:
                 finished.append((stream.id, cursor.next, next_))
-                reader.moved = now
+                reader.last_progress = now
             cursor.next = next_
             if reader.routed:
-                cursor.given = max(cursor.given, next_)
+                cursor.granted_until = max(cursor.granted_until, next_)
             if cursor.planned and cursor.planned[1] <= next_:
                 cursor.planned = None
         return tuple(finished)
 
-    def _open(self, reader: Reader, ask: Ask) -> None:
+    def _open_reader(self, reader: Reader, request: PlanRequest) -> None:
         """Give a reader that comes for the first time its place by its ``start`` policy."""
-        if not (reader.opened or ask.known or any(s in ask.positions for s in self.streams)):
-            self._agree(reader)
+        if not (
+            reader.opened or request.has_opened or any(s in request.positions for s in self.streams)
+        ):
+            self._accept_losses(reader)
             streams = list(self.streams.values())
             if reader.start == "latest":
                 for stream in streams[-1:]:
                     reader.cursors[stream.id] = Cursor(next=stream.next, first=stream.next)
             else:
-                for stream in ([s for s in streams if s.first() < s.next] or streams[-1:])[:1]:
-                    first = stream.first()
+                for stream in (
+                    [s for s in streams if s.first_available() < s.next] or streams[-1:]
+                )[:1]:
+                    first = stream.first_available()
                     reader.cursors[stream.id] = Cursor(next=first, first=first)
         reader.opened = True
 
-    def _agree(self, reader: Reader) -> None:
+    def _accept_losses(self, reader: Reader) -> None:
         """The reader does not miss what was removed by now, only what is missing from the log."""
         for stream in self.streams.values():
-            reader.agreed[stream.id] = stream.agreed()
+            reader.agreed_losses[stream.id] = stream.agreed_loss_end()
 
-    def _turn_back(self, reader: Reader) -> None:
+    def _promote(self, reader: Reader) -> None:
         """Let a reader that was turned hold again, once what it has before it is no danger."""
-        if not reader.turned:
+        if not reader.demoted:
             return
         lag = self.lag(reader)
         if 2 * self.fullness(lag.bytes, lag.memory) <= 1:
-            self._agree(reader)
-            reader.turned = False
+            self._accept_losses(reader)
+            reader.demoted = False
 
-    def _plan_stream(self, reader: Reader, stream: Stream, ask: Ask, room: Room) -> Planned:
+    def _plan_stream(
+        self, reader: Reader, stream: Stream, request: PlanRequest, budget: PlanBudget
+    ) -> PlannedRange:
         cursor = reader.cursors[stream.id]
         wanted = max(cursor.next, reader.resume.get(stream.id, 0))
         found = stream.at_or_after(wanted)
-        agreed = found if reader.drops else reader.agreed.get(stream.id, 0)
+        agreed = found if reader.is_dropping else reader.agreed_losses.get(stream.id, 0)
         agreed = min(max(agreed, wanted), found)
-        if agreed < found and not ask.lossy:
-            missing = stream.missing_in(agreed, found)[0]
+        if agreed < found and not request.skip_lost:
+            missing = stream.count_missing(agreed, found)[0]
             raise DataLossError(stream.id, wanted, found, _DAMAGED if missing else _REMOVED)
-        lost = stream.missing_in(wanted, agreed)
+        lost = stream.count_missing(wanted, agreed)
         from_ = found
-        while from_ in stream.epochs and again(stream.epochs[from_], ask.last):
+        while from_ in stream.epochs and is_republished(stream.epochs[from_], request.last):
             from_ += 1
-        limit = stream.next if ask.limit is None else ask.limit.get(stream.id, from_)
-        end = room.take(stream, from_, limit)
-        return Planned(
+        limit = stream.next if request.limit is None else request.limit.get(stream.id, from_)
+        end = budget.take_epochs(stream, from_, limit)
+        return PlannedRange(
             stream=stream.id,
             from_=from_,
             next=end,
             dropped=(agreed - wanted - lost[0], stream.rows_between(wanted, agreed) - lost[1]),
             lost=(found - agreed + lost[0], stream.rows_between(agreed, found) + lost[1]),
             duplicates=(from_ - found, stream.rows_between(found, from_)),
-            moved=from_ > cursor.next,
+            has_gap=from_ > cursor.next,
         )
 
-    def _pin(self, reader: Reader, planned: list[Planned]) -> None:
+    def _pin(self, reader: Reader, planned: list[PlannedRange]) -> None:
         for plan in planned:
             cursor = reader.cursors[plan.stream]
             cursor.planned = (plan.from_, plan.next) if plan.from_ < plan.next else None
-            cursor.given = max(cursor.given, plan.next)
+            cursor.granted_until = max(cursor.granted_until, plan.next)
 
-    def _last(self, planned: list[Planned]) -> tuple[str, int] | None:
+    def _last_batch(self, planned: list[PlannedRange]) -> tuple[str, int] | None:
         """Return the last batch in a plan; epochs of the agent's own are of none."""
         for plan in reversed(planned):
             for number in range(plan.next - 1, plan.from_ - 1, -1):
@@ -479,13 +512,13 @@ class Planning(Claims):
                     return (epoch.query, epoch.batch)
         return None
 
-    def replan(
-        self, ask: Ask, ranges: Mapping[str, tuple[int, int]], now: float
+    def register_plan(
+        self, request: PlanRequest, ranges: Mapping[str, tuple[int, int]], now: float
     ) -> tuple[tuple[str, int, int], ...]:
         """Register a plan again that is already in the reader's checkpoint.
 
         Returns:
-            The epochs acknowledged by this call, as in :class:`Answer`.
+            The epochs acknowledged by this call, as in :class:`Plan`.
 
         Raises:
             DataLossError: an epoch of the plan is gone, whatever the policy. A lossy reader
@@ -495,32 +528,32 @@ class Planning(Claims):
             ReadersExceededError: it is not known (any more), and there are too many.
             RevokedError: its import is revoked.
         """
-        self.check_revoked(ask.import_)
-        self.check_call(ask)
-        self._check_given(ask, ranges)
-        for name, gone in self.missing(ranges).items() if not ask.lossy else ():
+        self.check_revoked(request.import_)
+        self.check_call(request)
+        self._check_granted(request, ranges)
+        for name, gone in self.find_missing(ranges).items() if not request.skip_lost else ():
             raise DataLossError(
                 name, gone[0][0], gone[-1][1], "they were planned by a batch in the checkpoint"
             )
-        with self._moving(ask.reader, now):
-            reader = self._reader(ask, now)
+        with self._tracking_fronts(request.reader, now):
+            reader = self._get_reader(request, now)
             reader.opened = True
-            finished = self._acknowledge(reader, ask, now)
+            finished = self._acknowledge(reader, request, now)
             for name, (first, next_) in ranges.items():
                 if name not in self.streams:
                     continue
                 cursor = reader.cursors.setdefault(name, Cursor(next=first, first=first))
                 cursor.planned = (first, next_)
-                cursor.given = max(cursor.given, next_)
+                cursor.granted_until = max(cursor.granted_until, next_)
             return finished
 
-    def missing(
+    def find_missing(
         self,
         ranges: Mapping[str, tuple[int, int]],
         *,
         broken: Mapping[str, Collection[int]] | None = None,
-        before: Mapping[str, Sequence[Gone]] | None = None,
-    ) -> dict[str, list[Gone]]:
+        before: Mapping[str, Sequence[MissingRange]] | None = None,
+    ) -> dict[str, list[MissingRange]]:
         """Return which of these epochs are gone, by stream, in order.
 
         Args:
@@ -529,12 +562,12 @@ class Planning(Claims):
             before: what was left out of these ranges before: it stays left out, with the same
                 rows, also where it can be had again.
         """
-        result: dict[str, list[Gone]] = {}
+        result: dict[str, list[MissingRange]] = {}
         for name, (first, next_) in ranges.items():
             stream = self.streams.get(name)
             gone = [g for g in (before or {}).get(name, ()) if first <= g[0] and g[1] <= next_]
             bad = [(n, n + 1) for n in sorted((broken or {}).get(name, ()))]
-            there = stream.present(first, next_) if stream else ()
+            there = stream.retained_ranges(first, next_) if stream else ()
             whole = (good for low, high in there for good in holes(bad, low, high))
             covered = sorted([*whole, *((g[0], g[1]) for g in gone)])
             for start, end in holes(covered, first, next_):
@@ -545,17 +578,18 @@ class Planning(Claims):
                 result[name] = sorted(gone, key=lambda g: g[0])
         return result
 
-    def _check_given(self, ask: Ask, ranges: Mapping[str, tuple[int, int]]) -> None:
-        reader = self.readers.get(ask.reader)
-        routed = ask.import_ not in self._cut if reader is None else reader.routed
-        if routed and ask.granted:
+    def _check_granted(self, request: PlanRequest, ranges: Mapping[str, tuple[int, int]]) -> None:
+        reader = self.readers.get(request.reader)
+        routed = request.import_ not in self._cut_imports if reader is None else reader.routed
+        if routed and request.granted:
             return
         for name, (_, next_) in ranges.items():
             cursor = reader.cursors.get(name) if reader else None
-            given = cursor.given if cursor else 0
+            given = cursor.granted_until if cursor else 0
             if next_ > given:
                 raise NotRoutedError(
-                    f"import {ask.import_} has no route to this export any more: of stream {name}"
+                    f"import {request.import_} has no route to this export any more: of stream"
+                    f" {name}"
                     f" its reader was given the epochs below {given}, not those up to"
                     f" {next_ - 1}. Connect it again, or start with a new checkpoint."
                 )
@@ -563,7 +597,7 @@ class Planning(Claims):
     def is_planned(self, reader: str, stream: str, epoch: int, now: float) -> bool:
         """Whether the reader may read this epoch now: a plan ends when grace is over, too."""
         known = self.readers.get(reader)
-        if known is None or not self._claims(known, now):
+        if known is None or not self._has_claims(known, now):
             return False
         cursor = known.cursors.get(stream)
         planned = cursor.planned if cursor else None

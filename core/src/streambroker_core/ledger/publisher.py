@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from streambroker_core.errors import StreambrokerError
 
-LEASE = 30.0
-HISTORY = 1_000
-EARLIER = 100
-RUNS = 100
+LEASE_SECONDS = 30.0
+MAX_HISTORY = 1_000
+MAX_EARLIER = 100
+MAX_RUNS = 100
 
 
 class PublisherInUseError(StreambrokerError):
@@ -68,11 +68,11 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occupied:
+class PublisherBusy:
     """Another query holds the lease until then; ask again, with ``renewed`` as first seen."""
 
     holder: str
-    until: float
+    lease_expires: float
     renewed: int
 
 
@@ -99,7 +99,7 @@ class Publisher:
     query: str | None = None
     schema: str | None = None
     runs: dict[str, int] = field(default_factory=dict)
-    until: float = 0.0
+    lease_expires: float = 0.0
     renewals: int = 0
     last: Published | None = None
     history: dict[int, Published] = field(default_factory=dict)
@@ -125,14 +125,14 @@ class Publisher:
         """
         return self.skipped + (0 if self.last is None else max(0, batch - self.last.batch - 1))
 
-    def useless(self, run: str, batch: int) -> bool:
+    def is_stale(self, run: str, batch: int) -> bool:
         """Whether what a run staged for a batch will never be published."""
         replaced = run != self.run or (run, batch) == self.aborted
         return replaced or self.is_published(batch)
 
     def abort(self, *, query: str, run: str, batch: int) -> bool:
         """Take note that a batch was aborted; False if it changes nothing."""
-        if query != self.query or self.useless(run, batch):
+        if query != self.query or self.is_stale(run, batch):
             return False
         self.aborted = (run, batch)
         return True
@@ -146,7 +146,7 @@ class Publisher:
         schema: str,
         now: float,
         renewed: int | None = None,
-    ) -> Occupied | None:
+    ) -> PublisherBusy | None:
         """Decide whether a run of a query may stage rows of a batch; None if it may.
 
         Args:
@@ -155,7 +155,7 @@ class Publisher:
             batch: batch id.
             schema: Spark schema of the rows, as DDL.
             now: seconds.
-            renewed: ``Occupied.renewed`` of the caller's first try, None at the first.
+            renewed: ``PublisherBusy.renewed`` of the caller's first try, None at the first.
 
         Raises:
             FencedError: the run was replaced.
@@ -163,15 +163,17 @@ class Publisher:
             BatchDiffersError: the batch was published with another schema.
         """
         if self.query is not None and query != self.query:
-            if now < self.until:
+            if now < self.lease_expires:
                 if renewed is not None and renewed != self.renewals:
                     raise PublisherInUseError(self.export, self.query)
-                return Occupied(holder=self.query, until=self.until, renewed=self.renewals)
-            self._take(query, run, schema, now)
+                return PublisherBusy(
+                    holder=self.query, lease_expires=self.lease_expires, renewed=self.renewals
+                )
+            self._take_over(query, run, schema, now)
             return None
         self.check_run(run)
         if self.query is None:
-            self._take(query, run, schema, now)
+            self._take_over(query, run, schema, now)
             return None
         self._renew(now)
         self._begin_run(run)
@@ -184,10 +186,10 @@ class Publisher:
             self.aborted = None
         return None
 
-    def _take(self, query: str, run: str, schema: str, now: float) -> None:
+    def _take_over(self, query: str, run: str, schema: str, now: float) -> None:
         if self.query is not None and self.last is not None:
             self.earlier[self.query] = self.last
-            while len(self.earlier) > EARLIER:
+            while len(self.earlier) > MAX_EARLIER:
                 del self.earlier[next(iter(self.earlier))]
         self.query, self.schema, self.runs, self.skipped = query, schema, {run: 1}, 0
         self.last = self.earlier.pop(query, None)
@@ -195,13 +197,13 @@ class Publisher:
         self._renew(now)
 
     def _renew(self, now: float) -> None:
-        self.until = now + LEASE
+        self.lease_expires = now + LEASE_SECONDS
         self.renewals += 1
 
     def _begin_run(self, run: str) -> None:
         if run not in self.runs:
             self.runs[run] = max(self.runs.values(), default=0) + 1
-            while len(self.runs) > RUNS:
+            while len(self.runs) > MAX_RUNS:
                 del self.runs[next(iter(self.runs))]
 
     def check_run(self, run: str) -> None:
@@ -218,10 +220,10 @@ class Publisher:
         if query == self.query:
             self._renew(now)
 
-    def renounce(self, query: str, now: float) -> None:
+    def end_lease(self, query: str, now: float) -> None:
         """The publishing query ended in order; another may take over at once."""
         if query == self.query:
-            self.until = now
+            self.lease_expires = now
 
     def finish(self, query: str | None, run: str | None, end: tuple[str, int]) -> None:
         """Take note that nothing will follow after ``end``, a stream and its next number.
@@ -277,7 +279,7 @@ class Publisher:
                 return False  # nothing to publish: no reason to take the export from anybody
             raise PublisherInUseError(self.export, self.query)
         if self.query is None:
-            self._take(query, run, schema or "", now)
+            self._take_over(query, run, schema or "", now)
         self.check_run(run)
         self._begin_run(run)
         self._renew(now)
@@ -301,7 +303,9 @@ class Publisher:
         if known is not None and batch > known.batch:
             self.earlier[query] = Published(batch=batch, rows=0, schema=known.schema)
 
-    def published(self, *, batch: int, rows: int, schema: str | None, control: int = 0) -> int:
+    def record_published(
+        self, *, batch: int, rows: int, schema: str | None, control: int = 0
+    ) -> int:
         """Record that the batch is durable (also one without rows and control: no epoch).
 
         Returns:
@@ -311,13 +315,13 @@ class Publisher:
         gap = before - self.skipped
         self.gaps += gap
         self.skipped = 0 if rows or control else before
-        self.restore(batch=batch, rows=rows, schema=schema, control=control)
+        self.restore_batch(batch=batch, rows=rows, schema=schema, control=control)
         return gap
 
-    def restore(self, *, batch: int, rows: int, schema: str | None, control: int = 0) -> None:
+    def restore_batch(self, *, batch: int, rows: int, schema: str | None, control: int = 0) -> None:
         """Learn again of a batch that was published; one that made no epoch leaves no trace."""
         named = schema or self.schema or ""
         self.last = Published(batch=batch, rows=rows, schema=named, control=control)
         self.history[batch] = self.last
-        while len(self.history) > HISTORY:
+        while len(self.history) > MAX_HISTORY:
             del self.history[next(iter(self.history))]

@@ -28,7 +28,7 @@ MEMORY_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RetentionLimits:
     """What an export may keep.
 
     Attributes:
@@ -53,13 +53,14 @@ class Cursor:
         planned: the epochs ``[first, next)`` it has pinned, or None.
         first: where it began to read the stream; an older checkpoint that does not know the
             stream begins there again.
-        given: end of what it may have read while it had a route; without one it gets no more.
+        granted_until: end of what it may have read while it had a route; without one it gets no
+            more.
     """
 
     next: int
     planned: tuple[int, int] | None = None
     first: int = 0
-    given: int = 0
+    granted_until: int = 0
 
 
 @dataclass(slots=True)
@@ -67,18 +68,19 @@ class Reader:
     """One query that reads an import of some job.
 
     Attributes:
-        until: end of its lease; it is away from then on.
+        lease_expires: end of its lease; it is away from then on.
         routed: its import is connected; a reader without a route claims only its plan.
         opened: it has read this export, or was connected before there was a stream; streams
             that come later are read from their first epoch.
         resume: lowest epoch it may read of a stream, set when its route returned.
-        agreed: epochs below that are gone were lost by agreement (before it was connected, under
+        agreed_losses: epochs below that are gone were lost by agreement (before it was connected,
+            under
             ``drop``), by stream; a ``wait`` reader does not stop at them.
         query: the streaming query whose tasks read for it, as last told; None before they did.
-        moved: when it finished an epoch last, or came.
-        turned: it waits by its policy, and drops because the export waited for it too long.
-        turns: how often that has happened.
-        lives: the lives of its agent that have asked for it, the present one last.
+        last_progress: when it finished an epoch last, or came.
+        demoted: it waits by its policy, and drops because the export waited for it too long.
+        demotions: how often that has happened.
+        agent_incarnations: the lives of its agent that have asked for it, the present one last.
         calls: the number of the last call in that life.
         control: it reads control tuples.
     """
@@ -87,48 +89,48 @@ class Reader:
     import_: str
     policy: str
     start: str
-    until: float
+    lease_expires: float
     routed: bool = True
     opened: bool = False
     cursors: dict[str, Cursor] = field(default_factory=dict)
     resume: dict[str, int] = field(default_factory=dict)
-    agreed: dict[str, int] = field(default_factory=dict)
+    agreed_losses: dict[str, int] = field(default_factory=dict)
     query: str | None = None
-    moved: float = 0.0
-    turned: bool = False
-    turns: int = 0
-    lives: tuple[str, ...] = ()
+    last_progress: float = 0.0
+    demoted: bool = False
+    demotions: int = 0
+    agent_incarnations: tuple[str, ...] = ()
     calls: int = 0
     control: bool = False
 
     @property
-    def drops(self) -> bool:
+    def is_dropping(self) -> bool:
         """Whether it loses the oldest epochs instead of holding them."""
-        return self.policy == "drop" or self.turned
+        return self.policy == "drop" or self.demoted
 
-    def places(self, stream: str) -> set[int]:
+    def referenced_epochs(self, stream: str) -> set[int]:
         """Return the epochs of a stream at which it stands, may come back, or begins to count."""
-        known = {self.resume.get(stream, 0), self.agreed.get(stream, 0)}
+        known = {self.resume.get(stream, 0), self.agreed_losses.get(stream, 0)}
         cursor = self.cursors.get(stream)
         if cursor is not None:
-            known |= {cursor.next, cursor.first, cursor.given, *(cursor.planned or ())}
+            known |= {cursor.next, cursor.first, cursor.granted_until, *(cursor.planned or ())}
         return known
 
     @property
-    def waits(self) -> bool:
+    def is_holding(self) -> bool:
         """Whether it holds what it has not finished, while it lives and for grace."""
-        return self.routed and not self.drops
+        return self.routed and not self.is_dropping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class BlockingReader:
     """A reader that keeps the log full.
 
     Attributes:
         bytes: what it has not finished.
         away: for how many seconds it has been away, 0 if it lives.
         query: the streaming query that reads, None if that is not known.
-        moved: when it finished an epoch last.
+        last_progress: when it finished an epoch last.
         ring: the exports for which its query waits and which, in the end, wait for this one; None
             if it is not in such a ring, see :mod:`chains <streambroker_core.ledger.wait_chains>`.
     """
@@ -138,7 +140,7 @@ class Holder:
     bytes: int
     away: float
     query: str | None = None
-    moved: float = 0.0
+    last_progress: float = 0.0
     ring: tuple[str, ...] | None = None
 
 
@@ -164,7 +166,7 @@ class _Front:
     readers: int
 
 
-class Claims:
+class Retention:
     """The streams of one export, its readers, and what they hold.
 
     A log is full when its epochs take ``limits.max_bytes``, or ``max_memory`` in memory: of tiny
@@ -174,42 +176,42 @@ class Claims:
     is kept is forgotten when routes, limits, streams or leases change other than by time going on.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: RetentionLimits | None = None) -> None:
+        self._limits = limits or RetentionLimits()
         self.max_memory = MEMORY_BYTES
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
         self._fronts: dict[str, _Front] = {}
         self._fronts_until = math.inf
-        self._looked_at = -math.inf
+        self._fronts_at = -math.inf
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RetentionLimits:
         """What the export may keep."""
         return self._limits
 
     @limits.setter
-    def limits(self, limits: Limits) -> None:
+    def limits(self, limits: RetentionLimits) -> None:
         self._limits = limits
         self._forget_fronts()
 
-    def _claims(self, reader: Reader, now: float) -> bool:
-        return now <= reader.until + self.limits.grace
+    def _has_claims(self, reader: Reader, now: float) -> bool:
+        return now <= reader.lease_expires + self.limits.grace
 
-    def _holds(self, reader: Reader, now: float) -> bool:
+    def _can_hold(self, reader: Reader, now: float) -> bool:
         """Whether a reader keeps epochs from being removed, or may come to."""
-        if not self._claims(reader, now):
+        if not self._has_claims(reader, now):
             return False
-        return reader.waits or any(c.planned for c in reader.cursors.values())
+        return reader.is_holding or any(c.planned for c in reader.cursors.values())
 
-    def _wanted_from(self, reader: Reader, stream: Stream) -> int:
+    def _first_unread(self, reader: Reader, stream: Stream) -> int:
         """Return the first epoch of ``stream`` that a reader still has to read."""
-        if not self._reads(reader, stream):
+        if not self._reads_stream(reader, stream):
             return stream.next
         cursor = reader.cursors.get(stream.id)
         return max(0 if cursor is None else cursor.next, reader.resume.get(stream.id, 0))
 
-    def _reads(self, reader: Reader, stream: Stream) -> bool:
+    def _reads_stream(self, reader: Reader, stream: Stream) -> bool:
         """Whether a stream is the one the reader began with, or a successor of it."""
         known = next((name for name in self.streams if name in reader.cursors), None)
         if known is None:
@@ -217,17 +219,17 @@ class Claims:
         names = list(self.streams)
         return names.index(stream.id) >= names.index(known)
 
-    def wanted(self, stream: str) -> bool:
+    def is_unread(self, stream: str) -> bool:
         """Whether a known reader has not come to the end of a stream, be it there or removed.
 
         While one has, the stream has to stay known: its loss is told or counted, not passed over.
         """
-        return any(self.wants(reader, stream) for reader in self.readers)
+        return any(self.has_unread(reader, stream) for reader in self.readers)
 
-    def wants(self, reader: str, stream: str) -> bool:
+    def has_unread(self, reader: str, stream: str) -> bool:
         """Whether a reader has not come to the end of a stream; one that is not known has."""
         known, of = self.readers.get(reader), self.streams.get(stream)
-        return known is not None and of is not None and self._wanted_from(known, of) < of.next
+        return known is not None and of is not None and self._first_unread(known, of) < of.next
 
     def lag(self, reader: Reader) -> Lag:
         """Return what a reader has still to finish; nothing once its route is gone.
@@ -237,7 +239,7 @@ class Claims:
         epochs = rows = size = memory = 0
         since: float | None = None
         for stream in self.streams.values() if reader.routed else ():
-            first = stream.at_or_after(self._wanted_from(reader, stream))
+            first = stream.at_or_after(self._first_unread(reader, stream))
             if first < stream.next:
                 epochs += stream.next - first
                 rows += stream.rows_between(first, stream.next)
@@ -248,12 +250,12 @@ class Claims:
             return Lag(0, 0, 0, None)
         return Lag(epochs, rows, size, since, memory)
 
-    def released(self, now: float) -> list[Reader]:
+    def released_readers(self, now: float) -> list[Reader]:
         """Return the readers that have been away for longer than grace: they hold nothing."""
-        return [r for r in self.readers.values() if not self._claims(r, now)]
+        return [r for r in self.readers.values() if not self._has_claims(r, now)]
 
-    def _holding(self, now: float) -> list[Reader]:
-        return [r for r in self.readers.values() if r.waits and self._claims(r, now)]
+    def _holding_readers(self, now: float) -> list[Reader]:
+        return [r for r in self.readers.values() if r.is_holding and self._has_claims(r, now)]
 
     # -- where the slowest stand -------------------------------------------------------------
 
@@ -261,44 +263,44 @@ class Claims:
         self._fronts.clear()
         self._fronts_until = math.inf
 
-    def _held_from(self, stream: Stream, now: float) -> int:
+    def _first_held(self, stream: Stream, now: float) -> int:
         """Return the first epoch that a ``wait`` reader holds, ``next`` if none does."""
         if now > self._fronts_until:
             self._forget_fronts()
         front = self._fronts.get(stream.id)
         if front is None:
-            front = self._fronts[stream.id] = self._front(stream, now)
+            front = self._fronts[stream.id] = self._compute_front(stream, now)
         return min(front.position, stream.next) if front.readers else stream.next
 
-    def _front(self, stream: Stream, now: float) -> _Front:
-        holding = self._holding(now)
-        until = min((r.until for r in holding), default=math.inf)
+    def _compute_front(self, stream: Stream, now: float) -> _Front:
+        holding = self._holding_readers(now)
+        until = min((r.lease_expires for r in holding), default=math.inf)
         self._fronts_until = min(self._fronts_until, until + self.limits.grace)
-        self._looked_at = now
-        places = [self._wanted_from(r, stream) for r in holding if self._reads(r, stream)]
+        self._fronts_at = now
+        places = [self._first_unread(r, stream) for r in holding if self._reads_stream(r, stream)]
         slowest = min(places, default=0)
         return _Front(slowest, places.count(slowest))
 
-    def _places(self, id_: str, now: float) -> dict[str, int]:
+    def _held_positions(self, id_: str, now: float) -> dict[str, int]:
         """Return where a reader holds epochs, by stream."""
         reader = self.readers.get(id_)
-        if reader is None or not reader.waits or not self._claims(reader, now):
+        if reader is None or not reader.is_holding or not self._has_claims(reader, now):
             return {}
         return {
-            s.id: self._wanted_from(reader, s)
+            s.id: self._first_unread(reader, s)
             for s in self.streams.values()
-            if self._reads(reader, s)
+            if self._reads_stream(reader, s)
         }
 
     @contextlib.contextmanager
-    def _moving(self, id_: str, now: float) -> Iterator[None]:
+    def _tracking_fronts(self, id_: str, now: float) -> Iterator[None]:
         """Keep the fronts right while one reader comes, moves or is seen again.
 
         One that comes, and is refused, has not come.
         """
         if now > self._fronts_until:
             self._forget_fronts()
-        before, known = self._places(id_, now), id_ in self.readers
+        before, known = self._held_positions(id_, now), id_ in self.readers
         try:
             yield
         except Exception:
@@ -306,14 +308,16 @@ class Claims:
                 self.readers.pop(id_, None)
             raise
         finally:
-            after = self._places(id_, now)
+            after = self._held_positions(id_, now)
             if after:
-                claimed = self.readers[id_].until + self.limits.grace
+                claimed = self.readers[id_].lease_expires + self.limits.grace
                 self._fronts_until = min(self._fronts_until, claimed)
             for stream, front in list(self._fronts.items()):
-                self._move(stream, front, before.get(stream), after.get(stream))
+                self._update_front(stream, front, before.get(stream), after.get(stream))
 
-    def _move(self, stream: str, front: _Front, before: int | None, after: int | None) -> None:
+    def _update_front(
+        self, stream: str, front: _Front, before: int | None, after: int | None
+    ) -> None:
         if before == after:
             return
         if after is not None and (after < front.position or not front.readers):
@@ -327,30 +331,30 @@ class Claims:
 
     def held_bytes(self, now: float) -> int:
         """Return the bytes that ``wait`` readers have not finished, each epoch counted once."""
-        return sum(s.bytes_from(self._held_from(s, now)) for s in self.streams.values())
+        return sum(s.bytes_from(self._first_held(s, now)) for s in self.streams.values())
 
     def held_memory(self, now: float) -> int:
         """Return what the same epochs take in memory."""
-        return sum(s.memory_from(self._held_from(s, now)) for s in self.streams.values())
+        return sum(s.memory_from(self._first_held(s, now)) for s in self.streams.values())
 
     def fullness(self, bytes_: int, memory: int) -> float:
         """Return what part of the log some epochs fill; 1 and more is all of it."""
         return max(bytes_ / max(1, self.limits.max_bytes), memory / self.max_memory)
 
-    def blocked_by(self, now: float) -> list[Holder]:
+    def blocking_readers(self, now: float) -> list[BlockingReader]:
         """Return who keeps the export waiting, slowest first; empty if a batch may be admitted."""
         if self.fullness(self.held_bytes(now), self.held_memory(now)) < 1:
             return []
         holders = [
-            Holder(
+            BlockingReader(
                 reader=r.id,
                 import_=r.import_,
-                bytes=sum(s.bytes_from(self._wanted_from(r, s)) for s in self.streams.values()),
-                away=max(0.0, now - r.until),
+                bytes=sum(s.bytes_from(self._first_unread(r, s)) for s in self.streams.values()),
+                away=max(0.0, now - r.lease_expires),
                 query=r.query,
-                moved=r.moved,
+                last_progress=r.last_progress,
             )
-            for r in self._holding(now)
+            for r in self._holding_readers(now)
         ]
         return sorted((h for h in holders if h.bytes), key=lambda h: -h.bytes)
 
@@ -374,7 +378,7 @@ class Claims:
                 newest = not stream.sealed and number + 1 == stream.next
                 full = (total > limits.max_bytes or memory > self.max_memory) and not newest
                 old = oldest is not None and stream.epochs[number].published < oldest
-                if not (full or old) or number >= self._held_from(stream, now):
+                if not (full or old) or number >= self._first_held(stream, now):
                     break
                 plans = self._plans_in(stream, now) if plans is None else plans
                 end = max((next_ for first, next_ in plans if first <= number < next_), default=0)
@@ -383,7 +387,7 @@ class Claims:
                     total, memory = total - gone.bytes, memory - gone.memory
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
-            stream.forget_sums(self._places_in)
+            stream.forget_sums(self._referenced_epochs)
         self._forget_missing(removed)
         return removed
 
@@ -394,14 +398,16 @@ class Claims:
         for name in names[:last]:
             self.streams[name].missing.clear()
 
-    def _places_in(self, stream: str) -> set[int]:
-        return {place for reader in self.readers.values() for place in reader.places(stream)}
+    def _referenced_epochs(self, stream: str) -> set[int]:
+        return {
+            place for reader in self.readers.values() for place in reader.referenced_epochs(stream)
+        }
 
     def _plans_in(self, stream: Stream, now: float) -> list[tuple[int, int]]:
         return [
             cursor.planned
             for reader in self.readers.values()
-            if self._claims(reader, now)
+            if self._has_claims(reader, now)
             for cursor in [reader.cursors.get(stream.id)]
             if cursor is not None and cursor.planned is not None
         ]

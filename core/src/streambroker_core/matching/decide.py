@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, check_filter, parse
 from streambroker_core.model import Export, Import, PeKey, Policy, PortKey, Properties
-from streambroker_core.model.schema import Schema, covers
+from streambroker_core.model.schema import Schema, find_missing_column
 
 Reason: TypeAlias = Literal[
     "NamespaceNotAllowed",
@@ -37,8 +37,8 @@ NEAR: frozenset[Reason] = frozenset(
 )
 """Refusals of pairs that want each other; users get to see these unasked."""
 
-_TREES = 2_048
-_ANSWERS = 16_384
+_MAX_TREES = 2_048
+_MAX_ANSWERS = 16_384
 """A text's tree takes kilobytes and is soon made again; what was found out about it, little."""
 
 
@@ -56,53 +56,57 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class NoMatch:
     """The two do not belong together: a word for programs, a sentence for people."""
 
     reason: Reason
     message: str
 
 
-Outcome: TypeAlias = Match | Refusal
+MatchResult: TypeAlias = Match | NoMatch
 
 
 _PLAIN = {policy: Match(policy=policy) for policy in get_args(Policy)}
 
 
-def match(export: Export, import_: Import) -> Outcome:
+def match(export: Export, import_: Import) -> MatchResult:
     """Decide one pair; the first rule that fails gives the reason.
 
     The order of the rules is part of the answer: who may see it (namespace,
     scope), who wants it (names or subscription), how it is sent (filter, schema).
     """
-    return _audience(export, import_) or _interest(export, import_) or connect(export, import_)
-
-
-def connect(export: Export, import_: Import) -> Outcome:
-    """Decide how a pair is connected that may see and wants each other."""
     return (
-        _revoked(export, import_)
-        or _filter(export, import_)
-        or _columns(export, import_)
-        or _connected(export, import_)
+        _check_audience(export, import_)
+        or _check_interest(export, import_)
+        or connect(export, import_)
     )
 
 
-def in_reach(export: Export, import_: Import) -> bool:
+def connect(export: Export, import_: Import) -> MatchResult:
+    """Decide how a pair is connected that may see and wants each other."""
+    return (
+        _check_revoked(export, import_)
+        or _check_filter(export, import_)
+        or _check_columns(export, import_)
+        or _make_match(export, import_)
+    )
+
+
+def is_reachable(export: Export, import_: Import) -> bool:
     """Say whether namespace and scope let an Import see an Export."""
-    return export.application.scope == import_.application_scope and admits(
+    return export.application.scope == import_.application_scope and is_namespace_allowed(
         export, import_.key.namespace
     )
 
 
-def admits(export: Export, namespace: str) -> bool:
+def is_namespace_allowed(export: Export, namespace: str) -> bool:
     """Say whether an Export may be imported from a namespace."""
     if namespace == export.key.namespace:
         return True
     return namespace in export.allowed_namespaces or "*" in export.allowed_namespaces
 
 
-def revokes(export: Export, job: PeKey | PortKey) -> str | None:
+def find_revocation(export: Export, job: PeKey | PortKey) -> str | None:
     """Return what an Export has revoked that a job falls under, None if it may read."""
     for named in (job.namespace, f"{job.namespace}/{job.job}"):
         if named in export.revoked:
@@ -110,14 +114,14 @@ def revokes(export: Export, job: PeKey | PortKey) -> str | None:
     return None
 
 
-def _connected(export: Export, import_: Import) -> Match:
-    policy = policy_of(export, import_)
+def _make_match(export: Export, import_: Import) -> Match:
+    policy = choose_policy(export, import_)
     if import_.filter is None:
         return _PLAIN[policy]
     return Match(policy=policy, filter=canonical_filter(import_.filter))
 
 
-def policy_of(export: Export, import_: Import) -> Policy:
+def choose_policy(export: Export, import_: Import) -> Policy:
     """Return the policy of a route: either side may ask for ``drop``."""
     drops = export.congestion_policy == "drop" or import_.on_congestion == "drop"
     return "drop" if drops else "wait"
@@ -128,11 +132,11 @@ def canonical_filter(text: str | None) -> str | None:
     return None if text is None else _canonical(text)
 
 
-@lru_cache(maxsize=_ANSWERS)
+@lru_cache(maxsize=_MAX_ANSWERS)
 def _canonical(text: str) -> str | None:
     if not text.strip():
         return None
-    found = parsed(text, "filter")
+    found = parse_cached(text, "filter")
     return text if isinstance(found, StreambrokerError) else str(found)
 
 
@@ -143,11 +147,11 @@ def expression_problem(
     return None if text is None else _problem(text, kind)
 
 
-@lru_cache(maxsize=_ANSWERS)
+@lru_cache(maxsize=_MAX_ANSWERS)
 def _problem(text: str, kind: Literal["subscription", "filter"]) -> StreambrokerError | None:
     if not text.strip():
         return None
-    found = parsed(text, kind)
+    found = parse_cached(text, kind)
     return found if isinstance(found, StreambrokerError) else None
 
 
@@ -155,7 +159,7 @@ def filter_problem(text: str | None, schema: Schema | None) -> StreambrokerError
     """Return what is wrong with a filter for a schema; without a schema, with its syntax."""
     if text is None or not text.strip():
         return None
-    return _typed(text, schema)
+    return _check_typed(text, schema)
 
 
 def import_filter_problem(import_: Import, exports: Iterable[Export]) -> StreambrokerError | None:
@@ -178,109 +182,111 @@ def import_filter_problem(import_: Import, exports: Iterable[Export]) -> Streamb
     return found[0] if found and len(found) == len(problems) else None
 
 
-def _audience(export: Export, import_: Import) -> Refusal | None:
-    if in_reach(export, import_):
+def _check_audience(export: Export, import_: Import) -> NoMatch | None:
+    if is_reachable(export, import_):
         return None
     guest = import_.key.namespace
-    if not admits(export, guest):
-        return Refusal(
+    if not is_namespace_allowed(export, guest):
+        return NoMatch(
             reason="NamespaceNotAllowed",
             message=f"{export.key} does not allow the namespace {guest}",
         )
-    return Refusal(
+    return NoMatch(
         reason="ScopeDiffers",
         message=f"{export.key} is in the scope {export.application.scope!r}, "
         f"the import looks in {import_.application_scope!r}",
     )
 
 
-def _interest(export: Export, import_: Import) -> Refusal | None:
+def _check_interest(export: Export, import_: Import) -> NoMatch | None:
     if import_.streams:
-        return _by_name(export, import_)
+        return _check_names(export, import_)
     text = import_.subscription
     if text is None or not text.strip():
-        return Refusal(
+        return NoMatch(
             reason="NothingWanted", message=f"{import_.key} has neither subscription nor streams"
         )
     if export.properties is None:
-        return Refusal(
+        return NoMatch(
             reason="ExportedByName",
             message=f"{export.key} is exported by name, the import has a subscription",
         )
-    return _by_properties(export, export.properties, text)
+    return _check_properties(export, export.properties, text)
 
 
-def _by_name(export: Export, import_: Import) -> Refusal | None:
+def _check_names(export: Export, import_: Import) -> NoMatch | None:
     if export.stream_id is None:
-        return Refusal(
+        return NoMatch(
             reason="ExportedByProperties",
             message=f"{export.key} is exported by properties, the import names streams",
         )
     named = [name for name in import_.streams if name.stream_id == export.stream_id]
     if not named:
-        return Refusal(
+        return NoMatch(
             reason="StreamIdDiffers",
             message=f"{export.key} has the stream id {export.stream_id!r}, "
             "which the import does not name",
         )
     if any(name.application_name in (None, export.application.name) for name in named):
         return None
-    return Refusal(
+    return NoMatch(
         reason="ApplicationDiffers",
         message=f"{export.key} is of the application {export.application.name!r}, "
         f"the import wants {named[0].application_name!r}",
     )
 
 
-def _by_properties(export: Export, properties: Properties, text: str) -> Refusal | None:
-    expression = parsed(text, "subscription")
+def _check_properties(export: Export, properties: Properties, text: str) -> NoMatch | None:
+    expression = parse_cached(text, "subscription")
     if isinstance(expression, StreambrokerError):
-        return Refusal(reason="SubscriptionInvalid", message=str(expression))
+        return NoMatch(reason="SubscriptionInvalid", message=str(expression))
     value = expression.test(properties)
     if value is True:
         return None
     if value is False:
-        return Refusal(
+        return NoMatch(
             reason="SubscriptionFalse",
             message=f"the subscription is false for the properties of {export.key}",
         )
-    return Refusal(
+    return NoMatch(
         reason="SubscriptionUnknown",
         message=f"the subscription is unknown for {export.key}: a property is missing or of "
         "another type",
     )
 
 
-def _revoked(export: Export, import_: Import) -> Refusal | None:
-    named = revokes(export, import_.key)
+def _check_revoked(export: Export, import_: Import) -> NoMatch | None:
+    named = find_revocation(export, import_.key)
     if named is None:
         return None
-    return Refusal(reason="Revoked", message=f"{export.key} has revoked {named}")
+    return NoMatch(reason="Revoked", message=f"{export.key} has revoked {named}")
 
 
-def _filter(export: Export, import_: Import) -> Refusal | None:
+def _check_filter(export: Export, import_: Import) -> NoMatch | None:
     text = import_.filter
     if text is None or not text.strip():
         return None
     if not export.allow_filter:
-        return Refusal(reason="FilterForbidden", message=f"{export.key} allows no filters")
+        return NoMatch(reason="FilterForbidden", message=f"{export.key} allows no filters")
     problem = filter_problem(text, import_.schema) or filter_problem(text, export.schema)
     if problem is None:
         return None
-    return Refusal(reason="FilterInvalid", message=str(problem))
+    return NoMatch(reason="FilterInvalid", message=str(problem))
 
 
-def _columns(export: Export, import_: Import) -> Refusal | None:
+def _check_columns(export: Export, import_: Import) -> NoMatch | None:
     if import_.schema is None or export.schema is None:
         return None
-    difference = covers(export.schema, import_.schema)
+    difference = find_missing_column(export.schema, import_.schema)
     if difference is None:
         return None
-    return Refusal(reason="SchemaMismatch", message=f"{export.key}: {difference}")
+    return NoMatch(reason="SchemaMismatch", message=f"{export.key}: {difference}")
 
 
-@lru_cache(maxsize=_TREES)
-def parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | StreambrokerError:
+@lru_cache(maxsize=_MAX_TREES)
+def parse_cached(
+    text: str, kind: Literal["subscription", "filter"]
+) -> Expression | StreambrokerError:
     """Return the expression of a text, or what is wrong with it; remembered by the text."""
     try:
         return parse(text, kind=kind)
@@ -288,9 +294,9 @@ def parsed(text: str, kind: Literal["subscription", "filter"]) -> Expression | S
         return error.with_traceback(None)
 
 
-@lru_cache(maxsize=_ANSWERS)
-def _typed(text: str, schema: Schema | None) -> StreambrokerError | None:
-    expression = parsed(text, "filter")
+@lru_cache(maxsize=_MAX_ANSWERS)
+def _check_typed(text: str, schema: Schema | None) -> StreambrokerError | None:
+    expression = parse_cached(text, "filter")
     if isinstance(expression, StreambrokerError):
         return expression
     if schema is None:
@@ -302,6 +308,6 @@ def _typed(text: str, schema: Schema | None) -> StreambrokerError | None:
     return None
 
 
-def is_near(outcome: Outcome) -> bool:
+def is_near(outcome: MatchResult) -> bool:
     """Say whether an outcome is a match, or a refusal that users see unasked."""
     return isinstance(outcome, Match) or outcome.reason in NEAR

@@ -9,29 +9,29 @@ from streambroker_core.matching.property_conditions import (
     Alternative,
     Attribute,
     Between,
-    Condition,
     Facts,
-    OneOf,
-    facts_of,
+    PropertyCondition,
+    ValueIn,
+    extract_facts,
 )
-from streambroker_core.matching.sorted_numbers import Ordered
+from streambroker_core.matching.sorted_numbers import SortedNumbers
 from streambroker_core.model import Export, StreamName
 
-_FEW = 32
+_MIN_EXPORTS = 32
 """Fewer Exports say nothing about which conditions are rare."""
-_UNFILED = 256
+_MAX_PENDING = 256
 """So many wait to be filed at most: nobody who looks something up finds much to do first."""
-_COUNTED = 16
+_MAX_COUNTED = 16
 """So many different numbers are counted one by one; of more the average is taken."""
-_GUESSED = 0.05
-_GUESSED_BOOLEAN = 0.5
-_GUESSED_RANGE = 0.1
+_DEFAULT_SELECTIVITY = 0.05
+_BOOLEAN_SELECTIVITY = 0.5
+_RANGE_SELECTIVITY = 0.1
 
 _Uids: TypeAlias = "str | set[str]"
 """One uid, or more than one; most values belong to one Export."""
 
 
-class Offers:
+class ExportIndex:
     """Every value of every attribute, and which Exports have it.
 
     Lists are there by their elements, numbers in order, too. All of it follows
@@ -42,9 +42,9 @@ class Offers:
     def __init__(self) -> None:
         self.exports: dict[str, Export] = {}
         self._holders: dict[Attribute, dict[Any, _Uids]] = {}
-        self._numbers: dict[str, Ordered] = {}
+        self._numbers: dict[str, SortedNumbers] = {}
         self._streams: dict[str, set[str]] = {}
-        self._unfiled: dict[str, Facts] = {}
+        self._pending: dict[str, Facts] = {}
 
     def put(self, export: Export) -> Facts:
         """Add or replace an Export."""
@@ -52,10 +52,10 @@ class Offers:
         self.exports[export.uid] = export
         if export.stream_id is not None:
             self._streams.setdefault(export.stream_id, set()).add(export.uid)
-        facts = facts_of(export.properties or {})
-        self._unfiled[export.uid] = facts
-        if len(self._unfiled) > _UNFILED:
-            self._file()
+        facts = extract_facts(export.properties or {})
+        self._pending[export.uid] = facts
+        if len(self._pending) > _MAX_PENDING:
+            self._flush_pending()
         return facts
 
     def remove(self, uid: str) -> None:
@@ -68,16 +68,16 @@ class Offers:
             same.discard(uid)
             if not same:
                 del self._streams[export.stream_id]
-        if self._unfiled.pop(uid, None) is not None:
+        if self._pending.pop(uid, None) is not None:
             return
-        for attribute, values in facts_of(export.properties or {}).items():
+        for attribute, values in extract_facts(export.properties or {}).items():
             for value in values:
                 self._drop(attribute, value, uid)
 
-    def _file(self) -> None:
-        for uid, facts in self._unfiled.items():
+    def _flush_pending(self) -> None:
+        for uid, facts in self._pending.items():
             self._add(facts, uid)
-        self._unfiled.clear()
+        self._pending.clear()
 
     def _add(self, facts: Facts, uid: str) -> None:
         for attribute, values in facts.items():
@@ -85,7 +85,7 @@ class Offers:
             if holders is None:
                 holders = self._holders[attribute] = {}
                 if attribute[1] == "number":
-                    self._numbers[attribute[0]] = Ordered()
+                    self._numbers[attribute[0]] = SortedNumbers()
             numbers = self._numbers[attribute[0]] if attribute[1] == "number" else None
             if numbers is not None:
                 numbers.uses += len(values)
@@ -119,32 +119,34 @@ class Offers:
 
     # ---- looking up ------------------------------------------------------
 
-    def named(self, names: Iterable[StreamName]) -> set[str]:
+    def find_by_stream(self, names: Iterable[StreamName]) -> set[str]:
         """Return the uids of the Exports that have one of some stream ids."""
         return {uid for name in names for uid in self._streams.get(name.stream_id, ())}
 
-    def fitting(self, alternatives: Iterable[Alternative]) -> Collection[str]:
+    def find_candidates(self, alternatives: Iterable[Alternative]) -> Collection[str]:
         """Return uids, among which all are for which one of the alternatives holds."""
-        self._file()
+        self._flush_pending()
         found: Set[str] | None = None
         for alternative in alternatives:
             if not alternative:
                 return self.exports.keys()
-            fitting = self._fitting(alternative)
+            fitting = self._find_for(alternative)
             found = fitting if found is None else found | fitting
         return found or frozenset()
 
-    def share(self, condition: Condition) -> float:
+    def selectivity(self, condition: PropertyCondition) -> float:
         """Return which share of the Exports a condition holds for, about; a guess for a few."""
-        if len(self.exports) >= _FEW:
-            self._file()
+        if len(self.exports) >= _MIN_EXPORTS:
+            self._flush_pending()
             return (1 + self._count(condition)) / (1 + len(self.exports))
         if isinstance(condition, Between):
-            return _GUESSED_RANGE
-        guess = _GUESSED_BOOLEAN if condition.attribute[1] == "boolean" else _GUESSED
+            return _RANGE_SELECTIVITY
+        guess = (
+            _BOOLEAN_SELECTIVITY if condition.attribute[1] == "boolean" else _DEFAULT_SELECTIVITY
+        )
         return min(1.0, guess * len(condition.values))
 
-    def _fitting(self, alternative: Alternative) -> Set[str]:
+    def _find_for(self, alternative: Alternative) -> Set[str]:
         """Look the rarest condition up, and cut its Exports with those of the others."""
         measured = sorted(
             ((self._count(condition), place) for place, condition in enumerate(alternative)),
@@ -152,36 +154,36 @@ class Offers:
         (fewest, first), *rest = measured
         if fewest == 0:
             return frozenset()
-        found = self._holding(alternative[first])
+        found = self._find_uids(alternative[first])
         for _, place in rest:
             condition = alternative[place]
-            if isinstance(condition, OneOf) and len(condition.values) == 1:
-                found = found & self._holding(condition)
+            if isinstance(condition, ValueIn) and len(condition.values) == 1:
+                found = found & self._find_uids(condition)
         return found
 
-    def _count(self, condition: Condition) -> float:
+    def _count(self, condition: PropertyCondition) -> float:
         """Return how many Exports a condition holds for; nearly, where they are many."""
         holders = self._holders.get(condition.attribute)
         if holders is None:
             return 0
-        if isinstance(condition, OneOf):
-            return sum(_size(holders.get(value)) for value in condition.values)
+        if isinstance(condition, ValueIn):
+            return sum(_count_uids(holders.get(value)) for value in condition.values)
         numbers = self._numbers[condition.name]
         count = numbers.count(condition.low, condition.high)
-        if count > _COUNTED:
+        if count > _MAX_COUNTED:
             return count * numbers.uses / numbers.size
-        values = numbers.between(condition.low, condition.high)
-        return sum(_size(holders[value]) for value in values)
+        values = numbers.iter_between(condition.low, condition.high)
+        return sum(_count_uids(holders[value]) for value in values)
 
-    def _holding(self, condition: Condition) -> Set[str]:
+    def _find_uids(self, condition: PropertyCondition) -> Set[str]:
         """Return the uids of the Exports that a condition holds for; not to be changed."""
         holders = self._holders.get(condition.attribute, {})
-        if isinstance(condition, OneOf):
+        if isinstance(condition, ValueIn):
             values: Iterable[Any] = condition.values
             if len(condition.values) == 1:
-                return _set(holders.get(condition.values[0]))
+                return _as_set(holders.get(condition.values[0]))
         else:
-            values = self._numbers[condition.name].between(condition.low, condition.high)
+            values = self._numbers[condition.name].iter_between(condition.low, condition.high)
         found: set[str] = set()
         for value in values:
             uids = holders.get(value)
@@ -192,13 +194,13 @@ class Offers:
         return found
 
 
-def _size(uids: _Uids | None) -> int:
+def _count_uids(uids: _Uids | None) -> int:
     if uids is None:
         return 0
     return 1 if isinstance(uids, str) else len(uids)
 
 
-def _set(uids: _Uids | None) -> Set[str]:
+def _as_set(uids: _Uids | None) -> Set[str]:
     if uids is None:
         return frozenset()
     return frozenset((uids,)) if isinstance(uids, str) else uids

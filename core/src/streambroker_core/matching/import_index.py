@@ -24,9 +24,9 @@ from streambroker_core.matching.property_conditions import (
     Alternative,
     Attribute,
     Between,
-    Condition,
     Facts,
-    OneOf,
+    PropertyCondition,
+    ValueIn,
 )
 from streambroker_core.model import Import
 
@@ -34,34 +34,34 @@ MAX_VALUES = 64
 """Values of one condition; ``in`` with more of them is no access."""
 MAX_PAIRS = 16
 """Pairs of values of two conditions; with more of them the rarer one is used alone."""
-MAX_PLACES = 512
+MAX_ENTRIES = 512
 """Entries of one subscription; one that needs more goes to the list of the others."""
 
-_WEIGHED = 4
+_MAX_WEIGHED = 4
 _WIDEST, _NARROWEST = 64, -30
 
 
-class Want:
+class IndexedImport:
     """An Import as the index keeps it: no text, no tree.
 
     Attributes:
         code: function of the subscription's form; None for an Import by name.
         literals: what to call it with.
-        places: where it is filed: table, key in it, and again.
-        cut: whether it was too wide to be filed under all that it says.
+        entries: where it is filed: table, key in it, and again.
+        is_truncated: whether it was too wide to be filed under all that it says.
     """
 
-    __slots__ = ("code", "cut", "import_", "literals", "places")
+    __slots__ = ("code", "entries", "import_", "is_truncated", "literals")
 
     def __init__(self, import_: Import, code: Code | None, literals: Literals) -> None:
         self.import_ = import_
         self.code = code
         self.literals = literals
-        self.places: tuple[Any, ...] = ()
-        self.cut = False
+        self.entries: tuple[Any, ...] = ()
+        self.is_truncated = False
 
 
-_Bucket: TypeAlias = "Want | set[Want]"
+_Bucket: TypeAlias = "IndexedImport | set[IndexedImport]"
 """One Import, or more than one."""
 
 
@@ -70,39 +70,39 @@ class _Table:
 
     Attributes:
         first: the attribute; likewise ``second``, None for one alone.
-        filed: by value, or pair of values.
+        entries: by value, or pair of values.
     """
 
-    __slots__ = ("filed", "first", "second")
+    __slots__ = ("entries", "first", "second")
 
     def __init__(self, first: Attribute, second: Attribute | None) -> None:
         self.first = first
         self.second = second
-        self.filed: dict[Any, _Bucket] = {}
+        self.entries: dict[Any, _Bucket] = {}
 
-    def add(self, key: Any, want: Want) -> None:
+    def add(self, key: Any, indexed: IndexedImport) -> None:
         """File an Import."""
-        known = self.filed.get(key)
+        known = self.entries.get(key)
         if isinstance(known, set):
-            known.add(want)
+            known.add(indexed)
         else:
-            self.filed[key] = want if known is None else {known, want}
+            self.entries[key] = indexed if known is None else {known, indexed}
 
-    def take(self, key: Any, want: Want) -> None:
+    def remove(self, key: Any, indexed: IndexedImport) -> None:
         """Take an Import away that is filed."""
-        known = self.filed[key]
+        known = self.entries[key]
         if isinstance(known, set):
-            known.discard(want)
+            known.discard(indexed)
             if len(known) == 1:
-                self.filed[key] = known.pop()
+                self.entries[key] = known.pop()
         else:
-            del self.filed[key]
+            del self.entries[key]
 
 
 class _Option(NamedTuple):
     """A condition as an access, and which share of the Exports it lets through."""
 
-    share: float
+    selectivity: float
     attribute: Attribute
     values: tuple[Any, ...]
 
@@ -117,54 +117,54 @@ class _Grid:
         self.uses = 0
 
 
-class Wants:
+class ImportIndex:
     """Imports by access and by stream id.
 
     Args:
-        share: returns which share of the Exports a condition holds for.
+        selectivity: returns which share of the Exports a condition holds for.
     """
 
-    def __init__(self, share: Callable[[Condition], float]) -> None:
-        self._share = share
+    def __init__(self, selectivity: Callable[[PropertyCondition], float]) -> None:
+        self._selectivity = selectivity
         self._tables: dict[Attribute, dict[Attribute | None, _Table]] = {}
         self._grids: dict[str, dict[Attribute, _Grid]] = {}
-        self._streams: dict[str, set[Want]] = {}
-        self.others: set[Want] = set()
-        self.places = 0
+        self._streams: dict[str, set[IndexedImport]] = {}
+        self.unindexed: set[IndexedImport] = set()
+        self.entry_count = 0
 
-    def file(self, want: Want, alternatives: Iterable[Alternative]) -> None:
+    def add(self, indexed: IndexedImport, alternatives: Iterable[Alternative]) -> None:
         """File an Import under all alternatives of its subscription."""
         places: dict[tuple[Attribute, Attribute | None, Any], None] = {}
         for alternative in alternatives:
-            access = self._access(alternative)
-            if access is None or len(places) + access.size > MAX_PLACES:
-                self.others.add(want)
+            access = self._choose_access(alternative)
+            if access is None or len(places) + access.size > MAX_ENTRIES:
+                self.unindexed.add(indexed)
                 return
             for key in access.entries():
                 places[access.first, access.second, key] = None
         # The attributes are the table's: they are not kept once for each Import.
         found = [(self._table(first, second), key) for first, second, key in places]
         for table, key in found:
-            table.add(key, want)
-        want.places = tuple(chain.from_iterable(found))
-        self.places += len(places)
+            table.add(key, indexed)
+        indexed.entries = tuple(chain.from_iterable(found))
+        self.entry_count += len(places)
 
-    def file_by_name(self, want: Want) -> None:
+    def add_by_name(self, indexed: IndexedImport) -> None:
         """File an Import under the stream ids that it names."""
-        for name in want.import_.streams:
-            self._streams.setdefault(name.stream_id, set()).add(want)
+        for name in indexed.import_.streams:
+            self._streams.setdefault(name.stream_id, set()).add(indexed)
 
-    def remove(self, want: Want) -> None:
+    def remove(self, indexed: IndexedImport) -> None:
         """Take an Import away from wherever it is filed."""
-        self.others.discard(want)
-        for table, key in _pairs(want.places):
-            table.take(key, want)
-            if not table.filed:
-                self._drop(table)
-            self.places -= 1
-        for name in want.import_.streams:
+        self.unindexed.discard(indexed)
+        for table, key in _iter_entries(indexed.entries):
+            table.remove(key, indexed)
+            if not table.entries:
+                self._drop_table(table)
+            self.entry_count -= 1
+        for name in indexed.import_.streams:
             same = self._streams.get(name.stream_id, set())
-            same.discard(want)
+            same.discard(indexed)
             if not same:
                 self._streams.pop(name.stream_id, None)
 
@@ -176,7 +176,7 @@ class Wants:
             self._count_cells(table, 1)
         return table
 
-    def _drop(self, table: _Table) -> None:
+    def _drop_table(self, table: _Table) -> None:
         row = self._tables[table.first]
         del row[table.second]
         if not row:
@@ -185,13 +185,13 @@ class Wants:
 
     # ---- what an Export asks ---------------------------------------------
 
-    def named(self, stream_id: str | None) -> Iterable[Want]:
+    def find_by_stream(self, stream_id: str | None) -> Iterable[IndexedImport]:
         """Return the Imports that name a stream id."""
         return () if stream_id is None else self._streams.get(stream_id, ())
 
-    def fitting(self, facts: Facts) -> set[Want]:
+    def find_candidates(self, facts: Facts) -> set[IndexedImport]:
         """Return Imports, among which all are whose subscription is true of some facts."""
-        found = set(self.others)
+        found = set(self.unindexed)
         facts = self._with_cells(facts)
         for first, values in facts.items():
             row = self._tables.get(first)
@@ -205,7 +205,7 @@ class Wants:
                 if table is None or (second is not None and second not in facts):
                     continue
                 keys = values if second is None else product(values, facts[second])
-                _collect(table.filed, keys, found)
+                _collect(table.entries, keys, found)
         return found
 
     def _with_cells(self, facts: Facts) -> Facts:
@@ -236,64 +236,66 @@ class Wants:
 
     # ---- how an alternative is filed ---------------------------------------
 
-    def _access(self, alternative: Alternative) -> _Access | None:
+    def _choose_access(self, alternative: Alternative) -> _Access | None:
         options = sorted(
-            (option for condition in alternative if (option := self._option(condition))),
-            key=lambda option: option.share,
+            (option for condition in alternative if (option := self._access_option(condition))),
+            key=lambda option: option.selectivity,
         )
         if not options:
             return None
         pairs = [
             (one, other)
-            for one, other in combinations(options[:_WEIGHED], 2)
+            for one, other in combinations(options[:_MAX_WEIGHED], 2)
             if len(one.values) * len(other.values) <= MAX_PAIRS
         ]
         if not pairs:
             return _Access(options[0], None)
-        best = min(pairs, key=lambda pair: pair[0].share * pair[1].share)
+        best = min(pairs, key=lambda pair: pair[0].selectivity * pair[1].selectivity)
         return _Access(*sorted(best, key=lambda option: option.attribute))
 
-    def _option(self, condition: Condition) -> _Option | None:
-        if isinstance(condition, OneOf):
+    def _access_option(self, condition: PropertyCondition) -> _Option | None:
+        if isinstance(condition, ValueIn):
             if len(condition.values) > MAX_VALUES:
                 return None
-            return _Option(self._share(condition), condition.attribute, condition.values)
+            return _Option(self._selectivity(condition), condition.attribute, condition.values)
         cells = _cells(condition)
         if cells is None:
             return None
         grid, numbers = cells
-        return _Option(self._share(condition), grid, numbers)
+        return _Option(self._selectivity(condition), grid, numbers)
 
 
 class _Access:
     """One or two conditions under which an alternative is filed."""
 
-    def __init__(self, one: _Option, other: _Option | None) -> None:
-        self._one, self._other = one, other
-        self.first: Attribute = one.attribute
-        self.second: Attribute | None = None if other is None else other.attribute
-        self.size = len(one.values) * (1 if other is None else len(other.values))
+    def __init__(self, option: _Option, second_option: _Option | None) -> None:
+        self._option, self._second_option = option, second_option
+        self.first: Attribute = option.attribute
+        self.second: Attribute | None = None if second_option is None else second_option.attribute
+        self.size = len(option.values) * (1 if second_option is None else len(second_option.values))
 
     def entries(self) -> Iterable[Any]:
         """Return the keys in the table of the two attributes."""
-        if self._other is None:
-            return self._one.values
-        return product(self._one.values, self._other.values)
+        if self._second_option is None:
+            return self._option.values
+        return product(self._option.values, self._second_option.values)
 
 
-def _collect(filed: Mapping[Any, _Bucket], keys: Iterable[Any], found: set[Want]) -> None:
+def _collect(
+    entries: Mapping[Any, _Bucket], keys: Iterable[Any], results: set[IndexedImport]
+) -> None:
     for key in keys:
-        bucket = filed.get(key)
+        bucket = entries.get(key)
         if bucket is None:
             continue
         if isinstance(bucket, set):
-            found |= bucket
+            results |= bucket
         else:
-            found.add(bucket)
+            results.add(bucket)
 
 
-def _pairs(places: tuple[Any, ...]) -> Iterator[tuple[_Table, Any]]:
-    turns = iter(places)
+def _iter_entries(entries: tuple[Any, ...]) -> Iterator[tuple[_Table, Any]]:
+    turns = iter(entries)
     return zip(turns, turns, strict=True)
 
 

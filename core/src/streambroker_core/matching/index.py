@@ -7,28 +7,28 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.expression.evaluate import Code, Literals, code_of
+from streambroker_core.expression.evaluate import Code, Literals, compile_code
 from streambroker_core.matching.decide import (
-    Outcome,
+    MatchResult,
     connect,
     expression_problem,
-    in_reach,
     is_near,
+    is_reachable,
     match,
-    parsed,
+    parse_cached,
 )
-from streambroker_core.matching.export_index import Offers
-from streambroker_core.matching.import_index import Want, Wants
+from streambroker_core.matching.export_index import ExportIndex
+from streambroker_core.matching.import_index import ImportIndex, IndexedImport
 from streambroker_core.matching.property_conditions import (
     Alternatives,
     Facts,
-    alternatives_of,
-    facts_of,
+    extract_facts,
+    to_alternatives,
 )
-from streambroker_core.matching.scan import Figures
+from streambroker_core.matching.scan import IndexStats
 from streambroker_core.model import Export, Import, Resource
 
-_PREPARED = 256
+_MAX_PREPARED = 256
 
 
 class IndexMatcher:
@@ -40,109 +40,111 @@ class IndexMatcher:
     """
 
     def __init__(self) -> None:
-        self._offers = Offers()
-        self._wants = Wants(self._offers.share)
-        self._imports: dict[str, Want] = {}
-        self._cut = 0
-        self._newest: tuple[Export | None, Facts] = (None, {})
+        self._export_index = ExportIndex()
+        self._import_index = ImportIndex(self._export_index.selectivity)
+        self._imports: dict[str, IndexedImport] = {}
+        self._truncated_count = 0
+        self._last_export: tuple[Export | None, Facts] = (None, {})
 
     def put_export(self, export: Export) -> None:
         """Add or replace an Export."""
-        self._newest = export, self._offers.put(export)
+        self._last_export = export, self._export_index.put(export)
 
     def remove_export(self, uid: str) -> None:
         """Take an Export away; an unknown one changes nothing."""
-        self._offers.remove(uid)
+        self._export_index.remove(uid)
 
     def put_import(self, import_: Import) -> None:
         """Add or replace an Import."""
         self.remove_import(import_.uid)
         subscription = _subscription(import_)
         if subscription is None:
-            want = Want(import_, None, ())
-            self._wants.file_by_name(want)
+            want = IndexedImport(import_, None, ())
+            self._import_index.add_by_name(want)
         else:
-            want = Want(import_, subscription.code, subscription.literals)
-            want.cut = subscription.alternatives.cut
-            self._wants.file(want, subscription.alternatives.each)
-        self._cut += want.cut
+            want = IndexedImport(import_, subscription.code, subscription.literals)
+            want.is_truncated = subscription.alternatives.is_truncated
+            self._import_index.add(want, subscription.alternatives.items)
+        self._truncated_count += want.is_truncated
         self._imports[import_.uid] = want
 
     def remove_import(self, uid: str) -> None:
         """Take an Import away; an unknown one changes nothing."""
         want = self._imports.pop(uid, None)
         if want is not None:
-            self._cut -= want.cut
-            self._wants.remove(want)
+            self._truncated_count -= want.is_truncated
+            self._import_index.remove(want)
 
-    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
+    def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
         """Return the outcome per Import's uid; empty for an unknown Export."""
-        export = self._offers.exports.get(uid)
-        return {} if export is None else self._of_export(export)
+        export = self._export_index.exports.get(uid)
+        return {} if export is None else self._match_export(export)
 
-    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
+    def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
         """Return the outcome per Export's uid; empty for an unknown Import."""
         want = self._imports.get(uid)
-        return {} if want is None else self._of_import(want.import_)
+        return {} if want is None else self._match_import(want.import_)
 
-    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
+    def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
         """Return the outcomes that a resource would have, put or not."""
         if isinstance(resource, Export):
-            return self._of_export(resource)
-        return self._of_import(resource)
+            return self._match_export(resource)
+        return self._match_import(resource)
 
-    def figures(self) -> Figures:
+    def stats(self) -> IndexStats:
         """Return how the index is filled."""
-        return Figures(
-            exports=len(self._offers.exports),
+        return IndexStats(
+            exports=len(self._export_index.exports),
             imports=len(self._imports),
-            places=self._wants.places,
-            others=len(self._wants.others),
-            cut=self._cut,
+            entries=self._import_index.entry_count,
+            unindexed=len(self._import_index.unindexed),
+            truncated=self._truncated_count,
         )
 
-    def _of_export(self, export: Export) -> dict[str, Outcome]:
-        found: dict[str, Outcome] = {}
+    def _match_export(self, export: Export) -> dict[str, MatchResult]:
+        found: dict[str, MatchResult] = {}
         properties = export.properties
         if properties is not None and self._imports:
-            newest, facts = self._newest
-            for want in self._wants.fitting(facts if newest is export else facts_of(properties)):
+            newest, facts = self._last_export
+            for want in self._import_index.find_candidates(
+                facts if newest is export else extract_facts(properties)
+            ):
                 # What this leaves out, `match` refuses, and not as a near miss.
                 code, import_ = want.code, want.import_
                 if (
                     code is not None
                     and code(properties, want.literals) is True
-                    and in_reach(export, import_)
+                    and is_reachable(export, import_)
                 ):
-                    _keep(found, import_.uid, connect(export, import_))
-        for want in self._wants.named(export.stream_id):
-            _keep(found, want.import_.uid, match(export, want.import_))
+                    _add_if_near(found, import_.uid, connect(export, import_))
+        for want in self._import_index.find_by_stream(export.stream_id):
+            _add_if_near(found, want.import_.uid, match(export, want.import_))
         return found
 
-    def _of_import(self, import_: Import) -> dict[str, Outcome]:
-        exports = self._offers.exports
-        found: dict[str, Outcome] = {}
-        for uid in self._offers.named(import_.streams):
-            _keep(found, uid, match(exports[uid], import_))
+    def _match_import(self, import_: Import) -> dict[str, MatchResult]:
+        exports = self._export_index.exports
+        found: dict[str, MatchResult] = {}
+        for uid in self._export_index.find_by_stream(import_.streams):
+            _add_if_near(found, uid, match(exports[uid], import_))
         subscription = _subscription(import_)
         if subscription is None:
             return found
         code, literals, alternatives = subscription
-        for uid in self._offers.fitting(alternatives.each):
+        for uid in self._export_index.find_candidates(alternatives.items):
             export = exports[uid]
             properties = export.properties
             if (
                 properties is not None
                 and code(properties, literals) is True
-                and in_reach(export, import_)
+                and is_reachable(export, import_)
             ):
-                _keep(found, uid, connect(export, import_))
+                _add_if_near(found, uid, connect(export, import_))
         return found
 
 
-def _keep(found: dict[str, Outcome], uid: str, outcome: Outcome) -> None:
+def _add_if_near(results: dict[str, MatchResult], uid: str, outcome: MatchResult) -> None:
     if is_near(outcome):
-        found[uid] = outcome
+        results[uid] = outcome
 
 
 class _Subscription(NamedTuple):
@@ -158,14 +160,14 @@ def _subscription(import_: Import) -> _Subscription | None:
     text = import_.subscription
     if import_.streams or text is None or expression_problem(text, "subscription") is not None:
         return None
-    return _prepared(text)
+    return _prepare(text)
 
 
-@lru_cache(maxsize=_PREPARED)
-def _prepared(text: str) -> _Subscription | None:
+@lru_cache(maxsize=_MAX_PREPARED)
+def _prepare(text: str) -> _Subscription | None:
     """Make what both sides need; an Import is put and asked for at once, so a few are enough."""
-    expression = parsed(text, "subscription")
+    expression = parse_cached(text, "subscription")
     if isinstance(expression, StreambrokerError) or expression.tree is None:
         return None
-    code, literals = code_of(expression.tree)
-    return _Subscription(code, literals, alternatives_of(expression.tree))
+    code, literals = compile_code(expression.tree)
+    return _Subscription(code, literals, to_alternatives(expression.tree))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streambroker_core.expression import tree
-from streambroker_core.expression.evaluate import KINDS, kind_of_value
+from streambroker_core.expression.evaluate import KINDS, value_kind
 from streambroker_core.model import Properties
 
 MAX_ALTERNATIVES = 64
@@ -33,7 +33,7 @@ Facts: TypeAlias = "Mapping[Attribute, tuple[Any, ...]]"
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class ValueIn:
     """An attribute has, or holds, one of some values."""
 
     attribute: Attribute
@@ -54,8 +54,8 @@ class Between:
         return self.name, "number"
 
 
-Condition: TypeAlias = OneOf | Between
-Alternative: TypeAlias = "tuple[Condition, ...]"
+PropertyCondition: TypeAlias = ValueIn | Between
+Alternative: TypeAlias = "tuple[PropertyCondition, ...]"
 
 _NOTHING: Alternative = ()
 _LISTS = (list, tuple)
@@ -66,28 +66,28 @@ class Alternatives:
     """The alternatives of a subscription.
 
     Attributes:
-        each: true of some properties only if all conditions of one of these hold.
+        items: true of some properties only if all conditions of one of these hold.
             An empty one says nothing; none at all means that it is never true.
-        cut: whether conditions were left out because of `MAX_ALTERNATIVES`.
+        is_truncated: whether conditions were left out because of `MAX_ALTERNATIVES`.
     """
 
-    each: list[Alternative]
-    cut: bool = False
+    items: list[Alternative]
+    is_truncated: bool = False
 
 
-def alternatives_of(node: tree.Predicate) -> Alternatives:
+def to_alternatives(node: tree.Predicate) -> Alternatives:
     """Return what has to hold for a predicate to be true."""
     result = Alternatives([])
     found = _expand(node, True, result)
-    tidied = [tidy for alternative in found if (tidy := _tidied(alternative)) is not None]
+    tidied = [tidy for alternative in found if (tidy := _normalize(alternative)) is not None]
     if _NOTHING in tidied:
-        result.each = [_NOTHING]
+        result.items = [_NOTHING]
     else:
-        result.each = list(dict.fromkeys(tidied))
+        result.items = list(dict.fromkeys(tidied))
     return result
 
 
-def facts_of(properties: Properties) -> Facts:
+def extract_facts(properties: Properties) -> Facts:
     """Return all values of all attributes, as conditions ask for them."""
     facts: dict[Attribute, tuple[Any, ...]] = {}
     for name, value in properties.items():
@@ -103,93 +103,93 @@ def facts_of(properties: Properties) -> Facts:
     return facts
 
 
-def _expand(node: tree.Predicate, wanted: bool, result: Alternatives) -> list[Alternative]:
+def _expand(node: tree.Predicate, desired: bool, result: Alternatives) -> list[Alternative]:
     """Return the alternatives under which a predicate is true, or false."""
     match node:
         case tree.Not():
-            return _expand(node.operand, not wanted, result)
+            return _expand(node.operand, not desired, result)
         case tree.And() | tree.Or():
-            parts = [_expand(item, wanted, result) for item in node.items]
-            if isinstance(node, tree.And) == wanted:
-                return _all_of(parts, result)
-            return _one_of(parts, result)
+            parts = [_expand(item, desired, result) for item in node.items]
+            if isinstance(node, tree.And) == desired:
+                return _conjunction(parts, result)
+            return _disjunction(parts, result)
         case tree.Boolean():
-            return [_NOTHING] if node.value == wanted else []
+            return [_NOTHING] if node.value == desired else []
         case _:
-            return [tuple(_conditions(node, wanted))]
+            return [tuple(_conditions(node, desired))]
 
 
-def _one_of(parts: list[list[Alternative]], result: Alternatives) -> list[Alternative]:
+def _disjunction(parts: list[list[Alternative]], result: Alternatives) -> list[Alternative]:
     joined = [alternative for part in parts for alternative in part]
     if _NOTHING in joined:
         return [_NOTHING]
     if len(joined) > MAX_ALTERNATIVES:
-        result.cut = True
+        result.is_truncated = True
         return [_NOTHING]
     return joined
 
 
-def _all_of(parts: list[list[Alternative]], result: Alternatives) -> list[Alternative]:
+def _conjunction(parts: list[list[Alternative]], result: Alternatives) -> list[Alternative]:
     """Return the products, of as many parts as the limit allows, the simplest first."""
     product = [_NOTHING]
     for part in sorted(parts, key=len):
         if len(product) * len(part) > MAX_ALTERNATIVES:
-            result.cut = True
+            result.is_truncated = True
             break
         product = [(*left, *right) for left in product for right in part]
     return product
 
 
-def _tidied(alternative: Alternative) -> Alternative | None:
+def _normalize(alternative: Alternative) -> Alternative | None:
     """Return an alternative with one range per number; None if it contradicts itself."""
     ranges: dict[str, Between] = {}
-    others: dict[Condition, None] = {}
+    others: dict[PropertyCondition, None] = {}
     for condition in alternative:
-        if isinstance(condition, OneOf):
+        if isinstance(condition, ValueIn):
             others[condition] = None
             continue
         known = ranges.get(condition.name)
-        ranges[condition.name] = condition if known is None else _overlap(known, condition)
+        ranges[condition.name] = condition if known is None else _intersect(known, condition)
     for between in ranges.values():
         if between.low is None or between.high is None or between.low < between.high:
             others[between] = None
         elif between.low == between.high:
-            others[OneOf(between.attribute, (between.low,))] = None
+            others[ValueIn(between.attribute, (between.low,))] = None
         else:
             return None
     return tuple(others)
 
 
-def _overlap(one: Between, other: Between) -> Between:
-    lows = [low for low in (one.low, other.low) if low is not None]
-    highs = [high for high in (one.high, other.high) if high is not None]
-    return Between(one.name, max(lows, default=None), min(highs, default=None))
+def _intersect(left: Between, right: Between) -> Between:
+    lows = [low for low in (left.low, right.low) if low is not None]
+    highs = [high for high in (left.high, right.high) if high is not None]
+    return Between(left.name, max(lows, default=None), min(highs, default=None))
 
 
-def _conditions(atom: tree.Atom, wanted: bool) -> Iterator[Condition]:
+def _conditions(atom: tree.Atom, desired: bool) -> Iterator[PropertyCondition]:
     match atom:
         case tree.Name():
-            yield OneOf((atom.name, "boolean"), (wanted,))
+            yield ValueIn((atom.name, "boolean"), (desired,))
         case tree.Comparison():
-            yield from _compared(atom, wanted)
-        case tree.Membership() if wanted:
-            yield from _held(atom)
-        case tree.Topic() if wanted:
-            yield from _levels(atom.filter)
+            yield from _comparison_conditions(atom, desired)
+        case tree.Membership() if desired:
+            yield from _membership_conditions(atom)
+        case tree.Topic() if desired:
+            yield from _topic_conditions(atom.filter)
         case _:
             pass
 
 
-def _compared(atom: tree.Comparison, wanted: bool) -> Iterator[Condition]:
-    asked = tree.asked(atom, wanted=wanted)
+def _comparison_conditions(atom: tree.Comparison, desired: bool) -> Iterator[PropertyCondition]:
+    asked = tree.operand_test_for(atom, desired=desired)
     if asked is None:
         return
     subject, op, value = asked.subject, asked.op, asked.value
-    kind = kind_of_value(value) or ""
+    kind = value_kind(value) or ""
     if op == "!=" and isinstance(value, bool):
         op, value = "==", not value
     if op == "==":
-        yield from _equal(subject, kind, (value,))
+        yield from _equality_conditions(subject, kind, (value,))
     elif isinstance(subject, tree.Name) and kind == "number" and not isinstance(value, str):
         if op in ("<", "<="):
             yield Between(subject.name, None, value)
@@ -197,24 +197,26 @@ def _compared(atom: tree.Comparison, wanted: bool) -> Iterator[Condition]:
             yield Between(subject.name, value, None)
 
 
-def _equal(operand: tree.Node, kind: str, values: tuple[Any, ...]) -> Iterator[Condition]:
+def _equality_conditions(
+    operand: tree.Node, kind: str, values: tuple[Any, ...]
+) -> Iterator[PropertyCondition]:
     if isinstance(operand, tree.Name):
-        yield OneOf((operand.name, kind), values)
+        yield ValueIn((operand.name, kind), values)
     elif isinstance(operand, tree.Subscript):
-        yield OneOf((operand.name, "in " + kind), values)
+        yield ValueIn((operand.name, "in " + kind), values)
 
 
-def _held(atom: tree.Membership) -> Iterator[Condition]:
+def _membership_conditions(atom: tree.Membership) -> Iterator[PropertyCondition]:
     item, container = atom.item, atom.container
     if isinstance(container, tree.ListLiteral):
         values: Iterable[Any] = (element.value for element in container.items)
-        kind = kind_of_value(container.items[0].value) or ""
-        yield from _equal(item, kind, tuple(dict.fromkeys(values)))
+        kind = value_kind(container.items[0].value) or ""
+        yield from _equality_conditions(item, kind, tuple(dict.fromkeys(values)))
     elif isinstance(item, tree.LITERALS):
-        yield OneOf((container.name, "in " + (kind_of_value(item.value) or "")), (item.value,))
+        yield ValueIn((container.name, "in " + (value_kind(item.value) or "")), (item.value,))
 
 
-def _levels(topic_filter: str) -> Iterator[Condition]:
+def _topic_conditions(topic_filter: str) -> Iterator[PropertyCondition]:
     for number, level in enumerate(topic_filter.split("/")):
         if level not in ("+", "#"):
-            yield OneOf((tree.TOPIC_PROPERTY, f"level {number}"), (level,))
+            yield ValueIn((tree.TOPIC_PROPERTY, f"level {number}"), (level,))

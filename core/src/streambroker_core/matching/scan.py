@@ -6,36 +6,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from streambroker_core.matching.decide import Outcome, is_near, match
+from streambroker_core.matching.decide import MatchResult, is_near, match
 from streambroker_core.model import Export, Import, Resource
 
-MANY_OTHERS = 1000
+MANY_UNINDEXED = 1000
 """Subscriptions that cannot be looked up; with more of them each new Export is felt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class IndexStats:
     """How a `Matcher` is filled.
 
     Attributes:
         exports: how many there are.
         imports: how many there are.
-        places: entries under which subscriptions are filed.
-        others: subscriptions that every Export has to try, because nothing in
+        entries: entries under which subscriptions are filed.
+        unindexed: subscriptions that every Export has to try, because nothing in
             them can be looked up: only ``!=``, one-sided ranges and the like.
-        cut: subscriptions of more than 64 alternatives, filed by a part of them.
+        truncated: subscriptions of more than 64 alternatives, filed by a part of them.
     """
 
     exports: int
     imports: int
-    places: int
-    others: int
-    cut: int
+    entries: int
+    unindexed: int
+    truncated: int
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Whether so many subscriptions cannot be looked up that somebody should know."""
-        return self.others > MANY_OTHERS
+        return self.unindexed > MANY_UNINDEXED
 
 
 class Matcher(Protocol):
@@ -57,19 +57,19 @@ class Matcher(Protocol):
     def remove_import(self, uid: str) -> None:
         """Take an Import away; an unknown one changes nothing."""
 
-    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
+    def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
         """Return the outcome per Import's uid; empty for an unknown Export."""
 
-    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
+    def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
         """Return the outcome per Export's uid; empty for an unknown Import."""
 
-    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
+    def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
         """Return the outcomes that a resource would have, put or not; its uid does not count.
 
         Nothing is changed.
         """
 
-    def figures(self) -> Figures:
+    def stats(self) -> IndexStats:
         """Return how it is filled."""
 
 
@@ -96,21 +96,21 @@ class ScanMatcher:
         """Take an Import away; an unknown one changes nothing."""
         self._imports.pop(uid, None)
 
-    def matches_of_export(self, uid: str) -> Mapping[str, Outcome]:
+    def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
         """Return the outcome per Import's uid; empty for an unknown Export."""
         export = self._exports.get(uid)
         if export is None:
             return {}
         return self.outcomes_for(export)
 
-    def matches_of_import(self, uid: str) -> Mapping[str, Outcome]:
+    def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
         """Return the outcome per Export's uid; empty for an unknown Import."""
         import_ = self._imports.get(uid)
         if import_ is None:
             return {}
         return self.outcomes_for(import_)
 
-    def outcomes_for(self, resource: Resource) -> Mapping[str, Outcome]:
+    def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
         """Return the outcomes that a resource would have, put or not."""
         if isinstance(resource, Export):
             tried = [(uid, match(resource, other)) for uid, other in self._imports.items()]
@@ -118,12 +118,12 @@ class ScanMatcher:
             tried = [(uid, match(other, resource)) for uid, other in self._exports.items()]
         return {uid: outcome for uid, outcome in tried if is_near(outcome)}
 
-    def figures(self) -> Figures:
+    def stats(self) -> IndexStats:
         """Return how it is filled; every subscription is tried."""
-        return Figures(
+        return IndexStats(
             exports=len(self._exports),
             imports=len(self._imports),
-            places=0,
-            others=len(self._imports),
-            cut=0,
+            entries=0,
+            unindexed=len(self._imports),
+            truncated=0,
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 _BLOCK = 1024
 
 
-class Ordered:
+class SortedNumbers:
     """Distinct numbers, in blocks of a bounded length, so that a change moves one block only.
 
     Attributes:
@@ -52,16 +52,16 @@ class Ordered:
 
     def count(self, low: float | None, high: float | None) -> int:
         """Return how many numbers lie between two others, they included; None is open."""
-        first, start = (0, 0) if low is None else self._place(low)
-        last, end = (len(self._blocks), 0) if high is None else self._place(high, behind=True)
+        first, start = (0, 0) if low is None else self._locate(low)
+        last, end = (len(self._blocks), 0) if high is None else self._locate(high, above=True)
         if first >= last:
             return max(0, end - start) if first == last else 0
         whole = sum(len(block) for block in self._blocks[first:last])
         return whole - start + end
 
-    def between(self, low: float | None, high: float | None) -> Iterator[float]:
+    def iter_between(self, low: float | None, high: float | None) -> Iterator[float]:
         """Yield the numbers between two others, they included, in order; None is open."""
-        first, start = (0, 0) if low is None else self._place(low)
+        first, start = (0, 0) if low is None else self._locate(low)
         for place in range(first, len(self._blocks)):
             for number in self._blocks[place][start:]:
                 if high is not None and number > high:
@@ -69,9 +69,9 @@ class Ordered:
                 yield number
             start = 0
 
-    def _place(self, number: float, *, behind: bool = False) -> tuple[int, int]:
+    def _locate(self, number: float, *, above: bool = False) -> tuple[int, int]:
         """Return block and place of the first number not below one, or above it."""
-        bisect = bisect_right if behind else bisect_left
+        bisect = bisect_right if above else bisect_left
         block = bisect(self._tops, number)
         if block == len(self._blocks):
             return block, 0

@@ -186,7 +186,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Newer:
+class RejectedGeneration:
     """A later generation of a resource, which is refused; the resource itself goes on.
 
     Attributes:
@@ -219,7 +219,7 @@ class Export:
         allowed_namespaces: other namespaces that may import it, or ``*``.
         revoked: who may read it no more, not even what they have planned: ``namespace`` or
             ``namespace/job``.
-        newer: a later generation that is refused, while this one runs; None if there is none.
+        rejected: a later generation that is refused, while this one runs; None if there is none.
     """
 
     key: PortKey
@@ -236,7 +236,7 @@ class Export:
     buffer: Buffer = Buffer()
     allowed_namespaces: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
-    newer: Newer | None = None
+    rejected: RejectedGeneration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,11 +250,12 @@ class Import:
         application_scope: scope of the exporters looked for.
         filter: text of a filter expression, or None to get every row.
         schema: columns needed, by name, or None for whatever comes.
-        newer: as of `Export`.
-        earlier: the last accepted generation as its status has it; None if it is this one.
-        unsure: an earlier generation may have been accepted, and its status does not have it.
-        settled: its status says that this generation was accepted, and its filter, which has to fit
-            Exports, is not judged any more.
+        rejected: as of `Export`.
+        last_accepted: the last accepted generation as its status has it; None if it is this one.
+        earlier_unknown: an earlier generation may have been accepted, and its status does not have
+            it.
+        was_accepted: its status says that this generation was accepted, and its filter, which has
+            to fit Exports, is not judged any more.
         held: it is refused and unsure: agents keep the routes that they have of it.
     """
 
@@ -271,10 +272,10 @@ class Import:
     on_congestion: OnCongestion = "inherit"
     start: Start = "latest"
     schema: Schema | None = None
-    newer: Newer | None = None
-    earlier: Import | None = None
-    unsure: bool = field(default=False, compare=False)
-    settled: bool = field(default=False, compare=False)
+    rejected: RejectedGeneration | None = None
+    last_accepted: Import | None = None
+    earlier_unknown: bool = field(default=False, compare=False)
+    was_accepted: bool = field(default=False, compare=False)
     held: bool = False
 
 
@@ -290,7 +291,7 @@ class Rule:
         document: the rule as `streambroker_core.cep.rules.document.read_rule` reads it, or as it
             was written where that refuses it; with its id.
         enable: counted up to have a rule run again that an error has turned off.
-        newer: as of `Export`; ``earlier`` as of `Import`.
+        rejected: as of `Export`; ``last_accepted`` as of `Import`.
     """
 
     key: RuleKey
@@ -300,8 +301,8 @@ class Rule:
     created: float = 0.0
     document: Mapping[str, Any]
     enable: int = 0
-    newer: Newer | None = None
-    earlier: Rule | None = None
+    rejected: RejectedGeneration | None = None
+    last_accepted: Rule | None = None
 
 
 Resource: TypeAlias = Export | Import

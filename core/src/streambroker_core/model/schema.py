@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NoReturn, TypeAlias
 
-from streambroker_core.errors import SchemaError, position_in
+from streambroker_core.errors import SchemaError, locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def parse_ddl(text: str) -> Schema:
         SchemaError: the text is no list of columns, has a type that Spark does
             not know, or a name twice.
     """
-    return _Reader(text).columns()
+    return _DdlReader(text).columns()
 
 
 def to_ddl(schema: Schema) -> str:
@@ -86,10 +86,10 @@ def from_items(items: Iterable[Mapping[str, object]]) -> Schema:
         if not isinstance(name, str) or not name or not isinstance(kind, str):
             raise SchemaError(f"column {number} needs a name and a type, both text")
         try:
-            columns.append(Column(name, _Reader(kind).only_type()))
+            columns.append(Column(name, _DdlReader(kind).only_type()))
         except SchemaError as error:
             raise SchemaError(f"column `{name}`: {error.problem}") from error
-    _refuse_repeated(columns)
+    _check_unique(columns)
     return tuple(columns)
 
 
@@ -98,7 +98,7 @@ def to_items(schema: Schema) -> list[dict[str, str]]:
     return [{"name": column.name, "type": column.type} for column in schema]
 
 
-def covers(exported: Schema, wanted: Schema) -> str | None:
+def find_missing_column(exported: Schema, desired: Schema) -> str | None:
     """Tell which wanted column is missing or has another type.
 
     Returns:
@@ -106,7 +106,7 @@ def covers(exported: Schema, wanted: Schema) -> str | None:
         sentence about the first that is not.
     """
     types = {column.name: column.type for column in exported}
-    for column in wanted:
+    for column in desired:
         if column.name not in types:
             close = get_close_matches(column.name, sorted(types), n=1)
             guess = f"; did you mean `{close[0]}`?" if close else "."
@@ -123,7 +123,7 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _refuse_repeated(columns: list[Column]) -> None:
+def _check_unique(columns: list[Column]) -> None:
     seen: set[str] = set()
     for column in columns:
         if column.name in seen:
@@ -131,7 +131,7 @@ def _refuse_repeated(columns: list[Column]) -> None:
         seen.add(column.name)
 
 
-class _Reader:
+class _DdlReader:
     """A text of columns, read token by token."""
 
     def __init__(self, text: str) -> None:
@@ -146,10 +146,10 @@ class _Reader:
             name = self._name()
             self._skip(":")
             columns.append(Column(name, self._type()))
-            self._ignored_parts()
+            self._skip_ignored()
             if self._kind != "end" and not self._skip(","):
                 self._refuse(f"found `{self._value}`, expected `,`")
-        _refuse_repeated(columns)
+        _check_unique(columns)
         return tuple(columns)
 
     def only_type(self) -> str:
@@ -168,7 +168,7 @@ class _Reader:
         self._offset = found.end()
 
     def _refuse(self, problem: str) -> NoReturn:
-        raise SchemaError(problem, position=position_in(self._text, self._start))
+        raise SchemaError(problem, position=locate(self._text, self._start))
 
     def _is_word(self, *words: str) -> bool:
         return self._kind == "word" and self._value.lower() in words
@@ -239,7 +239,7 @@ class _Reader:
             self._skip(":")
             shown = name if _BARE_NAME.match(name) else _quoted(name)
             fields.append(f"{shown}:{self._type()}")
-            self._ignored_parts()
+            self._skip_ignored()
         return fields
 
     def _size(self, default: str | None) -> str:
@@ -264,14 +264,14 @@ class _Reader:
             return f" collate {self._name().lower()}"
         return ""
 
-    def _words(self, *known: str) -> list[str]:
+    def _words(self, *accepted: str) -> list[str]:
         words = []
-        while self._is_word(*known):
+        while self._is_word(*accepted):
             words.append(self._value.lower())
             self._advance()
         return words
 
-    def _ignored_parts(self) -> None:
+    def _skip_ignored(self) -> None:
         """Skip NOT NULL, NULL, COMMENT and DEFAULT, up to the end of this column."""
         ends = self._kind == "end" or (self._kind == "mark" and self._value in (",", ">"))
         if not ends and not self._is_word(*_IGNORED):

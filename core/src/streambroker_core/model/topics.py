@@ -13,12 +13,12 @@ from __future__ import annotations
 from streambroker_core.errors import TopicError
 
 
-def valid_topic(name: str) -> bool:
+def is_valid_topic(name: str) -> bool:
     """Tell whether a text may name a topic: not empty, no wildcard, no NUL."""
     return bool(name) and not any(mark in name for mark in "+#\0")
 
 
-def valid_pattern(text: str) -> bool:
+def is_valid_pattern(text: str) -> bool:
     """Tell whether a text may be a topic pattern."""
     if not text or "\0" in text:
         return False
@@ -40,7 +40,7 @@ def topic_matches(pattern: str, topic: str) -> bool:
     >>> topic_matches("a/+/c", "a/b/c"), topic_matches("a/#", "a"), topic_matches("a/+", "a")
     (True, True, False)
     """
-    if not valid_pattern(pattern):
+    if not is_valid_pattern(pattern):
         raise TopicError(
             f"`{pattern}` is not a topic pattern: `+` must be a whole level, "
             "`#` the whole last level, and the text must not be empty."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from streambroker_core.side.control_messages import SideComplete, SideRefresh, SideVersion
 from streambroker_core.side.definition import NO_DEFAULT, Enrich, SideInput, SideJoin
-from streambroker_core.side.join.static_table import Shelf
+from streambroker_core.side.join.static_table import TableCache
 from streambroker_core.side.join.views import ListView, MapView, MultimapView, SingletonView, Views
 from streambroker_core.side.operator import SideOperator
 from streambroker_core.side.windows import fixed, sessions, sliding
@@ -19,7 +19,6 @@ __all__ = [
     "ListView",
     "MapView",
     "MultimapView",
-    "Shelf",
     "SideComplete",
     "SideInput",
     "SideJoin",
@@ -27,6 +26,7 @@ __all__ = [
     "SideRefresh",
     "SideVersion",
     "SingletonView",
+    "TableCache",
     "Views",
     "fixed",
     "sessions",

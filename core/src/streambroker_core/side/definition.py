@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 
 from streambroker_core.side.errors import SideDefinitionError
-from streambroker_core.side.windows import GLOBAL, Windows
+from streambroker_core.side.windows import GLOBAL, EventTimeWindows
 
-Kind = Literal["singleton", "list", "map", "multimap"]
+SideKind = Literal["singleton", "list", "map", "multimap"]
 Update = Literal["append", "replace", "refuse", "latest"]
 Ready = Literal["first data", "complete", "watermark", "not required"]
 Order = Literal["arrival", "event time"]
@@ -24,9 +24,9 @@ UPDATES: Final[dict[str, tuple[str, ...]]] = {
 """Policies of each kind; the first is the default."""
 READY: Final = ("first data", "complete", "watermark", "not required")
 MISSING: Final = ("null", "error", "wait")
-AT_MOST: Final = 60.0
+DEFAULT_KEY_TIMEOUT: Final = 60.0
 """Seconds for which a row waits for its key by default, where there is no ``timeout``."""
-INPUTS: Final = 60
+MAX_INPUTS: Final = 60
 MAIN: Final = "main"
 RESERVED: Final = "__side_"
 """Columns of a main input must not begin with this."""
@@ -69,7 +69,7 @@ class SideInput:
         deleted: a boolean column; a row in which it is true removes the value, or its key.
         default: value of an empty singleton, or of keys that a map has not.
         timeout: seconds of the pinned clock after which a row waits no longer. None for no limit;
-            where rows wait for their key by default, for ``AT_MOST``.
+            where rows wait for their key by default, for ``DEFAULT_KEY_TIMEOUT``.
         on_timeout: such a row sees what is there, or goes to the output ``errors``.
         on_refused: rows that the policy does not take stop the query, or go to ``errors``.
         max_entries: values in all windows of one bucket; of a static table, in one version.
@@ -77,7 +77,7 @@ class SideInput:
     """
 
     name: str
-    kind: Kind
+    kind: SideKind
     schema: pa.Schema
     key: tuple[str, ...] = ()
     value: str | tuple[str, ...] | None = None
@@ -85,7 +85,7 @@ class SideInput:
     ready: Ready | None = None
     keyed: bool = False
     static: bool = False
-    windows: Windows = GLOBAL
+    windows: EventTimeWindows = GLOBAL
     event_time: str | None = None
     deleted: str | None = None
     default: Any = NO_DEFAULT
@@ -180,7 +180,7 @@ class SideJoin:
     inputs: tuple[SideInput, ...] = ()
     enrich: tuple[Enrich, ...] = ()
     key: tuple[str, ...] = ()
-    windows: Windows | None = None
+    windows: EventTimeWindows | None = None
     grouped: bool = False
     event_time: str | None = None
     order: Order = "arrival"
@@ -224,7 +224,7 @@ class SideJoin:
         if side.timeout is not None:
             return side.timeout
         waits = self.waits(side)
-        return AT_MOST if waits and all(one.missing is None for one in waits) else None
+        return DEFAULT_KEY_TIMEOUT if waits and all(one.missing is None for one in waits) else None
 
 
 def added_columns(enrich: Enrich, side: SideInput) -> list[tuple[str, str]]:

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 
 from streambroker_core.side.definition import Enrich, SideInput, SideJoin
 from streambroker_core.side.state.waiting_rows import GROUP, Stall
-from streambroker_core.side.windows import EVER, GLOBAL, Windows, end_of
-from streambroker_core.wire.reports.side_status import ToldStall, sentence
+from streambroker_core.side.windows import GLOBAL, GLOBAL_START, EventTimeWindows, window_end
+from streambroker_core.wire.reports.side_status import SideStall, describe_side_stall
 
 _UPDATES = {
     "append": "a further value is put after the others",
@@ -38,20 +38,20 @@ _START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 def explain(join: SideJoin) -> list[str]:
     """Return what holds for an operator, one line for each thing; defaults are named as such."""
     if join.stateless:
-        sides = [_side(side, waits=False) for side in join.inputs]
-        enriched = [_enrich(join, enrich) for enrich in join.enrich]
+        sides = [_describe_side(side, waits=False) for side in join.inputs]
+        enriched = [_describe_enrich(join, enrich) for enrich in join.enrich]
         return [*_STATELESS, *sides, *enriched]
     order = "the order in which they come" if join.order == "arrival" else "the order of event time"
     lines = [f"Rows of all inputs are taken in {order}."]
     windows = join.windows
-    if windows is not None and windows.cut:
-        lines.append(f"Main rows: {windows}; {_called(join)}.")
-    lines += [_side(side) for side in join.inputs]
-    lines += [_enrich(join, enrich) for enrich in join.enrich]
+    if windows is not None and windows.is_windowed:
+        lines.append(f"Main rows: {windows}; {_describe_calls(join)}.")
+    lines += [_describe_side(side) for side in join.inputs]
+    lines += [_describe_enrich(join, enrich) for enrich in join.enrich]
     return lines
 
 
-def stall_text(join: SideJoin, stall: Stall, now: int) -> str:
+def describe_stall(join: SideJoin, stall: Stall, now: int) -> str:
     """Return what some rows wait for, in a sentence.
 
     Args:
@@ -59,37 +59,37 @@ def stall_text(join: SideJoin, stall: Stall, now: int) -> str:
         stall: what holds them back.
         now: the pinned clock in microseconds.
     """
-    return sentence(told_stall(join, stall), now)
+    return describe_side_stall(summarize_stall(join, stall), now)
 
 
-def told_stall(join: SideJoin, stall: Stall) -> ToldStall:
+def summarize_stall(join: SideJoin, stall: Stall) -> SideStall:
     """Return what some rows wait for, as it is told to others."""
-    return ToldStall(cause=_cause(join, stall), rows=stall.rows, since=stall.since)
+    return SideStall(cause=_describe_cause(join, stall), rows=stall.rows, since=stall.since)
 
 
-def _cause(join: SideJoin, stall: Stall) -> str:
+def _describe_cause(join: SideJoin, stall: Stall) -> str:
     if stall.input == GROUP:
-        return f"for the end of their window, {_span(join.windows or GLOBAL, stall.window)}"
+        return f"for the end of their window, {_format_span(join.windows or GLOBAL, stall.window)}"
     side = join.inputs[stall.input]
     what = f"for {'their keys in ' if stall.by_key else ''}side input `{side.name}`"
     window = ""
-    if stall.window != EVER:
-        window = f", window {_span(side.windows, stall.window)}"
+    if stall.window != GLOBAL_START:
+        window = f", window {_format_span(side.windows, stall.window)}"
     why = "" if stall.by_key else f" ({_READY[side.readiness]})"
     return f"{what}{window}{why}"
 
 
-def _span(windows: Windows, start: int) -> str:
-    return f"{moment(start)} to {moment(end_of(windows, start))}"
+def _format_span(windows: EventTimeWindows, start: int) -> str:
+    return f"{format_time(start)} to {format_time(window_end(windows, start))}"
 
 
-def moment(micros: int) -> str:
+def format_time(micros: int) -> str:
     """Return a time as text, in UTC."""
     at = _START + timedelta(microseconds=micros)
     return at.isoformat().replace("+00:00", "Z")
 
 
-def _side(side: SideInput, *, waits: bool = True) -> str:
+def _describe_side(side: SideInput, *, waits: bool = True) -> str:
     what = side.kind if not side.keyed else f"{side.kind} for each key"
     key = f" by {', '.join(side.key)}" if side.key else ""
     where = "with the main rows of its key" if side.keyed else "in every bucket"
@@ -98,8 +98,8 @@ def _side(side: SideInput, *, waits: bool = True) -> str:
     parts = [
         f"Side input `{side.name}`: {what}{key}, {where}",
         *([f"{side.windows}"] if waits else []),
-        _UPDATES[side.updating] + _default(side.update),
-        *([_READY[side.readiness] + _default(side.ready)] if waits else []),
+        _UPDATES[side.updating] + _mark_default(side.update),
+        *([_READY[side.readiness] + _mark_default(side.ready)] if waits else []),
     ]
     if side.timeout is not None:
         then = "see what is there" if side.on_timeout == "default" else "go to the output `errors`"
@@ -111,24 +111,24 @@ def _side(side: SideInput, *, waits: bool = True) -> str:
     return "; ".join(parts) + "."
 
 
-def _default(chosen: str | None) -> str:
+def _mark_default(chosen: str | None) -> str:
     return " (by default)" if chosen is None else ""
 
 
-def _called(join: SideJoin) -> str:
+def _describe_calls(join: SideJoin) -> str:
     if join.grouped:
         return "the rows of a key and window are processed together, when the window has passed"
     return "a row is processed once for each window it is in"
 
 
-def _enrich(join: SideJoin, enrich: Enrich) -> str:
+def _describe_enrich(join: SideJoin, enrich: Enrich) -> str:
     side = join.input(enrich.input)
     on = f" on {', '.join(enrich.on)}" if enrich.on else ""
     columns = ", ".join(enrich.columns or side.fields)
     what = f"Columns {columns} of `{side.name}` are added{on}"
     if enrich.only_wait:
         what = f"Rows are joined with `{side.name}`{on}"
-    missing = _MISSING[join.missing(enrich)] + _default(enrich.missing)
+    missing = _MISSING[join.missing(enrich)] + _mark_default(enrich.missing)
     limit = join.limit(side)
     if enrich.missing is None and join.waits(side) and limit is not None:
         missing += f", {limit:g} s at most"

@@ -20,7 +20,7 @@ from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 
-_SHOWN = 3
+_MAX_ROWS = 3
 
 
 class SideError(StreambrokerError):
@@ -68,9 +68,9 @@ class SideRowError(SideError):
 
     def __init__(self, input_: str, problem: str, rows: Sequence[Any], remedy: str) -> None:
         self.problem = problem
-        self.rows = list(rows[:_SHOWN])
+        self.rows = list(rows[:_MAX_ROWS])
         shown = ", ".join(map(str, self.rows))
-        more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
         super().__init__(input_, f"Side input `{input_}`: {problem}: {shown}{more}; {remedy}.")
 
 

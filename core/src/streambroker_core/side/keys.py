@@ -28,17 +28,17 @@ _KINDS = (
 )
 
 
-def kind_of(type_: pa.DataType) -> str:
+def comparison_kind(type_: pa.DataType) -> str:
     """Return the word for what can be compared with a type; of dictionaries, with their values."""
     if pt.is_dictionary(type_):
         type_ = type_.value_type
     return next((word for word, test, _ in _KINDS if test(type_)), str(type_))
 
 
-def class_of(type_: pa.DataType) -> str:
+def equality_class(type_: pa.DataType) -> str:
     """Return the word for what is equal only to its like: decimals of one scale, else the kind."""
     plain = type_.value_type if pt.is_dictionary(type_) else type_
-    word = kind_of(plain)
+    word = comparison_kind(plain)
     return f"{word} of scale {plain.scale}" if pt.is_decimal(plain) else word
 
 
@@ -50,7 +50,7 @@ def key_type(types: Sequence[pa.DataType]) -> pa.DataType:
     """
     found = []
     for type_ in types:
-        word = kind_of(type_)
+        word = comparison_kind(type_)
         physical = [physical for known, _, physical in _KINDS if known == word]
         if not physical:
             raise SideSchemaError(
@@ -60,7 +60,7 @@ def key_type(types: Sequence[pa.DataType]) -> pa.DataType:
     return found[0] if len(found) == 1 else pa.string()
 
 
-def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
+def make_keys(columns: Sequence[pa.Array]) -> pa.Array:
     """Return the keys of rows.
 
     Args:
@@ -69,35 +69,35 @@ def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
     Returns:
         One array of :func:`key_type`; null where any part is null or NaN.
     """
-    parts = [_part(column) for column in columns]
+    parts = [_normalize_part(column) for column in columns]
     if len(parts) == 1:
         return parts[0]
     texts: list[pa.Array] = []
     for part in parts:
-        text = part if pt.is_string(part.type) else _text(part)
+        text = part if pt.is_string(part.type) else _part_as_text(part)
         texts += (pc.cast(pc.binary_length(text), pa.string()), text)
     return pc.binary_join_element_wise(*texts, ":")
 
 
-def key_of(values: Sequence[Any], types: Sequence[pa.DataType]) -> pa.Array:
+def make_key(values: Sequence[Any], types: Sequence[pa.DataType]) -> pa.Array:
     """Return one key, of values as Python has them, as an array of length 1."""
-    return keys_of(
+    return make_keys(
         [pa.array([value], type=type_) for value, type_ in zip(values, types, strict=True)]
     )
 
 
-def _text(part: pa.Array) -> pa.Array:
+def _part_as_text(part: pa.Array) -> pa.Array:
     if pt.is_binary(part.type):
         return pa.array([None if v is None else v.hex() for v in part.to_pylist()], pa.string())
     return pc.cast(part, pa.string())
 
 
-def _part(column: pa.Array) -> pa.Array:
+def _normalize_part(column: pa.Array) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pt.is_dictionary(column.type):
         column = column.dictionary_decode()
-    word = kind_of(column.type)
+    word = comparison_kind(column.type)
     if word == "timestamp":
         return pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz)), pa.int64())
     if word == "date":

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from streambroker_core.side.definition import (
-    INPUTS,
     MAIN,
+    MAX_INPUTS,
     MISSING,
     READY,
     RESERVED,
@@ -26,8 +26,8 @@ from streambroker_core.side.definition import (
     added_columns,
 )
 from streambroker_core.side.errors import SideDefinitionError, SideSchemaError
-from streambroker_core.side.keys import class_of, key_type
-from streambroker_core.side.windows import LONGEST
+from streambroker_core.side.keys import equality_class, key_type
+from streambroker_core.side.windows import MAX_SECONDS
 
 _TIMED: Final = (
     "name the column: with_watermark(column, delay) of its stream, or event_time= in core"
@@ -63,11 +63,11 @@ def check(join: SideJoin) -> None:
         raise SideDefinitionError(MAIN, problem, remedy)
 
 
-Found = list[tuple[str, str]]
+Problems = list[tuple[str, str]]
 
 
-def _problems(side: SideInput) -> Found:
-    found: Found = []
+def _problems(side: SideInput) -> Problems:
+    found: Problems = []
     if not _NAME.match(side.name) or side.name == MAIN:
         found.append(
             (
@@ -95,9 +95,9 @@ def _problems(side: SideInput) -> Found:
     ]
 
 
-def _schema_problems(side: SideInput) -> Found:
+def _schema_problems(side: SideInput) -> Problems:
     names = (*side.key, side.event_time, side.deleted, *side.fields)
-    found = _missing(side.schema, [name for name in names if name is not None])
+    found = _missing_columns(side.schema, [name for name in names if name is not None])
     for what, given in (("key", side.key), ("value", side.fields)):
         found += [
             (f"column {name} is in its {what} twice", "name it once")
@@ -118,7 +118,7 @@ def _schema_problems(side: SideInput) -> Found:
     return found
 
 
-def _default_problems(side: SideInput) -> Found:
+def _default_problems(side: SideInput) -> Problems:
     """Refuse a default that could not stand where a value stands."""
     default: Any = side.default
     if not side.has_default or default is None:
@@ -127,7 +127,7 @@ def _default_problems(side: SideInput) -> Found:
     if by_name and (more := sorted(set(default) - set(side.fields))):
         known = ", ".join(side.fields)
         return [(f"its default has {more[0]}, which is no value of it", f"there are: {known}")]
-    found: Found = []
+    found: Problems = []
     for name in side.fields:
         value, type_ = default.get(name) if by_name else default, side.schema.field(name).type
         try:
@@ -137,7 +137,7 @@ def _default_problems(side: SideInput) -> Found:
     return found
 
 
-def _missing(schema: pa.Schema, names: Iterable[str]) -> Found:
+def _missing_columns(schema: pa.Schema, names: Iterable[str]) -> Problems:
     known = ", ".join(schema.names)
     return [
         (f"there is no column {name}", f"there are: {known}")
@@ -146,14 +146,14 @@ def _missing(schema: pa.Schema, names: Iterable[str]) -> Found:
     ]
 
 
-def _time_problems(schema: pa.Schema, name: str | None) -> Found:
+def _time_problems(schema: pa.Schema, name: str | None) -> Problems:
     if name is not None and not pt.is_timestamp(schema.field(name).type):
         return [(f"column {name} is no timestamp, but {schema.field(name).type}", "cast it")]
     return []
 
 
-def _key_problems(side: SideInput) -> Found:
-    found: Found = []
+def _key_problems(side: SideInput) -> Problems:
+    found: Problems = []
     if side.kind in ("map", "multimap") and not side.key:
         found.append((f"a {side.kind} without key", "name the key's columns: key=(...)"))
     if side.kind in ("singleton", "list") and side.key and not side.keyed:
@@ -168,7 +168,7 @@ def _key_problems(side: SideInput) -> Found:
     return found
 
 
-def _update_problems(side: SideInput) -> Found:
+def _update_problems(side: SideInput) -> Problems:
     allowed = UPDATES[side.kind]
     if side.updating not in allowed:
         return [
@@ -188,7 +188,7 @@ def _update_problems(side: SideInput) -> Found:
     return []
 
 
-def _window_problems(side: SideInput) -> Found:
+def _window_problems(side: SideInput) -> Problems:
     windows = side.windows
     if windows.gap:
         return [
@@ -197,7 +197,7 @@ def _window_problems(side: SideInput) -> Found:
                 "take fixed or sliding windows",
             )
         ]
-    if not windows.cut:
+    if not windows.is_windowed:
         if side.readiness == "watermark":
             return [
                 (
@@ -206,7 +206,7 @@ def _window_problems(side: SideInput) -> Found:
                 )
             ]
         return []
-    found: Found = []
+    found: Problems = []
     if side.static:
         found.append(("a static table has no windows", "leave windows out"))
     elif side.event_time is None:
@@ -218,15 +218,15 @@ def _window_problems(side: SideInput) -> Found:
     return found
 
 
-def _other_problems(side: SideInput) -> Found:
-    found: Found = []
+def _other_problems(side: SideInput) -> Problems:
+    found: Problems = []
     if side.many and side.has_default:
         found.append((f"a {side.kind} has no default", "leave it out: an empty one is empty"))
-    if side.timeout is not None and not 0 < side.timeout <= LONGEST:
+    if side.timeout is not None and not 0 < side.timeout <= MAX_SECONDS:
         found.append(
             (
                 f"a timeout of {side.timeout:g} s is none",
-                f"give more than 0 seconds, at most {LONGEST:,}, or leave it out",
+                f"give more than 0 seconds, at most {MAX_SECONDS:,}, or leave it out",
             )
         )
     if side.static and side.readiness not in ("complete", "not required"):
@@ -240,8 +240,8 @@ def _other_problems(side: SideInput) -> Found:
     return found
 
 
-def _problems_in(join: SideJoin, side: SideInput) -> Found:
-    found: Found = []
+def _problems_in(join: SideJoin, side: SideInput) -> Problems:
+    found: Problems = []
     if side.keyed and not join.key:
         names = ", ".join(map(repr, side.key))
         found.append(
@@ -258,51 +258,55 @@ def _problems_in(join: SideJoin, side: SideInput) -> Found:
             )
         )
     elif side.keyed:
-        found += [*_missing(join.schema, join.key)] or _comparable(join, join.key, side)
-    if side.windows.cut and join.event_time is None:
+        found += [*_missing_columns(join.schema, join.key)] or _key_type_problems(
+            join, join.key, side
+        )
+    if side.windows.is_windowed and join.event_time is None:
         found.append(("main rows have no time to find its window by", _MAIN_TIMED))
     if join.order == "event time" and not side.static and side.event_time is None:
         found.append(("rows are taken by event time, and its rows have none", _TIMED))
     return found
 
 
-def _main_problems(join: SideJoin) -> Found:
-    found: Found = []
+def _main_problems(join: SideJoin) -> Problems:
+    found: Problems = []
     own = [name for name in (*join.key, join.event_time) if name is not None]
-    if problems := _missing(join.schema, own):
+    if problems := _missing_columns(join.schema, own):
         return problems
     found += _time_problems(join.schema, join.event_time)
     for name in join.schema.names:
         if name.startswith(RESERVED):
             found.append((f"column {name} has a name that is kept for us", "rename it"))
-    if len(join.inputs) > INPUTS:
-        found.append((f"more than {INPUTS} side inputs", "use several operators"))
+    if len(join.inputs) > MAX_INPUTS:
+        found.append((f"more than {MAX_INPUTS} side inputs", "use several operators"))
     return [*found, *_order_problems(join), *(_group_problems(join) if join.grouped else [])]
 
 
-def _order_problems(join: SideJoin) -> Found:
-    found: Found = []
+def _order_problems(join: SideJoin) -> Problems:
+    found: Problems = []
     windows = join.windows
     if join.order not in ("arrival", "event time"):
         found.append((f"order `{join.order}` is not known", "take arrival or event time"))
-    if join.event_time is None and (join.order == "event time" or (windows and windows.cut)):
+    if join.event_time is None and (
+        join.order == "event time" or (windows and windows.is_windowed)
+    ):
         found.append(("the order or the windows need a time", _MAIN_TIMED))
     if windows is not None and windows.gap:
         found.append(("session windows of the main input", "take fixed or sliding windows"))
-    if windows is not None and windows.cut and not 0 < windows.slide <= windows.size:
+    if windows is not None and windows.is_windowed and not 0 < windows.slide <= windows.size:
         found.append(("windows leave gaps, or never move on", "slide by more than 0, at most size"))
-    if not 0 <= join.lateness <= LONGEST:
+    if not 0 <= join.lateness <= MAX_SECONDS:
         found.append(
-            (f"lateness of {join.lateness:g} s", f"give 0 or more seconds, at most {LONGEST:,}")
+            (f"lateness of {join.lateness:g} s", f"give 0 or more seconds, at most {MAX_SECONDS:,}")
         )
     if join.max_waiting_rows < 1 or join.max_waiting_bytes < 1:
         found.append(("a limit below 1", "give limits of at least 1"))
     return found
 
 
-def _group_problems(join: SideJoin) -> Found:
-    found: Found = []
-    if not (join.windows and join.windows.cut):
+def _group_problems(join: SideJoin) -> Problems:
+    found: Problems = []
+    if not (join.windows and join.windows.is_windowed):
         remedy = "call window(seconds) before apply, or give windows= in core"
         found.append(("rows are grouped by window, and have none", remedy))
     if any(join.missing(enrich) == "wait" for enrich in join.enrich):
@@ -313,7 +317,7 @@ def _group_problems(join: SideJoin) -> Found:
     return found
 
 
-def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Found:
+def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Problems:
     if enrich.missing is not None and enrich.missing not in MISSING:
         return [(f"missing `{enrich.missing}` is not known", f"take one of {', '.join(MISSING)}")]
     if side.kind == "list" and not side.keyed:
@@ -333,26 +337,26 @@ def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Found:
             ("a keyed one is where the main row's key is", f"take on={join.key!r}, or no keyed")
         ]
     if problems := [
-        *_missing(join.schema, enrich.on),
-        *_missing(pa.schema(list(side.value_type)), enrich.columns),
+        *_missing_columns(join.schema, enrich.on),
+        *_missing_columns(pa.schema(list(side.value_type)), enrich.columns),
     ]:
         return problems
-    return _comparable(join, enrich.on, side)
+    return _key_type_problems(join, enrich.on, side)
 
 
-def _comparable(join: SideJoin, columns: tuple[str, ...], side: SideInput) -> Found:
+def _key_type_problems(join: SideJoin, columns: tuple[str, ...], side: SideInput) -> Problems:
     """Refuse columns of the main input that never equal the key's."""
-    found: Found = []
+    found: Problems = []
     for ours, theirs in zip(columns, side.key, strict=True):
         left, right = join.schema.field(ours).type, side.schema.field(theirs).type
-        if class_of(left) != class_of(right):
+        if equality_class(left) != equality_class(right):
             found.append(
                 (f"column {ours} is {left} in the main input, key {theirs} is {right}", "cast one")
             )
     return found
 
 
-def _name_problems(join: SideJoin) -> Found:
+def _name_problems(join: SideJoin) -> Problems:
     names = list(join.schema.names)
     for enrich in join.enrich:
         names += [name for name, _ in added_columns(enrich, join.input(enrich.input))]
@@ -361,7 +365,7 @@ def _name_problems(join: SideJoin) -> Found:
     return [(f"column {name} is there twice", "give it another name: names=...") for name in twice]
 
 
-_DOES: Final = {"wait": "wait for its key", "error": "go to the output `errors`"}
+_MISSING_EFFECTS: Final = {"wait": "wait for its key", "error": "go to the output `errors`"}
 
 
 def needs_state(problem: str, remedy: str) -> tuple[str, str]:
@@ -378,8 +382,8 @@ def _stateless_problems(join: SideJoin) -> list[tuple[str, str, str]]:
     ]
 
 
-def _stateful_side(side: SideInput) -> Found:
-    found: Found = []
+def _stateful_side(side: SideInput) -> Problems:
+    found: Problems = []
     if not side.static:
         found.append(
             needs_state("what came of a stream is kept in state", "make it a table of a TableStore")
@@ -400,9 +404,9 @@ def _stateful_side(side: SideInput) -> Found:
     return found
 
 
-def _stateful_main(join: SideJoin) -> Found:
+def _stateful_main(join: SideJoin) -> Problems:
     plain = SideJoin(schema=join.schema)
-    found: Found = []
+    found: Problems = []
     if join.grouped or join.windows is not None:
         found.append(needs_state("windows of rows are kept in state", "leave window and apply out"))
     for name in ("order", "event_time", "lateness", "max_waiting_rows", "max_waiting_bytes"):
@@ -411,12 +415,12 @@ def _stateful_main(join: SideJoin) -> Found:
     return found
 
 
-def _stateful_missing(enrich: Enrich) -> Found:
-    if enrich.missing not in _DOES:
+def _stateful_missing(enrich: Enrich) -> Problems:
+    if enrich.missing not in _MISSING_EFFECTS:
         return []
     return [
         needs_state(
-            f"a row without a value would {_DOES[enrich.missing]}",
+            f"a row without a value would {_MISSING_EFFECTS[enrich.missing]}",
             "take missing='null' and look for nulls behind it",
         )
     ]

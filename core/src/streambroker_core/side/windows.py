@@ -17,15 +17,15 @@ from streambroker_core.model.durations import Duration, in_microseconds
 from streambroker_core.side.errors import SideDefinitionError
 
 SECOND = 1_000_000
-EVER = -(1 << 63)
+GLOBAL_START = -(1 << 63)
 """The start that stands for the one global window."""
-END_OF_EVER = (1 << 63) - 1
-LONGEST = 100_000_000_000
+GLOBAL_END = (1 << 63) - 1
+MAX_SECONDS = 100_000_000_000
 """Seconds that any time of a definition may have: about 3,000 years."""
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class EventTimeWindows:
     """How event time is cut.
 
     Attributes:
@@ -39,84 +39,86 @@ class Windows:
     gap: int = 0
 
     @property
-    def cut(self) -> bool:
+    def is_windowed(self) -> bool:
         """Whether there is more than one window."""
         return self.size > 0
 
     def __str__(self) -> str:
         if self.gap:
             return f"sessions with a gap of {_seconds(self.gap)}"
-        if not self.cut:
+        if not self.is_windowed:
             return "one global window"
         if self.size == self.slide:
             return f"fixed windows of {_seconds(self.size)}"
         return f"sliding windows of {_seconds(self.size)} every {_seconds(self.slide)}"
 
 
-GLOBAL = Windows()
+GLOBAL = EventTimeWindows()
 
 
-def fixed(seconds: Duration) -> Windows:
+def fixed(seconds: Duration) -> EventTimeWindows:
     """Return windows of one size, one after the other, from 1970 on.
 
     Raises:
         SideDefinitionError: they would have no size.
     """
-    size = _micros("fixed windows", seconds)
-    return Windows(size, size)
+    size = _to_micros("fixed windows", seconds)
+    return EventTimeWindows(size, size)
 
 
-def sliding(seconds: Duration, every: Duration) -> Windows:
+def sliding(seconds: Duration, every: Duration) -> EventTimeWindows:
     """Return windows of one size that begin every so many seconds and overlap.
 
     Raises:
         SideDefinitionError: they would have no size, or never move on.
     """
-    return Windows(_micros("sliding windows", seconds), _micros("windows that slide by", every))
+    return EventTimeWindows(
+        _to_micros("sliding windows", seconds), _to_micros("windows that slide by", every)
+    )
 
 
-def sessions(gap: Duration) -> Windows:
+def sessions(gap: Duration) -> EventTimeWindows:
     """Return session windows; no side input can have them, and its definition says why."""
-    return Windows(0, 0, _micros("session windows with a gap", gap))
+    return EventTimeWindows(0, 0, _to_micros("session windows with a gap", gap))
 
 
-def _micros(what: str, given: Duration) -> int:
-    size = in_microseconds(given)
-    if size is None or not 1 <= size <= LONGEST * SECOND:
-        shown = f"{given:g} s" if isinstance(given, int | float) else str(given)
+def _to_micros(what: str, duration: Duration) -> int:
+    size = in_microseconds(duration)
+    if size is None or not 1 <= size <= MAX_SECONDS * SECOND:
+        shown = f"{duration:g} s" if isinstance(duration, int | float) else str(duration)
         raise SideDefinitionError(
             "windows",
             f"{what} of {shown}",
-            f"give a microsecond or more, at most {LONGEST:,} s, or leave windows out for one"
+            f"give a microsecond or more, at most {MAX_SECONDS:,} s, or leave windows out for one"
             " global window",
         )
     return size
 
 
-def end_of(windows: Windows, start: int) -> int:
+def window_end(windows: EventTimeWindows, start: int) -> int:
     """Return the first instant after a window."""
-    return start + windows.size if windows.cut else END_OF_EVER
+    return start + windows.size if windows.is_windowed else GLOBAL_END
 
 
-def last_of(windows: Windows, start: int) -> int:
+def last_instant(windows: EventTimeWindows, start: int) -> int:
     """Return the last instant of a window; the window has passed when the watermark is there."""
-    return end_of(windows, start) - 1 if windows.cut else END_OF_EVER
+    return window_end(windows, start) - 1 if windows.is_windowed else GLOBAL_END
 
 
-def is_start(windows: Windows, start: int) -> bool:
+def is_start(windows: EventTimeWindows, start: int) -> bool:
     """Tell whether a window begins there."""
-    return windows.cut and start % windows.slide == 0
+    return windows.is_windowed and start % windows.slide == 0
 
 
-def first_start(windows: Windows, times: pa.Array) -> pa.Array:
+def first_start(windows: EventTimeWindows, times: pa.Array) -> pa.Array:
     """Return the start of the earliest window that contains each time."""
-    if not windows.cut:
-        return pa.nulls(len(times), pa.int64()).fill_null(EVER)
+    if not windows.is_windowed:
+        return pa.nulls(len(times), pa.int64()).fill_null(GLOBAL_START)
     lowest = pc.add(pc.subtract(times, windows.size), windows.slide)
     return pc.subtract(lowest, pc.modulo(lowest, windows.slide))
 
 
-def side_start(side: Windows, main: Windows | None, starts: pa.Array) -> pa.Array:
+def side_start(side: EventTimeWindows, main: EventTimeWindows | None, starts: pa.Array) -> pa.Array:
     """Return the start of the side window of each main window.
 
     Args:
@@ -124,18 +126,18 @@ def side_start(side: Windows, main: Windows | None, starts: pa.Array) -> pa.Arra
         main: windows of the main input; None if its rows stand alone.
         starts: starts of main windows, or times of rows if ``main`` is None.
     """
-    if main is None or not main.cut:
+    if main is None or not main.is_windowed:
         return first_start(side, starts)
     return first_start(side, pc.add(starts, main.size - 1))
 
 
-def assign(windows: Windows, times: pa.Array) -> tuple[pa.Array, pa.Array]:
+def assign_windows(windows: EventTimeWindows, times: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return every (row, window) pair of times: row numbers, and starts; both ascend.
 
     A row without a time is in no window unless there is but one.
     """
     rows = pa.arange(0, len(times))
-    if not windows.cut:
+    if not windows.is_windowed:
         return rows, first_start(windows, times)
     first = first_start(windows, times)
     found_rows, found_starts = [], []
@@ -151,7 +153,7 @@ def assign(windows: Windows, times: pa.Array) -> tuple[pa.Array, pa.Array]:
     return every.take(order), starts.take(order)
 
 
-def by_start(starts: pa.Array) -> list[tuple[int, pa.Array]]:
+def group_by_start(starts: pa.Array) -> list[tuple[int, pa.Array]]:
     """Return each start, ascending, with the places that have it, which ascend, too."""
     if not len(starts):
         return []

@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from streambroker_core.model import PeKey, PortKey, Resource
-from streambroker_core.wire.broker.ended_exports import Ends
+from streambroker_core.wire.broker.ended_exports import EndedExports
 
 
-class Endings(Protocol):
+class ExportReports(Protocol):
     """What is shown of ends and damage of exports."""
 
-    def take(self, pe: PeKey, ends: Ends) -> Sequence[PortKey]:
+    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
         """Take in what an agent says; return the exports of which something else is shown now."""
 
-    def shows(self, resource: Resource) -> bool:
+    def is_ended(self, resource: Resource) -> bool:
         """Say whether an accepted Export is shown as ended."""
 
-    def take_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
+    def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
         """Take in which logs of an agent are damaged, in words by port; return as `take` does."""
 
     def damage(self, resource: Resource) -> str:
@@ -33,15 +33,15 @@ class Endings(Protocol):
         """A PE was withdrawn."""
 
 
-class HeardEndings:
+class LocalExportReports:
     """What the agents said last, where all of them ask this process."""
 
     def __init__(self) -> None:
         self._ended: dict[PeKey, frozenset[str]] = {}
         self._damaged: dict[PeKey, Mapping[str, str]] = {}
 
-    def take(self, pe: PeKey, ends: Ends) -> Sequence[PortKey]:
-        """As of `Endings`."""
+    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
+        """As of `ExportReports`."""
         before = self._ended.get(pe, frozenset())
         # Of what it does not name, among many, what it said before stays.
         now = ends.ports | (before if ends.more else frozenset())
@@ -50,12 +50,12 @@ class HeardEndings:
             self._ended[pe] = now
         return [PortKey(*pe, port) for port in sorted(before ^ now)]
 
-    def shows(self, resource: Resource) -> bool:
-        """As of `Endings`."""
+    def is_ended(self, resource: Resource) -> bool:
+        """As of `ExportReports`."""
         return resource.key.port in self._ended.get(resource.key.owner, frozenset())
 
-    def take_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
-        """As of `Endings`."""
+    def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
+        """As of `ExportReports`."""
         before = self._damaged.pop(pe, {})
         if damaged:
             self._damaged[pe] = dict(damaged)
@@ -63,10 +63,10 @@ class HeardEndings:
         return [PortKey(*pe, p) for p in sorted(ports) if before.get(p) != damaged.get(p)]
 
     def damage(self, resource: Resource) -> str:
-        """As of `Endings`."""
+        """As of `ExportReports`."""
         return self._damaged.get(resource.key.owner, {}).get(resource.key.port, "")
 
     def forget(self, pe: PeKey) -> None:
-        """As of `Endings`."""
+        """As of `ExportReports`."""
         self._ended.pop(pe, None)
         self._damaged.pop(pe, None)

@@ -14,7 +14,7 @@ import socket
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.hints import POLL_SPACING_S
-from streambroker_core.wire.broker.registration import may_be_hinted, split_address
+from streambroker_core.wire.broker.registration import is_hint_target, split_address
 
 PER_PORT_S, PORT_BURST = 1 / POLL_SPACING_S, 50
 """Datagrams per second, and at once, to one address and port: as often as an agent polls."""
@@ -23,13 +23,13 @@ PER_HOST_S, HOST_BURST = 1_000.0, 2_000
 CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST = 0.1, 2
 """The same of challenges, which go to addresses that nothing is known of."""
 CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST = 10.0, 100
-MAX_KNOWN = 20_000
+MAX_ADDRESSES = 20_000
 """Addresses that are counted; the one that was not sent anything for longest is forgotten."""
 
 _log = logging.getLogger("streambroker.hints")
 
 
-class Pace:
+class DatagramRate:
     """How much may be sent to each of many places.
 
     Args:
@@ -41,35 +41,35 @@ class Pace:
         self._per_s, self._burst = per_s, float(burst)
         self._levels: dict[str, tuple[float, float]] = {}
 
-    def has(self, where: str, now: float) -> bool:
+    def has_token(self, address: str, now: float) -> bool:
         """Say whether a place may be sent something."""
-        return self._level(where, now) >= 1.0
+        return self._level(address, now) >= 1.0
 
-    def take(self, where: str, now: float) -> None:
+    def take_token(self, address: str, now: float) -> None:
         """Count what is sent to a place."""
-        level = self._level(where, now) - 1.0
-        self._levels.pop(where, None)
-        self._levels[where] = (level, now)
-        if len(self._levels) > MAX_KNOWN:
+        level = self._level(address, now) - 1.0
+        self._levels.pop(address, None)
+        self._levels[address] = (level, now)
+        if len(self._levels) > MAX_ADDRESSES:
             del self._levels[next(iter(self._levels))]
 
-    def _level(self, where: str, now: float) -> float:
-        level, at = self._levels.get(where, (self._burst, now))
+    def _level(self, address: str, now: float) -> float:
+        level, at = self._levels.get(address, (self._burst, now))
         return min(self._burst, level + (now - at) * self._per_s)
 
 
-class Paces:
+class DatagramRateLimiter:
     """How much may be sent to each port, and to all ports of each address."""
 
-    def __init__(self, port: Pace, host: Pace) -> None:
+    def __init__(self, port: DatagramRate, host: DatagramRate) -> None:
         self._port, self._host = port, host
 
-    def take(self, address: str, host: str, now: float) -> bool:
+    def try_take(self, address: str, host: str, now: float) -> bool:
         """Say whether a datagram may be sent, and count it if so."""
-        if not (self._port.has(address, now) and self._host.has(host, now)):
+        if not (self._port.has_token(address, now) and self._host.has_token(host, now)):
             return False
-        self._port.take(address, now)
-        self._host.take(host, now)
+        self._port.take_token(address, now)
+        self._host.take_token(host, now)
         return True
 
 
@@ -90,10 +90,12 @@ class HintSender:
         self._flushing: asyncio.Handle | None = None
         self._closed = False
         self._sockets: dict[socket.AddressFamily, socket.socket] = {}
-        self._paces = Paces(Pace(PER_PORT_S, PORT_BURST), Pace(PER_HOST_S, HOST_BURST))
-        self._challenges = Paces(
-            Pace(CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST),
-            Pace(CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST),
+        self._hint_rates = DatagramRateLimiter(
+            DatagramRate(PER_PORT_S, PORT_BURST), DatagramRate(PER_HOST_S, HOST_BURST)
+        )
+        self._challenge_rates = DatagramRateLimiter(
+            DatagramRate(CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST),
+            DatagramRate(CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST),
         )
         self.sent = 0
         self.failed = 0
@@ -108,7 +110,7 @@ class HintSender:
         """
         before = self._addresses.get(pe)
         if before is not None and before != address:
-            self._done(before, pe)
+            self._remove_pending(before, pe)
         self._addresses[pe] = address
         self._pending.setdefault(address, {})[pe] = datagram
         if self._flushing is None:
@@ -116,8 +118,12 @@ class HintSender:
 
     def challenge(self, address: str, datagram: bytes) -> None:
         """Send a datagram to an address that nothing is known of; too many are forgotten."""
-        host, now = _host_of(address), asyncio.get_running_loop().time()
-        if host is not None and not self._closed and self._challenges.take(address, host, now):
+        host, now = _parse_host(address), asyncio.get_running_loop().time()
+        if (
+            host is not None
+            and not self._closed
+            and self._challenge_rates.try_take(address, host, now)
+        ):
             self._send_one(address, host, datagram)
 
     def close(self) -> None:
@@ -134,19 +140,19 @@ class HintSender:
         now = loop.time()
         self._flushing = None
         for address, of_address in list(self._pending.items()):
-            host = _host_of(address)
+            host = _parse_host(address)
             for pe, datagram in list(of_address.items()):
                 if host is None:
                     self._note_failure(address, "no hints are sent there")
-                elif self._paces.take(address, host, now):
+                elif self._hint_rates.try_take(address, host, now):
                     self._send_one(address, host, datagram)
                 else:
                     break
-                self._done(address, pe)
+                self._remove_pending(address, pe)
         if self._pending:
             self._flushing = loop.call_later(POLL_SPACING_S, self._flush)
 
-    def _done(self, address: str, pe: PeKey) -> None:
+    def _remove_pending(self, address: str, pe: PeKey) -> None:
         of_address = self._pending[address]
         del of_address[pe], self._addresses[pe]
         if not of_address:
@@ -174,10 +180,10 @@ class HintSender:
         _log.debug("hint not sent to %s: %s", address, reason)
 
 
-def _host_of(address: str) -> str | None:
+def _parse_host(address: str) -> str | None:
     """Return the IP address of ``host:port``; None where hints may not be sent there."""
     try:
         host, _ = split_address(address)
-        return host if may_be_hinted(host) else None
+        return host if is_hint_target(host) else None
     except ManifestError:
         return None

@@ -14,24 +14,24 @@ from streambroker_core.model import PeKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fellow:
+class ShardAgentInfo:
     """Another agent that holds rows of a PE's exports, as the agent of that PE reported it.
 
     Attributes:
         active: it takes rows; else it is known until it holds nothing.
-        away: why it did not answer, None if it did.
+        away_reason: why it did not answer, None if it did.
     """
 
     pe: PeKey
     active: bool = True
-    away: str | None = None
+    away_reason: str | None = None
 
 
 def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-class Heard:
+class AgentLiveness:
     """The last registration or report of each agent, by the clock of this run.
 
     Args:
@@ -40,30 +40,30 @@ class Heard:
 
     def __init__(self, now: Callable[[], datetime] = _now) -> None:
         self._now = now
-        self._at: dict[PeKey, datetime] = {}
-        self._fellows: dict[PeKey, tuple[Fellow, ...]] = {}
+        self._last_contact: dict[PeKey, datetime] = {}
+        self._shard_agents: dict[PeKey, tuple[ShardAgentInfo, ...]] = {}
 
-    def note(self, pe: PeKey) -> None:
+    def note_contact(self, pe: PeKey) -> None:
         """An agent has registered or reported."""
-        self._at[pe] = self._now()
+        self._last_contact[pe] = self._now()
 
-    def told(self, pe: PeKey, fellows: Sequence[Fellow]) -> None:
+    def set_shard_agents(self, pe: PeKey, shard_agents: Sequence[ShardAgentInfo]) -> None:
         """An agent has said which fellows it has."""
-        if fellows:
-            self._fellows[pe] = tuple(fellows)
+        if shard_agents:
+            self._shard_agents[pe] = tuple(shard_agents)
         else:
-            self._fellows.pop(pe, None)
+            self._shard_agents.pop(pe, None)
 
-    def fellows(self, pe: PeKey) -> tuple[Fellow, ...]:
+    def shard_agents(self, pe: PeKey) -> tuple[ShardAgentInfo, ...]:
         """Return the fellows of an agent, as it reported them last."""
-        return self._fellows.get(pe, ())
+        return self._shard_agents.get(pe, ())
 
     def forget(self, pe: PeKey) -> None:
         """A PE was withdrawn."""
-        self._at.pop(pe, None)
-        self._fellows.pop(pe, None)
+        self._last_contact.pop(pe, None)
+        self._shard_agents.pop(pe, None)
 
-    def moment(self, pe: PeKey) -> str | None:
+    def last_contact(self, pe: PeKey) -> str | None:
         """Return the moment in ISO 8601; None where this run has not heard of the agent."""
-        at = self._at.get(pe)
+        at = self._last_contact.get(pe)
         return None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")

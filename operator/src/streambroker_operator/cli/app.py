@@ -24,10 +24,16 @@ from streambroker_operator.cli.commands import (
 )
 from streambroker_operator.cli.commands import diagnose as explain
 from streambroker_operator.cli.commands import set as setters
-from streambroker_operator.cli.io.errors import INTERRUPTED, UsageError, exit_code, meant, tell
+from streambroker_operator.cli.io.errors import (
+    INTERRUPTED,
+    UsageError,
+    did_you_mean,
+    exit_code,
+    print_error,
+)
 from streambroker_operator.cli.io.options import Parser, add_shared
 
-GROUPS = (
+COMMAND_MODULES = (
     up,
     operator,
     get,
@@ -42,7 +48,7 @@ GROUPS = (
     top,
     completion,
 )
-INSTEAD = {
+ALTERNATIVES = {
     "create": "`apply` creates, too.",
     "diff": "`whatif` shows what a file would do.",
     "edit": "`get -o yaml` and `apply` do that, or `set-filter` and the like.",
@@ -63,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words[:1] == [completion.HIDDEN]:
+        if words[:1] == [completion.HIDDEN_COMMAND]:
             return completion.complete(words[1:])
         _check_command(words)
         try:
@@ -73,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         return code
     except StreambrokerError as error:
-        tell(error)
+        print_error(error)
         return exit_code(error)
     except (KeyboardInterrupt, BrokenPipeError):
         return INTERRUPTED
@@ -85,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     told = f"streambroker {version('streambroker-operator')}"
     parser.add_argument("--version", action="version", version=told, help="the release")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for group in GROUPS:
+    for group in COMMAND_MODULES:
         group.add(commands)
     help_ = commands.add_parser("help", help="show what a command takes")
     help_.add_argument("words", nargs="*", metavar="COMMAND")
@@ -107,7 +113,9 @@ def _check_command(words: Sequence[str]) -> None:
     command = _first_word(words)
     known: Any = _parser().get_default("commands")
     if command is not None and command not in known:
-        near = f" {INSTEAD[command]}" if command in INSTEAD else meant(command, known)
+        near = (
+            f" {ALTERNATIVES[command]}" if command in ALTERNATIVES else did_you_mean(command, known)
+        )
         raise UsageError(
             f"There is no command {command!r}.{near} `streambroker --help` lists them."
         )

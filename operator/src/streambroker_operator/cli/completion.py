@@ -8,16 +8,16 @@ from typing import Any
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.cli.commands import patterns
-from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK
-from streambroker_operator.cli.io.options import DEFAULT_URL, Parser, add_shared, caller_of
-from streambroker_operator.cli.io.targets import SINGULAR, WORDS, address_of, names_of
-from streambroker_operator.cli.io.terminal import say
+from streambroker_operator.cli.io.options import DEFAULT_URL, Parser, add_shared, client_for
+from streambroker_operator.cli.io.targets import KIND_ALIASES, SINGULAR, item_name, item_names
+from streambroker_operator.cli.io.terminal import print_text
 
-HIDDEN = "__complete"
+HIDDEN_COMMAND = "__complete"
 TIMEOUT_S = 0.5
 """How long the broker may take while somebody waits for names, in seconds."""
-MOST = 200
+MAX_CANDIDATES = 200
 
 SHELLS = {
     "bash": """\
@@ -59,13 +59,13 @@ complete -c streambroker -l ca -r -F
 }
 
 _KINDS = ("exports", "imports", "pes", "routes", "all")
-_LISTED = ("get", "describe", "watch")
-_NAMED = {
+_ANY_KIND_COMMANDS = ("get", "describe", "watch")
+_KIND_BY_COMMAND = {
     "set-filter": "imports",
     "set-subscription": "imports",
     "set-properties": "exports",
 }
-_FIXED: Mapping[str, Iterable[str]] = {"completion": SHELLS, "patterns": patterns.ACTIONS}
+_FIXED_ARGUMENTS: Mapping[str, Iterable[str]] = {"completion": SHELLS, "patterns": patterns.ACTIONS}
 """The first words of commands that have a few."""
 _WITH_VALUE = (
     *("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete"),
@@ -83,7 +83,7 @@ def add(commands: Any) -> None:
 
 
 def _completion(options: argparse.Namespace) -> int:
-    say(SHELLS[options.shell])
+    print_text(SHELLS[options.shell])
     return OK
 
 
@@ -94,7 +94,7 @@ def complete(words: Sequence[str]) -> int:
         found = [w for w in candidates(list(words[:-1]), current) if w.startswith(current)]
     except StreambrokerError:
         found = []
-    say("".join(f"{word}\n" for word in found[:MOST]))
+    print_text("".join(f"{word}\n" for word in found[:MAX_CANDIDATES]))
     return OK
 
 
@@ -115,7 +115,7 @@ def candidates(before: Sequence[str], current: str) -> Iterable[str]:
     if command not in parsers:
         return []
     if before[-1] == "--delete":
-        return _with_kind(("exports", "imports"), before)
+        return _kind_names(("exports", "imports"), before)
     values = _values(parsers[command], before)
     if values is not None:
         return values
@@ -125,55 +125,59 @@ def candidates(before: Sequence[str], current: str) -> Iterable[str]:
 
 
 def _arguments(
-    command: str, given: Sequence[str], current: str, before: Sequence[str]
+    command: str, typed: Sequence[str], current: str, before: Sequence[str]
 ) -> Iterable[str]:
     """Return kinds, or the names that a broker knows."""
-    if command in _FIXED:
-        return _FIXED[command] if not given else []
-    if command in _NAMED:
-        return _names(_NAMED[command], before, at=1) if not given else []
+    if command in _FIXED_ARGUMENTS:
+        return _FIXED_ARGUMENTS[command] if not typed else []
+    if command in _KIND_BY_COMMAND:
+        return _names(_KIND_BY_COMMAND[command], before, index=1) if not typed else []
     if command == "explain":
-        if given and WORDS.get(given[-1], ())[:1] in (("exports",), ("imports",)):
-            return _names(WORDS[given[-1]][0], before, at=1)
-        return [*_names("exports" if given else "imports", before, at=1), "export", "import"]
+        if typed and KIND_ALIASES.get(typed[-1], ())[:1] in (("exports",), ("imports",)):
+            return _names(KIND_ALIASES[typed[-1]][0], before, index=1)
+        return [*_names("exports" if typed else "imports", before, index=1), "export", "import"]
     if command == "emit":
-        return [*_names("exports", before, at=1), *_names("pes", before, at=0)] if not given else []
+        return (
+            [*_names("exports", before, index=1), *_names("pes", before, index=0)]
+            if not typed
+            else []
+        )
     if command == "top":
-        return [*_names("exports", before, at=1), *_names("imports", before, at=1)]
-    if command not in (*_LISTED, "delete"):
+        return [*_names("exports", before, index=1), *_names("imports", before, index=1)]
+    if command not in (*_ANY_KIND_COMMANDS, "delete"):
         return []
-    kinds = WORDS.get(given[0], ()) if given else ()
+    kinds = KIND_ALIASES.get(typed[0], ()) if typed else ()
     if kinds:
-        return [name for kind in kinds for name in _names(kind, before, at=0)]
+        return [name for kind in kinds for name in _names(kind, before, index=0)]
     first, slash, _ = current.partition("/")
-    if slash and len(WORDS.get(first, ())) == 1:
-        return [f"{first}/{name}" for name in _names(WORDS[first][0], before, at=0)]
+    if slash and len(KIND_ALIASES.get(first, ())) == 1:
+        return [f"{first}/{name}" for name in _names(KIND_ALIASES[first][0], before, index=0)]
     words = SINGULAR.values() if command == "delete" else _KINDS
     return [word for word in words if not (command == "delete" and word == "route")]
 
 
-def _with_kind(kinds: Sequence[str], before: Sequence[str]) -> list[str]:
-    return [f"{SINGULAR[k]}/{name}" for k in kinds for name in _names(k, before, at=0)]
+def _kind_names(kinds: Sequence[str], before: Sequence[str]) -> list[str]:
+    return [f"{SINGULAR[k]}/{name}" for k in kinds for name in _names(k, before, index=0)]
 
 
-def _names(kind: str, before: Sequence[str], *, at: int) -> list[str]:
+def _names(kind: str, before: Sequence[str], *, index: int) -> list[str]:
     """Return the names of a kind; none if the broker does not answer at once.
 
     Args:
         kind: of the list.
         before: the words typed, for ``--url`` and ``-n``.
-        at: which of an item's names; 0 is the resource's own, 1 its port.
+        index: which of an item's names; 0 is the resource's own, 1 its port.
     """
     parser = Parser(add_help=False)
     add_shared(parser, root=True)
     options, _ = parser.parse_known_args(list(before))
     options.request_timeout = TIMEOUT_S
-    caller: Caller = caller_of(options)
-    answer = caller.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MOST))
+    caller: BrokerClient = client_for(options)
+    answer = caller.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MAX_CANDIDATES))
     if kind == "routes":
-        ends = {end for item in answer["items"] for end in names_of(kind, item)[-2:]}
+        ends = {end for item in answer["items"] for end in item_names(kind, item)[-2:]}
         return sorted(ends)
-    return [address_of(kind, item, at) for item in answer["items"]]
+    return [item_name(kind, item, index) for item in answer["items"]]
 
 
 def _values(parser: argparse.ArgumentParser, before: Sequence[str]) -> Iterable[str] | None:

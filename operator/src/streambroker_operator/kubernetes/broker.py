@@ -14,37 +14,48 @@ from typing import Any, get_args
 
 from aiohttp import web
 
-from streambroker_core.board import Board, Event, ExportApplied, ImportApplied
+from streambroker_core.board import Board, BoardEvent, ExportApplied, ImportApplied
 from streambroker_core.model import RULE, AnyKind, Kind, PeKey
-from streambroker_core.wire.reports.rule_status import ToldRules
+from streambroker_core.wire.reports.rule_status import RuleStatusMap
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.broker import listen
-from streambroker_operator.cooperative import in_turns
+from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, read_secret
-from streambroker_operator.kubernetes.auth.authorize import Gate
+from streambroker_operator.kubernetes.auth.authorize import Authorizer
 from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
-from streambroker_operator.kubernetes.auth.token_review import Identities, Reviews
+from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.certificate import Certificate
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.objects import Objects
-from streambroker_operator.kubernetes.client.rate_limiter import StatusPace
+from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, Timing
-from streambroker_operator.kubernetes.observability.health import State
-from streambroker_operator.kubernetes.observability.metrics import Figures, Metrics, writes_of
-from streambroker_operator.kubernetes.observability.probes import counting, create_probes, parting
+from streambroker_operator.kubernetes.observability.health import BrokerState
+from streambroker_operator.kubernetes.observability.metrics import (
+    BrokerGauges,
+    Metrics,
+    count_writes,
+)
+from streambroker_operator.kubernetes.observability.probes import (
+    close_when_stopping,
+    count_answers,
+    create_probes,
+)
 from streambroker_operator.kubernetes.replicas import command_relay as errands
 from streambroker_operator.kubernetes.replicas import report_relay as relay
 from streambroker_operator.kubernetes.replicas.election import LeaseTiming
-from streambroker_operator.kubernetes.replicas.garbage import Leftovers
+from streambroker_operator.kubernetes.replicas.garbage import PeGarbage
 from streambroker_operator.kubernetes.replicas.lease import Lease, new_identity
-from streambroker_operator.kubernetes.status.controller import Desk, ShownEndings
+from streambroker_operator.kubernetes.status.controller import (
+    PublishedExportReports,
+    StatusController,
+)
 from streambroker_operator.kubernetes.status.events import EventWriter
-from streambroker_operator.kubernetes.status.nearest_port import Nearest
-from streambroker_operator.kubernetes.status.port_reconciler import Statuses
+from streambroker_operator.kubernetes.status.nearest_port import NearestSentences
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.programmed import AgentState
-from streambroker_operator.kubernetes.status.rule_reconciler import RuleStatuses
+from streambroker_operator.kubernetes.status.rule_reconciler import RuleReconciler
 from streambroker_operator.kubernetes.status.sources import StatusSources
 from streambroker_operator.kubernetes.status.writer import Name, StatusWriter
 from streambroker_operator.kubernetes.watch.informer import ApiFeeder, FeederName
@@ -54,9 +65,9 @@ from streambroker_operator.kubernetes.webhook.review import review
 from streambroker_operator.kubernetes.webhook.server import Webhook
 from streambroker_operator.rest import create_app
 from streambroker_operator.rest.agents.reports import REPORTS, Reports
-from streambroker_operator.rest.guard.connections import places
-from streambroker_operator.rest.guard.rate_limits import Limits
-from streambroker_operator.runtime.agent_commands import Errands, hint_by
+from streambroker_operator.rest.guard.connections import connection_limit
+from streambroker_operator.rest.guard.rate_limits import RateLimits
+from streambroker_operator.runtime.agent_commands import CommandQueue, command_hinter
 from streambroker_operator.runtime.runtime import Runtime
 
 ANNOUNCE_S = 1.0
@@ -65,13 +76,13 @@ FORGET_S = 60.0
 BEAT_S = 1.0
 RETRY_S = 2.0
 """Pause before the broker's secret is asked for again, in seconds."""
-MOST_PROBES = 64
+MAX_PROBE_CONNECTIONS = 64
 """Connections that the port of probes and metrics may have."""
-MOST_REVIEWS = 256
+MAX_REVIEW_CONNECTIONS = 256
 """Connections that the port of the webhook may have."""
 MANY_STATUSES = 100
 """So many statuses that wait go before messages about the nearest port."""
-UNHINTED_S = 5.0
+HINT_LOST_S = 5.0
 """An agent that takes longer to run a change has come by its poll: the hint was lost."""
 
 _log = logging.getLogger("streambroker")
@@ -122,7 +133,7 @@ class Settings:
     webhook: str = ""
     webhook_secret: str = "streambroker-webhook"  # noqa: S105 - a name, and no secret
     webhook_port: int = 8473
-    limits: Limits | None = None
+    limits: RateLimits | None = None
     make_secret: bool = False
     statuses_per_s: float = 0.0
     drain_s: float = 3.0
@@ -146,8 +157,8 @@ class ClusterBroker:
         self._runners: list[web.AppRunner] = []
         self._closing = False
         self._reports: Reports | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._beat = 0.0
+        self._offering_task: asyncio.Task[None] | None = None
+        self._last_beat = 0.0
         self._hints_lost = 0
         self.url = self.probes_url = ""
 
@@ -166,63 +177,68 @@ class ClusterBroker:
         self._api = HttpApi(settings.access)
         objects = Objects(self._api)
         try:
-            secret = await self._secret(objects)
+            secret = await self._read_secret(objects)
         except BaseException:
             await self._api.close()
             raise
         self._objects = objects
-        self._put_together(objects, secret)
+        self._build(objects, secret)
         tls = None if certificate is None else certificate.context
-        limits = settings.limits or Limits()
+        limits = settings.limits or RateLimits()
         wait_s = limits.agent_wait_s
-        own = Errands(hint_by(self.runtime), wait_s)
-        self._errands = errands.LedErrands(
-            own, secret, self._leads, lambda: self.lease.leader, wait_s
+        own = CommandQueue(command_hinter(self.runtime), wait_s)
+        self._commands = errands.LeaderCommands(
+            own, secret, self._leads, lambda: self.lease.leader_address, wait_s
         )
         app = create_app(
-            self.runtime, limits=settings.limits, guard=self._guard(), asked=self._errands
+            self.runtime,
+            limits=settings.limits,
+            guard=self._create_guard(),
+            commands=self._commands,
         )
         self._reports = app[REPORTS]
-        app.middlewares.insert(0, counting(self.metrics))
-        app.middlewares.insert(0, parting(lambda: self._closing))
-        most = places(limits.connections)
-        for_probes = min(MOST_PROBES, most // 4)
+        app.middlewares.insert(0, count_answers(self.metrics))
+        app.middlewares.insert(0, close_when_stopping(lambda: self._closing))
+        most = connection_limit(limits.connections)
+        for_probes = min(MAX_PROBE_CONNECTIONS, most // 4)
         try:
-            for_reviews = min(MOST_REVIEWS, most // 4) if settings.webhook else 0
-            room = limits.room(most - for_probes - for_reviews)
+            for_reviews = min(MAX_REVIEW_CONNECTIONS, most // 4) if settings.webhook else 0
+            room = limits.connection_limits(most - for_probes - for_reviews)
             self.url = await self._listen(app, settings.port, "--port", room, tls)
-            probes = create_probes(self._state, self.metrics)
-            probes.router.add_post(relay.PATH, self._told_by_replicas(secret))
+            probes = create_probes(self._read_state, self.metrics)
+            probes.router.add_post(relay.PATH, self._relay_handler(secret))
             probes.router.add_post(errands.PATH, errands.handler(own, secret, self._leads))
-            room = limits.room(for_probes)
+            room = limits.connection_limits(for_probes)
             port = settings.metrics_port
             self.probes_url = await self._listen(probes, port, "--metrics-port", room)
-            webhook = await self._reviewing(secret, limits.room(for_reviews))
+            webhook = await self._start_webhook(secret, limits.connection_limits(for_reviews))
         except AddressError:
             await self.stop()
             raise
-        self._beat = _now()
+        self._last_beat = _now()
         parts: list[Coroutine[Any, Any, None]] = [
             self.feeder.run(self._deliver, self.runtime.load),
             self.writer.run(),
             self._events.run(),
             self._relay.run(),
-            self._announcing(),
+            self._run_announcements(),
             self._nearest.run(self._leads, lambda: self.writer.waiting > MANY_STATUSES),
-            self._forgetting(),
-            self._beating(),
+            self._run_garbage_collection(),
+            self._run_heartbeat(),
         ]
         if certificate is not None:
             parts.append(certificate.follow())
         if webhook is not None:
             parts.append(webhook.run())
-        self._leading = asyncio.create_task(self._kept(self.lease.run()))
+        self._lease_task = asyncio.create_task(self._supervise(self.lease.run()))
         self._tasks = [
-            self._leading,
-            *(asyncio.create_task(self._kept(part)) for part in parts),
+            self._lease_task,
+            *(asyncio.create_task(self._supervise(part)) for part in parts),
         ]
 
-    async def _reviewing(self, secret: bytes, room: tuple[int, int]) -> Webhook | None:
+    async def _start_webhook(
+        self, secret: bytes, connection_limits: tuple[int, int]
+    ) -> Webhook | None:
         """Listen for reviews of the API server, if that is wanted."""
         settings = self._settings
         if not settings.webhook:
@@ -236,7 +252,7 @@ class ClusterBroker:
             review=lambda asked: review(asked, self.runtime.board, settings.namespaces),
         )
         port = settings.webhook_port
-        await self._listen(webhook.app, port, "--webhook-port", room, webhook.tls)
+        await self._listen(webhook.app, port, "--webhook-port", connection_limits, webhook.tls)
         return webhook
 
     async def stop(self) -> None:
@@ -247,37 +263,37 @@ class ClusterBroker:
         """
         self._closing = True
         if self._tasks:
-            await self._let_lead()
+            await self._release_lease()
             await asyncio.sleep(self._settings.drain_s)
         self.runtime.close()
-        ending = [*self._tasks, *([] if self._looking is None else [self._looking])]
+        ending = [*self._tasks, *([] if self._offering_task is None else [self._offering_task])]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         for runner in self._runners:
             await runner.cleanup()
-        await self._errands.close()
+        await self._commands.close()
         self._sender.close()
         self.store.close()
         await self._api.close()
 
-    async def _let_lead(self) -> None:
-        self._leading.cancel()
-        await asyncio.gather(self._leading, return_exceptions=True)
+    async def _release_lease(self) -> None:
+        self._lease_task.cancel()
+        await asyncio.gather(self._lease_task, return_exceptions=True)
         await self.lease.release()
 
-    async def failed(self) -> None:
+    async def wait_failed(self) -> None:
         """Return when a part has failed that the broker cannot be without."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _kept(self, part: Coroutine[Any, Any, None]) -> None:
+    async def _supervise(self, part: Coroutine[Any, Any, None]) -> None:
         try:
             await part
         except Exception:
             _log.exception("a part of the broker failed, which ends")
             raise
 
-    async def _secret(self, objects: Objects) -> bytes:
+    async def _read_secret(self, objects: Objects) -> bytes:
         """Return the broker's secret; wait for the API server if it has to be."""
         while True:
             try:
@@ -285,7 +301,7 @@ class ClusterBroker:
                     objects,
                     self._settings.access.namespace,
                     self._settings.secret_name,
-                    make=self._settings.make_secret,
+                    create=self._settings.make_secret,
                 )
             except RequestError as error:
                 if error.status != 503:
@@ -293,10 +309,10 @@ class ClusterBroker:
                 _log.warning("the secret cannot be read yet: %s", error)
                 await asyncio.sleep(RETRY_S)
 
-    def _put_together(self, objects: Objects, secret: bytes) -> None:
+    def _build(self, objects: Objects, secret: bytes) -> None:
         settings, board = self._settings, Board()
-        pace = StatusPace(settings.statuses_per_s)
-        self.store = KubernetesStore(objects, board, secret=secret, pace=pace)
+        pace = WriteRateLimiter(settings.statuses_per_s)
+        self.store = KubernetesStore(objects, board, secret=secret, rate_limiter=pace)
         self._sender = HintSender()
         self._events = EventWriter(self._api, settings.pod)
         self.lease = Lease(
@@ -306,163 +322,183 @@ class ClusterBroker:
             identity=new_identity(settings.pod),
             timing=settings.lease_timing,
             address=settings.address,
-            changed=self._lead,
+            on_change=self._on_leader_change,
         )
-        self._relay = relay.Relay(secret, lambda: self.lease.leader, self._instance_of)
-        self.metrics = Metrics(self._figures)
-        self.desk = Desk(board, self.store, self._events, leads=self._leads, relay=self._relay.note)
-        self._nearest = Nearest(
+        self._relay = relay.ReportRelay(
+            secret, lambda: self.lease.leader_address, self._instance_for
+        )
+        self.metrics = Metrics(self._read_gauges)
+        self.status_controller = StatusController(
+            board, self.store, self._events, leads=self._leads, relay=self._relay.note_version
+        )
+        self._nearest = NearestSentences(
             board,
             lambda name: self._offer(name, False),
         )
-        self.desk.statuses = Statuses(
+        self.status_controller.port_reconciler = PortReconciler(
             board,
             self._offer,
-            steered=lambda name: self.store.steering.words(name[1]),
-            told=self.desk.told,
-            nearest=self._nearest.of,
-            turned=self._turned,
-            applied=self._applied,
-            all_anew=self._all_anew,
+            steered=lambda name: self.store.steering.description(name[1]),
+            on_written=self.status_controller.on_status_written,
+            nearest=self._nearest.get,
+            on_export_state=self._on_export_state,
+            on_applied=self._on_applied,
+            reoffer_all=self._reoffer_all,
         )
-        self.desk.rule_statuses = RuleStatuses(
+        self.status_controller.rule_reconciler = RuleReconciler(
             board,
             self._offer,
-            written=self.desk.told,
+            on_written=self.status_controller.on_status_written,
         )
-        sources = StatusSources(self.desk.statuses, self.desk.rule_statuses)
+        sources = StatusSources(
+            self.status_controller.port_reconciler, self.status_controller.rule_reconciler
+        )
         self.writer = StatusWriter(
             self._api,
             sources,
             leads=self._leads,
-            remembers=self.desk.statuses.remembers,
-            pace=pace,
+            must_write=self.status_controller.port_reconciler.must_write,
+            rate_limiter=pace,
         )
-        endings = ShownEndings(self.desk.statuses, self._leads, self._relay)
-        self.runtime = Runtime(self.store, self._sender, board, self.desk, self._leads, endings)
-        self.runtime.rules.shown = self.desk.rule_statuses.shows
-        self.runtime.rules.on_told = self._rules_told
-        self.desk.deliver = self.runtime.deliver
-        self.desk.why_cut = self.runtime.why_cut
-        self.feeder = self._feeder()
+        endings = PublishedExportReports(
+            self.status_controller.port_reconciler, self._leads, self._relay
+        )
+        self.runtime = Runtime(
+            self.store, self._sender, board, self.status_controller, self._leads, endings
+        )
+        self.runtime.rules.published_status = (
+            self.status_controller.rule_reconciler.published_status
+        )
+        self.runtime.rules.on_report = self._on_rule_report
+        self.status_controller.deliver = self.runtime.deliver
+        self.status_controller.cut_reason = self.runtime.cut_reason
+        self.feeder = self._create_feeder()
 
     def _offer(self, name: Name, urgent: bool) -> None:
         """Ask the status writer to look at a resource."""
-        live = name[0] == RULE or self.desk.statuses.live(name)
+        live = name[0] == RULE or self.status_controller.port_reconciler.is_live(name)
         self.writer.offer(name, urgent=urgent, live=live)
 
-    def _told_by_replicas(self, secret: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
-        statuses = self.desk.statuses
-        rules = self.desk.rule_statuses.heard
-        damaged = statuses.damage_heard
-        return relay.handler(secret, statuses.heard, statuses.ends_heard, rules, damaged)
+    def _relay_handler(self, secret: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
+        statuses = self.status_controller.port_reconciler
+        rules = self.status_controller.rule_reconciler.on_report
+        damaged = statuses.on_damage
+        return relay.handler(secret, statuses.on_report, statuses.on_ends, rules, damaged)
 
-    def _rules_told(self, pe: PeKey, told: ToldRules, more: bool) -> None:
+    def _on_rule_report(self, pe: PeKey, reported: RuleStatusMap, more: bool) -> None:
         """Have it written what an agent says of its job's rules, by whoever leads."""
-        self.desk.rule_statuses.heard(pe, told, more)
+        self.status_controller.rule_reconciler.on_report(pe, reported, more)
         if not self._leads():
-            self._relay.note_rules(pe, told, more)
+            self._relay.note_rules(pe, reported, more)
 
-    def _turned(self, name: Name) -> None:
+    def _on_export_state(self, name: Name) -> None:
         kind, uid = name
         if kind != RULE:
-            self.runtime.changes.touch_status(kind, uid)
-            self.runtime.changes.settle()
+            self.runtime.change_log.note_status(kind, uid)
+            self.runtime.change_log.flush()
 
-    def _feeder(self) -> ApiFeeder:
+    def _create_feeder(self) -> ApiFeeder:
         settings = self._settings
         client = ApiClient(settings.access, settings.timing)
         kind = KopfFeeder if settings.feeder == "kopf" else ReflectorFeeder
         board = self.runtime.board
-        return kind(client, settings.namespaces, self.desk.look, board.newest)
+        return kind(
+            client, settings.namespaces, self.status_controller.observe, board.newest_version
+        )
 
-    def _guard(self) -> ClusterGuard:
+    def _create_guard(self) -> ClusterGuard:
         known = self.store.registrations
-        reviews = Reviews(self._api)
+        reviews = ReviewClient(self._api)
         self._reviews = reviews
-        identities = Identities(reviews, key_of=self._key_of, account_of=known.account_of)
-        return ClusterGuard(identities, Gate(reviews, known.account_of), known.jobs_of)
+        identities = Authenticator(reviews, key_for=self._key_for, account_for=known.account_for)
+        return ClusterGuard(identities, Authorizer(reviews, known.account_for), known.jobs_for)
 
-    def _instance_of(self, pe: PeKey) -> str:
+    def _instance_for(self, pe: PeKey) -> str:
         registration = self.runtime.board.registration(pe)
         return "" if registration is None else registration.instance
 
-    def _key_of(self, pe: PeKey, instance: str) -> bytes | None:
+    def _key_for(self, pe: PeKey, instance: str) -> bytes | None:
         registration = self.runtime.board.registration(pe)
         if registration is None or registration.instance != instance:
             return None
-        return self.runtime.key(pe, registration)
+        return self.runtime.agent_key(pe, registration)
 
     async def _listen(
         self,
         app: web.Application,
         port: int,
         option: str,
-        room: tuple[int, int],
+        connection_limits: tuple[int, int],
         tls: ssl.SSLContext | None = None,
     ) -> str:
         host = self._settings.host
-        runner, url = await listen(app, host, port, room=room, tls=tls, option=option)
+        runner, url = await listen(
+            app, host, port, connection_limits=connection_limits, tls=tls, option=option
+        )
         self._runners.append(runner)
         return url
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: BoardEvent) -> None:
         began = time.perf_counter()
         self.runtime.deliver(event)
         if isinstance(event, ExportApplied | ImportApplied):
-            self.metrics.matched(time.perf_counter() - began)
+            self.metrics.observe_match(time.perf_counter() - began)
 
     # ---- what goes on ------------------------------------------------------
 
     def _leads(self) -> bool:
         return self.lease.leads
 
-    def _lead(self, leads: bool) -> None:
+    def _on_leader_change(self, leads: bool) -> None:
         # Without an address it is not told which agents ask others, and never knows who is away.
-        self.desk.statuses.lead(leads and bool(self._settings.address))
+        self.status_controller.port_reconciler.on_leader_change(
+            leads and bool(self._settings.address)
+        )
         if leads:
-            self._all_anew()
-            self.desk.rule_statuses.offer_all()
-            current = self.desk.statuses.programming.runs_current
+            self._reoffer_all()
+            self.status_controller.rule_reconciler.offer_all()
+            current = self.status_controller.port_reconciler.programmed_tracker.runs_current
             agents = self.runtime.board.registrations()
             # Whoever led before may have ended before it told them.
             self.runtime.hint(pe for pe in agents if not current(pe))
         else:
             self.writer.drop_all()
 
-    def _all_anew(self) -> None:
+    def _reoffer_all(self) -> None:
         """Have all statuses looked at, while everything else has its turn."""
-        if self._looking is not None:
-            self._looking.cancel()
-        self._looking = asyncio.create_task(in_turns(self.desk.statuses.offering()))
+        if self._offering_task is not None:
+            self._offering_task.cancel()
+        self._offering_task = asyncio.create_task(
+            run_in_turns(self.status_controller.port_reconciler.offer_in_steps())
+        )
 
-    def _applied(self, seconds: float) -> None:
+    def _on_applied(self, seconds: float) -> None:
         # Each replica hears of its own agents; only who leads hears of all, and sent the hints.
         if not self._leads():
             return
-        self.metrics.applied(seconds)
-        self._hints_lost += seconds > UNHINTED_S
+        self.metrics.observe_applied(seconds)
+        self._hints_lost += seconds > HINT_LOST_S
 
-    async def _forgetting(self) -> None:
-        left = Leftovers()
+    async def _run_garbage_collection(self) -> None:
+        left = PeGarbage()
         while True:
             await asyncio.sleep(FORGET_S)
-            await self.forget(left, _now())
+            await self.forget_pes(left, _now())
 
-    async def forget(self, left: Leftovers, now: float) -> None:
+    async def forget_pes(self, garbage: PeGarbage, now: float) -> None:
         """Forget the PEs that nothing is left of; their jobs' names are free again.
 
         Args:
-            left: knows since when they are silent.
+            garbage: knows since when they are silent.
             now: of the clock of the loop, in seconds.
         """
-        board, heard = self.runtime.board, self.runtime.heard
+        board, heard = self.runtime.board, self.runtime.liveness
         known = (one.pe for one in self.store.pes())
-        bare = [(pe, heard.moment(pe)) for pe in known if not any(board.resources_of(pe))]
-        for pe in left.look(bare, now):
+        bare = [(pe, heard.last_contact(pe)) for pe in known if not any(board.resources_of(pe))]
+        for pe in garbage.collect(bare, now):
             await self.runtime.withdraw(pe)
 
-    async def _announcing(self) -> None:
+    async def _run_announcements(self) -> None:
         while True:
             await asyncio.sleep(ANNOUNCE_S)
             try:
@@ -470,20 +506,20 @@ class ClusterBroker:
             except RequestError as error:
                 _log.debug("not all resources know their agents yet: %s", error)
 
-    async def _beating(self) -> None:
+    async def _run_heartbeat(self) -> None:
         while True:
-            self._beat = _now()
+            self._last_beat = _now()
             if self._leads():
-                self.desk.statuses.listen()
-                self.desk.rule_statuses.listen()
+                self.status_controller.port_reconciler.offer_away()
+                self.status_controller.rule_reconciler.offer_due()
             await asyncio.sleep(BEAT_S)
 
     # ---- what is asked -----------------------------------------------------
 
-    def _state(self) -> State:
+    def _read_state(self) -> BrokerState:
         board, health = self.runtime.board, self.feeder.health()
-        return State(
-            beat_age_s=_now() - self._beat,
+        return BrokerState(
+            beat_age_s=_now() - self._last_beat,
             synced=board.synced,
             closing=self._closing,
             stale=board.stale or bool(health.last_error),
@@ -492,19 +528,22 @@ class ClusterBroker:
             refused=health.refused,
         )
 
-    def _figures(self) -> Figures:
+    def _read_gauges(self) -> BrokerGauges:
         board = self.runtime.board
         kinds: Sequence[Kind] = ("Export", "Import")
         exports, imports = board.point
         feeds = self.feeder.feeds
-        refused = {kind: len(board.standing_by(kind)) for kind in kinds}
-        count = {"Export": len(list(board.each_export())), "Import": len(list(board.each_import()))}
-        return Figures(
+        refused = {kind: len(board.standby_uids(kind)) for kind in kinds}
+        count = {
+            "Export": len(list(board.iter_exports())),
+            "Import": len(list(board.iter_imports())),
+        }
+        return BrokerGauges(
             release=self._settings.release,
             synced=board.synced,
             leads=self._leads(),
             routes=board.route_count,
-            board={"Export": exports, "Import": imports},
+            board_versions={"Export": exports, "Import": imports},
             watch_age_s={kind: feed.stale_for_s() for kind, feed in feeds.items()},
             followed={
                 (kind, namespace): namespace not in feed.refused
@@ -515,35 +554,37 @@ class ClusterBroker:
                 **{(kind, "refused"): refused[kind] for kind in kinds},
                 **{(kind, "accepted"): count[kind] - refused[kind] for kind in kinds},
             },
-            agents=self._agents(),
-            reported_routes=self._reports.states(time.monotonic()) if self._reports else {},
+            agents=self._count_agents(),
+            reported_routes=self._reports.count_states(time.monotonic()) if self._reports else {},
             hints_sent=self._sender.sent,
             hints_lost=self._hints_lost,
-            sweeps=sum(feed.sweeps for feed in feeds.values()),
-            sweep_differences=self._differences(),
+            resyncs=sum(feed.resyncs for feed in feeds.values()),
+            resync_differences=self._count_differences(),
             relists={kind: max(0, feed.relists - 1) for kind, feed in feeds.items()},
             feeder_restarts=self.feeder.restarts,
-            writes=writes_of(self.writer.figures, self._events, self.lease, self._objects.writes),
+            writes=count_writes(
+                self.writer.metrics, self._events, self.lease, self._objects.writes
+            ),
             reviews=dict(self._reviews.counts),
         )
 
-    def _differences(self) -> Mapping[tuple[AnyKind, str], int]:
+    def _count_differences(self) -> Mapping[tuple[AnyKind, str], int]:
         found: Counter[tuple[AnyKind, str]] = Counter()
         for (kind, difference), number in self.runtime.fallen_back.items():
             found[kind, difference] += number
         for kind, feed in self.feeder.feeds.items():
-            found[kind, "ghost"] += feed.swept
-            for what, number in feed.mended.items():
+            found[kind, "ghost"] += feed.missed_deletions
+            for what, number in feed.missed_changes.items():
                 found[kind, what] += number
         return found
 
-    def _agents(self) -> dict[AgentState, int]:
+    def _count_agents(self) -> dict[AgentState, int]:
         """Return how many agents are in which state; nothing where others hear of them."""
         if not self._leads():
             return {}
         found: dict[AgentState, int] = dict.fromkeys(get_args(AgentState), 0)
         for pe in self.runtime.board.registrations():
-            found[self.desk.statuses.agent_state(pe)] += 1
+            found[self.status_controller.port_reconciler.agent_state(pe)] += 1
         return found
 
 

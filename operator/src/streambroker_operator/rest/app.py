@@ -19,40 +19,49 @@ from streambroker_operator.rest.guard.authentication import (
     TOKENS,
     UNKNOWN,
     Guard,
-    audited,
+    audit_writes,
     authorise,
     identify,
 )
-from streambroker_operator.rest.guard.fair_queue import TURNS, Turns
+from streambroker_operator.rest.guard.fair_queue import FAIR_QUEUE, FairQueue
 from streambroker_operator.rest.guard.idempotency import UNDER_WAY, replay
 from streambroker_operator.rest.guard.rate_limits import (
-    GAUGES,
-    Gauges,
-    Limits,
+    CALLER_LIMITS,
+    CallerLimits,
+    RateLimits,
     limit_addresses,
     limit_principals,
     limit_unknown,
 )
 from streambroker_operator.rest.http import health
 from streambroker_operator.rest.http import openapi as description
-from streambroker_operator.rest.http.parameters import described
+from streambroker_operator.rest.http.parameters import check_parameters
 from streambroker_operator.rest.http.paths import OPENAPI
 from streambroker_operator.rest.http.preconditions import conditional
-from streambroker_operator.rest.http.requests import LONG, MAX_BODY, MAX_PROPOSAL, RUNTIME
+from streambroker_operator.rest.http.requests import (
+    LONG_BODY_PATHS,
+    MAX_BODY,
+    MAX_PROPOSAL,
+    RUNTIME,
+)
 from streambroker_operator.rest.http.responses import problem_answer
 from streambroker_operator.rest.lists import lists
-from streambroker_operator.rest.lists.list_cache import PICTURES, Gallery
-from streambroker_operator.rest.lists.lists import SNAPSHOTS, snapshots_of
+from streambroker_operator.rest.lists.list_cache import LIST_CACHES, ListCaches
+from streambroker_operator.rest.lists.lists import SNAPSHOTS, create_snapshots
 from streambroker_operator.rest.ports import apply, exports, imports, resources
 from streambroker_operator.rest.ports import rules as patterns
-from streambroker_operator.runtime.agent_commands import Asked, Errands, hint_by
+from streambroker_operator.runtime.agent_commands import (
+    CommandQueue,
+    CommandTransport,
+    command_hinter,
+)
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.security import audit_log as audit
 from streambroker_operator.security.token_file import TokenFile
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-PARTS = (
+ROUTE_TABLES = (
     description.routes,
     health.routes,
     lists.routes,
@@ -81,11 +90,11 @@ _log = logging.getLogger("streambroker.rest")
 def create_app(
     runtime: Runtime,
     tokens: TokenFile | None = None,
-    limits: Limits | None = None,
+    limits: RateLimits | None = None,
     *,
     local: bool = False,
     guard: Guard | None = None,
-    asked: Asked | None = None,
+    commands: CommandTransport | None = None,
 ) -> web.Application:
     """Return the application that serves a runtime.
 
@@ -95,41 +104,43 @@ def create_app(
         limits: how much one caller may ask for; None for the usual.
         local: answer to names of this machine alone, where there are no tokens.
         guard: says who may do what, in the place of tokens.
-        asked: hands errands to agents; None where all agents ask this process.
+        commands: hands errands to agents; None where all agents ask this process.
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
     app[LOCAL] = local
-    app[UNKNOWN] = audit.Unknown()
-    limits = Limits() if limits is None else limits
-    app[GAUGES] = Gauges(limits)
-    app[control.ASKED] = asked or Errands(hint_by(runtime), limits.agent_wait_s)
-    app[SNAPSHOTS] = snapshots_of(runtime)
-    app[TURNS] = Turns()
+    app[UNKNOWN] = audit.UnknownCallerFilter()
+    limits = RateLimits() if limits is None else limits
+    app[CALLER_LIMITS] = CallerLimits(limits)
+    app[control.COMMAND_TRANSPORT] = commands or CommandQueue(
+        command_hinter(runtime), limits.agent_wait_s
+    )
+    app[SNAPSHOTS] = create_snapshots(runtime)
+    app[FAIR_QUEUE] = FairQueue()
     app[UNDER_WAY] = {}
-    app[PICTURES] = Gallery(runtime)
+    app[LIST_CACHES] = ListCaches(runtime)
     app[pe.EXCHANGE_KEYS] = pe.new_keys()
-    app[whatif.FORECASTS] = whatif.Forecasts(app[GAUGES].limits)
+    app[whatif.FORECASTS] = whatif.Forecasts(app[CALLER_LIMITS].limits)
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
         app[TOKENS] = tokens
     if guard is not None:
         app[GUARD] = guard
-    for part in PARTS:
+    for part in ROUTE_TABLES:
         app.add_routes(part)
     return app
 
 
 @web.middleware
-async def _roomy(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _allow_long_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Take long bodies where many resources are sent; has to stand outermost."""
-    if request.path in LONG:
+    if request.path in LONG_BODY_PATHS:
         request = request.clone(client_max_size=MAX_PROPOSAL)
     return await handler(request)
 
 
 @web.middleware
-async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _log_write(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Write a line for each request that is no read, and whose caller is known."""
     response = await handler(request)
     if request.method not in ("GET", "HEAD") and PRINCIPAL in request:
@@ -137,11 +148,11 @@ async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
-_ALWAYS = (OPENAPI, health.HEALTH)
+_UNSYNCED_PATHS = (OPENAPI, health.HEALTH)
 
 
 @web.middleware
-async def _sized(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _limit_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse headers that are too long."""
     if sum(len(name) + len(value) for name, value in request.raw_headers) > MAX_HEADERS:
         raise RequestError(
@@ -151,9 +162,9 @@ async def _sized(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @web.middleware
-async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _require_synced(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer nothing from a board that has not seen everything yet."""
-    if not request.app[RUNTIME].board.synced and request.path not in _ALWAYS:
+    if not request.app[RUNTIME].board.synced and request.path not in _UNSYNCED_PATHS:
         raise RequestError(
             503,
             "NotSynced",
@@ -164,14 +175,14 @@ async def _ready(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @web.middleware
-async def _problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _to_problem(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every failure into a problem document."""
     try:
         return await handler(request)
     except StreambrokerError as error:
         return problem_answer(error)
     except web.HTTPException as error:
-        return _http_answer(request, error)
+        return _http_problem(request, error)
     except Exception:
         _log.exception("failed to answer %s %s", request.method, request.path)
         return problem_answer(
@@ -179,7 +190,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         )
 
 
-def _http_answer(request: web.Request, error: web.HTTPException) -> web.Response:
+def _http_problem(request: web.Request, error: web.HTTPException) -> web.Response:
     if error.status == 404:
         found = RequestError(404, "NotFound", f"There is nothing at {request.path}.")
     elif isinstance(error, web.HTTPMethodNotAllowed):
@@ -205,19 +216,19 @@ def _methods(error: web.HTTPMethodNotAllowed) -> dict[str, str]:
 
 
 _MIDDLEWARES = (
-    _roomy,
-    audited,
-    _told,
-    _problems,
-    _sized,
+    _allow_long_bodies,
+    audit_writes,
+    _log_write,
+    _to_problem,
+    _limit_headers,
     limit_unknown,
     identify,
     limit_addresses,
     limit_principals,
     authorise,
-    _ready,
+    _require_synced,
     replay,
-    _problems,  # once more: what was refused is the answer to its repetition, too
-    described,
+    _to_problem,  # once more: what was refused is the answer to its repetition, too
+    check_parameters,
     conditional,
 )

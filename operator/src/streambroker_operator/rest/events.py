@@ -15,17 +15,22 @@ from aiohttp import web
 
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.authentication import still_known
-from streambroker_operator.rest.guard.rate_limits import GAUGES, too_many
+from streambroker_operator.rest.guard.authentication import is_still_authorised
+from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, too_many_error
 from streambroker_operator.rest.http.paths import API
-from streambroker_operator.rest.http.requests import RUNTIME, chosen_namespace
-from streambroker_operator.runtime.change_log import Change, ChangeLog, Follower, selected
+from streambroker_operator.rest.http.requests import RUNTIME, parse_namespace_or_all
+from streambroker_operator.runtime.change_log import (
+    ChangeEvent,
+    ChangeLog,
+    ChangeReader,
+    select_events,
+)
 
-AT_ONCE = 256
+EVENTS_PER_PIECE = 256
 """How many events go into one piece."""
-PARTING_S = 30.0
+DRAIN_S = 30.0
 """How long a slow reader may take to read what is on its way to it, in seconds."""
-UNTOLD = 1_000
+MAX_SKIPPED = 1_000
 """After how many events of other namespaces a reader is told how far it has got."""
 RETRY_MS = 1_000
 """After how long a reader whose connection broke comes back, in milliseconds."""
@@ -36,16 +41,16 @@ routes = web.RouteTableDef()
 @routes.get(API + "/events")
 async def get_events(request: web.Request) -> web.StreamResponse:
     """Answer events for as long as the reader and the broker are there."""
-    namespace = chosen_namespace(request)
-    changes = request.app[RUNTIME].changes
-    gauges = request.app[GAUGES]
+    namespace = parse_namespace_or_all(request)
+    changes = request.app[RUNTIME].change_log
+    gauges = request.app[CALLER_LIMITS]
     if changes.closed:
         raise RequestError(
             503, "NotSynced", "The broker is stopping.", headers={"Retry-After": "1"}
         )
-    if changes.followers >= gauges.limits.followers:
-        raise too_many(f"{gauges.limits.followers} readers follow already.", 5.0)
-    with gauges.following(request):
+    if changes.reader_count >= gauges.limits.followers:
+        raise too_many_error(f"{gauges.limits.followers} readers follow already.", 5.0)
+    with gauges.hold_follower(request):
         return await _answer(request, changes, namespace, gauges.limits.keepalive_s)
 
 
@@ -79,7 +84,7 @@ class _Stream:
         self._response = response
         self._changes = changes
         self._namespace = namespace
-        self._told = changes.count
+        self._sent_number = changes.count
 
     async def run(self, keepalive_s: float) -> None:
         """Send events until one of the two goes."""
@@ -90,44 +95,46 @@ class _Stream:
             follower = self._changes.follow(None)
             greeting += self._reset("the events since then are not kept")
         elif last is None:
-            greeting = f"id: {self._changes.id_of(follower.place)}\n".encode() + greeting
+            greeting = f"id: {self._changes.id_for(follower.position)}\n".encode() + greeting
         if follower is None:
             raise LookupError("whoever has no id can always follow")
         try:
             with suppress(ConnectionError):
                 await self._follow(follower, greeting, keepalive_s)
         finally:
-            self._changes.leave(follower)
+            self._changes.unfollow(follower)
 
-    async def _follow(self, follower: Follower, greeting: bytes, keepalive_s: float) -> None:
+    async def _follow(self, follower: ChangeReader, greeting: bytes, keepalive_s: float) -> None:
         await self._send(follower, greeting)
-        while not follower.lost and await still_known(self._request):
-            found = self._changes.after(follower.place, AT_ONCE)
+        while not follower.is_dropped and await is_still_authorised(self._request):
+            found = self._changes.events_after(follower.position, EVENTS_PER_PIECE)
             if found is None:
                 break
             if found:
                 await self._send(follower, self._piece(found))
-                follower.place = found[-1].number
-            elif not await follower.news(keepalive_s):
+                follower.position = found[-1].number
+            elif not await follower.wait_for_event(keepalive_s):
                 await self._send(follower, b": still here\n\n")
-        known = await still_known(self._request)
-        await self._part("the reader is too slow" if known else "the token has gone")
+        known = await is_still_authorised(self._request)
+        await self._end("the reader is too slow" if known else "the token has gone")
 
-    def _piece(self, found: Sequence[Change]) -> bytes:
+    def _piece(self, events: Sequence[ChangeEvent]) -> bytes:
         """Return what a reader gets of some events; of many that are not its own, their end."""
-        end = found[-1].number
-        mine = selected(found, self._namespace)
+        end = events[-1].number
+        mine = select_events(events, self._namespace)
         if mine:
-            self._told = mine[-1].number
-        elif end - self._told >= UNTOLD:
-            self._told = end
+            self._sent_number = mine[-1].number
+        elif end - self._sent_number >= MAX_SKIPPED:
+            self._sent_number = end
             return _id(self._changes, end)
-        return b"".join(_event(self._changes.id_of(one.number), one.name, one.data) for one in mine)
+        return b"".join(
+            _event(self._changes.id_for(one.number), one.name, one.data) for one in mine
+        )
 
-    async def _send(self, follower: Follower, piece: bytes) -> None:
+    async def _send(self, follower: ChangeReader, piece: bytes) -> None:
         """Send a piece, unless the reader is let go meanwhile."""
         if piece:
-            await self._write(piece, until=follower.gone)
+            await self._write(piece, until=follower.dropped)
 
     async def _write(self, piece: bytes, until: asyncio.Future[None]) -> None:
         writing = asyncio.ensure_future(self._response.write(piece))
@@ -137,7 +144,7 @@ class _Stream:
         else:
             writing.cancel()
 
-    async def _part(self, reason: str) -> None:
+    async def _end(self, reason: str) -> None:
         """Tell a reader that is let go, and close its connection.
 
         What is still on its way to a slow reader gets some time; when the broker stops,
@@ -153,17 +160,17 @@ class _Stream:
         loop.call_later(0.0, done.set_result, None)
         await self._write(self._reset(reason), until=done)
         transport.close()
-        loop.call_later(PARTING_S, transport.abort)
+        loop.call_later(DRAIN_S, transport.abort)
 
     def _reset(self, reason: str) -> bytes:
         point = list(self._request.app[RUNTIME].board.point)
         data = canonical({"type": "RESET", "reason": reason, "point": point})
-        return _event(self._changes.id_of(self._changes.count), "reset", data)
+        return _event(self._changes.id_for(self._changes.count), "reset", data)
 
 
 def _id(changes: ChangeLog, number: int) -> bytes:
     """Return a block that is no event: whoever comes back goes on after this number."""
-    return f"id: {changes.id_of(number)}\n\n".encode()
+    return f"id: {changes.id_for(number)}\n\n".encode()
 
 
 def _event(id_: str, name: str, data: bytes) -> bytes:

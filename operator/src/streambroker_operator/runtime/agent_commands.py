@@ -17,23 +17,29 @@ from typing import Protocol
 
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import hints
-from streambroker_core.wire.broker.agent_commands import APPEND, EMIT, MOST, Done, Errand
+from streambroker_core.wire.broker.agent_commands import (
+    APPEND,
+    EMIT,
+    MAX_COMMANDS,
+    AgentCommand,
+    CommandResult,
+)
 from streambroker_operator.errors import RequestError
 from streambroker_operator.runtime.runtime import Runtime
 
-KEPT_S = 60.0
+COMMAND_TTL_S = 60.0
 """For how long an errand waits for the agent after it was last asked for: two polls."""
-AGAIN_S = 1.0
+HINT_INTERVAL_S = 1.0
 """After how many seconds an agent that has not answered is sent the next hint."""
-MOST_IN_ALL = 5_000
-MOST_BYTES = 32 << 20
-_LASTING = (EMIT, APPEND)
+MAX_TOTAL_COMMANDS = 5_000
+MAX_COMMAND_BYTES = 32 << 20
+_DURABLE_ACTIONS = (EMIT, APPEND)
 
 
-class Asked(Protocol):
+class CommandTransport(Protocol):
     """Who hands errands to agents, and their answers back."""
 
-    async def ask(self, pe: PeKey, errand: Errand) -> Done:
+    async def execute(self, pe: PeKey, command: AgentCommand) -> CommandResult:
         """Have an agent do something; return what it answers.
 
         Raises:
@@ -41,7 +47,7 @@ class Asked(Protocol):
         """
         ...
 
-    async def fetch(self, pe: PeKey, done: Sequence[Done]) -> list[Errand]:
+    async def fetch(self, pe: PeKey, results: Sequence[CommandResult]) -> list[AgentCommand]:
         """Take an agent's answers; return what waits for it.
 
         Raises:
@@ -49,124 +55,131 @@ class Asked(Protocol):
         """
         ...
 
-    def waits(self, pe: PeKey) -> bool:
+    def has_pending(self, pe: PeKey) -> bool:
         """Say whether something waits for an agent, as far as this process knows."""
         ...
 
 
 @dataclass(slots=True)
-class _Open:
-    errand: Errand
-    bytes: int
-    until: float
-    answered: asyncio.Future[Done] = field(
+class _PendingCommand:
+    command: AgentCommand
+    size: int
+    expires_at: float
+    reply: asyncio.Future[CommandResult] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
-class Errands:
+class CommandQueue:
     """The errands of this process, by PE.
 
     Args:
-        tell: sends an agent a hint that something waits.
+        send_hint: sends an agent a hint that something waits.
         wait_s: for how long a request waits for the agent.
     """
 
-    def __init__(self, tell: Callable[[PeKey], None], wait_s: float) -> None:
-        self._tell = tell
+    def __init__(self, send_hint: Callable[[PeKey], None], wait_s: float) -> None:
+        self._send_hint = send_hint
         self._wait_s = wait_s
-        self._open: dict[PeKey, dict[str, _Open]] = {}
+        self._pending: dict[PeKey, dict[str, _PendingCommand]] = {}
         self._count = self._bytes = 0
 
-    async def ask(self, pe: PeKey, errand: Errand) -> Done:
-        """As of `Asked`; one that waits already under that id is the same."""
+    async def execute(self, pe: PeKey, command: AgentCommand) -> CommandResult:
+        """As of `CommandTransport`; one that waits already under that id is the same."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        one = self._opened(pe, errand, began)
+        one = self._enqueue(pe, command, began)
         try:
-            while not one.answered.done():
+            while not one.reply.done():
                 left = began + self._wait_s - loop.time()
                 if left <= 0:
-                    raise away(f"The agent of {pe} has not answered for {self._wait_s:g} s.")
-                self._tell(pe)
-                await asyncio.wait([one.answered], timeout=min(AGAIN_S, left))
-            return one.answered.result()
+                    raise agent_away_error(
+                        f"The agent of {pe} has not answered for {self._wait_s:g} s."
+                    )
+                self._send_hint(pe)
+                await asyncio.wait([one.reply], timeout=min(HINT_INTERVAL_S, left))
+            return one.reply.result()
         finally:
-            if errand.action not in _LASTING:
-                self._close(pe, errand.id)
+            if command.action not in _DURABLE_ACTIONS:
+                self._remove(pe, command.id)
 
-    def _opened(self, pe: PeKey, errand: Errand, now: float) -> _Open:
-        self._forget(now)
-        of_pe = self._open.get(pe, {})
-        one = of_pe.get(errand.id)
+    def _enqueue(self, pe: PeKey, command: AgentCommand, now: float) -> _PendingCommand:
+        self._expire(now)
+        of_pe = self._pending.get(pe, {})
+        one = of_pe.get(command.id)
         if one is None:
-            size = len(errand.text)
-            full = len(of_pe) >= MOST or self._count >= MOST_IN_ALL
-            if full or self._bytes + size > MOST_BYTES:
-                raise _too_many(pe)
-            one = _Open(errand, size, now)
-            self._open.setdefault(pe, {})[errand.id] = one
+            size = len(command.text)
+            full = len(of_pe) >= MAX_COMMANDS or self._count >= MAX_TOTAL_COMMANDS
+            if full or self._bytes + size > MAX_COMMAND_BYTES:
+                raise _too_many_error(pe)
+            one = _PendingCommand(command, size, now)
+            self._pending.setdefault(pe, {})[command.id] = one
             self._count += 1
             self._bytes += size
-        one.until = now + KEPT_S
+        one.expires_at = now + COMMAND_TTL_S
         return one
 
-    def _close(self, pe: PeKey, id_: str) -> _Open | None:
-        of_pe = self._open.get(pe, {})
+    def _remove(self, pe: PeKey, id_: str) -> _PendingCommand | None:
+        of_pe = self._pending.get(pe, {})
         one = of_pe.pop(id_, None)
         if one is not None:
             self._count -= 1
-            self._bytes -= one.bytes
+            self._bytes -= one.size
         if not of_pe:
-            self._open.pop(pe, None)
+            self._pending.pop(pe, None)
         return one
 
-    def _forget(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         late = [
-            (pe, id_) for pe, of in self._open.items() for id_, o in of.items() if o.until < now
+            (pe, id_)
+            for pe, of in self._pending.items()
+            for id_, o in of.items()
+            if o.expires_at < now
         ]
         for pe, id_ in late:
-            self._close(pe, id_)
+            self._remove(pe, id_)
 
-    async def fetch(self, pe: PeKey, done: Sequence[Done]) -> list[Errand]:
-        """As of `Asked`."""
-        for one in done:
-            known = self._close(pe, one.id)
-            if known is not None and not known.answered.done():
-                known.answered.set_result(one)
-        self._forget(asyncio.get_running_loop().time())
-        return [one.errand for one in self._open.get(pe, {}).values()]
+    async def fetch(self, pe: PeKey, results: Sequence[CommandResult]) -> list[AgentCommand]:
+        """As of `CommandTransport`."""
+        for one in results:
+            known = self._remove(pe, one.id)
+            if known is not None and not known.reply.done():
+                known.reply.set_result(one)
+        self._expire(asyncio.get_running_loop().time())
+        return [one.command for one in self._pending.get(pe, {}).values()]
 
-    def waits(self, pe: PeKey) -> bool:
-        """As of `Asked`."""
-        return pe in self._open
+    def has_pending(self, pe: PeKey) -> bool:
+        """As of `CommandTransport`."""
+        return pe in self._pending
 
 
-def hint_by(runtime: Runtime) -> Callable[[PeKey], None]:
+def command_hinter(runtime: Runtime) -> Callable[[PeKey], None]:
     """Return what tells an agent of a broker that an errand waits for it."""
 
     def tell(pe: PeKey) -> None:
         registration = runtime.board.registration(pe)
         if registration is None or registration.hint is None:
             return
-        key, point = runtime.key(pe, registration), runtime.board.point
-        runtime.sender.send(pe, registration.hint, hints.encode(key, str(pe), hints.ERRANDS, point))
+        key, point = runtime.agent_key(pe, registration), runtime.board.point
+        runtime.sender.send(
+            pe, registration.hint, hints.encode(key, str(pe), hints.COMMANDS, point)
+        )
 
     return tell
 
 
-def away(why: str) -> RequestError:
+def agent_away_error(reason: str) -> RequestError:
     """Return the refusal of what needs an agent that cannot be reached."""
     return RequestError(
         503,
         "AgentAway",
-        f"{why} It is not known whether it has done it: send the same request with the same"
+        f"{reason} It is not known whether it has done it: send the same request with the same"
         " Request-Id once the job runs and its agent reaches the broker, and it is done once.",
         headers={"Retry-After": "2"},
     )
 
 
-def _too_many(pe: PeKey) -> RequestError:
+def _too_many_error(pe: PeKey) -> RequestError:
     return RequestError(
         429,
         "TooManyRequests",

@@ -9,9 +9,9 @@ from streambroker_core.board import Board, Status
 from streambroker_core.model import Export, PeKey, Route, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import write_manifest
-from streambroker_operator.agents.ended_exports import Endings
-from streambroker_operator.agents.liveness import Fellow, Heard
-from streambroker_operator.storage.backend import Stored
+from streambroker_operator.agents.ended_exports import ExportReports
+from streambroker_operator.agents.liveness import AgentLiveness, ShardAgentInfo
+from streambroker_operator.storage.backend import StoredResource
 
 
 def route_body(route: Route) -> dict[str, Any]:
@@ -24,19 +24,25 @@ def route_body(route: Route) -> dict[str, Any]:
     }
 
 
-def earlier_body(now: Route, was: Route) -> dict[str, Any]:
+def changed_values_body(current: Route, previous: Route) -> dict[str, Any]:
     """Return what of a route is another now, as it was."""
-    old, new = route_body(was), route_body(now)
+    old, new = route_body(previous), route_body(current)
     return {name: value for name, value in old.items() if value != new[name]}
 
 
-def resource_body(board: Board, stored: Stored, endings: Endings) -> dict[str, Any]:
+def resource_body(
+    board: Board, stored: StoredResource, export_reports: ExportReports
+) -> dict[str, Any]:
     """Return a resource's manifest with the status that the board gives it."""
     resource = stored.resource
-    return shown(stored, board.status(kind_of(resource), resource.uid), endings)
+    return build_resource_body(
+        stored, board.status(kind_of(resource), resource.uid), export_reports
+    )
 
 
-def shown(stored: Stored, status: Status | None, endings: Endings) -> dict[str, Any]:
+def build_resource_body(
+    stored: StoredResource, status: Status | None, export_reports: ExportReports
+) -> dict[str, Any]:
     """Return a resource's manifest with a status; an empty one where there is none.
 
     An Export's says, too, whether it has ended, and what of its log is damaged, if any is.
@@ -44,8 +50,8 @@ def shown(stored: Stored, status: Status | None, endings: Endings) -> dict[str, 
     resource = stored.resource
     found = {} if status is None else _status_body(status)
     if status is not None and isinstance(resource, Export):
-        found["ended"] = status.accepted and endings.shows(resource)
-        damaged = endings.damage(resource) if status.accepted else ""
+        found["ended"] = status.accepted and export_reports.is_ended(resource)
+        damaged = export_reports.damage(resource) if status.accepted else ""
         found.update({"damaged": damaged} if damaged else {})
     return {**write_manifest(resource, version=stored.version), "status": found}
 
@@ -65,20 +71,20 @@ def _status_body(status: Status) -> dict[str, Any]:
     }
 
 
-def pe_body(board: Board, pe: PeKey, heard: Heard) -> dict[str, Any]:
+def pe_body(board: Board, pe: PeKey, liveness: AgentLiveness) -> dict[str, Any]:
     """Return a PE: where its agent is, when it was heard of, and the names of its ports."""
     exports, imports = board.ports(pe)
     found = board.registration(pe)
-    return shown_pe(pe, found, board.version(pe), exports, imports, heard)
+    return build_pe_body(pe, found, board.version(pe), exports, imports, liveness)
 
 
-def shown_pe(
+def build_pe_body(
     pe: PeKey,
     registration: Registration | None,
     version: str | None,
     exports: Sequence[str],
     imports: Sequence[str],
-    heard: Heard,
+    liveness: AgentLiveness,
 ) -> dict[str, Any]:
     """Return a PE with what its agent said last and when, and the names of its ports, in order."""
     return {
@@ -86,14 +92,14 @@ def shown_pe(
         "job": pe.job,
         "pe": pe.pe,
         "location": None if registration is None else registration.location,
-        "seen": heard.moment(pe),
+        "seen": liveness.last_contact(pe),
         "version": version,
         "exports": list(exports),
         "imports": list(imports),
-        "fellows": fellow_bodies(heard.fellows(pe)),
+        "fellows": shard_agent_bodies(liveness.shard_agents(pe)),
     }
 
 
-def fellow_bodies(fellows: Sequence[Fellow]) -> list[dict[str, Any]]:
+def shard_agent_bodies(shard_agents: Sequence[ShardAgentInfo]) -> list[dict[str, Any]]:
     """Return the fellows of an agent."""
-    return [{"pe": str(f.pe), "active": f.active, "away": f.away} for f in fellows]
+    return [{"pe": str(f.pe), "active": f.active, "away": f.away_reason} for f in shard_agents]

@@ -16,34 +16,39 @@ from typing import Any, Literal
 
 from streambroker_core.board import (
     Board,
+    BoardEvent,
     CaughtUp,
-    Event,
     ExportApplied,
     ExportRemoved,
+    FeedAdvanced,
     ImportApplied,
     ImportRemoved,
-    Moved,
-    PointMoved,
+    RouteChange,
     Synced,
     Unreadable,
 )
 from streambroker_core.model import RULE, Kind, PeKey, PortKey, Resource, Route, kind_of
 from streambroker_core.wire.encoding.canonical import canonical
-from streambroker_operator.agents.ended_exports import Endings
-from streambroker_operator.agents.liveness import Heard
-from streambroker_operator.runtime.bodies import earlier_body, pe_body, resource_body, route_body
-from streambroker_operator.storage.backend import Stored
+from streambroker_operator.agents.ended_exports import ExportReports
+from streambroker_operator.agents.liveness import AgentLiveness
+from streambroker_operator.runtime.bodies import (
+    changed_values_body,
+    pe_body,
+    resource_body,
+    route_body,
+)
+from streambroker_operator.storage.backend import StoredResource
 
-KEPT_EVENTS = 10_000
-KEPT_BYTES = 32 * 1024 * 1024
-BEHIND = 1_000
+MAX_EVENTS = 10_000
+MAX_EVENT_BYTES = 32 * 1024 * 1024
+MAX_LAG = 1_000
 """How many events a follower may be behind once it has caught up."""
 
-Word = Literal["ADDED", "MODIFIED", "DELETED"]
+ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ChangeEvent:
     """One event.
 
     Attributes:
@@ -60,73 +65,74 @@ class Change:
     data: bytes
 
 
-class Follower:
+class ChangeReader:
     """One reader's place in the sequence.
 
     Attributes:
-        place: number of the last event that was sent.
-        lost: whether it fell too far behind; nothing more is promised to it.
+        position: number of the last event that was sent.
+        is_dropped: whether it fell too far behind; nothing more is promised to it.
     """
 
-    def __init__(self, place: int, end: int) -> None:
-        self.place = place
+    def __init__(self, position: int, end: int) -> None:
+        self.position = position
         self._caught_up_at = end
-        self._woken_at = place
-        self._news: asyncio.Future[None] | None = None
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._woken_at = position
+        self._waiter: asyncio.Future[None] | None = None
+        self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
-    def lost(self) -> bool:
+    def is_dropped(self) -> bool:
         """Whether it was let go."""
-        return self.gone.done()
+        return self.dropped.done()
 
-    def tell(self, number: int) -> None:
+    def notify(self, number: int) -> None:
         """Note that there is a new event."""
-        if self._news is not None:
+        if self._waiter is not None:
             # It has nothing to read: what one change brings at once is not its being slow.
             self._woken_at = number
-            if not self._news.done():
-                self._news.set_result(None)
+            if not self._waiter.done():
+                self._waiter.set_result(None)
             return
-        allowed = BEHIND if self.place >= self._caught_up_at else KEPT_EVENTS + BEHIND
-        if number - max(self.place, self._woken_at) > allowed:
-            self.let_go()
+        allowed = MAX_LAG if self.position >= self._caught_up_at else MAX_EVENTS + MAX_LAG
+        if number - max(self.position, self._woken_at) > allowed:
+            self.drop()
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """End it."""
-        for future in (self.gone, self._news):
+        for future in (self.dropped, self._waiter):
             if future is not None and not future.done():
                 future.set_result(None)
 
-    async def news(self, timeout_s: float) -> bool:
+    async def wait_for_event(self, timeout_s: float) -> bool:
         """Return when there is a new event or it is let go; False where time is up before."""
-        self._news = asyncio.get_running_loop().create_future()
+        self._waiter = asyncio.get_running_loop().create_future()
         try:
-            done, _ = await asyncio.wait([self._news], timeout=timeout_s)
+            done, _ = await asyncio.wait([self._waiter], timeout=timeout_s)
         finally:
-            self._news = None
+            self._waiter = None
         return bool(done)
 
 
-class _Touched:
+class _PeChanges:
     """What is another of a PE since it was told of last.
 
     Attributes:
-        new: whether it was not known then.
-        moved: its exports' routes as they were then and as they are, by the uids of both ends.
+        is_new: whether it was not known then.
+        route_changes: its exports' routes as they were then and as they are, by the uids of both
+            ends.
     """
 
-    def __init__(self, new: bool) -> None:
-        self.new = new
-        self.moved: dict[tuple[str, str], Moved] = {}
+    def __init__(self, is_new: bool) -> None:
+        self.is_new = is_new
+        self.route_changes: dict[tuple[str, str], RouteChange] = {}
 
-    def move(self, one: Moved) -> None:
+    def add_route_change(self, change: RouteChange) -> None:
         """Note what became of a route."""
-        route = one.now or one.was
+        route = change.new or change.old
         if route is not None:
             pair = route.export_uid, route.import_uid
-            first = self.moved.get(pair, one)
-            self.moved[pair] = Moved(was=first.was, now=one.now)
+            first = self.route_changes.get(pair, change)
+            self.route_changes[pair] = RouteChange(old=first.old, new=change.new)
 
 
 class ChangeLog:
@@ -135,10 +141,10 @@ class ChangeLog:
     Args:
         session: a text that no other run of the broker has.
         board: where statuses, views and registrations are looked up.
-        stored: gives the resource of a port.
-        why_cut: gives the reason word of a route that is gone.
-        heard: when agents were heard of.
-        endings: which exports have ended.
+        get_stored: gives the resource of a port.
+        cut_reason: gives the reason word of a route that is gone.
+        liveness: when agents were heard of.
+        export_reports: which exports have ended.
 
     Attributes:
         count: number of the last event.
@@ -149,115 +155,124 @@ class ChangeLog:
         self,
         session: str,
         board: Board,
-        stored: Callable[[Kind, PortKey], Stored | None],
-        why_cut: Callable[[Route], str],
-        heard: Heard,
-        endings: Endings,
+        get_stored: Callable[[Kind, PortKey], StoredResource | None],
+        cut_reason: Callable[[Route], str],
+        liveness: AgentLiveness,
+        export_reports: ExportReports,
     ) -> None:
         self.session = session
         self.count = 0
         self.closed = False
         self._board = board
-        self._stored = stored
-        self._why_cut = why_cut
-        self._heard = heard
-        self._endings = endings
-        self._kept: deque[Change] = deque()
+        self._get_stored = get_stored
+        self._cut_reason = cut_reason
+        self._liveness = liveness
+        self._export_reports = export_reports
+        self._events: deque[ChangeEvent] = deque()
         self._bytes = 0
-        self._followers: set[Follower] = set()
-        self._touched: dict[PeKey, _Touched] = {}
-        self._statuses: dict[tuple[Kind, str], None] = {}
+        self._readers: set[ChangeReader] = set()
+        self._changed_pes: dict[PeKey, _PeChanges] = {}
+        self._changed_statuses: dict[tuple[Kind, str], None] = {}
 
     # ---- writing ---------------------------------------------------------
 
-    def touch(self, pe: PeKey, *, new: bool = False, moved: Iterable[Moved] = ()) -> None:
-        """Note that a PE's view or registration is another; `settle` tells of it.
+    def note_pe(
+        self, pe: PeKey, *, is_new: bool = False, route_changes: Iterable[RouteChange] = ()
+    ) -> None:
+        """Note that a PE's view or registration is another; `freeze_modules` tells of it.
 
         Args:
             pe: the PE.
-            new: whether it was not known before.
-            moved: what became of the routes of its exports.
+            is_new: whether it was not known before.
+            route_changes: what became of the routes of its exports.
         """
-        touched = self._touched.setdefault(pe, _Touched(new))
-        touched.new = touched.new or new
-        for one in moved:
-            touched.move(one)
+        touched = self._changed_pes.setdefault(pe, _PeChanges(is_new))
+        touched.is_new = touched.is_new or is_new
+        for one in route_changes:
+            touched.add_route_change(one)
 
-    def touch_status(self, kind: Kind, uid: str) -> None:
-        """Note that a resource's status is another; `settle` tells of it."""
-        self._statuses[(kind, uid)] = None
+    def note_status(self, kind: Kind, uid: str) -> None:
+        """Note that a resource's status is another; `freeze_modules` tells of it."""
+        self._changed_statuses[(kind, uid)] = None
 
-    def show(self, exports: Iterable[PortKey]) -> None:
+    def publish_exports(self, exports: Iterable[PortKey]) -> None:
         """Tell of Exports of which something else is shown now."""
         for key in exports:
             export = self._board.export_at(key)
             if export is not None:
-                self.touch_status("Export", export.uid)
-        self.settle()
+                self.note_status("Export", export.uid)
+        self.flush()
 
-    def resources(self, *changed: tuple[Word, Stored]) -> None:
+    def publish_resources(self, *changed: tuple[ChangeType, StoredResource]) -> None:
         """Tell of Exports and Imports, then of all that changed with them."""
         for word, stored in changed:
-            self._statuses.pop((kind_of(stored.resource), stored.resource.uid), None)
-            self._tell(word, stored)
-        self.settle()
+            self._changed_statuses.pop((kind_of(stored.resource), stored.resource.uid), None)
+            self._publish_resource(word, stored)
+        self.flush()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Tell of the statuses and PEs that were touched, and of the PEs' routes."""
-        statuses, self._statuses = self._statuses, {}
-        touched, self._touched = self._touched, {}
+        statuses, self._changed_statuses = self._changed_statuses, {}
+        touched, self._changed_pes = self._changed_pes, {}
         for kind, uid in statuses:
             resource = self._board.get(kind, uid)
-            stored = None if resource is None else self._stored(kind, resource.key)
+            stored = None if resource is None else self._get_stored(kind, resource.key)
             if stored is not None and stored.resource.uid == uid:
-                self._tell("MODIFIED", stored)
+                self._publish_resource("MODIFIED", stored)
         for pe, what in touched.items():
-            self._settle(pe, what)
+            self._publish_pe(pe, what)
 
-    def _tell(self, word: Word, stored: Stored) -> None:
+    def _publish_resource(self, change_type: ChangeType, stored: StoredResource) -> None:
         resource = stored.resource
-        body = {"type": word, "object": resource_body(self._board, stored, self._endings)}
-        self._add(kind_of(resource).lower(), (resource.key.namespace,), body)
+        body = {
+            "type": change_type,
+            "object": resource_body(self._board, stored, self._export_reports),
+        }
+        self._append(kind_of(resource).lower(), (resource.key.namespace,), body)
 
-    def _settle(self, pe: PeKey, touched: _Touched) -> None:
+    def _publish_pe(self, pe: PeKey, changes: _PeChanges) -> None:
         known = self._board.version(pe) is not None
-        if known or not touched.new:
-            word: Word = "DELETED" if not known else "ADDED" if touched.new else "MODIFIED"
-            body = {"type": word, "object": pe_body(self._board, pe, self._heard)}
-            self._add("pe", (pe.namespace,), body)
-        moved = [one for one in touched.moved.values() if one.was != one.now]
+        if known or not changes.is_new:
+            word: ChangeType = "DELETED" if not known else "ADDED" if changes.is_new else "MODIFIED"
+            body = {"type": word, "object": pe_body(self._board, pe, self._liveness)}
+            self._append("pe", (pe.namespace,), body)
+        moved = [one for one in changes.route_changes.values() if one.old != one.new]
         for one in moved:
-            if one.was is not None and one.now is None:
-                self._route("route-cut", "DELETED", one.was, reason=self._why_cut(one.was))
+            if one.old is not None and one.new is None:
+                self._publish_route(
+                    "route-cut", "DELETED", one.old, reason=self._cut_reason(one.old)
+                )
         for one in moved:
-            if one.now is not None and one.was is None:
-                self._route("route-added", "ADDED", one.now)
-            elif one.now is not None and one.was is not None:
-                was = earlier_body(one.now, one.was)
-                self._route("route-changed", "MODIFIED", one.now, was=was)
+            if one.new is not None and one.old is None:
+                self._publish_route("route-added", "ADDED", one.new)
+            elif one.new is not None and one.old is not None:
+                was = changed_values_body(one.new, one.old)
+                self._publish_route("route-changed", "MODIFIED", one.new, was=was)
 
-    def _route(self, name: str, word: Word, route: Route, **more: Any) -> None:
+    def _publish_route(self, name: str, change_type: ChangeType, route: Route, **more: Any) -> None:
         namespaces = (route.export.namespace, route.import_.namespace)
-        self._add(name, namespaces, {"type": word, "route": route_body(route), **more})
+        self._append(name, namespaces, {"type": change_type, "route": route_body(route), **more})
 
-    def _add(self, name: str, namespaces: tuple[str, ...], body: Mapping[str, Any]) -> None:
+    def _append(self, name: str, namespaces: tuple[str, ...], body: Mapping[str, Any]) -> None:
         self.count += 1
         data = canonical({**body, "point": list(self._board.point)})
-        self._kept.append(Change(number=self.count, name=name, namespaces=namespaces, data=data))
+        self._events.append(
+            ChangeEvent(number=self.count, name=name, namespaces=namespaces, data=data)
+        )
         self._bytes += len(data)
-        while len(self._kept) > KEPT_EVENTS or self._bytes > KEPT_BYTES:
-            self._bytes -= len(self._kept.popleft().data)
-        for follower in list(self._followers):
-            follower.tell(self.count)
+        while len(self._events) > MAX_EVENTS or self._bytes > MAX_EVENT_BYTES:
+            self._bytes -= len(self._events.popleft().data)
+        for follower in list(self._readers):
+            follower.notify(self.count)
 
     # ---- following -------------------------------------------------------
 
     @property
-    def followers(self) -> int:
+    def reader_count(self) -> int:
         """How many follow at the moment."""
-        return len(self._followers)
+        return len(self._readers)
 
-    def follow(self, last: str | None) -> Follower | None:
+    def follow(self, last: str | None) -> ChangeReader | None:
         """Let somebody follow.
 
         Args:
@@ -266,63 +281,63 @@ class ChangeLog:
         Returns:
             Its place; None where the events after that id are not kept.
         """
-        place = self.count if last is None else self._place_of(last)
+        place = self.count if last is None else self._parse_position(last)
         if place is None:
             return None
-        follower = Follower(place, self.count)
-        self._followers.add(follower)
+        follower = ChangeReader(place, self.count)
+        self._readers.add(follower)
         return follower
 
-    def leave(self, follower: Follower) -> None:
+    def unfollow(self, reader: ChangeReader) -> None:
         """Forget a follower."""
-        self._followers.discard(follower)
+        self._readers.discard(reader)
 
-    def after(self, place: int, most: int) -> list[Change] | None:
+    def events_after(self, position: int, limit: int) -> list[ChangeEvent] | None:
         """Return the events after a place, at most so many; None where some are not kept."""
-        oldest = self._kept[0].number if self._kept else self.count + 1
-        if place + 1 < oldest:
+        oldest = self._events[0].number if self._events else self.count + 1
+        if position + 1 < oldest:
             return None
-        start = place + 1 - oldest
-        return [self._kept[at] for at in range(start, min(start + most, len(self._kept)))]
+        start = position + 1 - oldest
+        return [self._events[at] for at in range(start, min(start + limit, len(self._events)))]
 
-    def id_of(self, number: int) -> str:
+    def id_for(self, number: int) -> str:
         """Return the id of an event."""
         return f"{self.session}.{number}"
 
-    def _place_of(self, last: str) -> int | None:
+    def _parse_position(self, last: str) -> int | None:
         session, _, digits = last.rpartition(".")
         if session != self.session or not (digits.isascii() and digits.isdigit()):
             return None
         place = int(digits) if len(digits) < 19 else self.count + 1
-        return place if place <= self.count and self.after(place, 0) is not None else None
+        return place if place <= self.count and self.events_after(place, 0) is not None else None
 
     def close(self) -> None:
         """Let all followers go; there are no new ones."""
         self.closed = True
-        for follower in list(self._followers):
-            follower.let_go()
+        for follower in list(self._readers):
+            follower.drop()
 
 
-def selected(changes: Iterable[Change], namespace: str) -> list[Change]:
+def select_events(changes: Iterable[ChangeEvent], namespace: str) -> list[ChangeEvent]:
     """Return the events that touch a namespace; all for ``*``."""
     return [one for one in changes if namespace == "*" or namespace in one.namespaces]
 
 
-def named_by(board: Board, event: Event) -> list[tuple[Kind, str, int]]:
+def affected_resources(board: Board, event: BoardEvent) -> list[tuple[Kind, str, int]]:
     """Return the resources that an event may change, and at which version."""
     if isinstance(event, ExportApplied | ImportApplied):
         resource = event.export if isinstance(event, ExportApplied) else event.import_
         kind = kind_of(resource)
-        known = board.named(kind, resource.key.namespace, resource.name)
+        known = board.uid_by_name(kind, resource.key.namespace, resource.name)
         uids = [resource.uid] if known is None else [known, resource.uid]
         return [(kind, uid, event.version) for uid in uids]
     if isinstance(event, ExportRemoved | ImportRemoved):
         kind = "Export" if isinstance(event, ExportRemoved) else "Import"
         return [(kind, event.uid, event.version)]
-    if isinstance(event, PointMoved) and event.uid is not None and event.kind != RULE:
+    if isinstance(event, FeedAdvanced) and event.uid is not None and event.kind != RULE:
         return [(event.kind, event.uid, event.version)]
     if isinstance(event, CaughtUp) and event.kind is not None and event.kind != RULE:
-        return [(event.kind, uid, event.version) for uid in board.ahead(event.kind)]
+        return [(event.kind, uid, event.version) for uid in board.uids_ahead_of_feed(event.kind)]
     # Followers of changes get changes of ports, not of rules.
     if not isinstance(event, Unreadable | Synced) or event.kind == RULE:
         return []
@@ -330,22 +345,22 @@ def named_by(board: Board, event: Event) -> list[tuple[Kind, str, int]]:
         return [(event.kind, event.uid, event.version)]
     # All else is known as it is: a list is long.
     listed = {resource.uid: resource for resource, _ in event.listed}
-    here = board.each_export() if event.kind == "Export" else board.each_import()
+    here = board.iter_exports() if event.kind == "Export" else board.iter_imports()
     there = {resource.uid: resource for resource in here}
     uids = [uid for uid, resource in listed.items() if there.get(uid) != resource]
     uids += [uid for uid in there if uid not in listed]
     return [(event.kind, uid, event.version) for uid in uids]
 
 
-def became_of(
+def resource_changes(
     board: Board, before: Mapping[tuple[Kind, str], tuple[Resource | None, int]]
-) -> Iterable[tuple[Word, Stored]]:
+) -> Iterable[tuple[ChangeType, StoredResource]]:
     """Yield what has become of resources, each as it was before with a version to show it at."""
     for name, (old, version) in before.items():
         new = board.get(*name)
         if new is None and old is not None:
-            yield "DELETED", Stored(resource=old, version=version, changed=True)
+            yield "DELETED", StoredResource(resource=old, version=version, changed=True)
         elif new is not None and new != old:
-            word: Word = "ADDED" if old is None else "MODIFIED"
+            word: ChangeType = "ADDED" if old is None else "MODIFIED"
             at = board.version_of(*name)
-            yield word, Stored(resource=new, version=at, changed=True)
+            yield word, StoredResource(resource=new, version=at, changed=True)

@@ -20,13 +20,12 @@ from streambroker_core.board import (
     Action,
     AgentRegistered,
     Board,
+    BoardEvent,
     CaughtUp,
-    Event,
     ExportApplied,
     ExportRemoved,
     FeedLost,
-    FellBack,
-    Hint,
+    HintAction,
     ImportApplied,
     ImportRemoved,
     PeWithdrawn,
@@ -35,17 +34,18 @@ from streambroker_core.board import (
     RuleRemoved,
     StatusChanged,
     Synced,
+    WriteReverted,
 )
 from streambroker_core.board.events import Difference
 from streambroker_core.diagnose import (
-    Cut,
+    BoardOverlay,
+    CutRoute,
     Forecast,
-    Overlay,
     Proposal,
     Removal,
+    cut_reason,
+    find_put_problem,
     forecast,
-    refusal,
-    why_cut,
 )
 from streambroker_core.model import (
     RULE,
@@ -58,46 +58,51 @@ from streambroker_core.model import (
     kind_of,
 )
 from streambroker_core.wire.broker import capability, hints
-from streambroker_core.wire.broker.registration import Registered, Registration, derive_key
+from streambroker_core.wire.broker.registration import Registration, RegistrationReply, derive_key
 from streambroker_core.wire.broker.view import ImportRoute, View, with_capabilities
-from streambroker_operator.agents.ended_exports import Endings, HeardEndings
+from streambroker_operator.agents.ended_exports import ExportReports, LocalExportReports
 from streambroker_operator.agents.hint_sender import HintSender
-from streambroker_operator.agents.liveness import Heard
-from streambroker_operator.cooperative import in_turns, keep_from_collector, without_collector
+from streambroker_operator.agents.liveness import AgentLiveness
+from streambroker_operator.cooperative import freeze_gc, gc_paused, run_in_turns
 from streambroker_operator.errors import RequestError
-from streambroker_operator.runtime.change_log import ChangeLog, became_of, named_by
+from streambroker_operator.runtime.change_log import ChangeLog, affected_resources, resource_changes
 from streambroker_operator.runtime.rules import Rules
-from streambroker_operator.storage.backend import Backing, Stored, applied_event, removed_event
-from streambroker_operator.storage.responses import Answered
-from streambroker_operator.storage.write_options import FREELY, Terms, Touched
+from streambroker_operator.storage.backend import (
+    StorageBackend,
+    StoredResource,
+    applied_event,
+    removed_event,
+)
+from streambroker_operator.storage.responses import ResponseStore
+from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 _log = logging.getLogger("streambroker.matching")
 
-_OfResource: TypeAlias = (
+_ResourceEvent: TypeAlias = (
     ExportApplied | ExportRemoved | ImportApplied | ImportRemoved | RuleApplied | RuleRemoved
 )
 
-_FELL_BACK: Mapping[Difference, str] = {
+_FALLBACK_EFFECTS: Mapping[Difference, str] = {
     "changed": "its older version counts again",
     "ghost": "it is not there",
     "missing": "it was deleted, and is back",
 }
-_AT_ONCE = 50
+_RESOURCES_PER_TURN = 50
 """Resources that a later list changes in one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WriteResult:
     """What a change did."""
 
-    stored: Stored
-    kept: tuple[Route, ...] = ()
+    stored: StoredResource
+    retained: tuple[Route, ...] = ()
     added: tuple[Route, ...] = ()
-    cut: tuple[Cut, ...] = ()
+    cut: tuple[CutRoute, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class AppliedProposal:
     """What a set of changes did.
 
     Attributes:
@@ -106,16 +111,16 @@ class Applied:
     """
 
     forecast: Forecast
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredResource, ...]
 
 
 class Observer(Protocol):
     """Is told what becomes of the board, on its event loop."""
 
-    def followed(self, event: Event, actions: Sequence[Action]) -> None:
+    def on_actions(self, event: BoardEvent, actions: Sequence[Action]) -> None:
         """Take in what an event has done to the board; of several at once, the last has it all."""
 
-    def acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
+    def on_acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
         """Take in which view an agent runs, and since how many seconds."""
 
 
@@ -131,63 +136,71 @@ class Runtime:
         board: an empty one.
         observer: is told what becomes of the board, and which views agents run.
         hints: whether hints are to be sent from here now.
-        endings: what is shown of the ends of exports; None for what agents say to this process.
+        export_reports: what is shown of the ends of exports; None for what agents say to this
+            process.
 
     Attributes:
-        wants_acknowledgements: whether somebody wants to know at once which views agents run.
+        needs_acknowledgements: whether somebody wants to know at once which views agents run.
         rules: commands about rules of patterns.
         fallen_back: how many writes the store turned out not to have, by kind and difference.
     """
 
     def __init__(
         self,
-        backing: Backing,
+        backing: StorageBackend,
         sender: HintSender,
         board: Board | None = None,
         observer: Observer | None = None,
         hints: Callable[[], bool] = lambda: True,
-        endings: Endings | None = None,
+        export_reports: ExportReports | None = None,
     ) -> None:
         self._backing = backing
         self._observer = observer
-        self._hints = hints
+        self._sends_hints = hints
         self.sender = sender
         self.board = Board() if board is None else board
-        self.rules = Rules(backing, self.board, self._take_own)
-        self._waiting: dict[PeKey, set[asyncio.Future[None]]] = {}
+        self.rules = Rules(backing, self.board, self._apply_own_write)
+        self._waiters: dict[PeKey, set[asyncio.Future[None]]] = {}
         self._closing = False
         self._warned = False
         self._loading: asyncio.Task[None] | None = None
         # What the feed tells while a list is being taken in, and is to come after it.
-        self._held_back: list[Event] | None = None
+        self._deferred: list[BoardEvent] | None = None
         self.fallen_back: Counter[tuple[AnyKind, Difference]] = Counter()
-        self.heard = Heard()
-        self.endings: Endings = HeardEndings() if endings is None else endings
-        self.changes = ChangeLog(
-            secrets.token_hex(8), self.board, backing.get, self.why_cut, self.heard, self.endings
+        self.liveness = AgentLiveness()
+        self.export_reports: ExportReports = (
+            LocalExportReports() if export_reports is None else export_reports
+        )
+        self.change_log = ChangeLog(
+            secrets.token_hex(8),
+            self.board,
+            backing.get,
+            self.cut_reason,
+            self.liveness,
+            self.export_reports,
         )
 
     def start(self) -> None:
         """Fill the board with what is kept; before this, or before the feed, there are no views."""
-        with without_collector():
+        with gc_paused():
             self._fill(self._backing.load())
             if self.board.synced:
-                self._keep_from_collector()
+                self._freeze_gc()
         if self.board.synced:
             self._warn()
 
-    def _keep_from_collector(self) -> None:
-        figures = self.board.figures()
-        keep_from_collector(figures.exports + figures.imports)
+    def _freeze_gc(self) -> None:
+        figures = self.board.index_stats()
+        freeze_gc(figures.exports + figures.imports)
 
-    def _fill(self, events: Iterable[Event]) -> None:
+    def _fill(self, events: Iterable[BoardEvent]) -> None:
         # Nobody follows yet and nobody waits: of all that the board orders only hints go out.
         for event in events:
-            for action in self.board.orders((event,)):
-                if isinstance(action, Hint):
+            for action in self.board.iter_actions((event,)):
+                if isinstance(action, HintAction):
                     self._hint(action)
             if self._observer is not None:
-                self._observer.followed(event, ())
+                self._observer.on_actions(event, ())
 
     async def load(self, event: Synced) -> None:
         """Take in a list that the feed tells, and let others have their turn meanwhile.
@@ -195,81 +208,81 @@ class Runtime:
         Whoever cancels this does not cut it short: a board that is half told would never learn
         the rest.
         """
-        earlier, self._held_back = self._held_back or [], []
+        earlier, self._deferred = self._deferred or [], []
         self._loading = asyncio.create_task(self._load(event, earlier, self._loading))
         await asyncio.shield(self._loading)
 
     async def _load(
-        self, event: Synced, earlier: Sequence[Event], before: asyncio.Task[None] | None
+        self, event: Synced, earlier: Sequence[BoardEvent], before: asyncio.Task[None] | None
     ) -> None:
         if before is not None:
             await before
         for one in earlier:
-            self._hear(one)
-        with without_collector():
+            self._on_event(one)
+        with gc_paused():
             if self.board.synced:
-                await in_turns(self._ahead(event))
-                self._take(event)
+                await run_in_turns(self._apply_ahead(event))
+                self._apply_events(event)
             else:
                 await self._load_first(event)
         if asyncio.current_task() is not self._loading:
             # Another list waits; what was told before it comes before it, all else after it.
             return
-        held_back, self._held_back = self._held_back or (), None
+        held_back, self._deferred = self._deferred or (), None
         for later in held_back:
-            self._hear(later)
+            self._on_event(later)
 
     async def _load_first(self, event: Synced) -> None:
-        await in_turns(self._steps(event))
+        await run_in_turns(self._steps(event))
         if self._observer is not None:
-            self._observer.followed(event, ())
-        self._keep_from_collector()
+            self._observer.on_actions(event, ())
+        self._freeze_gc()
         if self.board.synced:
             self._warn()
 
-    def _ahead(self, event: Synced) -> Iterator[None]:
+    def _apply_ahead(self, event: Synced) -> Iterator[None]:
         """Take in what a later list tells, some of it at once; the list itself is short work then.
 
         The board is asked meanwhile, and has to be whole at any time.
         """
-        several: list[Event] = []
-        for one in self.board.news(event):
+        several: list[BoardEvent] = []
+        for one in self.board.diff(event):
             if one is not None:
                 several.append(one)
-            if len(several) == _AT_ONCE:
-                self._take(*several)
+            if len(several) == _RESOURCES_PER_TURN:
+                self._apply_events(*several)
                 several.clear()
             yield
         if several:
-            self._take(*several)
+            self._apply_events(*several)
             yield
 
-    def _steps(self, event: Event) -> Iterator[None]:
-        for action in self.board.steps((event,)):
-            if isinstance(action, Hint):
+    def _steps(self, event: BoardEvent) -> Iterator[None]:
+        for action in self.board.iter_steps((event,)):
+            if isinstance(action, HintAction):
                 self._hint(action)
             yield
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: BoardEvent) -> None:
         """Take in what the feed tells."""
-        if self._held_back is not None and self._waits(event):
-            self._held_back.append(event)
+        if self._deferred is not None and self._must_defer(event):
+            self._deferred.append(event)
         else:
-            self._hear(event)
+            self._on_event(event)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: BoardEvent) -> None:
         """Have the board, which is whole, take an event in."""
         if not self.board.synced:
             self._fill((event,))
             if self.board.synced:
-                self._keep_from_collector()
+                self._freeze_gc()
                 self._warn()
         elif isinstance(event, AgentRegistered):
-            self._agent(event)
+            self._apply_agent(event)
         else:
-            self._take(event)
+            self._apply_events(event)
 
-    def _waits(self, event: Event) -> bool:
+    def _must_defer(self, event: BoardEvent) -> bool:
         """Say whether an event has to come after the list that is being taken in.
 
         A half-told board takes nothing in; a whole one takes all but the end of the feed that the
@@ -280,8 +293,8 @@ class Runtime:
     def close(self) -> None:
         """Let everybody go who waits for a change."""
         self._closing = True
-        self.changes.close()
-        for pe in list(self._waiting):
+        self.change_log.close()
+        for pe in list(self._waiters):
             self._wake(pe)
 
     # ---- reading ---------------------------------------------------------
@@ -297,15 +310,15 @@ class Runtime:
         if exporter is None or export is None:
             return None
         return capability.sign(
-            self.key(route.export.owner, exporter),
+            self.agent_key(route.export.owner, exporter),
             reader_import=str(reader),
             export=str(route.export),
             filter_allowed=export.allow_filter,
             policy=route.policy,
-            expires=capability.end_of(time.time()),
+            expires=capability.compute_expiry(time.time()),
         )
 
-    def key(self, pe: PeKey, registration: Registration) -> bytes:
+    def agent_key(self, pe: PeKey, registration: Registration) -> bytes:
         """Return the key of a PE's agent."""
         return derive_key(self._backing.secret, pe, registration.instance)
 
@@ -315,87 +328,95 @@ class Runtime:
         return self._backing.secret
 
     @property
-    def answered(self) -> Answered:
+    def responses(self) -> ResponseStore:
         """The answers that are given again to the same request."""
-        return self._backing.answered
+        return self._backing.responses
 
-    def stored(self, kind: Kind, key: PortKey) -> Stored | None:
+    def get_stored(self, kind: Kind, key: PortKey) -> StoredResource | None:
         """Return the resource of a port."""
         return self._backing.get(kind, key)
 
-    def all_of(self, kind: Kind) -> list[Stored]:
+    def resources(self, kind: Kind) -> list[StoredResource]:
         """Return all resources of one kind, in order of their ports."""
         return self._backing.resources(kind)
 
-    def each_of(self, kind: Kind) -> tuple[Stored, ...]:
+    def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, in no order."""
-        return self._backing.each(kind)
+        return self._backing.unordered_resources(kind)
 
-    async def changed(self, pe: PeKey, timeout_s: float) -> None:
+    async def wait_changed(self, pe: PeKey, timeout_s: float) -> None:
         """Return when a PE's view changes, when time is up, or when the broker stops."""
         if self._closing:
             return
         future = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(pe, set()).add(future)
+        self._waiters.setdefault(pe, set()).add(future)
         try:
             await asyncio.wait([future], timeout=timeout_s)
         finally:
-            waiting = self._waiting.get(pe, set())
+            waiting = self._waiters.get(pe, set())
             waiting.discard(future)
             if not waiting:
-                self._waiting.pop(pe, None)
+                self._waiters.pop(pe, None)
 
     # ---- writing ---------------------------------------------------------
 
     async def put(
-        self, resource: Resource, *, touched: Touched | None = None, terms: Terms = FREELY
-    ) -> Written:
+        self,
+        resource: Resource,
+        *,
+        touched: Touched | None = None,
+        options: WriteOptions = UNCONDITIONAL,
+    ) -> WriteResult:
         """Create or replace the resource of a port.
 
         Args:
             resource: as it should be.
             touched: what of its spec is meant; None for all of it.
-            terms: on which this is done.
+            options: on which this is done.
 
         Raises:
-            RequestError: as of `Backing.write`.
+            RequestError: as of `StorageBackend.write`.
             TakenError: the port, or the name, is another resource's.
             SubscriptionError: the subscription cannot be read.
             FilterError: the filter cannot be read, or can never work.
             ManifestError: the resource has become too large.
         """
-        problem = refusal(Overlay(self.board), resource)
+        problem = find_put_problem(BoardOverlay(self.board), resource)
         if problem is not None:
             raise problem.with_traceback(None)
         before = self._routes_at(kind_of(resource), resource.key)
-        (stored,) = await self._write(Proposal(puts=(resource,)), touched=touched, terms=terms)
-        return self._written(stored, before)
+        (stored,) = await self._write(Proposal(puts=(resource,)), touched=touched, options=options)
+        return self._write_result(stored, before)
 
-    async def delete(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Written | None:
+    async def delete(
+        self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> WriteResult | None:
         """Delete the resource of a port; None where there is none."""
         if self._backing.get(kind, key) is None:
             return None
         before = self._routes_at(kind, key)
-        (stored,) = await self._write(Proposal(deletes=(Removal(kind, key),)), terms=terms)
-        return self._written(stored, before)
+        (stored,) = await self._write(Proposal(deletes=(Removal(kind, key),)), options=options)
+        return self._write_result(stored, before)
 
-    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Written:
+    async def release(
+        self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> WriteResult:
         """Give up what was changed here, so that what others declare holds again.
 
         Raises:
-            RequestError: as of `Backing.release`.
+            RequestError: as of `StorageBackend.release`.
         """
         before = self._routes_at(kind, key)
-        stored = await self._backing.release(kind, key, terms=terms)
-        self._take_own(applied_event(stored))
-        return self._written(stored, before)
+        stored = await self._backing.release(kind, key, options=options)
+        self._apply_own_write(applied_event(stored))
+        return self._write_result(stored, before)
 
     async def apply(
         self,
         proposal: Proposal,
         check: Callable[[Forecast], None],
         watch: Callable[[int], None] = lambda routes: None,
-    ) -> Applied:
+    ) -> AppliedProposal:
         """Make all changes of a proposal at once, or none of them.
 
         Args:
@@ -407,36 +428,40 @@ class Runtime:
         """
         found = forecast(self.board, proposal, watch=watch)
         check(found)
-        return Applied(forecast=found, stored=tuple(await self._write(proposal)))
+        return AppliedProposal(forecast=found, stored=tuple(await self._write(proposal)))
 
     async def _write(
-        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
-    ) -> list[Stored]:
+        self,
+        proposal: Proposal,
+        *,
+        touched: Touched | None = None,
+        options: WriteOptions = UNCONDITIONAL,
+    ) -> list[StoredResource]:
         """Make changes that are not refused, and tell everybody of all of them together."""
-        stored = await self._backing.write(proposal, touched=touched, terms=terms)
+        stored = await self._backing.write(proposal, touched=touched, options=options)
         puts = len(proposal.puts)
         # What was found as it should be may still be news where others write.
-        done = [one for one in stored[:puts] if one.changed or not self._backing.ordered]
-        self._take_own(*map(applied_event, done), *map(removed_event, stored[puts:]))
+        done = [one for one in stored[:puts] if one.changed or not self._backing.is_sole_writer]
+        self._apply_own_write(*map(applied_event, done), *map(removed_event, stored[puts:]))
         return stored
 
-    def _take_own(self, *events: _OfResource) -> None:
+    def _apply_own_write(self, *events: _ResourceEvent) -> None:
         """Tell of own writes: the last word where only we write, ahead of the feed elsewhere."""
-        if not self._backing.ordered:
-            self._take(*(replace(event, early=True) for event in events))
+        if not self._backing.is_sole_writer:
+            self._apply_events(*(replace(event, ahead_of_feed=True) for event in events))
         elif events:
-            self._take(*events, CaughtUp(version=events[-1].version))
+            self._apply_events(*events, CaughtUp(version=events[-1].version))
 
-    def _take(self, *events: Event) -> None:
+    def _apply_events(self, *events: BoardEvent) -> None:
         """Tell the board of events, and everybody else of what they changed."""
         before = {
             (kind, uid): (self.board.get(kind, uid), version)
             for event in events
-            for kind, uid, version in named_by(self.board, event)
+            for kind, uid, version in affected_resources(self.board, event)
         }
-        self._tell(*events)
-        told = list(became_of(self.board, before))
-        self.changes.resources(*told)
+        self._publish(*events)
+        told = list(resource_changes(self.board, before))
+        self.change_log.publish_resources(*told)
         if told:
             self._warn()
 
@@ -446,21 +471,21 @@ class Runtime:
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
-    ) -> Registered:
+    ) -> RegistrationReply:
         """Remember where a PE's agent is, and whose token it has; return its key."""
         version = await self._backing.register(pe, registration, owner)
-        self.heard.note(pe)
-        self._agent(AgentRegistered(pe=pe, registration=registration, version=version))
-        return Registered(key=self.key(pe, registration))
+        self.liveness.note_contact(pe)
+        self._apply_agent(AgentRegistered(pe=pe, registration=registration, version=version))
+        return RegistrationReply(key=self.agent_key(pe, registration))
 
-    def _agent(self, event: AgentRegistered | PeWithdrawn) -> None:
+    def _apply_agent(self, event: AgentRegistered | PeWithdrawn) -> None:
         """Tell of an agent, or that a PE is gone."""
         known = self.board.registration(event.pe)
         if isinstance(event, AgentRegistered) and known != event.registration:
-            self.changes.touch(event.pe)
-        last = [CaughtUp(version=event.version)] if self._backing.ordered else []
-        self._tell(event, *last)
-        self.changes.settle()
+            self.change_log.note_pe(event.pe)
+        last = [CaughtUp(version=event.version)] if self._backing.is_sole_writer else []
+        self._publish(event, *last)
+        self.change_log.flush()
 
     async def withdraw(self, pe: PeKey) -> None:
         """Forget a PE that has no port left.
@@ -476,30 +501,30 @@ class Runtime:
                 409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
             )
         version = await self._backing.withdraw(pe)
-        self.heard.forget(pe)
-        self.endings.forget(pe)
-        self.rules.heard(pe, {})
-        self._agent(PeWithdrawn(pe=pe, version=version))
+        self.liveness.forget(pe)
+        self.export_reports.forget(pe)
+        self.rules.apply_report(pe, {})
+        self._apply_agent(PeWithdrawn(pe=pe, version=version))
 
     @property
-    def wants_acknowledgements(self) -> bool:
+    def needs_acknowledgements(self) -> bool:
         """As above."""
         return self._observer is not None
 
     def acknowledge(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
         """Take in which view an agent runs, and since how many seconds, as its own job says."""
         if self._observer is not None:
-            self._observer.acknowledged(pe, version, ago_s)
+            self._observer.on_acknowledged(pe, version, ago_s)
 
     def _warn(self) -> None:
         """Say once that subscriptions have become slow to match."""
-        figures = self.board.figures()
-        if figures.crowded and not self._warned:
+        figures = self.board.index_stats()
+        if figures.is_crowded and not self._warned:
             self._warned = True
             _log.warning(
                 "%d of %d subscriptions cannot be looked up and are tried for every Export; "
                 "give them an equality, `in`, or a range with both ends",
-                figures.others,
+                figures.unindexed,
                 figures.imports,
             )
 
@@ -509,55 +534,57 @@ class Runtime:
         )
         return [] if found is None else self.board.routes_of(kind, found.uid)
 
-    def _written(self, stored: Stored, before: Iterable[Route]) -> Written:
+    def _write_result(self, stored: StoredResource, before: Iterable[Route]) -> WriteResult:
         kind = kind_of(stored.resource)
         after = self.board.routes_of(kind, stored.resource.uid)
         old = {(route.export_uid, route.import_uid): route for route in before}
         new = {(route.export_uid, route.import_uid): route for route in after}
-        return Written(
-            stored=stored.judged(self.board.status(kind, stored.resource.uid)),
-            kept=tuple(route for pair, route in new.items() if pair in old),
+        return WriteResult(
+            stored=stored.with_board_warning(self.board.status(kind, stored.resource.uid)),
+            retained=tuple(route for pair, route in new.items() if pair in old),
             added=tuple(route for pair, route in new.items() if pair not in old),
             cut=tuple(
-                Cut(route=route, reason=self.why_cut(route))
+                CutRoute(route=route, reason=self.cut_reason(route))
                 for pair, route in old.items()
                 if pair not in new
             ),
         )
 
-    def why_cut(self, route: Route) -> str:
+    def cut_reason(self, route: Route) -> str:
         """Return the word for why a route is gone."""
-        return why_cut(Overlay(self.board), route)
+        return cut_reason(BoardOverlay(self.board), route)
 
     # ---- orders ----------------------------------------------------------
 
-    def _tell(self, *events: Event) -> None:
+    def _publish(self, *events: BoardEvent) -> None:
         """Tell the board; `CaughtUp` as the last one says that nothing older follows.
 
         That is so after each write where nobody else writes.
         """
-        actions = list(self.board.orders(events))
+        actions = list(self.board.iter_actions(events))
         for action in actions:
             self._perform(action)
         if self._observer is not None:
             for event in events:
                 last = event is events[-1]
-                self._observer.followed(event, actions if last else ())
+                self._observer.on_actions(event, actions if last else ())
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, RoutesChanged):
-            self.changes.touch(action.pe, new=action.new, moved=action.moved)
+            self.change_log.note_pe(
+                action.pe, is_new=action.new, route_changes=action.route_changes
+            )
             self._wake(action.pe)
         elif isinstance(action, StatusChanged) and action.kind != RULE:
-            self.changes.touch_status(action.kind, action.uid)
-        elif isinstance(action, Hint):
+            self.change_log.note_status(action.kind, action.uid)
+        elif isinstance(action, HintAction):
             self._hint(action)
-        elif isinstance(action, FellBack):
-            self._report(action)
+        elif isinstance(action, WriteReverted):
+            self._report_fallback(action)
 
-    def _report(self, order: FellBack) -> None:
+    def _report_fallback(self, order: WriteReverted) -> None:
         self.fallen_back[order.kind, order.difference] += 1
-        place = _FELL_BACK[order.difference]
+        place = _FALLBACK_EFFECTS[order.difference]
         _log.warning(
             "%s with uid %s: the API server lost the change that this broker had made, after a "
             "restore for instance; %s",
@@ -565,7 +592,7 @@ class Runtime:
         )
 
     def _wake(self, pe: PeKey) -> None:
-        for future in self._waiting.pop(pe, set()):
+        for future in self._waiters.pop(pe, set()):
             if not future.done():
                 future.set_result(None)
 
@@ -574,12 +601,12 @@ class Runtime:
         for pe in pes:
             version = self.board.version(pe)
             if version is not None:
-                self._hint(Hint(pe=pe, version=version, point=self.board.point))
+                self._hint(HintAction(pe=pe, version=version, point=self.board.point))
 
-    def _hint(self, order: Hint) -> None:
+    def _hint(self, order: HintAction) -> None:
         registration = self.board.registration(order.pe)
-        if registration is None or registration.hint is None or not self._hints():
+        if registration is None or registration.hint is None or not self._sends_hints():
             return
-        key = self.key(order.pe, registration)
+        key = self.agent_key(order.pe, registration)
         datagram = hints.encode(key, str(order.pe), order.version, order.point)
         self.sender.send(order.pe, registration.hint, datagram)

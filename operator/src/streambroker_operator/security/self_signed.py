@@ -25,7 +25,7 @@ AGENT_NAME = "streambroker-agent"
 """The DNS name that callers of agents look for in a certificate."""
 
 _CA_KEY = "ca.key"
-_KEPT = {
+_ISSUED_ONCE = {
     "agent": ("serverAuth,clientAuth", [f"DNS:{AGENT_NAME}"]),
     "client": ("clientAuth", list[str]()),
 }
@@ -61,31 +61,31 @@ def write_certificates(folder: Path, host: str) -> tuple[Path, Path]:
     Raises:
         OpenError: openssl is missing or fails, or the folder cannot be written to.
     """
-    with _usable(folder):
+    with _wrap_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = not (folder / CA).exists()
         if fresh:
             _write_authority(folder, "streambroker local CA", DAYS)
         if (folder / _CA_KEY).exists():
             _issue(folder, "broker", "serverAuth", _names(host), DAYS)
-            for name, (usage, names) in _KEPT.items():
+            for name, (usage, names) in _ISSUED_ONCE.items():
                 if fresh or not all(path.exists() for path in _pair(folder, name)):
                     _issue(folder, name, usage, names, DAYS)
     return _pair(folder, "broker")
 
 
 @contextmanager
-def _usable(folder: Path) -> Iterator[None]:
+def _wrap_errors(folder: Path) -> Iterator[None]:
     """Say of what fails that no certificates can be written."""
     try:
         yield
     except OSError as error:
         missing = isinstance(error, FileNotFoundError) and error.filename == "openssl"
         reason = "the program openssl is missing" if missing else str(error)
-        raise _unusable(folder, reason) from error
+        raise _write_error(folder, reason) from error
     except subprocess.SubprocessError as error:
         reason = str(getattr(error, "stderr", None) or error).strip()
-        raise _unusable(folder, f"openssl failed: {reason}") from error
+        raise _write_error(folder, f"openssl failed: {reason}") from error
 
 
 def issue_pair(folder: Path, names: list[str], days: int) -> None:
@@ -99,14 +99,14 @@ def issue_pair(folder: Path, names: list[str], days: int) -> None:
     Raises:
         OpenError: openssl is missing or fails.
     """
-    with _usable(folder):
+    with _wrap_errors(folder):
         # Certificates of several authorities may be trusted together: each has a name of its own.
         _write_authority(folder, f"streambroker CA {os.urandom(8).hex()}", days)
         _issue(folder, "server", "serverAuth", names, days)
         (folder / _CA_KEY).unlink()
 
 
-def holds(folder: Path, name: str, at: float) -> bool:
+def is_valid_for(folder: Path, name: str, at: float) -> bool:
     """Say whether the pair ``server`` of a folder is good for a name at a time.
 
     Args:
@@ -125,7 +125,7 @@ def holds(folder: Path, name: str, at: float) -> bool:
     return True
 
 
-def _unusable(folder: Path, reason: str) -> OpenError:
+def _write_error(folder: Path, reason: str) -> OpenError:
     return OpenError(
         f"No certificates can be written to {folder}: {reason}. Install openssl, or give a"
         " certificate and its key with --tls-cert and --tls-key."
@@ -192,14 +192,14 @@ def _names(host: str) -> list[str]:
         own |= {str(where[0]) for *_, where in found}
     except OSError:
         pass  # the name of this machine has no address
-    own |= {address for family in _OUTWARD if (address := _outward(*family))}
-    return sorted(alternative(name) for name in own if "%" not in name)
+    own |= {address for family in _OUTWARD if (address := _outward_address(*family))}
+    return sorted(subject_alt_name(name) for name in own if "%" not in name)
 
 
 _OUTWARD = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
-def _outward(family: socket.AddressFamily, example: str) -> str:
+def _outward_address(family: socket.AddressFamily, example: str) -> str:
     """Return the address that this machine shows to others; nothing is sent to find out."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -209,7 +209,7 @@ def _outward(family: socket.AddressFamily, example: str) -> str:
         return ""
 
 
-def alternative(name: str) -> str:
+def subject_alt_name(name: str) -> str:
     """Return a name or an address of a server as openssl writes it."""
     return f"{_kind(name)}:{name}"
 

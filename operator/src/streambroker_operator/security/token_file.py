@@ -51,35 +51,41 @@ class Principal:
         name: as the token file has it; what audit and limits know the caller by.
         role: ``admin`` may do everything, ``reader`` changes nothing, ``job`` changes its jobs.
         jobs: of a job's token, (namespace, job).
-        within: the namespaces that an admin's or a reader's rights are for; None for all.
+        namespace_scope: the namespaces that an admin's or a reader's rights are for; None for all.
     """
 
     name: str
     role: Role
     jobs: frozenset[Job] = frozenset()
-    within: frozenset[str] | None = None
+    namespace_scope: frozenset[str] | None = None
 
-    def owns(self, namespace: str, job: str | None) -> bool:
+    def can_change(self, namespace: str, job: str | None) -> bool:
         """Say whether this caller may change the ports and the agents of a job."""
-        everything = self.role == "admin" and (self.within is None or namespace in self.within)
+        everything = self.role == "admin" and (
+            self.namespace_scope is None or namespace in self.namespace_scope
+        )
         return everything or (namespace, job) in self.jobs
 
     @property
     def namespaces(self) -> frozenset[str] | None:
         """The namespaces that this caller may read; None for all."""
-        return frozenset(found for found, _ in self.jobs) if self.role == "job" else self.within
+        return (
+            frozenset(found for found, _ in self.jobs)
+            if self.role == "job"
+            else self.namespace_scope
+        )
 
-    def reads(self, namespace: str) -> bool:
+    def can_read(self, namespace: str) -> bool:
         """Say whether this caller may read what is in a namespace; ``*`` stands for all."""
         found = self.namespaces
         return found is None or namespace in found
 
 
-ANYBODY = Principal(name="anonymous", role="admin")
+ANONYMOUS = Principal(name="anonymous", role="admin")
 """The caller of a broker without tokens."""
 
 
-_NOBODY = (bytes(hashlib.sha256().digest_size), None)
+_NO_ENTRY = (bytes(hashlib.sha256().digest_size), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,24 +108,26 @@ class Tokens:
         With ten thousand tokens, going through all of them would take a millisecond a request.
         """
         shown = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        digest, principal = self.entries.get(shown, _NOBODY)
+        digest, principal = self.entries.get(shown, _NO_ENTRY)
         return principal if hmac.compare_digest(digest, shown) else None
 
 
-def may_take(caller: Principal, owner: str | None, *, same: bool, tokens: Tokens) -> bool:
+def can_register(
+    caller: Principal, owner: str | None, *, is_registered: bool, tokens: Tokens
+) -> bool:
     """Say whether a caller may register an agent for a PE that it may change.
 
     Args:
         caller: whose token was shown.
         owner: name of the token that the PE's agent was registered with; None if no agent was.
-        same: whether that agent is registered now, just as it says.
+        is_registered: whether that agent is registered now, just as it says.
         tokens: those that are valid; what was bound to another token is free.
     """
     bound = owner is not None and owner in tokens.names and owner != caller.name
-    return same or not bound or caller.role == "admin"
+    return is_registered or not bound or caller.role == "admin"
 
 
-def refused_pe(pe: PeKey, owner: str) -> str:
+def token_mismatch_message(pe: PeKey, owner: str) -> str:
     """Return why an agent is not registered."""
     return (
         f"The agent of {pe} was registered with the token {owner!r}, and this is another agent with"
@@ -150,22 +158,22 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = _state(path)
+        self._signature = _file_signature(path)
         try:
             self._tokens = self._read()
         except (OSError, TokensError) as error:
-            raise self._refused(error) from error
+            raise self._token_error(error) from error
 
     def current(self) -> Tokens:
         """Return the tokens as the file has them; those before, where it cannot be used."""
-        state = _state(self._path)
-        if state != self._seen:
-            self._seen = state
+        state = _file_signature(self._path)
+        if state != self._signature:
+            self._signature = state
             try:
                 self._tokens = self._read()
                 _log.info("%s: %d tokens read again", self._path, len(self._tokens.entries))
             except (OSError, TokensError) as error:
-                _log.error("%s The tokens read before stay.", self._refused(error))
+                _log.error("%s The tokens read before stay.", self._token_error(error))
         return self._tokens
 
     def _read(self) -> Tokens:
@@ -182,12 +190,12 @@ class TokenFile:
             )
         return tokens
 
-    def _refused(self, error: Exception) -> TokensError:
+    def _token_error(self, error: Exception) -> TokensError:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return TokensError(f"The token file {self._path} cannot be used: {reason}.")
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def _file_signature(path: Path) -> tuple[int, ...]:
     """Return what changes when a file does; nothing for a file that is not there."""
     try:
         found = path.stat()
@@ -206,16 +214,16 @@ def read_tokens(raw: bytes) -> tuple[Tokens, bool]:
         TokensError: it is not one; the message is a part of a sentence and shows no token.
     """
     try:
-        fields = Fields(_loaded(raw))
-        fields.only(("tokens",))
+        fields = Fields(_load_yaml(raw))
+        fields.allow_only(("tokens",))
         items = fields.get("tokens")
         if not isinstance(items, list) or not items:
-            raise fields.bad("tokens", "has to be a list with at least one token")
-        read = [_entry(Fields(item, f"tokens[{n}]")) for n, item in enumerate(items)]
+            raise fields.error_at("tokens", "has to be a list with at least one token")
+        read = [_read_entry(Fields(item, f"tokens[{n}]")) for n, item in enumerate(items)]
     except ManifestError as error:
         raise TokensError(f"{error.path or 'the document'} {error.reason}") from error
-    _unique("name", (principal.name for _, principal, _ in read))
-    _unique("token", (digest for digest, _, _ in read))
+    _check_unique("name", (principal.name for _, principal, _ in read))
+    _check_unique("token", (digest for digest, _, _ in read))
     return (
         Tokens(
             entries={digest: (digest, principal) for digest, principal, _ in read},
@@ -225,7 +233,7 @@ def read_tokens(raw: bytes) -> tuple[Tokens, bool]:
     )
 
 
-def _unique(what: str, values: Iterable[Hashable]) -> None:
+def _check_unique(what: str, values: Iterable[Hashable]) -> None:
     seen: dict[Hashable, int] = {}
     for number, value in enumerate(values):
         if value in seen:
@@ -233,46 +241,50 @@ def _unique(what: str, values: Iterable[Hashable]) -> None:
         seen[value] = number
 
 
-def _entry(fields: Fields) -> tuple[bytes, Principal, bool]:
-    fields.only(("name", "token", "sha256", "role", "jobs"))
-    name = _text(fields, "name", _NAME, "a name of letters, digits and . _ @ -")
-    if name == ANYBODY.name:
-        raise fields.bad("name", f"must not be {name}: that is who calls without a token")
+def _read_entry(fields: Fields) -> tuple[bytes, Principal, bool]:
+    fields.allow_only(("name", "token", "sha256", "role", "jobs"))
+    name = _read_text(fields, "name", _NAME, "a name of letters, digits and . _ @ -")
+    if name == ANONYMOUS.name:
+        raise fields.error_at("name", f"must not be {name}: that is who calls without a token")
     if fields.has("token") == fields.has("sha256"):
-        raise fields.bad("token", "or sha256 is needed, one of them")
+        raise fields.error_at("token", "or sha256 is needed, one of them")
     if fields.has("role") == fields.has("jobs"):
-        raise fields.bad("role", "or jobs is needed, one of them")
+        raise fields.error_at("role", "or jobs is needed, one of them")
     plain = fields.has("token")
     if plain:
         what = f"at least {MIN_TOKEN} letters, digits and . _ ~ + / = -, in quotes"
-        digest = hashlib.sha256(_text(fields, "token", _TOKEN, what).encode()).digest()
+        digest = hashlib.sha256(_read_text(fields, "token", _TOKEN, what).encode()).digest()
     else:
-        digest = bytes.fromhex(_text(fields, "sha256", _DIGEST, "64 hexadecimal digits, in quotes"))
+        digest = bytes.fromhex(
+            _read_text(fields, "sha256", _DIGEST, "64 hexadecimal digits, in quotes")
+        )
     if fields.has("jobs"):
-        return digest, Principal(name=name, role="job", jobs=_jobs(fields)), plain
+        return digest, Principal(name=name, role="job", jobs=_read_jobs(fields)), plain
     role = _ROLES.get(str(fields.get("role")))
     if role is None:
-        raise fields.bad("role", f"has to be {' or '.join(_ROLES)}; a job's token has jobs instead")
+        raise fields.error_at(
+            "role", f"has to be {' or '.join(_ROLES)}; a job's token has jobs instead"
+        )
     return digest, Principal(name=name, role=role), plain
 
 
-def _text(fields: Fields, key: str, form: re.Pattern[str], what: str) -> str:
+def _read_text(fields: Fields, key: str, form: re.Pattern[str], what: str) -> str:
     """Return a text; unlike `Fields.text`, do not repeat it where it is wrong."""
     value = fields.get(key)
     if not isinstance(value, str) or form.fullmatch(value) is None:
-        raise fields.bad(key, f"has to be {what}")
+        raise fields.error_at(key, f"has to be {what}")
     return value
 
 
-def _jobs(fields: Fields) -> frozenset[Job]:
+def _read_jobs(fields: Fields) -> frozenset[Job]:
     items = fields.get("jobs")
     if not isinstance(items, list) or not items:
-        raise fields.bad("jobs", "has to be a list of namespace/job")
+        raise fields.error_at("jobs", "has to be a list of namespace/job")
     found = set()
     for item in items:
         namespace, _, job = str(item).partition("/")
         if not is_label(namespace) or not is_label(job):
-            raise fields.bad("jobs", f"has {str(item)[:130]!r}, which is not namespace/job")
+            raise fields.error_at("jobs", f"has {str(item)[:130]!r}, which is not namespace/job")
         found.add((namespace, job))
     return frozenset(found)
 
@@ -290,7 +302,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _loaded(raw: bytes) -> Any:
+def _load_yaml(raw: bytes) -> Any:
     try:
         return yaml.load(raw, Loader=_Loader)  # noqa: S506 - a safe loader
     except yaml.MarkedYAMLError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from streambroker_core.board import (
-    Event,
+    BoardEvent,
     ExportApplied,
     ExportRemoved,
     ImportApplied,
@@ -17,12 +17,12 @@ from streambroker_core.board import (
 from streambroker_core.diagnose import Proposal
 from streambroker_core.model import Export, Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
 from streambroker_core.wire.broker.registration import Registration
-from streambroker_operator.storage.responses import Answered
-from streambroker_operator.storage.write_options import FREELY, Terms, Touched
+from streambroker_operator.storage.responses import ResponseStore
+from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredResource:
     """A resource as it is kept.
 
     Attributes:
@@ -38,7 +38,7 @@ class Stored:
     changed: bool = False
     warnings: tuple[str, ...] = ()
 
-    def judged(self, status: Status | None) -> Stored:
+    def with_board_warning(self, status: Status | None) -> StoredResource:
         """Return the same with a warning if the board does not accept the resource."""
         if status is None or status.accepted:
             return self
@@ -48,7 +48,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRule:
-    """A rule of patterns as it is kept; attributes as of `Stored`."""
+    """A rule of patterns as it is kept; attributes as of `StoredResource`."""
 
     rule: Rule
     version: int
@@ -58,7 +58,7 @@ class StoredRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownPe:
+class StoredPe:
     """A PE that was registered or had a resource; without an agent if it never registered."""
 
     pe: PeKey
@@ -66,12 +66,12 @@ class KnownPe:
     registration: Registration | None
 
 
-def by_port(stored: Stored) -> PortKey:
+def port_sort_key(stored: StoredResource) -> PortKey:
     """Return what orders resources of one kind: their ports."""
     return stored.resource.key
 
 
-def applied_event(stored: Stored) -> ExportApplied | ImportApplied:
+def applied_event(stored: StoredResource) -> ExportApplied | ImportApplied:
     """Return what to tell a board of a resource that was put."""
     resource = stored.resource
     if isinstance(resource, Export):
@@ -79,27 +79,27 @@ def applied_event(stored: Stored) -> ExportApplied | ImportApplied:
     return ImportApplied(import_=resource, version=stored.version)
 
 
-def removed_event(stored: Stored) -> ExportRemoved | ImportRemoved:
+def removed_event(stored: StoredResource) -> ExportRemoved | ImportRemoved:
     """Return what to tell a board of a resource that was deleted."""
     removed = ExportRemoved if kind_of(stored.resource) == "Export" else ImportRemoved
     return removed(uid=stored.resource.uid, version=stored.version)
 
 
-class Backing(Protocol):
+class StorageBackend(Protocol):
     """Where Exports, Imports and agents' registrations are kept.
 
     What is read is answered at once. What writes may wait for others to do it; the file,
     which is this process's own, never lets anything come between.
 
     Attributes:
-        ordered: whether its versions are one sequence of this process's own writes. Else
+        is_sole_writer: whether its versions are one sequence of this process's own writes. Else
             others write, too, and a feed tells of all of it.
         secret: what is signed with.
-        answered: the answers that are given again to the same request.
+        responses: the answers that are given again to the same request.
     """
 
     @property
-    def ordered(self) -> bool:
+    def is_sole_writer(self) -> bool:
         """As above."""
         ...
 
@@ -109,23 +109,23 @@ class Backing(Protocol):
         ...
 
     @property
-    def answered(self) -> Answered:
+    def responses(self) -> ResponseStore:
         """As above."""
         ...
 
-    def load(self) -> Iterable[Event]:
+    def load(self) -> Iterable[BoardEvent]:
         """Return the events that fill a board; none where a feed does that."""
         ...
 
-    def get(self, kind: Kind, key: PortKey) -> Stored | None:
+    def get(self, kind: Kind, key: PortKey) -> StoredResource | None:
         """Return the resource of a port."""
         ...
 
-    def resources(self, kind: Kind) -> list[Stored]:
+    def resources(self, kind: Kind) -> list[StoredResource]:
         """Return all resources of one kind, in order of their ports."""
         ...
 
-    def each(self, kind: Kind) -> tuple[Stored, ...]:
+    def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, in no order."""
         ...
 
@@ -134,21 +134,27 @@ class Backing(Protocol):
         ...
 
     async def write(
-        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
-    ) -> list[Stored]:
+        self,
+        proposal: Proposal,
+        *,
+        touched: Touched | None = None,
+        options: WriteOptions = UNCONDITIONAL,
+    ) -> list[StoredResource]:
         """Make changes; return what each put became, then what each removal was.
 
         Args:
             proposal: puts of resources without uid, and removals of what is there.
             touched: what of a put is meant; None for all of it.
-            terms: on which this is done.
+            options: on which this is done.
 
         Raises:
             RequestError: it cannot be done; nothing is changed unless it says so.
         """
         ...
 
-    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+    async def release(
+        self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredResource:
         """Give up what was changed here, so that what others declare holds again.
 
         Raises:
@@ -157,21 +163,23 @@ class Backing(Protocol):
         ...
 
     async def put_rule(
-        self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
+        self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
     ) -> StoredRule:
         """Create or replace a rule.
 
         Args:
             rule: without uid.
             touched: what of its spec is meant; None for all of it.
-            terms: on which this is done.
+            options: on which this is done.
 
         Raises:
             RequestError: it cannot be done; nothing is changed.
         """
         ...
 
-    async def delete_rule(self, key: RuleKey, *, terms: Terms = FREELY) -> StoredRule | None:
+    async def delete_rule(
+        self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredRule | None:
         """Delete a rule; return what it was, None if there is none.
 
         Raises:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-KEPT_S = 600.0
+RETENTION_S = 600.0
 """How long an answer is kept, in seconds."""
 MAX_BODY = 8 * 1024
 """Bytes of an answer that is kept; of a larger one only that it was done."""
@@ -32,7 +32,7 @@ _INDEX = "CREATE INDEX IF NOT EXISTS requests_at ON requests (at)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestName:
+class RequestKey:
     """Who calls a request what.
 
     Attributes:
@@ -47,7 +47,7 @@ class RequestName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class StoredResponse:
     """What is known of a request that came before.
 
     Attributes:
@@ -63,7 +63,7 @@ class Known:
     body: bytes
 
 
-class Answered:
+class ResponseStore:
     """The table of answers.
 
     Args:
@@ -74,23 +74,23 @@ class Answered:
     def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         self._db = db
         self._clock = clock
-        self._claimed: ContextVar[RequestName | None] = ContextVar("claimed", default=None)
+        self._current_key: ContextVar[RequestKey | None] = ContextVar("claimed", default=None)
         self._sizes: deque[tuple[float, int]] = deque()
         self._bytes = 0
         self._db.execute(_TABLE)
         self._db.execute(_INDEX)
 
-    def find(self, name: RequestName) -> Known | None:
+    def find(self, key: RequestKey) -> StoredResponse | None:
         """Return what is known of a caller's id; None where it is new, or long ago."""
         row = self._db.execute(
             "SELECT digest, version, status, headers, body FROM requests "
             "WHERE principal = ? AND id = ? AND at > ?",
-            (name.principal, name.id, self._clock() - KEPT_S),
+            (key.principal, key.id, self._clock() - RETENTION_S),
         ).fetchone()
         if row is None:
             return None
         digest, version, status, headers, body = row
-        return Known(
+        return StoredResponse(
             digest=digest,
             version=version,
             status=status,
@@ -98,24 +98,24 @@ class Answered:
             body=body or b"",
         )
 
-    def begin(self, name: RequestName) -> None:
+    def begin(self, key: RequestKey) -> None:
         """Give a name to all changes that this task makes until `end`."""
-        self._claimed.set(name)
+        self._current_key.set(key)
 
     def end(self) -> None:
         """Let the changes of this task have no name any more."""
-        self._claimed.set(None)
+        self._current_key.set(None)
 
-    def claim(self, version: int) -> None:
+    def record_version(self, version: int) -> None:
         """Note in the transaction that is open that the named request made a version."""
-        name = self._claimed.get()
+        name = self._current_key.get()
         if name is not None:
             self._db.execute(
                 "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, ?, NULL, NULL, NULL)",
                 (name.principal, name.id, name.digest, self._clock(), version),
             )
 
-    def keep(self, name: RequestName, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def store(self, key: RequestKey, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Keep an answer, and forget the old ones.
 
         This is not flushed: after a loss of power the change has its name, without the answer.
@@ -127,15 +127,15 @@ class Answered:
         try:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("DELETE FROM requests WHERE at <= ?", (self._clock() - KEPT_S,))
+            self._db.execute("DELETE FROM requests WHERE at <= ?", (self._clock() - RETENTION_S,))
             self._db.execute(
                 "INSERT INTO requests VALUES (?1, ?2, ?3, ?4, NULL, ?5, ?6, ?7) "
                 "ON CONFLICT (principal, id) DO UPDATE SET digest = ?3, at = ?4, status = ?5, "
                 "headers = ?6, body = ?7",
                 (
-                    name.principal,
-                    name.id,
-                    name.digest,
+                    key.principal,
+                    key.id,
+                    key.digest,
                     self._clock(),
                     status if kept else None,
                     json.dumps(dict(headers)) if kept else None,
@@ -149,9 +149,9 @@ class Answered:
             self._db.execute("PRAGMA synchronous = FULL")
 
     def _has_room(self, size: int) -> bool:
-        """Count the bodies of the last `KEPT_S` seconds; False where there are too many."""
+        """Count the bodies of the last `RETENTION_S` seconds; False where there are too many."""
         now = self._clock()
-        while self._sizes and self._sizes[0][0] <= now - KEPT_S:
+        while self._sizes and self._sizes[0][0] <= now - RETENTION_S:
             self._bytes -= self._sizes.popleft()[1]
         if self._bytes + size > MAX_BYTES:
             return False

@@ -14,13 +14,13 @@ from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.broker.registration import Registration, split_address
 from streambroker_core.wire.manifests.ports import read_spec
 from streambroker_operator.errors import StoreError
-from streambroker_operator.storage.backend import KnownPe, Stored
+from streambroker_operator.storage.backend import StoredPe, StoredResource
 
 Row: TypeAlias = tuple[Any, ...]
 T = TypeVar("T")
 
-RESOURCE = "kind, namespace, job, pe, port, uid, name, generation, created, version, spec"
-PE = "namespace, job, pe, version, instance, location, hint"
+RESOURCE_COLUMNS = "kind, namespace, job, pe, port, uid, name, generation, created, version, spec"
+PE_COLUMNS = "namespace, job, pe, version, instance, location, hint"
 
 _DAMAGE = (StreambrokerError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
@@ -41,10 +41,10 @@ def read_row(path: Path, table: str, what: str, read: Callable[[Row], T], row: R
     try:
         return read(row)
     except _DAMAGE as error:
-        raise damaged(path, table, what, str(error) or type(error).__name__) from error
+        raise damaged_row_error(path, table, what, str(error) or type(error).__name__) from error
 
 
-def damaged(path: Path, table: str, what: str, reason: str) -> StoreError:
+def damaged_row_error(path: Path, table: str, what: str, reason: str) -> StoreError:
     """Return the error that names a damaged row."""
     return StoreError(
         f"{path} is damaged: the row of {what} in the table {table} cannot be read: {reason}."
@@ -53,13 +53,13 @@ def damaged(path: Path, table: str, what: str, reason: str) -> StoreError:
     )
 
 
-def name_of(row: Row) -> str:
+def row_name(row: Row) -> str:
     """Return the name of what a row is of, by its first values."""
     return f"{row[0]} {'/'.join(map(str, row[1:5]))}"
 
 
-def read_resource(row: Row) -> Stored:
-    """Read a row with the columns of `RESOURCE`."""
+def read_resource(row: Row) -> StoredResource:
+    """Read a row with the columns of `RESOURCE_COLUMNS`."""
     kind, namespace, job, pe, port, uid, name, generation, created, version, spec = row
     key = PortKey(namespace=namespace, job=job, pe=pe, port=port)
     if PortKey.parse(str(key)) != key:
@@ -75,11 +75,11 @@ def read_resource(row: Row) -> Stored:
         generation=generation,
         created=created,
     )
-    return Stored(resource=resource, version=version)
+    return StoredResource(resource=resource, version=version)
 
 
-def read_pe(row: Row) -> KnownPe:
-    """Read a row with the columns of `PE`."""
+def read_pe(row: Row) -> StoredPe:
+    """Read a row with the columns of `PE_COLUMNS`."""
     namespace, job, pe, version, instance, location, hint = row
     key = PeKey(namespace=namespace, job=job, pe=pe)
     if PeKey.parse(str(key)) != key or not _is_count(version):
@@ -90,7 +90,7 @@ def read_pe(row: Row) -> KnownPe:
         if hint is not None:
             split_address(hint)
         registration = Registration(instance=str(instance), location=location, hint=hint)
-    return KnownPe(pe=key, version=version, registration=registration)
+    return StoredPe(pe=key, version=version, registration=registration)
 
 
 def _is_count(value: object) -> bool:

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS rules (
 ) WITHOUT ROWID
 """
 _COLUMNS = "namespace, job, id, uid, name, generation, created, version, spec"
-_HERE = "namespace = ? AND job = ? AND id = ?"
+_WHERE_KEY = "namespace = ? AND job = ? AND id = ?"
 
 
 class RuleTable:
@@ -52,7 +52,7 @@ class RuleTable:
         self._db, self._transaction, self._next_version = db, transaction, next_version
         self._clock, self._new_uid = clock, new_uid
 
-    def listed(self, version: int, path: Path) -> Synced:
+    def load(self, version: int, path: Path) -> Synced:
         """Return the list of all rules.
 
         Args:
@@ -64,7 +64,7 @@ class RuleTable:
         """
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM rules").fetchall()  # noqa: S608 - ours
         found = tuple(
-            read_row(path, "rules", f"rule {'/'.join(map(str, row[:3]))}", _read, row)
+            read_row(path, "rules", f"rule {'/'.join(map(str, row[:3]))}", _read_rule, row)
             for row in rows
         )
         return Synced(kind=RULE, listed=found, version=version)
@@ -72,12 +72,12 @@ class RuleTable:
     def get(self, key: RuleKey) -> StoredRule | None:
         """Return a rule."""
         row = self._db.execute(
-            f"SELECT {_COLUMNS} FROM rules WHERE {_HERE}",  # noqa: S608 - ours
+            f"SELECT {_COLUMNS} FROM rules WHERE {_WHERE_KEY}",  # noqa: S608 - ours
             key,
         ).fetchone()
         if row is None:
             return None
-        rule, version = _read(row)
+        rule, version = _read_rule(row)
         return StoredRule(rule=rule, version=version)
 
     def put(self, rule: Rule) -> StoredRule:
@@ -88,11 +88,11 @@ class RuleTable:
         """
         with self._transaction():
             known = self.get(rule.key)
-            wanted = _named(rule, None if known is None else known.rule)
-            if known is not None and _same(known.rule, wanted):
+            wanted = _with_name(rule, None if known is None else known.rule)
+            if known is not None and _is_same(known.rule, wanted):
                 return known
             self._check_name(wanted)
-            stored = self._numbered(wanted, None if known is None else known.rule)
+            stored = self._with_identity(wanted, None if known is None else known.rule)
             version = self._next_version()
             self._db.execute(
                 "INSERT OR REPLACE INTO rules VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -103,16 +103,16 @@ class RuleTable:
                     stored.generation,
                     stored.created,
                     version,
-                    _text(stored),
+                    _spec_text(stored),
                 ),
             )
         return StoredRule(rule=stored, version=version, created=known is None, changed=True)
 
-    def _numbered(self, rule: Rule, known: Rule | None) -> Rule:
-        if known is None:
+    def _with_identity(self, rule: Rule, current: Rule | None) -> Rule:
+        if current is None:
             return replace(rule, uid=self._new_uid(), generation=1, created=self._clock())
-        generation = known.generation + (_text(rule) != _text(known))
-        return replace(rule, uid=known.uid, generation=generation, created=known.created)
+        generation = current.generation + (_spec_text(rule) != _spec_text(current))
+        return replace(rule, uid=current.uid, generation=generation, created=current.created)
 
     def _check_name(self, rule: Rule) -> None:
         row = self._db.execute(
@@ -132,7 +132,7 @@ class RuleTable:
             if known is None:
                 return None
             version = self._next_version()
-            self._db.execute(f"DELETE FROM rules WHERE {_HERE}", key)  # noqa: S608 - ours
+            self._db.execute(f"DELETE FROM rules WHERE {_WHERE_KEY}", key)  # noqa: S608 - ours
         return StoredRule(rule=known.rule, version=version, changed=True)
 
 
@@ -146,20 +146,20 @@ def name_taken(name: str, key: RuleKey, holder: RuleKey) -> RequestError:
     )
 
 
-def _named(rule: Rule, known: Rule | None) -> Rule:
-    kept = known.name if known is not None and not rule.name else rule.name
+def _with_name(rule: Rule, current: Rule | None) -> Rule:
+    kept = current.name if current is not None and not rule.name else rule.name
     return replace(rule, name=kept or rule_name_of(rule))
 
 
-def _same(one: Rule, other: Rule) -> bool:
-    return one.name == other.name and _text(one) == _text(other)
+def _is_same(one: Rule, other: Rule) -> bool:
+    return one.name == other.name and _spec_text(one) == _spec_text(other)
 
 
-def _text(rule: Rule) -> str:
+def _spec_text(rule: Rule) -> str:
     return canonical(write_rule_spec(rule)).decode()
 
 
-def _read(row: tuple[Any, ...]) -> tuple[Rule, int]:
+def _read_rule(row: tuple[Any, ...]) -> tuple[Rule, int]:
     namespace, job, id_, uid, name, generation, created, version, spec = row
     rule = read_rule_spec(json.loads(spec), key=RuleKey(namespace, job, id_))
     return replace(rule, uid=uid, name=name, generation=generation, created=created), version

@@ -20,31 +20,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from streambroker_core.board import AgentRegistered, Event, PeDeclared, Synced
+from streambroker_core.board import AgentRegistered, BoardEvent, PeDeclared, Synced
 from streambroker_core.diagnose import Proposal
 from streambroker_core.model import Kind, PeKey, PortKey, Resource, Rule, RuleKey, kind_of
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.manifests.ports import write_spec
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
-from streambroker_operator.storage.backend import KnownPe, Stored, StoredRule, by_port
-from streambroker_operator.storage.responses import Answered
+from streambroker_operator.storage.backend import (
+    StoredPe,
+    StoredResource,
+    StoredRule,
+    port_sort_key,
+)
+from streambroker_operator.storage.responses import ResponseStore
 from streambroker_operator.storage.sqlite_rows import (
-    PE,
-    RESOURCE,
-    damaged,
-    name_of,
+    PE_COLUMNS,
+    RESOURCE_COLUMNS,
+    damaged_row_error,
     read_pe,
     read_resource,
     read_row,
+    row_name,
 )
 from streambroker_operator.storage.sqlite_rules import TABLE as RULES_TABLE
 from streambroker_operator.storage.sqlite_rules import RuleTable
-from streambroker_operator.storage.write_options import FREELY, Terms, Touched
+from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 FORMAT_VERSION = 1
 
-_SECRET = 32
+_SECRET_BYTES = 32
 """Bytes of the broker's secret."""
 _REMEDY = (
     "Jobs that run declare their ports again; what was declared by REST or the command line alone"
@@ -79,15 +84,15 @@ class Store:
         new_uid: makes identities.
 
     Attributes:
-        ordered: True: one counter gives every change its version.
-        emptied: what to report of a file that is not as the broker left it; empty for nothing.
+        is_sole_writer: True: one counter gives every change its version.
+        loss_warning: what to report of a file that is not as the broker left it; empty for nothing.
 
     Raises:
         StoreError: the file is taken by another broker, of a newer release, not a database, or
             damaged.
     """
 
-    ordered = True
+    is_sole_writer = True
 
     def __init__(
         self,
@@ -99,9 +104,9 @@ class Store:
         self._path = path
         self._clock = clock
         self._new_uid = new_uid
-        self._known: dict[Kind, dict[PortKey, Stored]] = {}
-        self._undo: list[tuple[Kind, PortKey, Stored | None]] = []
-        self._lock = _locked(path)
+        self._cache: dict[Kind, dict[PortKey, StoredResource]] = {}
+        self._undo: list[tuple[Kind, PortKey, StoredResource | None]] = []
+        self._lock = _lock_file(path)
         try:
             self._open()
         except (sqlite3.Error, OSError, RequestError) as error:
@@ -139,48 +144,50 @@ class Store:
             self._db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
             self._db.execute(
                 "INSERT OR IGNORE INTO meta VALUES ('secret', ?), ('version', 0), ('identity', ?)",
-                (secrets.token_bytes(_SECRET), secrets.token_hex(16)),
+                (secrets.token_bytes(_SECRET_BYTES), secrets.token_hex(16)),
             )
             count = "SELECT 'resources', count(*) FROM resources"
             self._db.execute(f"INSERT OR IGNORE INTO meta {count}")
         self._check()
-        self.secret = bytes(self._meta("secret"))
-        self.emptied = self._missing()
+        self.secret = bytes(self._read_meta("secret"))
+        self.loss_warning = self._detect_loss()
         latest = self._db.execute("SELECT max(created) FROM resources").fetchone()[0]
-        self._latest = 0.0 if latest is None else float(latest)
-        self.answered = Answered(self._db, self._clock)
+        self._latest_created = 0.0 if latest is None else float(latest)
+        self.responses = ResponseStore(self._db, self._clock)
         self._rules = RuleTable(
             self._db, self.transaction, self._next_version, self._clock, self._new_uid
         )
-        self._rules.listed(self.version, self._path)
+        self._rules.load(self.version, self._path)
 
     def _check(self) -> None:
         """Read everything once, so that damage is reported at the start and by its name."""
         found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise StoreError(f"{self._path} is damaged: {found}. Restore it from a backup.")
-        secret, version = self._meta("secret"), self._meta("version")
-        if not (isinstance(secret, bytes) and len(secret) == _SECRET):
-            raise damaged(self._path, "meta", "the secret", f"it is not {_SECRET} bytes")
+        secret, version = self._read_meta("secret"), self._read_meta("version")
+        if not (isinstance(secret, bytes) and len(secret) == _SECRET_BYTES):
+            raise damaged_row_error(
+                self._path, "meta", "the secret", f"it is not {_SECRET_BYTES} bytes"
+            )
         if not isinstance(version, int):
-            raise damaged(self._path, "meta", "the version", "it is no number")
+            raise damaged_row_error(self._path, "meta", "the version", "it is no number")
         kinds = get_args(Kind)
-        for row in self._db.execute(f"SELECT {RESOURCE} FROM resources"):  # noqa: S608 - ours
+        for row in self._db.execute(f"SELECT {RESOURCE_COLUMNS} FROM resources"):  # noqa: S608 - ours
             if row[0] not in kinds:
-                raise damaged(self._path, "resources", name_of(row), "it is of no kind")
+                raise damaged_row_error(self._path, "resources", row_name(row), "it is of no kind")
         for kind in kinds:
-            self._all(kind)
+            self._load_all(kind)
         for _ in self.pes():
             pass
 
-    def _missing(self) -> str:
+    def _detect_loss(self) -> str:
         """Return what to report of a file that is another one than before, or has lost rows."""
         identity, known = (
-            str(self._meta("identity")),
+            str(self._read_meta("identity")),
             os.pread(self._lock, 64, 0).decode("ascii", "replace"),
         )
-        has = sum(len(self._all(kind)) for kind in get_args(Kind))
-        had = self._meta("resources")
+        has = sum(len(self._load_all(kind)) for kind in get_args(Kind))
+        had = self._read_meta("resources")
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, identity.encode(), 0)
         self._db.execute("UPDATE meta SET value = ? WHERE name = 'resources'", (has,))
@@ -196,7 +203,7 @@ class Store:
             )
         return ""
 
-    def _count(self, more: int) -> None:
+    def _add_count(self, more: int) -> None:
         """Note how many resources there are, in the transaction that is open."""
         self._db.execute("UPDATE meta SET value = value + ? WHERE name = 'resources'", (more,))
 
@@ -208,9 +215,9 @@ class Store:
     @property
     def version(self) -> int:
         """The version of the last change."""
-        return int(self._meta("version"))
+        return int(self._read_meta("version"))
 
-    def _meta(self, name: str) -> Any:
+    def _read_meta(self, name: str) -> Any:
         return self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0]
 
     @contextmanager
@@ -233,65 +240,67 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             for kind, key, stored in reversed(self._undo):
-                self._keep(kind, key, stored)
+                self._cache_stored(kind, key, stored)
             if isinstance(error, sqlite3.OperationalError):
-                raise _not_written(self._path, error) from error
+                raise _write_failed_error(self._path, error) from error
             raise
 
     def _next_version(self) -> int:
         version = self.version + 1
         self._db.execute("UPDATE meta SET value = ? WHERE name = 'version'", (version,))
-        self.answered.claim(version)
+        self.responses.record_version(version)
         return version
 
-    def resources(self, kind: Kind) -> list[Stored]:
+    def resources(self, kind: Kind) -> list[StoredResource]:
         """Return all resources of one kind, in order of their ports."""
-        return sorted(self._all(kind).values(), key=by_port)
+        return sorted(self._load_all(kind).values(), key=port_sort_key)
 
-    def each(self, kind: Kind) -> tuple[Stored, ...]:
+    def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, in no order."""
-        return tuple(self._all(kind).values())
+        return tuple(self._load_all(kind).values())
 
-    def _all(self, kind: Kind) -> dict[PortKey, Stored]:
-        known = self._known.get(kind)
+    def _load_all(self, kind: Kind) -> dict[PortKey, StoredResource]:
+        known = self._cache.get(kind)
         if known is None:
             rows = self._db.execute(
-                f"SELECT {RESOURCE} FROM resources WHERE kind = ? "  # noqa: S608 - ours
+                f"SELECT {RESOURCE_COLUMNS} FROM resources WHERE kind = ? "  # noqa: S608 - ours
                 "ORDER BY namespace, job, pe, port",
                 (kind,),
             )
             found = [
-                read_row(self._path, "resources", name_of(row), read_resource, row) for row in rows
+                read_row(self._path, "resources", row_name(row), read_resource, row) for row in rows
             ]
-            known = self._known[kind] = {stored.resource.key: stored for stored in found}
+            known = self._cache[kind] = {stored.resource.key: stored for stored in found}
         return known
 
-    def _note(self, kind: Kind, key: PortKey, stored: Stored | None) -> None:
+    def _cache_write(self, kind: Kind, key: PortKey, stored: StoredResource | None) -> None:
         """Know what the transaction that is open makes of a port, until it is taken back."""
-        self._undo.append((kind, key, self._all(kind).get(key)))
-        self._keep(kind, key, stored)
+        self._undo.append((kind, key, self._load_all(kind).get(key)))
+        self._cache_stored(kind, key, stored)
 
-    def _keep(self, kind: Kind, key: PortKey, stored: Stored | None) -> None:
+    def _cache_stored(self, kind: Kind, key: PortKey, stored: StoredResource | None) -> None:
         if stored is None:
-            del self._all(kind)[key]
+            del self._load_all(kind)[key]
         else:
-            self._all(kind)[key] = Stored(resource=stored.resource, version=stored.version)
+            self._load_all(kind)[key] = StoredResource(
+                resource=stored.resource, version=stored.version
+            )
 
-    def pes(self) -> Iterator[KnownPe]:
+    def pes(self) -> Iterator[StoredPe]:
         """Return all PEs that are known, one by one."""
-        rows = self._db.execute(f"SELECT {PE} FROM pes")  # noqa: S608 - ours
+        rows = self._db.execute(f"SELECT {PE_COLUMNS} FROM pes")  # noqa: S608 - ours
         # A PE has the texts of its ports, which are not kept twice.
-        keys = (key for kind in get_args(Kind) for key in self._all(kind))
+        keys = (key for kind in get_args(Kind) for key in self._load_all(kind))
         texts = {text: text for key in keys for text in (key.namespace, key.job)}
         for row in rows:
             kept = (*(texts.get(one, one) for one in row[:2]), *row[2:])
             yield read_row(self._path, "pes", f"PE {'/'.join(map(str, row[:3]))}", read_pe, kept)
 
-    def get(self, kind: Kind, key: PortKey) -> Stored | None:
+    def get(self, kind: Kind, key: PortKey) -> StoredResource | None:
         """Return the resource of a port."""
-        return self._all(kind).get(key)
+        return self._load_all(kind).get(key)
 
-    def load(self) -> Iterator[Event]:
+    def load(self) -> Iterator[BoardEvent]:
         """Yield the events that fill a board with all that is on disk."""
         version = self.version
         for known in self.pes():
@@ -301,14 +310,18 @@ class Store:
                     pe=known.pe, registration=known.registration, version=known.version
                 )
         # Before the ports, so that the first views have them.
-        yield self._rules.listed(version, self._path)
+        yield self._rules.load(version, self._path)
         for kind in get_args(Kind):
             listed = ((s.resource, s.version) for s in self.resources(kind))
             yield Synced(kind=kind, listed=listed, version=version)
 
     async def write(
-        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
-    ) -> list[Stored]:
+        self,
+        proposal: Proposal,
+        *,
+        touched: Touched | None = None,
+        options: WriteOptions = UNCONDITIONAL,
+    ) -> list[StoredResource]:
         """Make changes, all of them or none; return what puts became and removals were.
 
         It never waits for anybody. Nobody else writes the file, so what the caller has seen
@@ -319,7 +332,9 @@ class Store:
             gone = [self.delete(kind, key) for kind, key, _ in proposal.deletes]
         return [*done, *gone]
 
-    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+    async def release(
+        self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredResource:
         """Refuse: nobody but the broker declares what is in the file.
 
         Raises:
@@ -329,7 +344,7 @@ class Store:
             raise unknown_port(kind, key)
         raise not_declared(f"{kind} {key}")
 
-    def put(self, resource: Resource) -> Stored:
+    def put(self, resource: Resource) -> StoredResource:
         """Create or replace the resource of a port.
 
         Identity and creation time are given here; the generation goes up if the
@@ -356,21 +371,21 @@ class Store:
             self._db.execute(
                 "UPDATE resources SET name = ?, generation = ?, version = ?, spec = ? "
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
-                (name, stored.generation, version, spec, *_identity(kind, resource.key)),
+                (name, stored.generation, version, spec, *_key_columns(kind, resource.key)),
             )
-            found = Stored(resource=stored, version=version, changed=True)
-            self._note(kind, resource.key, found)
+            found = StoredResource(resource=stored, version=version, changed=True)
+            self._cache_write(kind, resource.key, found)
         return found
 
-    def _insert(self, kind: Kind, resource: Resource, spec: str) -> Stored:
+    def _insert(self, kind: Kind, resource: Resource, spec: str) -> StoredResource:
         with self.transaction():
             version = self._next_version()
-            created = max(self._clock(), self._latest + 1e-6)
+            created = max(self._clock(), self._latest_created + 1e-6)
             stored = replace(resource, uid=self._new_uid(), generation=1, created=created)
             self._db.execute(
                 "INSERT INTO resources VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *_identity(kind, resource.key),
+                    *_key_columns(kind, resource.key),
                     stored.uid,
                     stored.name,
                     stored.generation,
@@ -379,42 +394,44 @@ class Store:
                     spec,
                 ),
             )
-            self._count(1)
+            self._add_count(1)
             owner = resource.key.owner
             self._db.execute(
                 "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
                 (owner.namespace, owner.job, owner.pe, version),
             )
-            found = Stored(resource=stored, version=version, created=True, changed=True)
-            self._note(kind, resource.key, found)
-            self._latest = created
+            found = StoredResource(resource=stored, version=version, created=True, changed=True)
+            self._cache_write(kind, resource.key, found)
+            self._latest_created = created
         return found
 
-    def delete(self, kind: Kind, key: PortKey) -> Stored:
+    def delete(self, kind: Kind, key: PortKey) -> StoredResource:
         """Delete the resource of a port; return what it was, at the version of the deletion.
 
         Raises:
             KeyError: there is none.
         """
-        known = self._all(kind)[key]
+        known = self._load_all(kind)[key]
         with self.transaction():
             version = self._next_version()
             self._db.execute(
                 "DELETE FROM resources "
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
-                _identity(kind, key),
+                _key_columns(kind, key),
             )
-            self._count(-1)
-            self._note(kind, key, None)
-        return Stored(resource=known.resource, version=version, changed=True)
+            self._add_count(-1)
+            self._cache_write(kind, key, None)
+        return StoredResource(resource=known.resource, version=version, changed=True)
 
     async def put_rule(
-        self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
+        self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
     ) -> StoredRule:
         """Create or replace a rule, as `RuleTable.put` does."""
         return self._rules.put(rule)
 
-    async def delete_rule(self, key: RuleKey, *, terms: Terms = FREELY) -> StoredRule | None:
+    async def delete_rule(
+        self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredRule | None:
         """Delete a rule, as `RuleTable.delete` does."""
         return self._rules.delete(key)
 
@@ -439,7 +456,7 @@ class Store:
             owner: name of the token to bind the agent to; None leaves that as it is.
         """
         row = self._db.execute(
-            f"SELECT {PE} FROM pes "  # noqa: S608 - ours
+            f"SELECT {PE_COLUMNS} FROM pes "  # noqa: S608 - ours
             "WHERE namespace = ? AND job = ? AND pe = ?",
             (pe.namespace, pe.job, pe.pe),
         ).fetchone()
@@ -482,7 +499,7 @@ class Store:
         return version
 
 
-def _not_written(path: Path, error: sqlite3.Error) -> RequestError:
+def _write_failed_error(path: Path, error: sqlite3.Error) -> RequestError:
     return RequestError(
         503,
         "StoreFailed",
@@ -492,7 +509,7 @@ def _not_written(path: Path, error: sqlite3.Error) -> RequestError:
     )
 
 
-def _locked(path: Path) -> int:
+def _lock_file(path: Path) -> int:
     lock_path = path.with_name(path.name + ".lock")
     try:
         lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -511,5 +528,5 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def _identity(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:
+def _key_columns(kind: Kind, key: PortKey) -> tuple[str, str, str, int, str]:
     return kind, *key

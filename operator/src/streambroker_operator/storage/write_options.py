@@ -10,12 +10,12 @@ Touched: TypeAlias = tuple[tuple[str, ...], ...]
 """Paths of a spec that a change is about, each with all below; the rest is left as it is."""
 
 
-def _always(_current: str | None) -> None:
+def _accept_any(_current: str | None) -> None:
     """Hold whatever there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class WriteOptions:
     """On what terms a change is made.
 
     Attributes:
@@ -25,10 +25,10 @@ class Terms:
         owners: ``ownerReferences`` of a resource that is made by this.
     """
 
-    check: Callable[[str | None], None] = _always
+    check: Callable[[str | None], None] = _accept_any
     force: bool = False
     owners: tuple[Mapping[str, Any], ...] = ()
 
 
-FREELY = Terms()
+UNCONDITIONAL = WriteOptions()
 """Without any condition."""

@@ -15,26 +15,26 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pe_agent.agent.exports.export import HostedExport, Limits
-from pe_agent.agent.exports.stream.block_reader import Read, Readable
-from pe_agent.agent.imports.offset_planner import ImportHost, UnknownPortError
-from pe_agent.agent.notifier import News
+from pe_agent.agent.exports.export import AgentExport, RetentionLimits
+from pe_agent.agent.exports.stream.block_reader import Readable, ReadRequest
+from pe_agent.agent.imports.offset_planner import OffsetPlanner, PortNotDeclaredError
+from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.reports import prometheus as metrics
-from pe_agent.agent.reports.rule_metrics import JobFigures
-from pe_agent.agent.reports.rules import JobRules
-from pe_agent.agent.reports.side_inputs import JobSides
+from pe_agent.agent.reports.rule_metrics import RuleMetricsStore
+from pe_agent.agent.reports.rules import RuleState
+from pe_agent.agent.reports.side_inputs import SideReports
 from pe_agent.agent.shards import read_grant as grants
-from pe_agent.agent.shards.shard_agents import Fellows
-from pe_agent.agent.shards.shard_store import StageHost
+from pe_agent.agent.shards.shard_agents import ShardAgents
+from pe_agent.agent.shards.shard_store import ShardStore
 from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from streambroker_core.control.tuples.epoch_control import read_placed
+from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import CapabilityError, StreambrokerError
-from streambroker_core.ledger.ledger import Holder, NotRoutedError
+from streambroker_core.ledger.ledger import BlockingReader, NotRoutedError
 from streambroker_core.model import Buffer, Export, PeKey, PortKey, pe_of, port_of
 from streambroker_core.model.schema import to_ddl
 from streambroker_core.wire.broker import capability
@@ -61,83 +61,83 @@ class HomeForeignError(StreambrokerError):
     code = "HomeForeign"
 
 
-class Asked(NamedTuple):
+class AuthorizedRead(NamedTuple):
     """What another agent asks about: the export, and the policy of the reader's import.
 
     Without ``granted`` it may have what the reader was given before, and acknowledges nothing.
     """
 
-    export: HostedExport
+    export: AgentExport
     policy: str
     granted: bool = True
 
 
-class Hosts:
+class Agent:
     """One owner of the agent's state: routes, exports, imports, declarations."""
 
     def __init__(self, pe: PeKey, home: Path, *, progress: Callable[[str, int, int], None]) -> None:
         self.pe = pe
         self.home = home
-        self.news = News()
+        self.notifier = Notifier()
         self.store = Store(home / "state.sqlite")
         self._check_owner()
         self.routes = RouteTable(home / "routes.json")
         self.committer = Committer()
         self.token = self.store.identity("token")
         self.key: bytes = self.store.value("key", bytes.fromhex, b"")
-        self.driver_seen = time.monotonic()
-        self.broker_heard: float | None = None
+        self.driver_last_seen = time.monotonic()
+        self.broker_last_seen: float | None = None
         """When the broker answered last, since 1970; None if it has not since the start."""
-        self.untold = threading.Event()
+        self.report_due = threading.Event()
         """The broker is to hear of a declaration, or of the end of an export, now."""
-        self.ended_told: frozenset[str] = frozenset()
+        self.reported_ended: frozenset[str] = frozenset()
         """Exports of which the broker heard with the last poll that they have ended, by port."""
         self.stopping = threading.Event()
         self.broker_status: Callable[[], dict[str, Any]] = dict
         self.listener_status: Callable[[], dict[str, Any] | None] = lambda: None
-        self._ill: dict[str, str] = {}
-        self._ticked = -TICK_SECONDS
-        self._exports: dict[str, HostedExport] = {}
+        self._tick_errors: dict[str, str] = {}
+        self._last_tick = -TICK_SECONDS
+        self._exports: dict[str, AgentExport] = {}
         self._lock = threading.Lock()
-        self.fellows = Fellows(str(pe), self.store, lambda: dict(self._exports))
+        self.shard_agents = ShardAgents(str(pe), self.store, lambda: dict(self._exports))
         begun = time.monotonic()
-        self.stages = StageHost(
+        self.shard_store = ShardStore(
             str(pe), home / "kept", self.store, self.committer, progress=progress
         )
         self._declarations: dict[str, dict[str, Any]] = self.store.states("declarations", "port")
-        self.control_log = ControlLog(self.store, self.news.tell)
-        self.rules = JobRules(
+        self.control_log = ControlLog(self.store, self.notifier.notify)
+        self.rule_state = RuleState(
             lambda: self.routes.view,
             self.store,
-            self.news,
-            away=lambda: bool(self.broker_status().get("away")),
+            self.notifier,
+            is_broker_away=lambda: bool(self.broker_status().get("away")),
         )
-        self.sides = JobSides()
-        self.figures = JobFigures()
-        self.imports = ImportHost(
+        self.side_reports = SideReports()
+        self.rule_metrics = RuleMetricsStore()
+        self.imports = OffsetPlanner(
             str(pe),
             self.routes,
             self.store,
-            self.news,
+            self.notifier,
             lambda port: f"import/{port}" in self._declarations,
-            self._holders,
+            self._blocking_readers,
             self.control_log,
         )
-        self.imports.queries.chain_of = self._chain
-        self.imports.peers.chains = self.imports.queries.chains
+        self.imports.queries.find_wait_chain = self._wait_chain
+        self.imports.peers.find_wait_chains = self.imports.queries.wait_chains
         self.scrub = Scrub()
         for (key,) in self.store.query(_EXPORTS):
-            self._recover(self._host(key), progress)
-        for stream_log in self.stages.logs():
+            self._recover(self._get_or_create_export(key), progress)
+        for stream_log in self.shard_store.logs():
             self.scrub.add(stream_log)
         self.recovery_seconds = time.monotonic() - begun
-        self.fellows.start()
+        self.shard_agents.start()
         self.routes.load()
-        self.routes.listen(self._follow)
+        self.routes.add_listener(self._apply_view)
 
-    def _recover(self, hosted: HostedExport, progress: Callable[[str, int, int], None]) -> None:
-        hosted.recover(progress)
-        for stream in hosted.streams.values():
+    def _recover(self, export: AgentExport, progress: Callable[[str, int, int], None]) -> None:
+        export.recover(progress)
+        for stream in export.streams.values():
             self.scrub.add(stream.log)
 
     def _check_owner(self) -> None:
@@ -158,59 +158,59 @@ class Hosts:
 
     # -- exports -----------------------------------------------------------------------------
 
-    def _holders(self, port: str) -> list[Holder]:
+    def _blocking_readers(self, port: str) -> list[BlockingReader]:
         """Return who makes an export wait; nobody if there is none of that name."""
         export = self._exports.get(f"{self.pe}/{port}")
-        return [] if export is None else export.waits_for()
+        return [] if export is None else export.blocking_readers()
 
-    def _chain(self, port: str, query: str, gated: bool) -> list[str]:
-        """Return for which exports a query waits at one of ours, see `WaitingSide.chain`."""
+    def _wait_chain(self, port: str, query: str, gated: bool) -> list[str]:
+        """Return for which exports a query waits at one of ours, see `Backpressure.wait_chain`."""
         export = self._exports.get(f"{self.pe}/{port}")
-        return [] if export is None else export.chain(query, gated=gated)
+        return [] if export is None else export.wait_chain(query, gated=gated)
 
-    def _host(self, key: str) -> HostedExport:
+    def _get_or_create_export(self, key: str) -> AgentExport:
         with self._lock:
             if key not in self._exports:
-                self._exports[key] = HostedExport(
+                self._exports[key] = AgentExport(
                     key,
                     self.home / "log" / port_of(key),
                     self.store,
                     self.committer,
-                    notify=partial(self._tell, key),
+                    notify=partial(self._on_export_change, key),
                 )
-                self._exports[key].fellows = self.fellows
-                self._expect(self._exports[key])
+                self._exports[key].shard_agents = self.shard_agents
+                self._apply_declared_limits(self._exports[key])
             return self._exports[key]
 
-    def _expect(self, hosted: HostedExport) -> None:
+    def _apply_declared_limits(self, export: AgentExport) -> None:
         """Let an export keep what its declaration says, as long as no view has said anything."""
-        spec = self._declaration(hosted.key).get("spec")
+        spec = self._declaration(export.key).get("spec")
         if spec is None:
             return
         try:
-            declared = manifest.read_spec("Export", spec, key=PortKey.parse(hosted.key))
+            declared = manifest.read_spec("Export", spec, key=PortKey.parse(export.key))
             if isinstance(declared, Export):
-                hosted.declare(_limits(declared.buffer))
+                export.declare(_to_limits(declared.buffer))
         except StreambrokerError as error:
-            log.warning("what export %s may keep is not known yet: %s", hosted.key, error)
+            log.warning("what export %s may keep is not known yet: %s", export.key, error)
 
     def _declaration(self, key: str) -> dict[str, Any]:
         """Return how the job declares an export, empty if it does not."""
         return self._declarations.get(f"export/{port_of(key)}", {})
 
-    def _tell(self, key: str) -> None:
+    def _on_export_change(self, key: str) -> None:
         """Tell those who wait of an export, and the broker if it has ended or goes on."""
-        self.news.tell(key)
+        self.notifier.notify(key)
         export = self._exports.get(key)
-        if export is not None and export.ended() != (port_of(key) in self.ended_told):
-            self.untold.set()
+        if export is not None and export.ended() != (port_of(key) in self.reported_ended):
+            self.report_due.set()
 
-    def ended(self) -> frozenset[str]:
+    def ended_exports(self) -> frozenset[str]:
         """Return the exports that have ended, by port."""
         exports = dict(self._exports)
         return frozenset(port_of(key) for key, e in exports.items() if e.ended())
 
-    def export(self, port_or_key: str) -> HostedExport:
+    def get_export(self, port_or_key: str) -> AgentExport:
         """Return an export that a view, a declaration or the log knows.
 
         Raises:
@@ -220,14 +220,14 @@ class Hosts:
         key = f"{self.pe}/{port}"
         known = key in self._exports or f"export/{port}" in self._declarations
         if ("/" in port_or_key and port_or_key != key) or not known:
-            raise UnknownPortError(
+            raise PortNotDeclaredError(
                 f"export {port_or_key if '/' in port_or_key else key} does not exist at agent"
                 f" {self.pe}. Declare it with publish(), `streambroker apply` or kubectl, or"
                 " correct the option `export`."
             )
-        return self._host(key)
+        return self._get_or_create_export(key)
 
-    def readable(self, ticket: Mapping[str, Any], read: Read) -> Readable:
+    def resolve_ticket(self, ticket: Mapping[str, Any], read: ReadRequest) -> Readable:
         """Return what a ticket is for: an export, or what is kept here of one of a fellow.
 
         Raises:
@@ -241,32 +241,32 @@ class Hosts:
                 f"agent {wanted} is not at this address any more: agent {self.pe} is."
             )
         if fellow is not None:
-            return self.stages.reading(ticket)
+            return self.shard_store.open_read(ticket)
         grants.check(self.token, ticket, read)
-        return self.export(export)
+        return self.get_export(export)
 
-    def _follow(self, view: View) -> None:
+    def _apply_view(self, view: View) -> None:
         """Bring exports and watches in line with a view."""
         for port in {*view.exports, *(port_of(k) for k in list(self._exports))}:
             try:
-                self._follow_export(port, view.exports.get(port))
+                self._apply_export_view(port, view.exports.get(port))
             except Exception:
                 # A failed log of one export must not keep the others from their routes.
                 log.exception("export does not follow its view", extra={"port": port})
-        self.imports.peers.follow(view)
-        self.news.tell()
+        self.imports.peers.apply_view(view)
+        self.notifier.notify()
 
-    def _follow_export(self, port: str, export: ExportPort | None) -> None:
-        hosted = self._host(f"{self.pe}/{port}")
+    def _apply_export_view(self, port: str, export: ExportPort | None) -> None:
+        hosted = self._get_or_create_export(f"{self.pe}/{port}")
         if export is None:
             declared = self._declaration(hosted.key)
             hosted.withdraw(declared=bool(declared.get("spec")) and not declared["told"])
             return
-        hosted.set_limits(_limits(export.buffer))
+        hosted.set_limits(_to_limits(export.buffer))
         policies = {str(r.import_): r.policy for r in export.routes}
         hosted.set_routes(policies, export.revoked)
 
-    def peer(self, body: Mapping[str, Any], *, planned: bool = False) -> Asked:
+    def authorize_peer(self, body: Mapping[str, Any], *, planned: bool = False) -> AuthorizedRead:
         """Return what another agent asks about, if it may.
 
         A caller that opens an export, or wants new epochs, shows a capability. A pass is enough
@@ -280,37 +280,39 @@ class Hosts:
         Raises:
             CapabilityError, FilterForbiddenError, UnknownPortError, RevokedError.
         """
-        export, import_ = self.export(str(body["export"])), str(body["import"])
+        export, import_ = self.get_export(str(body["export"])), str(body["import"])
         export.ledger.check_revoked(import_)
         reader = export.ledger.readers.get(str(body.get("reader")))
         if reader is not None and reader.import_ != import_:
             raise NotRoutedError(f"reader {reader.id} belongs to another import")
-        knows = reader is not None and self.knows(export.key, import_, reader.id, body.get("pass"))
+        knows = reader is not None and self.is_pass_valid(
+            export.key, import_, reader.id, body.get("pass")
+        )
         if reader is not None and knows and not reader.routed:
-            return Asked(export, reader.policy)
+            return AuthorizedRead(export, reader.policy)
         try:
-            granted = self._granted(export, import_, body.get("capability"))
+            granted = self._verify_capability(export, import_, body.get("capability"))
         except CapabilityError:
             if reader is None or not (planned and knows):
                 raise
-            return Asked(export, reader.policy, granted=False)
+            return AuthorizedRead(export, reader.policy, granted=False)
         if reader is not None:
-            return Asked(export, reader.policy)
+            return AuthorizedRead(export, reader.policy)
         if body.get("filter") is not None and not granted.filter_allowed:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
-        return Asked(export, granted.policy)
+        return AuthorizedRead(export, granted.policy)
 
     def pass_for(self, export: str, import_: str, reader: str) -> str:
         """Return what the agent of a reader shows where it has no capability that counts."""
         return grants.pass_for(self.token, export, import_, reader)
 
-    def knows(self, export: str, import_: str, reader: str, pass_: object) -> bool:
+    def is_pass_valid(self, export: str, import_: str, reader: str, pass_: object) -> bool:
         """Whether a caller shows the pass of a reader: its id alone is no secret."""
         wanted = self.pass_for(export, import_, reader)
         return hmac.compare_digest(str(pass_ or "").encode(), wanted.encode())
 
-    def _granted(
-        self, export: HostedExport, import_: str, token: str | None
+    def _verify_capability(
+        self, export: AgentExport, import_: str, token: str | None
     ) -> capability.Capability:
         """Return what a capability allows; it may have ended if nobody could get a new one."""
         if not self.key:
@@ -318,18 +320,18 @@ class Hosts:
                 "missing", f"agent {self.pe} has no key to check one with: it never registered"
             )
         now: float | None = time.time()
-        told = None if token is None else capability.end_told(str(token))
-        if told is not None and (self.broker_heard or 0.0) < told:
+        told = None if token is None else capability.claimed_expiry(str(token))
+        if told is not None and (self.broker_last_seen or 0.0) < told:
             now = None if export.ledger.has_route(import_) else now
         return capability.verify(self.key, token, reader_import=import_, export=export.key, now=now)
 
-    def check_filter(self, export: HostedExport, filter_: str | None) -> None:
+    def check_filter(self, export: AgentExport, filter_: str | None) -> None:
         """Refuse new plans with a filter where the export has come to forbid them.
 
         Raises:
             FilterForbiddenError: it has; what is planned is read on.
         """
-        port = self.routes.exported(port_of(export.key))
+        port = self.routes.find_export(port_of(export.key))
         if filter_ is not None and port is not None and not port.allow_filter:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
 
@@ -345,25 +347,25 @@ class Hosts:
             "publisher.renew": self._renew_publisher,
             "publisher.renounce": self._renounce,
             "publisher.finish": self._finish,
-            "export.emit": lambda b: self.export(b["export"]).emit(b["request"], b["what"]),
-            "export.emitted": lambda b: self.export(b["export"]).emitted(int(b["seq"])),
+            "export.emit": lambda b: self.get_export(b["export"]).emit(b["request"], b["what"]),
+            "export.emitted": lambda b: self.get_export(b["export"]).emission_status(int(b["seq"])),
             "control.append": lambda b: self.control_log.append(b["request"], b["what"]),
             "control.entry": lambda b: self.control_log.entry(int(b["seq"])),
-            "rules.wanted": self.rules.wanted,
-            "rules.report": self.rules.report,
-            "rules.leave": self.rules.leave,
-            "rules.figures": self.figures.take,
-            "sides.told": self.sides.take,
-            "sides.running": self.sides.running,
-            "reader.next": self.imports.next,
-            "reader.slices": self.imports.slices,
+            "rules.wanted": self.rule_state.wait_for_rules,
+            "rules.report": self.rule_state.report,
+            "rules.leave": self.rule_state.leave,
+            "rules.figures": self.rule_metrics.record,
+            "sides.told": self.side_reports.record,
+            "sides.running": self.side_reports.retain_running,
+            "reader.next": self.imports.next_offset,
+            "reader.slices": self.imports.plan_slices,
             "reader.renew": lambda b: {
                 "renewed": self.imports.readers.renew(b["reader"], b["session"])
             },
             "reader.leave": self._leave,
             "reader.heads": lambda b: self.imports.heads(b["import"], float(b.get("wait", 0))),
             "reader.where": lambda b: {
-                "location": self.imports.where(
+                "location": self.imports.locate(
                     b["export"], b["stream"], b["reader"], b.get("agent")
                 )
             },
@@ -373,52 +375,52 @@ class Hosts:
             "schema": self._schema,
             "view": self._view,
             "status": self._status,
-            "driver.renew": self._driver,
+            "driver.renew": self._renew_driver,
             "stop": self._stop,
-            "fellows": self.fellows.told,
-            "stage.seal": self.stages.seal,
-            "stage.release": self.stages.release,
-            "stage.count": self.stages.count,
-            "stage.verify": self.stages.verify,
+            "fellows": self.shard_agents.set_agents,
+            "stage.seal": self.shard_store.seal,
+            "stage.release": self.shard_store.release,
+            "stage.count": self.shard_store.count,
+            "stage.verify": self.shard_store.verify,
         }
 
     def _admit(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self.export(body["export"]).admit(
+        return self.get_export(body["export"]).admit(
             query=body["query"],
             run=body["run"],
             batch=body["batch"],
             ddl=body["ddl"],
             renewed=body["renewed"],
-            schema=_arrow(body.get("arrow")),
+            schema=_decode_schema(body.get("arrow")),
         )
 
     def _publish(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self.export(body["export"]).publish(
+        return self.get_export(body["export"]).publish(
             query=body["query"],
             run=body["run"],
             batch=body["batch"],
             stages=body["stages"],
             ddl=body["ddl"],
-            control=read_placed(body.get("control") or []),
-            schema=_arrow(body.get("arrow")),
+            control=parse_indexed(body.get("control") or []),
+            schema=_decode_schema(body.get("arrow")),
         )
 
     def _abort(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.export(body["export"]).abort(
+        self.get_export(body["export"]).abort(
             query=body["query"], run=body["run"], batch=body["batch"], stages=body["stages"]
         )
         return {}
 
     def _renew_publisher(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.export(body["export"]).renew_publisher(body["query"])
+        self.get_export(body["export"]).renew_publisher(body["query"])
         return {}
 
     def _renounce(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.export(body["export"]).renounce(body["query"])
+        self.get_export(body["export"]).end_publisher_lease(body["query"])
         return {}
 
     def _finish(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.export(body["export"]).finish(query=body.get("query"), run=body.get("run"))
+        self.get_export(body["export"]).finish(query=body.get("query"), run=body.get("run"))
         return {}
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -429,8 +431,8 @@ class Hosts:
         self.imports.queries.end(body)
         return {}
 
-    def _driver(self, _body: dict[str, Any]) -> dict[str, Any]:
-        self.driver_seen = time.monotonic()
+    def _renew_driver(self, _body: dict[str, Any]) -> dict[str, Any]:
+        self.driver_last_seen = time.monotonic()
         return {}
 
     def _stop(self, _body: dict[str, Any]) -> dict[str, Any]:
@@ -457,8 +459,8 @@ class Hosts:
         self._declarations[name] = state
         self.save_declaration(name)
         if body["kind"] == "export":
-            self._expect(self._host(f"{self.pe}/{body['port']}"))
-        self.untold.set()
+            self._apply_declared_limits(self._get_or_create_export(f"{self.pe}/{body['port']}"))
+        self.report_due.set()
         return {}
 
     def declarations(self) -> dict[str, dict[str, Any]]:
@@ -478,15 +480,15 @@ class Hosts:
     def _schema(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the schema of an import as DDL: its own, the one before, or the first match's."""
         port, wait = body["port"], min(10.0, float(body["wait"]))
-        ddl = self.news.until(
-            (), wait, lambda: self._schema_of(port), lambda told: told is not None
+        ddl = self.notifier.wait_for(
+            (), wait, lambda: self._current_schema(port), lambda told: told is not None
         )
         if ddl is not None:
             self.store.write("INSERT OR REPLACE INTO schemas VALUES (?, ?)", port, ddl)
         return {"ddl": ddl}
 
-    def _schema_of(self, port: str) -> str | None:
-        import_ = self.routes.imported(port)
+    def _current_schema(self, port: str) -> str | None:
+        import_ = self.routes.find_import(port)
         if import_ is not None and import_.schema is not None:
             return to_ddl(import_.schema)
         rows = self.store.query("SELECT ddl FROM schemas WHERE import = ?", port)
@@ -497,13 +499,13 @@ class Hosts:
 
     def _view(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the view as the agent has it; after ``wait`` seconds if it is ``seen`` still."""
-        view = self.news.until(
+        view = self.notifier.wait_for(
             (),
             min(10.0, float(body.get("wait", 0))),
             lambda: self.routes.view,
-            lambda found: _version(found) != body.get("seen"),
+            lambda found: _view_version(found) != body.get("seen"),
         )
-        return {"version": _version(view), "view": None if view is None else encode(view)}
+        return {"version": _view_version(view), "view": None if view is None else encode(view)}
 
     def _status(self, _body: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -514,15 +516,15 @@ class Hosts:
             "controlLog": {
                 "accepted": dict(self.control_log.accepted),
                 "applied": dict(self.control_log.applied),
-                "waiting": self.control_log.waiting(),
+                "waiting": self.control_log.backlog(),
             },
             "broker": self.broker_status(),
             "certificate": self.listener_status(),
-            "fellows": self.fellows.status(),
-            "sides": self.sides.status(),
-            "ruleFigures": self.figures.status(),
-            "ruleWaiting": self.figures.waiting(),
-            "kept": self.stages.status(),
+            "fellows": self.shard_agents.status(),
+            "sides": self.side_reports.status(),
+            "ruleFigures": self.rule_metrics.status(),
+            "ruleWaiting": self.rule_metrics.waiting(),
+            "kept": self.shard_store.status(),
             "declarations": {
                 n: {"told": d["told"], "differs": d.get("differs")}
                 for n, d in self._declarations.items()
@@ -536,43 +538,43 @@ class Hosts:
             "scrub_verified_bytes_total": self.scrub.verified_bytes,
             "scrub_waiting_segments": self.scrub.waiting,
         }
-        return metrics.text(self._status({}), own)
+        return metrics.render_text(self._status({}), own)
 
     # -- life --------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Let age and grace pass, once a second; called a few times a second."""
         now = time.monotonic()
-        if now < self._ticked + TICK_SECONDS:
+        if now < self._last_tick + TICK_SECONDS:
             return
-        self._ticked = now
+        self._last_tick = now
         for hosted in list(self._exports.values()):
             try:
                 hosted.tick()
             except Exception as error:
-                if self._ill.get(hosted.key) != str(error):
+                if self._tick_errors.get(hosted.key) != str(error):
                     log.exception("export cannot be kept in order", extra={"export": hosted.key})
-                self._ill[hosted.key] = str(error)
+                self._tick_errors[hosted.key] = str(error)
 
     def close(self) -> None:
         """Let all waiting calls go and close the files."""
-        self.news.close()
+        self.notifier.close()
         self.scrub.close()
         self.imports.peers.close()
-        self.fellows.close()
+        self.shard_agents.close()
         for hosted in self._exports.values():
             hosted.close()
-        self.stages.close()
+        self.shard_store.close()
         self.committer.close()
         self.store.close()
 
 
-def _version(view: View | None) -> str | None:
+def _view_version(view: View | None) -> str | None:
     return None if view is None else view.version
 
 
-def _limits(buffer: Buffer) -> Limits:
-    return Limits(
+def _to_limits(buffer: Buffer) -> RetentionLimits:
+    return RetentionLimits(
         max_bytes=buffer.max_bytes,
         max_age=buffer.max_age_s,
         grace=buffer.grace_s,
@@ -580,5 +582,5 @@ def _limits(buffer: Buffer) -> Limits:
     )
 
 
-def _arrow(text: str | None) -> pa.Schema | None:
+def _decode_schema(text: str | None) -> pa.Schema | None:
     return None if text is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class News:
+class Notifier:
     """Counts what happened, so that nothing between a look and a wait is missed.
 
     News of a key wakes those who wait for that key, or for anything. News without a key is for
@@ -21,8 +21,8 @@ class News:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._everybody = 0
-        self._all = 0
+        self._broadcasts = 0
+        self._total = 0
         self._waiting: dict[threading.Event, frozenset[str] | None] = {}
         self._closed = False
 
@@ -34,43 +34,43 @@ class News:
     @property
     def count(self) -> int:
         """How often anything has happened."""
-        return self._all
+        return self._total
 
-    def seen(self, keys: Collection[str] | None) -> int:
+    def version(self, keys: Collection[str] | None) -> int:
         """Return how often something has happened to any of the keys; None for anything."""
         with self._lock:
             return self._count(keys)
 
     def _count(self, keys: Collection[str] | None) -> int:
         if keys is None:
-            return self._all
-        return self._everybody + sum(self._counts[key] for key in keys if key in self._counts)
+            return self._total
+        return self._broadcasts + sum(self._counts[key] for key in keys if key in self._counts)
 
-    def tell(self, *keys: str) -> None:
+    def notify(self, *keys: str) -> None:
         """Wake those who wait for one of the keys; everybody if none is given."""
         with self._lock:
-            self._all += 1
+            self._total += 1
             self._counts.update(keys)
-            self._everybody += not keys
+            self._broadcasts += not keys
             for event, wanted in self._waiting.items():
                 if not keys or wanted is None or not wanted.isdisjoint(keys):
                     event.set()
 
-    def wait(self, seen: int, seconds: float, keys: Collection[str] | None = None) -> bool:
-        """Return True as soon as :meth:`seen` of the keys is beyond ``seen``, False after a time.
+    def wait(self, version: int, seconds: float, keys: Collection[str] | None = None) -> bool:
+        """Return True once :meth:`version` of the keys is beyond ``version``, False after a time.
 
         Once closed it is False at once: who waits in a loop must end it.
 
         Args:
-            seen: what was seen before.
+            version: what was seen before.
             seconds: how long to wait.
-            keys: the same as were asked for with :meth:`seen`.
+            keys: the same as were asked for with :meth:`version`.
         """
         event = threading.Event()
         with self._lock:
             if self._closed:
                 return False
-            if self._count(keys) > seen:
+            if self._count(keys) > version:
                 return True
             self._waiting[event] = None if keys is None else frozenset(keys)
         try:
@@ -79,12 +79,12 @@ class News:
             with self._lock:
                 del self._waiting[event]
 
-    def until(
+    def wait_for(
         self,
         keys: Collection[str] | None,
         seconds: float,
-        look: Callable[[], T],
-        enough: Callable[[T], bool],
+        read: Callable[[], T],
+        predicate: Callable[[T], bool],
     ) -> T:
         """Look, and look again at news of the keys, until it is enough or the time is over.
 
@@ -93,13 +93,13 @@ class News:
         """
         deadline = time.monotonic() + seconds
         while True:
-            seen = self.seen(keys)
-            found = look()
+            seen = self.version(keys)
+            found = read()
             left = deadline - time.monotonic()
-            if enough(found) or left <= 0 or not self.wait(seen, left, keys):
+            if predicate(found) or left <= 0 or not self.wait(seen, left, keys):
                 return found
 
-    def waiting(self) -> list[frozenset[str] | None]:
+    def waiters(self) -> list[frozenset[str] | None]:
         """Return what is waited for at this moment."""
         with self._lock:
             return list(self._waiting.values())

@@ -20,20 +20,20 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pe_agent.agent.agent import Hosts
+from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.agent.reports import prometheus as metrics
-from pe_agent.agent.reports.log_file import OwnLog
+from pe_agent.agent.reports.log_file import ProcessLog
 from pe_agent.agent.reports.prometheus import MetricsServer
 from pe_agent.agent.server.flight_service import AgentService
-from pe_agent.agent.server.listener import Listener, Shown
-from pe_agent.agent.state.recovery_progress import Progress
+from pe_agent.agent.server.listener import CertificateChain, Listener
+from pe_agent.agent.state.recovery_progress import RecoveryProgress
 from pe_agent.log.atomic_file import replace_file
 from pe_agent.transport import agent_client as client
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
-from pe_agent.transport.broker_trust import Trust, TrustError
+from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import DEFAULT_NAMESPACE, PeKey
@@ -70,13 +70,13 @@ class Settings:
     metrics_port: int | None
     linger: float
     token: Token
-    trust: Trust
+    trust: BrokerTrust
     agent_trust: AgentTrust
     certificate: AgentCertificate | None
     clients_required: bool
 
 
-def settings(arguments: Sequence[str] | None = None) -> Settings:
+def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="pe_agent.agent", description=__doc__)
     parser.add_argument("--home", type=Path, required=True, help="data directory, locked")
@@ -140,7 +140,7 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
     got = parser.parse_args(arguments)
     if ":" in got.host:
         parser.error(f"--host {got.host}: give a name or an IPv4 address; IPv6 is not supported")
-    certificate = agent_tls.shown(got.tls_cert, got.tls_key)
+    certificate = agent_tls.resolve_certificate(got.tls_cert, got.tls_key)
     return Settings(
         home=got.home,
         broker=got.broker,
@@ -151,17 +151,17 @@ def settings(arguments: Sequence[str] | None = None) -> Settings:
         linger=got.linger,
         pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
         # A file that is not there yet is no reason not to serve: the last routes hold.
-        token=Token(path=got.token_file) if got.token_file else tokens.given(None, None),
-        trust=Trust(got.broker_ca),
-        agent_trust=agent_tls.trusted(got.agent_ca, own=certificate),
+        token=Token(path=got.token_file) if got.token_file else tokens.resolve_token(None, None),
+        trust=BrokerTrust(got.broker_ca),
+        agent_trust=agent_tls.resolve_agent_trust(got.agent_ca, certificate=certificate),
         certificate=certificate,
-        clients_required=agent_tls.clients_required(
-            got.clients, got.host, insecure=agent_tls.insecure(got.insecure)
+        clients_required=agent_tls.are_clients_required(
+            got.clients, got.host, insecure=agent_tls.is_insecure(got.insecure)
         ),
     )
 
 
-class Agent:
+class AgentServer:
     """One running agent."""
 
     def __init__(self, chosen: Settings) -> None:
@@ -179,10 +179,10 @@ class Agent:
             )
         os.umask(0o077)
         chosen.home.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(chosen.home)
-        self._own_log = OwnLog(chosen.home)
+        self._lock = _lock_home(chosen.home)
+        self._process_log = ProcessLog(chosen.home)
         listener = Listener(
-            chosen.host, self._serve, chosen.certificate, trust if required else None
+            chosen.host, self._create_service, chosen.certificate, trust if required else None
         )
         if trust.demands_tls() and chosen.certificate is None:
             raise TrustError(
@@ -193,34 +193,34 @@ class Agent:
         client.trust_in_process(trust)
         pa.set_cpu_count(1)
         sys.setswitchinterval(0.0005)
-        progress = Progress(chosen.home)
+        progress = RecoveryProgress(chosen.home)
         # What recovery makes has no cycles and stays: looking for them would double its time.
         gc.disable()
-        self.hosts = Hosts(chosen.pe, chosen.home, progress=progress)
+        self.agent = Agent(chosen.pe, chosen.home, progress=progress)
         gc.freeze()
         gc.enable()
-        self.instance = self.hosts.store.identity("instance")
-        self.token = self.hosts.token
+        self.instance = self.agent.store.identity("instance")
+        self.token = self.agent.token
         self._listen(listener)
         self.listener = listener
-        self.hosts.listener_status = self.listener.status
-        self.hosts.store.set("port", str(self.listener.port))
+        self.agent.listener_status = self.listener.status
+        self.agent.store.set("port", str(self.listener.port))
         self.location = self.listener.location
         self.link = None
         if chosen.broker:
-            self.link = self._link(chosen.broker)
+            self.link = self._create_link(chosen.broker)
             self.link.start()
-        self.metrics = self._metrics()
+        self.metrics = self._start_metrics()
         self._write_address()
         progress.end()
         self._stop = threading.Event()
 
-    def _serve(self, location: str, shown: Shown | None) -> AgentService:
-        return AgentService(location, self.hosts, self.token, shown)
+    def _create_service(self, location: str, chain: CertificateChain | None) -> AgentService:
+        return AgentService(location, self.agent, self.token, chain)
 
     def _listen(self, listener: Listener) -> None:
         chosen = self.settings
-        before = int(self.hosts.store.get("port") or 0)
+        before = int(self.agent.store.get("port") or 0)
         wanted = [chosen.port] if chosen.port else [before, 0]
         for port in wanted:
             try:
@@ -234,11 +234,11 @@ class Agent:
                         " job with another `port`."
                     ) from error
 
-    def _link(self, broker: str) -> BrokerLink:
+    def _create_link(self, broker: str) -> BrokerLink:
         chosen = self.settings
         try:
             return BrokerLink(
-                self.hosts,
+                self.agent,
                 broker,
                 location=self.location,
                 instance=self.instance,
@@ -254,13 +254,13 @@ class Agent:
                 " the job with another `hint_port`."
             ) from error
 
-    def _metrics(self) -> MetricsServer | None:
+    def _start_metrics(self) -> MetricsServer | None:
         """Serve figures where that is asked for; without them all else goes on."""
         port = self.settings.metrics_port
         if port is None:
             return None
         try:
-            return MetricsServer(self.settings.host, port, self.hosts.metrics)
+            return MetricsServer(self.settings.host, port, self.agent.metrics)
         except (OSError, OverflowError) as error:
             log.error("no metrics at %s:%s: %s", self.settings.host, port, error)
             return None
@@ -281,14 +281,14 @@ class Agent:
         """Serve until told to stop, or until the driver has been away for ``linger``."""
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_, lambda *_: self._stop.set())
-        while not self._stop.wait(0.2) and not self.hosts.stopping.is_set():
-            if self.link is not None and self.hosts.untold.is_set():
-                self.hosts.untold.clear()
+        while not self._stop.wait(0.2) and not self.agent.stopping.is_set():
+            if self.link is not None and self.agent.report_due.is_set():
+                self.agent.report_due.clear()
                 self.link.wake()
-            self.hosts.tick()
+            self.agent.tick()
             with contextlib.suppress(OSError):
-                self._own_log.look()
-            away = time.monotonic() - self.hosts.driver_seen - DRIVER_AWAY_SECONDS
+                self._process_log.rotate_if_full()
+            away = time.monotonic() - self.agent.driver_last_seen - DRIVER_AWAY_SECONDS
             if self.settings.linger >= 0 and away > self.settings.linger:
                 log.info("the driver has gone, the agent ends", extra={"pe": str(self.settings.pe)})
                 break
@@ -300,10 +300,10 @@ class Agent:
             self.link.close()
         if self.metrics is not None:
             self.metrics.close()
-        self.hosts.news.close()
+        self.agent.notifier.close()
         # Waits for calls under way; one whose other side stands still must not keep us.
         ended = self.listener.close(SHUTDOWN_SECONDS)
-        self.hosts.close()
+        self.agent.close()
         (self.settings.home / ADDRESS_FILE).unlink(missing_ok=True)
         self._lock.close()
         if not ended:
@@ -319,7 +319,7 @@ def read_address(home: Path) -> dict[str, Any] | None:
     return found
 
 
-def _lock(home: Path) -> IO[str]:
+def _lock_home(home: Path) -> IO[str]:
     file = (home / "lock").open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -339,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Each handshake that fails would be a line of gRPC's; what matters of it comes as an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        agent = Agent(settings(arguments))
+        agent = AgentServer(parse_settings(arguments))
     except StreambrokerError as error:
         sys.stderr.write(f"{error.code}: {error}\n")
         return 1

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from streambroker_core.control.operators.typed_operator import TypedOperator, handles
     from streambroker_core.control.tuples import ControlTuple, Delivery, Limits, Target
 
-_WHERE = {
+_MODULES = {
     "AlignedError": "pe_agent.aligned.errors",
     "Blobs": "streambroker_core.control.operators.operator",
     "Changes": "streambroker_core.control.operators.operator",
@@ -63,6 +63,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what is used: a process that Spark starts for each micro-batch waits for it."""
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -20,20 +20,20 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.runtime.frames import CONTROL, control_text
+from pe_agent.aligned.runtime.frames import CONTROL, encode_control
 from pe_agent.log.line_tail import Lines, last_line
-from pe_agent.spark.session import active, register
-from pe_agent.streams.stream import Beside, Stream
+from pe_agent.spark.session import active_session, register_source
+from pe_agent.streams.stream import ControlFrame, Stream
 from streambroker_core.control.tuples import (
-    EVERYBODY,
+    ALL_TARGETS,
     ControlLimitError,
     ControlTuple,
     Delivery,
     Limits,
     Target,
-    delivery_of,
     envelope,
-    logged,
+    make_logged_tuple,
+    parse_delivery,
 )
 from streambroker_core.control.tuples.payloads import encode
 from streambroker_core.wire.encoding.canonical import canonical
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 FORMAT = "streambroker-control-file"
-AT_ONCE = Limits().tuples * 9 // 10, Limits().bytes * 9 // 10
+WINDOW_LIMITS = Limits().tuples * 9 // 10, Limits().bytes * 9 // 10
 """Tuples, and bytes of their lines, that one window takes; the rest is for what comes beside it."""
 
 
@@ -57,11 +57,11 @@ class ControlFile:
             AlignedError: it is no file of control tuples.
         """
         self.path = Path(path)
-        with self._locked() as file:
+        with self._open_locked() as file:
             if not file.read(1):
                 head = {"v": VERSION, "log": f"file-{uuid.uuid4().hex}"}
                 self._write(file, canonical(head))
-        self.log = read_head(self.path)
+        self.log = read_log_id(self.path)
 
     def append(
         self,
@@ -69,7 +69,7 @@ class ControlFile:
         *,
         delivery: Delivery | str = Delivery.BEGIN,
         at: int | None = None,
-        target: Target = EVERYBODY,
+        target: Target = ALL_TARGETS,
     ) -> ControlTuple:
         """Append a control tuple; it goes into the next window of each query that reads the file.
 
@@ -88,7 +88,7 @@ class ControlFile:
                 fit; nothing was appended.
             ControlLimitError: it is too large.
         """
-        delivery = delivery_of(delivery)
+        delivery = parse_delivery(delivery)
         if delivery is Delivery.IMMEDIATE:
             raise AlignedError(
                 "a tuple of a control file cannot be IMMEDIATE: it has no place between the rows of"
@@ -100,18 +100,18 @@ class ControlFile:
                 f"the payload of control tuple {kind} has {len(text.encode())} bytes, the limit is"
                 f" {Limits().payload}: send data as rows."
             )
-        with self._locked() as file:
-            seq = _next(file)
-            control = logged(
+        with self._open_locked() as file:
+            seq = _next_seq(file)
+            control = make_logged_tuple(
                 self.log, seq, type_=kind, text=text, delivery=delivery, at=at, target=target
             )
-            self._write(file, control_text(control))
+            self._write(file, encode_control(control))
         return control
 
     def tuples(self) -> list[ControlTuple]:
         """Return the tuples of the file in order; what a crash left of a last one is not there."""
         lines = Lines(self.path)
-        return [self._read(line) for line in lines.between(0, lines.count())]
+        return [self._read(line) for line in lines.read_range(0, lines.count())]
 
     def newest_first(self) -> Iterator[ControlTuple]:
         """Give the tuples of the file, the last one first; no more is read than is asked for."""
@@ -121,7 +121,7 @@ class ControlFile:
     def _read(self, line: bytes) -> ControlTuple:
         return envelope.decode(json.loads(line), str(self.path))
 
-    def _locked(self) -> IO[bytes]:
+    def _open_locked(self) -> IO[bytes]:
         file = self.path.open("a+b")
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -134,7 +134,7 @@ class ControlFile:
         os.fsync(file.fileno())
 
 
-def _next(file: IO[bytes]) -> int:
+def _next_seq(file: IO[bytes]) -> int:
     """Return the number of the next tuple; what a crash left of one at the end is cut off."""
     line, end = last_line(file)
     if end < file.seek(0, os.SEEK_END):
@@ -142,7 +142,7 @@ def _next(file: IO[bytes]) -> int:
     return int(json.loads(line).get("seq", -1)) + 1
 
 
-def read_head(path: Path) -> str:
+def read_log_id(path: Path) -> str:
     """Return the id of a file of control tuples.
 
     Raises:
@@ -170,16 +170,16 @@ def control_stream(spark: SparkSession, path: str | Path) -> Stream:
     Raises:
         AlignedError: it is no file of control tuples.
     """
-    read_head(Path(path))
-    return control_rows(spark, ControlFileSource, path=str(path))
+    read_log_id(Path(path))
+    return control_source_stream(spark, ControlFileSource, path=str(path))
 
 
-def control_rows(spark: SparkSession, source: type[DataSource], **options: Any) -> Stream:
+def control_source_stream(spark: SparkSession, source: type[DataSource], **options: Any) -> Stream:
     """Return the control tuples of a source as a stream, to be put beside others by ``union``."""
-    register(spark, source)
-    with active(spark):
+    register_source(spark, source)
+    with active_session(spark):
         frame = spark.readStream.format(source.name()).options(**options).load()
-    return Stream(spark=spark, beside=(Beside(frame=frame),))
+    return Stream(spark=spark, control_frames=(ControlFrame(frame=frame),))
 
 
 class ControlSource(DataSource):
@@ -214,7 +214,7 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lines = Lines(path)
-        self._until: int | None = None
+        self._available_count: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the offset before the first tuple."""
@@ -229,15 +229,15 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             AlignedError: lines that ``start`` has behind it have been removed.
         """
         del limit
-        count = self._count() if self._until is None else self._until
+        count = self._count_tuples() if self._available_count is None else self._available_count
         first = start.get("next", count)
-        if first > count and start.get("log") == read_head(self._path):
-            raise self._lost(count, first)
-        return self._offset(self._window(first, count) if first < count else count)
+        if first > count and start.get("log") == read_log_id(self._path):
+            raise self._lost_lines_error(count, first)
+        return self._offset(self._window_end(first, count) if first < count else count)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read what there is now, and no more."""
-        self._until = self._count()
+        self._available_count = self._count_tuples()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Return the tuples between two offsets.
@@ -245,17 +245,17 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             AlignedError: the file is another one, or has lost lines.
         """
-        log = read_head(self._path)
+        log = read_log_id(self._path)
         for offset in (start, end):
             if offset["log"] != log:
                 raise AlignedError(
                     f"{self._path} is the control file {log}, and the checkpoint has read"
                     f" {offset['log']}: put that one back, or begin a new checkpoint."
                 )
-        count = self._count()
+        count = self._count_tuples()
         if count < end["next"]:
-            raise self._lost(count, end["next"])
-        chosen = self._lines.between(start["next"], end["next"])
+            raise self._lost_lines_error(count, end["next"])
+        chosen = self._lines.read_range(start["next"], end["next"])
         for line in chosen:
             envelope.decode(json.loads(line), str(self._path))
         return [InputPartition(chosen)] if chosen else []
@@ -267,11 +267,11 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _offset(self, count: int) -> dict[str, Any]:
-        return {"log": read_head(self._path), "next": count, "v": VERSION}
+        return {"log": read_log_id(self._path), "next": count, "v": VERSION}
 
-    def _window(self, first: int, count: int) -> int:
+    def _window_end(self, first: int, count: int) -> int:
         """Return behind which tuple a window ends; it has one in any case."""
-        tuples, room = AT_ONCE
+        tuples, room = WINDOW_LIMITS
         until = min(count, first + tuples)
         for taken, size in enumerate(self._lines.sizes(first, until)):
             room -= size
@@ -279,12 +279,12 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return first + taken
         return until
 
-    def _lost(self, count: int, known: int) -> AlignedError:
+    def _lost_lines_error(self, count: int, planned: int) -> AlignedError:
         return AlignedError(
-            f"{self._path} has {count} tuples, and the checkpoint has planned {known}: lines have"
+            f"{self._path} has {count} tuples, and the checkpoint has planned {planned}: lines have"
             " been removed. Put them back."
         )
 
-    def _count(self) -> int:
+    def _count_tuples(self) -> int:
         """Return how many tuples there are."""
         return self._lines.count()

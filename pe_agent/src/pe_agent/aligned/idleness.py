@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class InputTiming:
     """How the time of an input goes on, in microseconds.
 
     Attributes:
         delay: how much later rows may come.
-        idle: time without rows after which the input is idle; None for never.
+        idle_after: time without rows after which the input is idle; None for never.
     """
 
     delay: int
-    idle: int | None = None
+    idle_after: int | None = None
 
 
-Seen = dict[str, list[int | None]]
+InputTimes = dict[str, list[int | None]]
 """By input: its latest event time, and when rows of it came last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reporter:
+class EventTimeReporter:
     """Adds to the packed rows of a task a note with its latest event time, for every bucket."""
 
     port: str
@@ -50,35 +50,37 @@ class Reporter:
         """Pass packed rows on."""
         latest: int | None = None
         for given in batches:
-            batch = _packed(given)
+            batch = _cast_packed(given)
             found = pc.max(batch.column("event_time")).value
             if found is not None and (latest is None or found > latest):
                 latest = int(found)
             yield batch
         if latest is not None:
-            payload = notes.encode([notes.Latest(port=self.port, at=latest)])
-            note = Packed(seq=0, n=notes.NOTE, payload=payload)
-            yield packed_rows((bucket, note) for bucket in range(notes.CLOCK, self.buckets))
+            payload = notes.encode([notes.LatestEventTime(port=self.port, at=latest)])
+            note = Packed(seq=0, n=notes.PROGRESS_ROW, payload=payload)
+            yield packed_rows((bucket, note) for bucket in range(notes.CLOCK_BUCKET, self.buckets))
 
 
-def _packed(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _cast_packed(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return packed rows with the schema that notes have, too; Spark has a time zone of its own."""
     columns = zip(batch.columns, PACKED, strict=True)
     return pa.RecordBatch.from_arrays([one.cast(to.type) for one, to in columns], schema=PACKED)
 
 
-def without_idle(seen: Seen, paces: Mapping[str, Pace], now: int) -> int | None:
+def active_watermark(
+    input_times: InputTimes, timings: Mapping[str, InputTiming], now: int
+) -> int | None:
     """Return the time that has passed in the inputs that are not idle; None if none is idle.
 
     Args:
-        seen: of each input; one that gave no rows yet counts from its first window on.
-        paces: of all inputs with an event time.
+        input_times: of each input; one that gave no rows yet counts from its first window on.
+        timings: of all inputs with an event time.
         now: the pinned clock.
     """
     times, idle = [], False
-    for port, pace in paces.items():
-        latest, came = seen.setdefault(port, [None, now])
-        if pace.idle is not None and came is not None and now - came >= pace.idle:
+    for port, pace in timings.items():
+        latest, came = input_times.setdefault(port, [None, now])
+        if pace.idle_after is not None and came is not None and now - came >= pace.idle_after:
             idle = True
         elif latest is None:
             return None
@@ -87,7 +89,7 @@ def without_idle(seen: Seen, paces: Mapping[str, Pace], now: int) -> int | None:
     return min(times) // 1000 * 1000 if idle and times else None
 
 
-def micros_of(spark: SparkSession, delay: str) -> int:
+def delay_micros(spark: SparkSession, delay: str) -> int:
     """Return a delay as Spark writes it in microseconds."""
     text = delay.replace("'", "")
     [row] = spark.sql(

@@ -27,38 +27,38 @@ from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.runtime.frames import (
     CONTROL,
     EMITTED,
-    END,
-    NOTES,
+    END_POSITION,
+    PROGRESS,
     ROWS,
     SEQ,
-    Numbering,
-    arrow_of,
-    fitting,
-    placed_rows,
-    read_control,
+    PositionAssigner,
+    conform,
+    decode_control,
+    read_positioned_rows,
+    spark_to_arrow,
 )
-from pe_agent.aligned.runtime.packer import AT_END, beside_refused, tuples_of
+from pe_agent.aligned.runtime.packer import AT_END, immediate_error, unpack_tuples
 from pe_agent.datasource.options import Options
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.unpacker import Unpacker
 from pe_agent.job.publish import Sink
-from pe_agent.spark.session import register
+from pe_agent.spark.session import register_source
 from streambroker_core.control.runtime.packing import NO_BUCKET, RUNNING_BITS
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pe_agent.streams.stream import Beside, Rows
+    from pe_agent.streams.stream import ControlFrame, RowsFrame
 
 FORMAT = "streambroker-outputs"
-BESIDE = -1
+SEPARATE_CONTROL = -1
 """Less the place of a tuple beside rows, among which an ``IMMEDIATE`` one has none."""
-Emission = tuple[str, int, int, int, bytes]
+EmittedRow = tuple[str, int, int, int, bytes]
 """Kind, bucket, sequence, number and payload of an emitted row."""
 
 
-def of_outputs(
+def sink_for_outputs(
     frame: DataFrame,
     exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]],
 ) -> tuple[DataFrame, Sink]:
@@ -78,36 +78,40 @@ def of_outputs(
         raise AlignedError(
             f"publish_outputs is given {ports}: each output needs an export of its own."
         )
-    chosen = functions.col("output").isin(list(ports)) & (functions.col("kind") != NOTES)
-    return frame.where(chosen), _sink(frame, exports)
+    chosen = functions.col("output").isin(list(ports)) & (functions.col("kind") != PROGRESS)
+    return frame.where(chosen), _build_sink(frame, exports)
 
 
-def of_rows(
-    rows: Rows, beside: tuple[Beside, ...], port: str, spec: Mapping[str, Any]
+def sink_for_rows(
+    rows: RowsFrame, control_frames: tuple[ControlFrame, ...], port: str, spec: Mapping[str, Any]
 ) -> tuple[DataFrame, Sink]:
     """Return rows and all control of a stream as one frame, and its sink."""
     from pyspark.sql import functions
 
     columns = rows.schema()
-    if not rows.mixed and not beside:
+    if not rows.mixed and not control_frames:
         return rows.frame.drop(SEQ), Sink(exports={port: (columns, spec)}, options={"export": port})
     frames = [rows.frame]
     if not rows.mixed:
         frames = [rows.frame.withColumn(CONTROL, functions.lit(None).cast("binary"))]
-    for one in beside:
+    for one in control_frames:
         user = [functions.lit(None).cast(c.dataType).alias(c.name) for c in columns]
         seq = functions.col(SEQ)
-        place = seq.bitwiseAND(~END).bitwiseOR(END) if one.immediate == AT_END else BESIDE - seq
-        frames.append(one.placed().select(*user, place.alias(SEQ), CONTROL))
+        place = (
+            seq.bitwiseAND(~END_POSITION).bitwiseOR(END_POSITION)
+            if one.immediate == AT_END
+            else SEPARATE_CONTROL - seq
+        )
+        frames.append(one.with_positions().select(*user, place.alias(SEQ), CONTROL))
     frame = reduce(lambda low, high: low.unionByName(high), frames)
-    sink = replace(_sink(frame, {"": (port, columns, spec)}), counted=columns)
+    sink = replace(_build_sink(frame, {"": (port, columns, spec)}), sizing_schema=columns)
     return frame, sink
 
 
-def _sink(
+def _build_sink(
     frame: DataFrame, exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]]
 ) -> Sink:
-    register(frame.sparkSession, OutputsSink)
+    register_source(frame.sparkSession, OutputsSink)
     outputs = {
         output: {"port": port, "columns": columns.jsonValue()}
         for output, (port, columns, _) in exports.items()
@@ -120,10 +124,10 @@ def _sink(
 
 
 @dataclass
-class Parts(WriterCommitMessage):
+class OutputCommits(WriterCommitMessage):
     """What one task tells the commit: for each output, what its export's sink told."""
 
-    of: dict[str, WriterCommitMessage | None]
+    by_output: dict[str, WriterCommitMessage | None]
 
 
 class OutputsSink(DataSource):
@@ -149,7 +153,7 @@ class OutputsSink(DataSource):
             )
             for output, told in given.items()
         }
-        schemas = {output: arrow_of(one) for output, one in columns.items()}
+        schemas = {output: spark_to_arrow(one) for output, one in columns.items()}
         return OutputsWriter(writers, schemas, mixed=CONTROL in schema.names)
 
 
@@ -176,21 +180,21 @@ class OutputsWriter(DataSourceStreamArrowWriter):
         """Stage the task's rows; those of several outputs are in memory meanwhile."""
         if self._mixed:
             ((output, writer),) = self._writers.items()
-            rows = partial(mixed_rows, iterator, self._schemas[output], "the export")
-            return Parts({output: writer.write_with_control(rows)})
-        emissions = _emissions(iterator)
-        given: dict[str, Iterator[Emission]] = {}
+            rows = partial(unpack_mixed_rows, iterator, self._schemas[output], "the export")
+            return OutputCommits({output: writer.write_with_control(rows)})
+        emissions = _read_emitted(iterator)
+        given: dict[str, Iterator[EmittedRow]] = {}
         if len(self._writers) == 1:
             given = {output: (one for _, one in emissions) for output in self._writers}
         else:
-            kept: dict[str, list[Emission]] = {output: [] for output in self._writers}
+            kept: dict[str, list[EmittedRow]] = {output: [] for output in self._writers}
             for output, one in emissions:
                 kept[output].append(one)
             given = {output: iter(some) for output, some in kept.items()}
-        return Parts(
+        return OutputCommits(
             {
                 output: writer.write_with_control(
-                    partial(emitted_rows, given[output], self._schemas[output], output)
+                    partial(unpack_emitted_rows, given[output], self._schemas[output], output)
                 )
                 for output, writer in self._writers.items()
             }
@@ -199,68 +203,72 @@ class OutputsWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish to each export; repeated after a crash, each has the batch once."""
         for output, writer in self._writers.items():
-            writer.commit(_of(messages, output), batchId)
+            writer.commit(_messages_for(messages, output), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Discard what was staged and not published."""
         for output, writer in self._writers.items():
-            writer.abort(_of(messages, output), batchId)
+            writer.abort(_messages_for(messages, output), batchId)
 
 
-def emitted_rows(
-    emissions: Iterator[Emission], schema: pa.Schema, output: str, unpacker: Unpacker
+def unpack_emitted_rows(
+    emitted: Iterator[EmittedRow], schema: pa.Schema, output: str, unpacker: Unpacker
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows that an output emitted, and its tuples to the unpacker, bucket by bucket."""
-    for kind, bucket, seq, n, payload in emissions:
+    for kind, bucket, seq, n, payload in emitted:
         if kind == ROWS:
-            for batch, places in placed_rows(payload, seq):
-                rows = fitting(batch, schema, f"output {output}")
-                yield unpacker.put(bucket, places, rows)
+            for batch, places in read_positioned_rows(payload, seq):
+                rows = conform(batch, schema, f"output {output}")
+                yield unpacker.add_rows(bucket, places, rows)
         else:
-            for position, control in tuples_of(n, payload):
-                unpacker.take(bucket, position, control)
+            for position, control in unpack_tuples(n, payload):
+                unpacker.add_control(bucket, position, control)
 
 
-def mixed_rows(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, where: str, unpacker: Unpacker
+def unpack_mixed_rows(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, location: str, unpacker: Unpacker
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of a mixed frame, and its tuples to the unpacker; each part is a group."""
-    numbering = Numbering()
+    numbering = PositionAssigner()
     for batch in batches:
         told = batch.column(CONTROL)
         control = batch.filter(pc.is_valid(told))
         for place, data in zip(
             *(control.column(n).to_pylist() for n in (SEQ, CONTROL)), strict=True
         ):
-            _take(unpacker, place, read_control(data), where)
+            _add_control(unpacker, place, decode_control(data), location)
         rows = batch.filter(pc.is_null(told))
         if rows.num_rows:
-            seq = numbering.fill(rows.column(SEQ))
-            yield from _parts(rows.drop_columns([SEQ, CONTROL]), seq, schema, where, unpacker)
+            seq = numbering.assign(rows.column(SEQ))
+            yield from _split_parts(
+                rows.drop_columns([SEQ, CONTROL]), seq, schema, location, unpacker
+            )
 
 
-def _parts(
-    rows: pa.RecordBatch, seq: pa.Array, schema: pa.Schema, where: str, unpacker: Unpacker
+def _split_parts(
+    rows: pa.RecordBatch, seq: pa.Array, schema: pa.Schema, location: str, unpacker: Unpacker
 ) -> Iterator[pa.RecordBatch]:
     runs = pc.run_end_encode(pc.shift_right(seq, RUNNING_BITS))
     first = 0
     for part, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        some = fitting(rows.slice(first, end - first), schema, where)
-        yield unpacker.put(part, seq.slice(first, end - first), some)
+        some = conform(rows.slice(first, end - first), schema, location)
+        yield unpacker.add_rows(part, seq.slice(first, end - first), some)
         first = end
 
 
-def _take(unpacker: Unpacker, place: int, found: Any, where: str) -> None:
-    if not isinstance(found, ControlTuple):
+def _add_control(unpacker: Unpacker, position: int, decoded: Any, location: str) -> None:
+    if not isinstance(decoded, ControlTuple):
         return
-    if place <= BESIDE:
-        if found.delivery is Delivery.IMMEDIATE:
-            raise beside_refused(found, where)
-        place = BESIDE - place
-    unpacker.take(NO_BUCKET if place >= END else place >> RUNNING_BITS, place, found)
+    if position <= SEPARATE_CONTROL:
+        if decoded.delivery is Delivery.IMMEDIATE:
+            raise immediate_error(decoded, location)
+        position = SEPARATE_CONTROL - position
+    unpacker.add_control(
+        NO_BUCKET if position >= END_POSITION else position >> RUNNING_BITS, position, decoded
+    )
 
 
-def _emissions(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Emission]]:
+def _read_emitted(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, EmittedRow]]:
     """Give what outputs emitted, each with its output."""
     names = ("output", "kind", "bucket", "seq", "n", "payload")
     for batch in batches:
@@ -269,7 +277,7 @@ def _emissions(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, Emissio
             yield output, tuple(emission)
 
 
-def _of(
+def _messages_for(
     messages: list[WriterCommitMessage | None], output: str
 ) -> list[WriterCommitMessage | None]:
-    return [one.of.get(output) for one in messages if isinstance(one, Parts)]
+    return [one.by_output.get(output) for one in messages if isinstance(one, OutputCommits)]

@@ -23,19 +23,19 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from pe_agent.aligned.control_source import ControlSource, control_rows
-from pe_agent.aligned.runtime.frames import CONTROL, control_text
+from pe_agent.aligned.control_source import ControlSource, control_source_stream
+from pe_agent.aligned.runtime.frames import CONTROL, encode_control
 from pe_agent.log.atomic_file import replace_file
 from pe_agent.streams.stream import Stream
-from streambroker_core.control.tuples import Delivery, SideTick, logged
+from streambroker_core.control.tuples import Delivery, SideTick, make_logged_tuple
 from streambroker_core.control.tuples.payloads import encode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORMAT = "streambroker-side-ticks"
-SHORTEST = 0.5
-PARTS = 4
+MIN_TICK_SECONDS = 0.5
+TICKS_PER_TIMEOUT = 4
 """How many ticks a timeout has at most."""
 
 
@@ -77,9 +77,9 @@ class TickFile:
                 self._plan = plan
 
 
-def seconds_for(timeout: float) -> float:
+def tick_seconds(timeout: float) -> float:
     """Return how long a tick is, so that a row waits at most a quarter longer than its timeout."""
-    return max(SHORTEST, timeout / PARTS)
+    return max(MIN_TICK_SECONDS, timeout / TICKS_PER_TIMEOUT)
 
 
 def tick_stream(spark: SparkSession, plan: TickPlan | TickFile) -> Stream:
@@ -90,7 +90,7 @@ def tick_stream(spark: SparkSession, plan: TickPlan | TickFile) -> Stream:
         plan: which ticks there are; a file if that changes while the query runs.
     """
     options = {"path": str(plan.path)} if isinstance(plan, TickFile) else asdict(plan)
-    return control_rows(spark, TickSource, **options)
+    return control_source_stream(spark, TickSource, **options)
 
 
 class TickSource(ControlSource):
@@ -114,8 +114,8 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, plan: TickPlan | Path) -> None:
         self._path = plan if isinstance(plan, Path) else None
         self._plan = TickPlan() if isinstance(plan, Path) else plan
-        self._began = _now()
-        self._until: int | None = None
+        self._started_at = _now_millis()
+        self._available_at: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Return the offset before any tick."""
@@ -130,17 +130,17 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         whatever the plan says is due.
         """
         del limit
-        plan, last = self._read(), start["tick"]
-        now = _now() if self._until is None else self._until
+        plan, last = self._read_plan(), start["tick"]
+        now = _now_millis() if self._available_at is None else self._available_at
         if not plan.seconds or now < last + round(plan.seconds * 1000):
             return dict(start)
-        if last >= self._began and (plan.due is None or plan.due > now * 1000):
+        if last >= self._started_at and (plan.due is None or plan.due > now * 1000):
             return dict(start)
         return {"tick": now}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Give one tick, and no more."""
-        self._until = _now()
+        self._available_at = _now_millis()
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
         """Return one part if a tick has come."""
@@ -150,10 +150,12 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give the tick."""
         number = int(partition.value)
         kind, text = encode(SideTick(number))
-        tick = logged("side-ticks", number, type_=kind, text=text, delivery=Delivery.BEGIN)
-        yield pa.RecordBatch.from_pydict({CONTROL: pa.array([control_text(tick)], pa.binary())})
+        tick = make_logged_tuple(
+            "side-ticks", number, type_=kind, text=text, delivery=Delivery.BEGIN
+        )
+        yield pa.RecordBatch.from_pydict({CONTROL: pa.array([encode_control(tick)], pa.binary())})
 
-    def _read(self) -> TickPlan:
+    def _read_plan(self) -> TickPlan:
         """Return the plan; a file that cannot be read changes nothing."""
         if self._path is not None:
             with suppress(OSError):
@@ -161,6 +163,6 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._plan
 
 
-def _now() -> int:
+def _now_millis() -> int:
     """Return the time in milliseconds, which numbers ticks and rises though they get longer."""
     return int(time.time() * 1000)

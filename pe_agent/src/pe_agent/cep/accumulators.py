@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from pyspark.accumulators import AccumulatorParam
 
 from pe_agent.cep.rule_progress import Progress
-from streambroker_core.cep.engine.metrics import RuleFigures, Stopped, WindowFigures
-from streambroker_core.wire.reports.rule_metrics import ToldWaiting
+from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics, WindowMetrics
+from streambroker_core.wire.reports.rule_metrics import WatermarkWait
 
 if TYPE_CHECKING:
     from pe_agent.aligned.timeout_ticks import TickFile
 
 log = logging.getLogger("pe_agent.cep")
 
-Name: TypeAlias = "tuple[str, int]"
+RuleVersion: TypeAlias = "tuple[str, int]"
 """A rule's id and version."""
-_SUMS = ("tested", "matches", "timeouts", "dropped", "nanoseconds")
+_SUMMED_FIELDS = ("tested", "matches", "timeouts", "dropped", "nanoseconds")
 
 
 @dataclass
@@ -34,38 +34,39 @@ class Tally:
     """What windows came to, added up.
 
     Attributes:
-        sums: by rule, the sum of each figure but ``alive``.
-        held: by bucket, rule and since when it is there; of those of which anything was told.
-        alive: by bucket, the runs of each rule after its last window.
+        sums: by rule, the sum of each figure but ``run_counts``.
+        active_since: by bucket, rule and since when it is there; of those of which anything was
+            told.
+        run_counts: by bucket, the runs of each rule after its last window.
         stopped: rules that failed.
         waiting: by bucket, the rows that wait for the watermark after its last window, and the
             earliest time among them.
         watermark: of the last window that had one.
-        due: by query and bucket, the pinned time at which time next ends a run.
+        next_timeouts: by query and bucket, the pinned time at which time next ends a run.
         window: the last window of which anything is known.
     """
 
-    sums: dict[Name, dict[str, int]] = field(default_factory=dict)
-    held: dict[int, dict[Name, int]] = field(default_factory=dict)
-    alive: dict[int, dict[Name, int]] = field(default_factory=dict)
-    stopped: list[Stopped] = field(default_factory=list)
+    sums: dict[RuleVersion, dict[str, int]] = field(default_factory=dict)
+    active_since: dict[int, dict[RuleVersion, int]] = field(default_factory=dict)
+    run_counts: dict[int, dict[RuleVersion, int]] = field(default_factory=dict)
+    stopped: list[RuleFailure] = field(default_factory=list)
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
     watermark: int | None = None
-    due: dict[tuple[str, int], int] = field(default_factory=dict)
+    next_timeouts: dict[tuple[str, int], int] = field(default_factory=dict)
     window: int | None = None
 
-    def take(self, window: WindowFigures) -> None:
+    def add(self, window: WindowMetrics) -> None:
         """Add a window."""
         self.window = max(window.window, self.window or window.window)
-        held = self.held.setdefault(window.bucket, {})
-        alive = self.alive.setdefault(window.bucket, {})
+        held = self.active_since.setdefault(window.bucket, {})
+        alive = self.run_counts.setdefault(window.bucket, {})
         if window.complete:
             held.clear()
             alive.clear()
         for one in window.rules:
             name = one.rule, one.version
-            mine = self.sums.setdefault(name, dict.fromkeys(_SUMS, 0))
-            for what in _SUMS:
+            mine = self.sums.setdefault(name, dict.fromkeys(_SUMMED_FIELDS, 0))
+            for what in _SUMMED_FIELDS:
                 mine[what] += getattr(one, what)
             held[name], alive[name] = one.since, one.alive
         self.stopped += window.stopped
@@ -74,18 +75,18 @@ class Tally:
             self.waiting[window.bucket] = window.waiting, window.first
         if window.watermark is not None:
             self.watermark = max(window.watermark, self.watermark or window.watermark)
-        self.due.pop((window.query, window.bucket), None)
+        self.next_timeouts.pop((window.query, window.bucket), None)
         if window.due is not None:
-            self.due[window.query, window.bucket] = window.due
+            self.next_timeouts[window.query, window.bucket] = window.due
 
-    def held_up(self, operator: str, log: str) -> ToldWaiting:
+    def waiting_rows(self, operator: str, log: str) -> WatermarkWait:
         """Return what waits for the watermark, in all buckets.
 
         Args:
             operator: whose tally it is.
             log: of its sets of rules.
         """
-        return ToldWaiting(
+        return WatermarkWait(
             operator=operator,
             log=log,
             rows=sum(rows for rows, _ in self.waiting.values()),
@@ -93,14 +94,16 @@ class Tally:
             watermark=self.watermark,
         )
 
-    def figures(self) -> list[RuleFigures]:
+    def metrics(self) -> list[RuleMetrics]:
         """Return the figures of each rule, over all buckets."""
         return [
-            RuleFigures(
+            RuleMetrics(
                 rule=name[0],
                 version=name[1],
-                since=max((held[name] for held in self.held.values() if name in held), default=0),
-                alive=sum(runs.get(name, 0) for runs in self.alive.values()),
+                since=max(
+                    (held[name] for held in self.active_since.values() if name in held), default=0
+                ),
+                alive=sum(runs.get(name, 0) for runs in self.run_counts.values()),
                 **self.sums[name],
             )
             for name in sorted(self.sums)
@@ -113,10 +116,10 @@ class Tally:
             buckets: how many there are.
         """
         failed = Counter((one.rule, one.version) for one in self.stopped)
-        there = {name for held in self.held.values() for name in held} | set(failed)
+        there = {name for held in self.active_since.values() for name in held} | set(failed)
         found = []
         for name in sorted(there):
-            since = [held[name] for held in self.held.values() if name in held]
+            since = [held[name] for held in self.active_since.values() if name in held]
             found.append(
                 Progress(
                     rule=name[0],
@@ -131,41 +134,43 @@ class Tally:
         return found
 
 
-class Listening(Tally):
+class DriverTally(Tally):
     """The driver's tally; it calls when a rule has stopped, and keeps a plan of ticks."""
 
-    def __init__(self, stopped: Callable[[Stopped], None], ticks: TickFile | None = None) -> None:
+    def __init__(
+        self, on_stopped: Callable[[RuleFailure], None], ticks: TickFile | None = None
+    ) -> None:
         super().__init__()
-        self._call, self._ticks = stopped, ticks
+        self._on_stopped, self._ticks = on_stopped, ticks
         self._lock = threading.Lock()
 
-    def hear(self, windows: Iterable[WindowFigures]) -> None:
+    def add_all(self, windows: Iterable[WindowMetrics]) -> None:
         """Add what a task tells; nothing may be raised here, or Spark hears no task any more."""
         for window in windows:
             with self._lock:
-                self.take(window)
+                self.add(window)
             for one in window.stopped:
                 try:
-                    self._call(one)
+                    self._on_stopped(one)
                 except Exception:
                     log.exception("rule %s cannot be turned off in all buckets", one.rule)
         if self._ticks is not None:
             with self._lock:
-                due = min(self.due.values(), default=None)
+                due = min(self.next_timeouts.values(), default=None)
                 try:
                     self._ticks.update(due=due)
                 except OSError:
                     log.exception("windows of patterns cannot end by themselves")
 
-    def held_up(self, operator: str, log: str) -> ToldWaiting:
+    def waiting_rows(self, operator: str, log: str) -> WatermarkWait:
         """Return what waits for the watermark, in all buckets."""
         with self._lock:
-            return super().held_up(operator, log)
+            return super().waiting_rows(operator, log)
 
-    def figures(self) -> list[RuleFigures]:
+    def metrics(self) -> list[RuleMetrics]:
         """Return the figures of each rule, over all buckets."""
         with self._lock:
-            return super().figures()
+            return super().metrics()
 
     def progress(self, buckets: int) -> list[Progress]:
         """Return how far a query is with the rules that it has."""
@@ -173,21 +178,21 @@ class Listening(Tally):
             return super().progress(buckets)
 
 
-Told: TypeAlias = "Listening | list[WindowFigures]"
+AccumulatorValue: TypeAlias = "DriverTally | list[WindowMetrics]"
 
 
-class Windows(AccumulatorParam[Told]):
+class MetricsAccumulator(AccumulatorParam[AccumulatorValue]):
     """Says how Spark brings what windows tell to the driver: a task has a list of them."""
 
-    def zero(self, value: Told) -> Told:
+    def zero(self, value: AccumulatorValue) -> AccumulatorValue:
         """Return what a task begins with."""
         del value
         return []
 
-    def addInPlace(self, value1: Told, value2: Told) -> Told:  # noqa: N802 - Spark's name
+    def addInPlace(self, value1: AccumulatorValue, value2: AccumulatorValue) -> AccumulatorValue:  # noqa: N802 - Spark's name
         """Add what a task tells to what it, or the driver, has."""
         told = value2 if isinstance(value2, list) else []
         if isinstance(value1, list):
             return [*value1, *told]
-        value1.hear(told)
+        value1.add_all(told)
         return value1

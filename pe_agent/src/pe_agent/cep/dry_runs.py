@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from pe_agent.aligned import AlignedError
-from pe_agent.cep.key_selectors import Key, checked, selector_of
+from pe_agent.cep.key_selectors import Key, check_selector, to_selector
 from streambroker_core.cep.engine import trace as explain
 from streambroker_core.cep.engine.trace import DryRun
-from streambroker_core.cep.engine.watermark_buffer import microseconds
-from streambroker_core.cep.pattern.conditions import Function
+from streambroker_core.cep.engine.watermark_buffer import event_times
+from streambroker_core.cep.pattern.conditions import ConditionFunction
 from streambroker_core.cep.pattern.pattern import Pattern
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document import read_rule
-from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +33,7 @@ def dry_run(
     event_time: str,
     key: Key = (),
     tie_break: str | None = None,
-    functions: Mapping[str, Function] | None = None,
+    functions: Mapping[str, ConditionFunction] | None = None,
 ) -> DryRun:
     """Return what a rule would have made of stored events: matches, time-outs, and why not more.
 
@@ -53,16 +53,16 @@ def dry_run(
         AlignedError: something does not fit, or the rule is refused.
         RunError: a function raised, a skip has no target, or its limits say to fail.
     """
-    table = _table(events)
+    table = _as_table(events)
     names = table.schema.names
     for what, column in (("event time", event_time), ("tie break", tie_break)):
         if column is not None and column not in names:
             raise AlignedError(
                 f"the {what} {column} is no column of the events; they have {', '.join(names)}."
             )
-    tried = _accepted(rule, functions or {}, names)
+    tried = _validate_rule(rule, functions or {}, names)
     rows, at = table.to_pylist(), dict[int, int]()
-    for row, time in zip(rows, _times(table, event_time), strict=True):
+    for row, time in zip(rows, _read_times(table, event_time), strict=True):
         if time is not None and (tried.starts is None or time >= tried.starts):
             at[id(row)] = time
     seen = [row for row in rows if id(row) in at]
@@ -72,12 +72,12 @@ def dry_run(
         tried.pattern,
         seen,
         time=lambda row: at[id(row)],
-        key=tried.key or checked(selector_of(key), names, "the key"),
+        key=tried.key or check_selector(to_selector(key), names, "the key"),
         limits=tried.limits,
     )
 
 
-def _table(events: Any) -> pa.Table:
+def _as_table(events: Any) -> pa.Table:
     if isinstance(events, pa.Table):
         return events
     if isinstance(events, pa.RecordBatch):
@@ -89,25 +89,27 @@ def _table(events: Any) -> pa.Table:
     return pa.Table.from_pylist([dict(row) for row in events])
 
 
-def _accepted(rule: Rule, functions: Mapping[str, Function], names: list[str]) -> PatternProcessor:
+def _validate_rule(
+    rule: Rule, functions: Mapping[str, ConditionFunction], names: list[str]
+) -> PatternProcessor:
     given: Any = rule
     if isinstance(given, Pattern):
         given = PatternProcessor(id="dry run", version=0, pattern=given)
     output = given.function if isinstance(given, PatternProcessor) else given.get("function")
-    context = Context(
+    context = RuleContext(
         functions=functions,
         outputs=frozenset() if output is None else frozenset({output}),
         fields=frozenset(names),
     )
-    _, (outcome,) = RuleSet().updated([given], context)
+    _, (outcome,) = RuleSet().apply_update([given], context)
     if outcome.change == "refused":
         raise AlignedError(f"the rule is refused ({outcome.reason}): {outcome.message}.")
     return given if isinstance(given, PatternProcessor) else read_rule(given, functions)
 
 
-def _times(table: pa.Table, column: str) -> list[int | None]:
+def _read_times(table: pa.Table, column: str) -> list[int | None]:
     try:
-        times: list[int | None] = microseconds(table, column).to_pylist()
+        times: list[int | None] = event_times(table, column).to_pylist()
     except pa.ArrowException as error:
         kind = table.schema.field(column).type
         raise AlignedError(

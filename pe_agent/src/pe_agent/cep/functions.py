@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pe_agent.datasource.schemas import Columns, arrow_from
+from pe_agent.datasource.schemas import Columns, as_arrow_schema
 from streambroker_core.cep.engine import outputs as telling
 
 
@@ -17,8 +17,8 @@ class MatchFunction(telling.MatchFunction):
         self,
         *,
         schema: Columns,
-        matched: Callable[[telling.Found], telling.Made],
-        timed_out: Callable[[telling.Found], telling.Made] | None = None,
+        matched: Callable[[telling.MatchedEvents], telling.FunctionResult],
+        timed_out: Callable[[telling.MatchedEvents], telling.FunctionResult] | None = None,
     ) -> None:
         """Define it.
 
@@ -31,4 +31,4 @@ class MatchFunction(telling.MatchFunction):
         Raises:
             SchemaError, PatternArgumentError: the columns cannot be used.
         """
-        super().__init__(schema=arrow_from(schema), matched=matched, timed_out=timed_out)
+        super().__init__(schema=as_arrow_schema(schema), matched=matched, timed_out=timed_out)

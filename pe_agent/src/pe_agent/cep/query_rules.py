@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pe_agent.cep.accumulators import Listening
+from pe_agent.cep.accumulators import DriverTally
 from pe_agent.cep.discovery.discoverer import Discovery, PatternProcessorDiscoverer, Wanted
-from pe_agent.cep.discovery.manager import PatternProcessorManager, Tell
-from streambroker_core.cep.engine.metrics import RuleFigures, Stopped
+from pe_agent.cep.discovery.manager import OutcomeListener, PatternProcessorManager
+from streambroker_core.cep.engine.metrics import RuleFailure, RuleMetrics
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.push_down import Relevance
-from streambroker_core.cep.rules.rule_set import Context, Outcome, RuleSet
-from streambroker_core.wire.reports.rule_metrics import ToldWaiting
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet, RuleUpdate
+from streambroker_core.wire.reports.rule_metrics import WatermarkWait
 
 if TYPE_CHECKING:
     from pe_agent.aligned.timeout_ticks import TickFile
@@ -29,33 +29,35 @@ class Processors:
         self,
         send: Callable[[RuleSet], None],
         rules: RuleSet,
-        context: Context,
+        context: RuleContext,
         relevance: Callable[[RuleSet], Relevance] | None = None,
         ticks: TickFile | None = None,
     ) -> None:
         self._relevance = relevance
-        self.manager = PatternProcessorManager(send, context=context, rules=rules, tell=self._heard)
-        self._tells: list[Tell] = []
-        self._outcomes: dict[str, Outcome] = {}
-        self.tally = Listening(self._stopped, ticks)
+        self.manager = PatternProcessorManager(
+            send, context=context, rules=rules, tell=self._on_outcomes
+        )
+        self._outcome_listeners: list[OutcomeListener] = []
+        self._outcomes: dict[str, RuleUpdate] = {}
+        self.tally = DriverTally(self._on_stopped, ticks)
         self._discovery: Discovery | None = None
 
     def current_pattern_processors(self) -> list[PatternProcessor]:
         """Return the rules that are on, scheduled ones included."""
         return self.manager.current_pattern_processors()
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[RuleUpdate]:
         """Return what became of each rule when its source was last read."""
         return list(self._outcomes.values())
 
-    def figures(self) -> list[RuleFigures]:
+    def figures(self) -> list[RuleMetrics]:
         """Return what rules have done since the stream was made, and their runs.
 
         Of buckets without a window since then the runs are not known.
         """
-        return self.tally.figures()
+        return self.tally.metrics()
 
-    def waiting(self, operator: str = "", log: str = "") -> ToldWaiting:
+    def waiting(self, operator: str = "", log: str = "") -> WatermarkWait:
         """Return how many rows wait for the watermark, for which time, and where it is.
 
         Of buckets without a window since the stream was made nothing is known.
@@ -64,7 +66,7 @@ class Processors:
             operator: stands in the answer, like ``log``.
             log: of the sets of rules.
         """
-        return self.tally.held_up(operator, log)
+        return self.tally.waiting_rows(operator, log)
 
     def errors(self) -> dict[tuple[str, int], int]:
         """Return how often a version of a rule failed, by its id and number."""
@@ -104,44 +106,53 @@ class Processors:
             self._discovery.close()
 
     def begin(
-        self, discoverer: PatternProcessorDiscoverer, first: Wanted | None, tell: Tell | None
+        self,
+        discoverer: PatternProcessorDiscoverer,
+        first_rules: Wanted | None,
+        on_outcomes: OutcomeListener | None,
     ) -> None:
         """Take in the first rules, if they could be read, then begin to watch."""
-        self._tells += [] if tell is None else [tell]
-        if first is not None:
-            self.manager.on_pattern_processors_updated(first)
+        self._outcome_listeners += [] if on_outcomes is None else [on_outcomes]
+        if first_rules is not None:
+            self.manager.on_pattern_processors_updated(first_rules)
         self._discovery = Discovery(discoverer, self.manager, first=False)
 
-    def _heard(self, outcomes: Sequence[Outcome]) -> None:
+    def _on_outcomes(self, outcomes: Sequence[RuleUpdate]) -> None:
         for one in outcomes:
-            self._log(one)
+            self._log_outcome(one)
         self._outcomes = {one.rule: one for one in outcomes}
-        for tell in self._tells:
+        for tell in self._outcome_listeners:
             tell(outcomes)
 
-    def _log(self, one: Outcome) -> None:
+    def _log_outcome(self, outcome: RuleUpdate) -> None:
         """Log what became of a rule; what is refused again for the same reason is not repeated."""
         last = self.tally.window
         window = "the first window" if last is None else f"the window after {last}"
-        if one.change == "refused":
-            if self._outcomes.get(one.rule) != one:
+        if outcome.change == "refused":
+            if self._outcomes.get(outcome.rule) != outcome:
                 log.warning(
                     "rule %s, version %s: refused at %s (%s): %s",
-                    one.rule, one.version, window, one.reason, one.message,
+                    outcome.rule, outcome.version, window, outcome.reason, outcome.message,
                 )  # fmt: skip
             return
-        log.info("rule %s, version %s: %s from %s on", one.rule, one.version, one.change, window)
-        for warning in one.warnings if one.change != "kept" else ():
-            log.warning("rule %s, version %s: %s", one.rule, one.version, warning)
+        log.info(
+            "rule %s, version %s: %s from %s on",
+            outcome.rule,
+            outcome.version,
+            outcome.change,
+            window,
+        )
+        for warning in outcome.warnings if outcome.change != "kept" else ():
+            log.warning("rule %s, version %s: %s", outcome.rule, outcome.version, warning)
 
-    def _stopped(self, stopped: Stopped) -> None:
+    def _on_stopped(self, stopped: RuleFailure) -> None:
         log.warning("rule %s failed at %s: %s", stopped.rule, stopped.where, stopped.problem)
-        self.manager.stopped(stopped.rule, stopped.version)
+        self.manager.disable(stopped.rule, stopped.version)
 
-    def progressed(self, buckets: int) -> None:
+    def on_progress(self, buckets: int) -> None:
         """Tell those who want to know how far the query is."""
         self.manager.on_applied(self.tally.progress(buckets))
 
-    def ended(self) -> None:
+    def on_ended(self) -> None:
         """Close, without waiting for it."""
         threading.Thread(target=self.close, name="pattern-rules-end", daemon=True).start()

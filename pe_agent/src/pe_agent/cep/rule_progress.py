@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from streambroker_core.cep.rules.rule_set import Outcome, RuleSet
+from streambroker_core.cep.rules.rule_set import RuleSet, RuleUpdate
 
 State: TypeAlias = Literal["active", "disabled", "absent"]
 
@@ -45,7 +45,7 @@ class RuleReport:
         scheduled: the version that replaces it at its time; None if there is none.
         progress: of that version, as far as a query has told.
         refused: the version that is wanted and was refused; None if it was not, or has none.
-        reason: why: a word as of `Outcome`; empty if nothing was refused.
+        reason: why: a word as of `RuleUpdate`; empty if nothing was refused.
         message: a sentence to it.
     """
 
@@ -81,18 +81,18 @@ Listener: TypeAlias = Callable[[Sequence[RuleReport]], None]
 """Gets the reports of all rules whenever one of them is another."""
 
 
-class Standing:
+class RuleReports:
     """Where the rules of a job stand, of what the manager and a query have said."""
 
     def __init__(self) -> None:
-        self._refused: dict[str, Outcome] = {}
+        self._refused: dict[str, RuleUpdate] = {}
         self._progress: dict[tuple[str, int], Progress] = {}
 
-    def updated(self, outcomes: Iterable[Outcome]) -> None:
+    def apply_outcomes(self, outcomes: Iterable[RuleUpdate]) -> None:
         """Take in what became of each rule of an update; a refusal is told until the next one."""
         self._refused = {each.rule: each for each in outcomes if each.change == "refused"}
 
-    def progressed(self, progress: Iterable[Progress]) -> None:
+    def apply_progress(self, progress: Iterable[Progress]) -> None:
         """Take in how far a query is; counts never go back."""
         for each in progress:
             name = each.rule, each.version

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pe_agent.aligned import AlignedError, ControlFile, Stream, control_stream
-from pe_agent.streams.import_stream import Imported
+from pe_agent.streams.import_stream import ImportFrame
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.rules.push_down import Relevance
@@ -31,10 +31,10 @@ class RulesLog(Protocol):
     def last(self) -> PatternRules | None:
         """Return what was sent last; None if nothing was."""
 
-    def send(self, sent: PatternRules) -> None:
+    def send(self, rules: PatternRules) -> None:
         """Send a set; it holds from the beginning of a window that is not planned yet."""
 
-    def joined(self, stream: Stream) -> Stream:
+    def attach_to(self, stream: Stream) -> Stream:
         """Return a stream with the sets as control tuples in it."""
 
 
@@ -61,11 +61,11 @@ class RulesFile:
                 return PatternRules(**one.payload)
         return None
 
-    def send(self, sent: PatternRules) -> None:
+    def send(self, rules: PatternRules) -> None:
         """Send a set; it is on the disk when this returns."""
-        self._file.append(sent)
+        self._file.append(rules)
 
-    def joined(self, stream: Stream) -> Stream:
+    def attach_to(self, stream: Stream) -> Stream:
         """Return a stream with the file's tuples beside its rows."""
         return stream.union(control_stream(stream.spark, self._file.path))
 
@@ -73,13 +73,13 @@ class RulesFile:
 class ImportedRules(RulesFile):
     """A file that an import carries; rows that no rule has to see stay where they are."""
 
-    def joined(self, stream: Stream) -> Stream:
+    def attach_to(self, stream: Stream) -> Stream:
         """Return the stream of the import, which brings the file's tuples.
 
         Raises:
             AlignedError: it is no import as it was subscribed to, or one of several.
         """
-        if not isinstance(stream.data, Imported) or len(stream.data.imports) != 1:
+        if not isinstance(stream.data, ImportFrame) or len(stream.data.imports) != 1:
             raise AlignedError(
                 "push_down needs the stream of one import, as pe.subscribe(…, control=True) gives"
                 " it: what comes behind it, or of several, is not filtered at one exporter. Leave"
@@ -88,10 +88,10 @@ class ImportedRules(RulesFile):
         (one,) = stream.data.imports
         carrying = one.with_rules(str(self._file.path.absolute()))
         carrier = carrying if stream.carrier is one else stream.carrier
-        return replace(stream, data=Imported(imports=(carrying,)), carrier=carrier)
+        return replace(stream, data=ImportFrame(imports=(carrying,)), carrier=carrier)
 
 
-def sent_of(
+def to_pattern_rules(
     rules: RuleSet,
     selectors: Collection[Selector],
     relevance: Relevance | None = None,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.aligned.runtime.state_reader import states
-from streambroker_core.cep.engine.trace import Standing
+from pe_agent.aligned.runtime.state_reader import read_states
+from streambroker_core.cep.engine.trace import RunState
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.rules.document import Functions
 from streambroker_core.control.operators.operator import Window
@@ -24,7 +24,7 @@ def explain(
     key: Sequence[Any] | None = None,
     operator: str = "patterns",
     functions: Functions | None = None,
-) -> dict[tuple[Any, ...], list[Standing]]:
+) -> dict[tuple[Any, ...], list[RunState]]:
     """Return where the runs of a rule stand, by the values of their keys.
 
     It is what the last window left that has ended; the query may run meanwhile. All of the
@@ -42,13 +42,13 @@ def explain(
         AlignedError: the checkpoint has no state of that operator.
         StateError: the state is damaged.
     """
-    found: dict[tuple[Any, ...], list[Standing]] = {}
-    for bucket, blobs in states(spark, checkpoint, operator).items():
+    found: dict[tuple[Any, ...], list[RunState]] = {}
+    for bucket, blobs in read_states(spark, checkpoint, operator).items():
         if "rules" not in blobs:
             continue
         made = PatternOperator(time="processing", functions=functions)
         window = Window(number=0, time=0, watermark=None, bucket=bucket, buckets=bucket + 1)
         made.bind(window, None)
         made.restore(made.state_version, blobs)
-        found |= made.engine.standings(rule)
+        found |= made.engine.run_states(rule)
     return {one: runs for one, runs in found.items() if key is None or one == tuple(key)}

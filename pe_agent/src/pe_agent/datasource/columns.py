@@ -23,34 +23,36 @@ _SIMPLE: dict[str, type[spark.DataType]] = {
 }
 
 
-def struct_of(ddl: str) -> spark.StructType:
+def parse_struct(ddl: str) -> spark.StructType:
     """Return the columns of a DDL text as Spark types.
 
     Raises:
         SchemaError: it is no list of columns, or has a type that Arrow rows are not packed with.
     """
-    return spark.StructType([spark.StructField(c.name, _type(c.type)) for c in parse_ddl(ddl)])
+    return spark.StructType(
+        [spark.StructField(c.name, _parse_type(c.type)) for c in parse_ddl(ddl)]
+    )
 
 
-def _type(text: str) -> spark.DataType:
+def _parse_type(text: str) -> spark.DataType:
     if text in _SIMPLE:
         return _SIMPLE[text]()
     word, _, inner = text.partition("<")
     inner = inner.removesuffix(">")
     if word == "struct":
-        return struct_of(inner)
+        return parse_struct(inner)
     if word == "array":
-        return spark.ArrayType(_type(inner))
+        return spark.ArrayType(_parse_type(inner))
     if word == "map":
-        key, value = _halves(inner)
-        return spark.MapType(_type(key), _type(value))
+        key, value = _split_map_types(inner)
+        return spark.MapType(_parse_type(key), _parse_type(value))
     if text.startswith("decimal("):
         digits, scale = text.removeprefix("decimal(").removesuffix(")").split(",")
         return spark.DecimalType(int(digits), int(scale))
     raise SchemaError(f"rows with a column of type {text} cannot be packed for an operator")
 
 
-def _halves(inner: str) -> tuple[str, str]:
+def _split_map_types(inner: str) -> tuple[str, str]:
     """Return key and value type of a map."""
     depth = 0
     for at, sign in enumerate(inner):

@@ -14,7 +14,7 @@ from streambroker_core.errors import StreambrokerError
 log = logging.getLogger("pe_agent")
 
 RENEW_SECONDS = 1.0
-HEARD_SECONDS = 2.0
+RENEWED_SECONDS = 2.0
 FRESH_SECONDS = 0.25
 
 Answer = dict[str, Any]
@@ -24,18 +24,18 @@ class Lease:
     """Renews a reader's lease from the source process, for as long as that process lives.
 
     Attributes:
-        heard: when the last call began that renewed the lease by itself.
+        renewed_at: when the last call began that renewed the lease by itself.
     """
 
     def __init__(self, client: AgentClient, reader: str, session: str) -> None:
-        self.heard = time.monotonic()
+        self.renewed_at = time.monotonic()
         self._client, self._reader, self._session = client, reader, session
         self._ended = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="reader lease").start()
 
     def _run(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
-            if time.monotonic() < self.heard + HEARD_SECONDS:
+            if time.monotonic() < self.renewed_at + RENEWED_SECONDS:
                 continue
             try:
                 self._client.call(
@@ -56,7 +56,7 @@ class Lease:
             log.info("lease not given back: %s", error)
 
 
-class Ahead:
+class Prefetcher:
     """Asks for news in a thread, one call at a time, so that nobody waits for the answer.
 
     It is for who comes again at once while there is nothing new. An answer that has lain for a
@@ -64,19 +64,19 @@ class Ahead:
     as with a trigger of some seconds, asks itself.
     """
 
-    def __init__(self, ask: Callable[[dict[str, Any]], Answer]) -> None:
-        self._ask = ask
-        self._asked: dict[str, Any] | None = None
+    def __init__(self, fetch: Callable[[dict[str, Any]], Answer]) -> None:
+        self._fetch = fetch
+        self._pending_start: dict[str, Any] | None = None
         self._done = threading.Event()
         self._answer: Answer | StreambrokerError | None = None
-        self._at = 0.0
-        self._nothing: tuple[dict[str, Any], float] | None = None
+        self._answered_at = 0.0
+        self._last_empty: tuple[dict[str, Any], float] | None = None
 
-    def nothing(self, start: dict[str, Any]) -> None:
+    def note_empty(self, start: dict[str, Any]) -> None:
         """It is known that there is nothing behind ``start`` at this moment."""
-        self._nothing = (start, time.monotonic())
+        self._last_empty = (start, time.monotonic())
 
-    def look(self, start: dict[str, Any], seconds: float) -> Answer | None:
+    def poll(self, start: dict[str, Any], seconds: float) -> Answer | None:
         """Return what there is behind ``start``, None if the caller has to ask itself.
 
         Args:
@@ -86,34 +86,38 @@ class Ahead:
         Raises:
             StreambrokerError: what the call ended with.
         """
-        if self._asked != start:
-            if self._nothing is None or self._nothing[0] != start or _lain(self._nothing[1]):
+        if self._pending_start != start:
+            if (
+                self._last_empty is None
+                or self._last_empty[0] != start
+                or _is_stale(self._last_empty[1])
+            ):
                 return None
-            self._asked, self._done, self._answer = start, threading.Event(), None
+            self._pending_start, self._done, self._answer = start, threading.Event(), None
             threading.Thread(target=self._run, args=(start, self._done), daemon=True).start()
         if not self._done.wait(seconds):
             return {"offset": None}
-        self._asked, answer = None, self._answer
+        self._pending_start, answer = None, self._answer
         if isinstance(answer, StreambrokerError):
             raise answer
-        if answer is None or _lain(self._at):
+        if answer is None or _is_stale(self._answered_at):
             return None
         if answer["offset"] is None:
-            self.nothing(start)
+            self.note_empty(start)
         return answer
 
     def _run(self, start: dict[str, Any], done: threading.Event) -> None:
         try:
-            answer: Answer | StreambrokerError | None = self._ask(start)
+            answer: Answer | StreambrokerError | None = self._fetch(start)
         except StreambrokerError as error:
             answer = error
         except Exception:
             log.exception("news cannot be asked for")
             answer = None
         if done is self._done:
-            self._answer, self._at = answer, time.monotonic()
+            self._answer, self._answered_at = answer, time.monotonic()
         done.set()
 
 
-def _lain(since: float) -> bool:
+def _is_stale(since: float) -> bool:
     return time.monotonic() > since + FRESH_SECONDS

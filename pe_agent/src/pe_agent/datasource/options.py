@@ -39,7 +39,7 @@ PACKED_ONLY = frozenset(
     }
 )
 """Options that mean nothing without ``control``."""
-KNOWN = PACKED_ONLY | frozenset(
+OPTION_NAMES = PACKED_ONLY | frozenset(
     {
         "export",
         "import",
@@ -102,7 +102,7 @@ class Options:
         source: whether the column ``_source`` is added.
         stop_at_end: with `availableNow` the run goes on until all exports have ended.
         frame: name of the frame, by which the agent knows the queries that read it.
-        lossy: loss that nobody agreed to is counted, and does not stop the query.
+        skip_lost: loss that nobody agreed to is counted, and does not stop the query.
         packing: how rows and control tuples are packed; None for plain rows.
     """
 
@@ -113,7 +113,7 @@ class Options:
     reconnect: float = 60.0
     poll_wait: float = 0.02
     source: bool = False
-    lossy: bool = False
+    skip_lost: bool = False
     frame: str | None = None
     stop_at_end: bool = False
     agent_ca: str | None = None
@@ -124,8 +124,8 @@ class Options:
 
     def trust(self) -> AgentTrust:
         """Return whose agents are called, and what they are shown."""
-        own = agent_tls.shown(self.agent_certificate, self.agent_key)
-        return agent_tls.trusted(self.agent_ca, self.agent_plain, own)
+        own = agent_tls.resolve_certificate(self.agent_certificate, self.agent_key)
+        return agent_tls.resolve_agent_trust(self.agent_ca, self.agent_plain, own)
 
     @staticmethod
     def read(options: Mapping[str, str], port_option: str) -> Options:
@@ -140,11 +140,11 @@ class Options:
             AgentNotConfiguredError: no agent given.
         """
         given = {name.lower(): value for name, value in options.items()}
-        unknown = sorted(name for name in given if name not in KNOWN)
+        unknown = sorted(name for name in given if name not in OPTION_NAMES)
         if unknown:
             raise OptionError(
                 f"unknown option {unknown[0]!r} of format streambroker; known are"
-                f" {', '.join(sorted(KNOWN - {'path', 'checkpointlocation', 'queryname'}))}."
+                f" {', '.join(sorted(OPTION_NAMES - {'path', 'checkpointlocation', 'queryname'}))}."
             )
         if not given.get(port_option):
             raise OptionError(
@@ -158,18 +158,18 @@ class Options:
             port=given[port_option],
             agent=agent,
             token=given.get("agenttoken") or os.environ.get("STREAMBROKER_AGENT_TOKEN", ""),
-            max_bytes=int(_number(given, "maxbytesperbatch", 256 << 20)),
-            reconnect=_number(given, "reconnect", 60.0),
-            poll_wait=_number(given, "pollwait", 0.02),
+            max_bytes=int(_read_number(given, "maxbytesperbatch", 256 << 20)),
+            reconnect=_read_number(given, "reconnect", 60.0),
+            poll_wait=_read_number(given, "pollwait", 0.02),
             source=given.get("source", "false").lower() == "true",
             frame=given.get("frame"),
-            stop_at_end=_truth(given, "stopatend", False),
-            lossy=not _truth(given, "failondataloss", True),
+            stop_at_end=_read_bool(given, "stopatend", False),
+            skip_lost=not _read_bool(given, "failondataloss", True),
             agent_ca=given.get("agentca"),
             agent_plain=given.get("agentplain"),
             agent_certificate=given.get("agentcertificate"),
             agent_key=given.get("agentkey"),
-            packing=_packing(given),
+            packing=_read_packing(given),
         )
 
 
@@ -179,7 +179,7 @@ class SchemaUnknownError(StreambrokerError):
     code = "SchemaUnknown"
 
 
-def schema_of(agent: AgentClient, port: str) -> str:
+def fetch_schema(agent: AgentClient, port: str) -> str:
     """Return the columns of an import as DDL; waits for a first match.
 
     Raises:
@@ -196,61 +196,63 @@ def schema_of(agent: AgentClient, port: str) -> str:
     )
 
 
-def ddl_of(schema: StructType) -> str:
+def format_ddl(schema: StructType) -> str:
     """Return a Spark schema as the DDL that manifests store."""
     return to_ddl(tuple(Column(f.name, f.dataType.simpleString()) for f in schema.fields))
 
 
-def _packing(given: Mapping[str, str]) -> Packing | None:
+def _read_packing(options: Mapping[str, str]) -> Packing | None:
     """Return how an import with ``control`` is packed.
 
     Raises:
         OptionError: an option is wrong, or means nothing without ``control``.
     """
-    if not _truth(given, "control", False):
-        alone = sorted(PACKED_ONLY & set(given))
+    if not _read_bool(options, "control", False):
+        alone = sorted(PACKED_ONLY & set(options))
         if alone:
             raise OptionError(
                 f"option `{alone[0]}` is for rows that are packed for an operator: it needs"
                 " `control` true."
             )
         return None
-    mergeable = [one.strip() for one in given.get("mergeable", "").split(",")]
+    mergeable = [one.strip() for one in options.get("mergeable", "").split(",")]
     return Packing(
-        columns=given.get("columns", ""),
-        input=given.get("input", "in"),
-        buckets=_whole(given, "buckets", 64, 1, MAX_BUCKETS),
-        key=given.get("key", ""),
-        broadcast=_truth(given, "broadcast", False),
-        nulls=_truth(given, "nulls", False),
-        event_time=given.get("eventtime"),
-        rank=_whole(given, "rank", 0, 0, (1 << RANK_BITS) - 1),
+        columns=options.get("columns", ""),
+        input=options.get("input", "in"),
+        buckets=_read_int(options, "buckets", 64, 1, MAX_BUCKETS),
+        key=options.get("key", ""),
+        broadcast=_read_bool(options, "broadcast", False),
+        nulls=_read_bool(options, "nulls", False),
+        event_time=options.get("eventtime"),
+        rank=_read_int(options, "rank", 0, 0, (1 << RANK_BITS) - 1),
         mergeable=tuple(one for one in mergeable if one),
-        apart=_truth(given, "apart", False),
-        log=_truth(given, "controllog", False),
-        rules=given.get("rulesfile"),
+        unpacks_rows=_read_bool(options, "apart", False),
+        log=_read_bool(options, "controllog", False),
+        rules=options.get("rulesfile"),
     )
 
 
-def _whole(given: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
-    text = given.get(name, str(default))
+def _read_int(
+    options: Mapping[str, str], name: str, default: int, lowest: int, highest: int
+) -> int:
+    text = options.get(name, str(default))
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
-    if not least <= value <= most:
+    if not lowest <= value <= highest:
         raise OptionError(
-            f"option `{name}` is {text!r}; it has to be a whole number from {least} to {most}."
+            f"option `{name}` is {text!r}; it has to be a whole number from {lowest} to {highest}."
         )
     return value
 
 
-def _truth(given: Mapping[str, str], name: str, default: bool) -> bool:
-    text = given.get(name, str(default)).lower()
+def _read_bool(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):
         raise OptionError(f"option `{name}` is {text!r}; it has to be true or false.")
     return text == "true"
 
 
-def _number(given: Mapping[str, str], name: str, default: float) -> float:
-    text = given.get(name)
+def _read_number(options: Mapping[str, str], name: str, default: float) -> float:
+    text = options.get(name)
     if text is None:
         return default
     try:

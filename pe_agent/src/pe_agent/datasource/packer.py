@@ -17,19 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Input, OperatorError
-from streambroker_core.control.runtime.buckets import Layout, layout_of
-from streambroker_core.control.runtime.control_rows import Placed, from_batch
+from streambroker_core.control.runtime.buckets import Layout, make_layout
+from streambroker_core.control.runtime.control_rows import PositionedControl, from_batch
 from streambroker_core.control.runtime.packing import (
     SEQ,
-    numbers,
+    consecutive_numbers,
     pack_control,
     pack_watermark,
     sequence,
 )
-from streambroker_core.control.runtime.row_packer import Gathering
-from streambroker_core.control.runtime.spacing import in_front, slot_bits, spaced
+from streambroker_core.control.runtime.row_packer import RowPacker
+from streambroker_core.control.runtime.spacing import position_before, slot_bits, space_positions
 from streambroker_core.control.tuples import Delivery
-from streambroker_core.control.tuples.window_bounds import merged
+from streambroker_core.control.tuples.window_bounds import merge_controls
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class Packing:
         event_time: the column with the event time, None if rows have none.
         rank: which of the frames that the input's rows come from.
         mergeable: types of control tuples of which the last one holds, and that do not cut.
-        apart: what comes is taken apart into rows again, so each task is given the ``IMMEDIATE``
-            tuples that are between its rows.
+        unpacks_rows: what comes is taken apart into rows again, so each task is given the
+            ``IMMEDIATE`` tuples that are between its rows.
         log: the frame carries the agent's control log.
         rules: control file with the rules that the frame carries, and that say which rows it needs;
             None for none.
@@ -82,16 +82,16 @@ class Packing:
     event_time: str | None = None
     rank: int = 0
     mergeable: tuple[str, ...] = ()
-    apart: bool = False
+    unpacks_rows: bool = False
     log: bool = False
     rules: str | None = None
 
     @cached_property
     def struct(self) -> StructType:
         """The columns as Spark types."""
-        from pe_agent.datasource.columns import struct_of
+        from pe_agent.datasource.columns import parse_struct
 
-        return struct_of(self.columns)
+        return parse_struct(self.columns)
 
     def layout(self, schema: pa.Schema) -> Layout:
         """Return how rows are spread.
@@ -106,12 +106,12 @@ class Packing:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         typed = self.key_types()
-        names = tuple(typed.names) if typed else _names(self.key)
+        names = tuple(typed.names) if typed else _split_names(self.key)
         given = Input(name=self.input, key=names, broadcast=self.broadcast)
         wanted = to_arrow_schema(typed, timezone="UTC") if typed else schema
         for name in names if typed else ():
-            layout_of(Input(name=self.input, key=(name,)), schema, self.buckets)
-        return layout_of(given, wanted, self.buckets, nulls=self.nulls)
+            make_layout(Input(name=self.input, key=(name,)), schema, self.buckets)
+        return make_layout(given, wanted, self.buckets, nulls=self.nulls)
 
     def check(self) -> None:
         """Refuse a key or an event time that the columns do not have.
@@ -135,53 +135,58 @@ class Packing:
 
     def key_types(self) -> StructType | None:
         """Return the key's columns with their types; None if the rows' own types hold."""
-        from pe_agent.datasource.columns import struct_of
+        from pe_agent.datasource.columns import parse_struct
 
         entries = [one.strip() for one in self.key.split(",")]
-        return struct_of(self.key) if any(" " in one for one in entries) else None
+        return parse_struct(self.key) if any(" " in one for one in entries) else None
 
 
-def _names(key: str) -> tuple[str, ...]:
+def _split_names(key: str) -> tuple[str, ...]:
     return tuple(one.strip() for one in key.split(",") if one.strip())
 
 
-class Packer:
+class ImportPacker:
     """Packs what one task reads of one slice."""
 
     def __init__(self, packing: Packing, ticket: Mapping[str, Any]) -> None:
         self._packing = packing
-        self._part = int(ticket["part"])
-        self._before: Sequence[int] = ticket["before"]
-        self._bits = slot_bits(int(ticket.get("rows", UNKNOWN_ROWS)))
-        self._timed = "latest" in ticket
-        self._gathering: Gathering | None = None
+        self._stream_number = int(ticket["part"])
+        self._rows_before: Sequence[int] = ticket["before"]
+        self._slot_bits = slot_bits(int(ticket.get("rows", UNKNOWN_ROWS)))
+        self._has_latest = "latest" in ticket
+        self._row_packer: RowPacker | None = None
         self._latest: int | None = None
 
-    def _place(self, number: int) -> int:
-        return sequence(rank=self._packing.rank, part=self._part, number=number)
+    def _sequence_at(self, number: int) -> int:
+        return sequence(rank=self._packing.rank, part=self._stream_number, number=number)
 
-    def rows(
-        self, batch: pa.RecordBatch, block: int, places: pa.Array | None
+    def pack_rows(
+        self, batch: pa.RecordBatch, block: int, row_numbers: pa.Array | None
     ) -> Iterator[pa.RecordBatch]:
         """Pack the rows of one block.
 
         Args:
             batch: those that passed the filter, in the importer's columns.
             block: which of the slice's blocks they are of.
-            places: their numbers in the block; None if all of it passed.
+            row_numbers: their numbers in the block; None if all of it passed.
         """
-        if self._gathering is None:
-            self._gathering = Gathering(self._packing.layout(batch.schema))
-        first = self._place(self._before[block])
-        seq = numbers(first, batch.num_rows) if places is None else pc.add(places, first)
-        yield from self._gathering.add(batch, spaced(seq, self._bits))
+        if self._row_packer is None:
+            self._row_packer = RowPacker(self._packing.layout(batch.schema))
+        first = self._sequence_at(self._rows_before[block])
+        seq = (
+            consecutive_numbers(first, batch.num_rows)
+            if row_numbers is None
+            else pc.add(row_numbers, first)
+        )
+        yield from self._row_packer.add(batch, space_positions(seq, self._slot_bits))
 
-    def note_time(self, batch: pa.RecordBatch, told: Mapping[str, Any]) -> None:
+    def note_time(self, batch: pa.RecordBatch, metadata: Mapping[str, Any]) -> None:
         """Note the largest event time of a block.
 
         Args:
             batch: the rows that came of it.
-            told: what its exporter says of it; rows that rules leave out make time pass as well.
+            metadata: what its exporter says of it; rows that rules leave out make time pass as
+                well.
 
         Raises:
             NotTimedError: it does not say how far time is.
@@ -189,10 +194,10 @@ class Packer:
         name = self._packing.event_time
         if name is None:
             return
-        if not self._timed:
+        if not self._has_latest:
             latest = pc.max(batch.column(name)).cast(pa.timestamp("us", "UTC")).value
-        elif "latest" in told:
-            latest = told["latest"]
+        elif "latest" in metadata:
+            latest = metadata["latest"]
         else:
             raise NotTimedError(
                 "the exporter's agent does not tell the times of rows that no rule has to see, so"
@@ -201,61 +206,65 @@ class Packer:
         if latest is not None:
             self._latest = max(latest, self._latest) if self._latest is not None else latest
 
-    def control(self, epochs: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def pack_control(self, epochs: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack the control tuples of a stream's epochs for every bucket."""
-        yield from self._pack_control(self._positions(self._before, epochs))
+        yield from self._pack_positioned(self._positions(self._rows_before, epochs))
 
-    def between(
-        self, before: Sequence[int], epochs: Sequence[pa.RecordBatch]
+    def pack_immediate(
+        self, rows_before: Sequence[int], epochs: Sequence[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Pack copies of those ``IMMEDIATE`` tuples of a stream that may be between these rows.
 
         Args:
-            before: rows before each epoch.
+            rows_before: rows before each epoch.
             epochs: the control tuples of each.
         """
-        first = in_front(self._place(min(self._before, default=0) + 1), self._bits)
+        first = position_before(
+            self._sequence_at(min(self._rows_before, default=0) + 1), self._slot_bits
+        )
         placed = [
             (position, one)
-            for position, one in self._positions(before, epochs)
+            for position, one in self._positions(rows_before, epochs)
             if one.delivery is Delivery.IMMEDIATE and position >= first
         ]
-        yield from self._pack_control(placed)
+        yield from self._pack_positioned(placed)
 
-    def _positions(self, before: Sequence[int], epochs: Sequence[pa.RecordBatch]) -> list[Placed]:
+    def _positions(
+        self, rows_before: Sequence[int], epochs: Sequence[pa.RecordBatch]
+    ) -> list[PositionedControl]:
         """Return tuples of a stream with positions that rise in the order of their emission."""
-        placed: list[Placed] = []
+        placed: list[PositionedControl] = []
         there: Counter[int] = Counter()
-        for rows, batch in zip(before, epochs, strict=True):
+        for rows, batch in zip(rows_before, epochs, strict=True):
             for at, one in from_batch(batch):
-                position = self._place(len(placed))
+                position = self._sequence_at(len(placed))
                 if one.delivery is Delivery.IMMEDIATE:
-                    place = self._place(rows + at)
-                    position = in_front(place, self._bits, there[place])
+                    place = self._sequence_at(rows + at)
+                    position = position_before(place, self._slot_bits, there[place])
                     there[place] += 1
                 placed.append((position, one))
         return placed
 
-    def _pack_control(self, placed: Sequence[Placed]) -> Iterator[pa.RecordBatch]:
+    def _pack_positioned(self, control: Sequence[PositionedControl]) -> Iterator[pa.RecordBatch]:
         mergeable = frozenset(self._packing.mergeable)
-        kept = {one.id for one in merged([one for _, one in placed], mergeable)}
+        kept = {one.id for one in merge_controls([one for _, one in control], mergeable)}
         yield pack_control(
-            [(at, one) for at, one in placed if one.id in kept],
+            [(at, one) for at, one in control if one.id in kept],
             self._packing.input,
             self._packing.buckets,
         )
 
-    def end(self) -> Iterator[pa.RecordBatch]:
+    def finish(self) -> Iterator[pa.RecordBatch]:
         """Give the rows that are left, and the task's row for no bucket.
 
         That one has the largest event time that was met.
         """
-        if self._gathering is not None:
-            yield from self._gathering.end()
+        if self._row_packer is not None:
+            yield from self._row_packer.flush()
         yield pack_watermark(self._latest)
 
 
-def with_marks(slices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def link_control_slices(slices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return slices in which those with rows name the one with the control tuples of its stream."""
     told = {one["stream"]: one for one in slices if one.get("control") and "stream" in one}
     return [
@@ -266,7 +275,7 @@ def with_marks(slices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def places_of(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:
+def read_row_numbers(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:
     """Return the numbers of rows in their block, as an exporter sends them under a filter.
 
     Raises:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pe_agent.aligned.control_source import ControlFileReader
 
 
-def rules_of(path: str | None) -> PinnedFile | None:
+def open_rules_file(path: str | None) -> PinnedRulesFile | None:
     """Return what reads the rules of an import; None if it carries none."""
-    return None if path is None else PinnedFile(path)
+    return None if path is None else PinnedRulesFile(path)
 
 
-class PinnedFile:
+class PinnedRulesFile:
     """A control file with rules, as one reader of an import reads it."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._known: dict[str, Any] = {"next": -1}
+        self._pinned: dict[str, Any] = {"next": -1}
 
     @cached_property
     def _file(self) -> ControlFileReader:
@@ -36,11 +36,11 @@ class PinnedFile:
 
         return ControlFileReader(self._path)
 
-    def stop_here(self) -> None:
+    def freeze_end(self) -> None:
         """Read what there is now, and no more."""
         self._file.prepareForTriggerAvailableNow()
 
-    def asked(self, start: Mapping[str, Any]) -> dict[str, Any]:
+    def request_fields(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the agent is told.
 
         A window has so many rules as a window takes of a control file. With those that are not
@@ -55,24 +55,24 @@ class PinnedFile:
         """
         before = start.get("rules") or {"next": 0}
         at = self._file.latestOffset(before, None)
-        if at["next"] != self._known["next"]:
-            self._known = {"log": at["log"], "next": at["next"], **self._last(at["next"])}
-        asked = {"rules": dict(self._known)}
-        return asked if self.read_by(asked) else {**asked, "limit": {}}
+        if at["next"] != self._pinned["next"]:
+            self._pinned = {"log": at["log"], "next": at["next"], **self._last_relevant(at["next"])}
+        asked = {"rules": dict(self._pinned)}
+        return asked if self.has_read_all(asked) else {**asked, "limit": {}}
 
-    def _last(self, count: int) -> dict[str, Any]:
+    def _last_relevant(self, count: int) -> dict[str, Any]:
         for line in Lines(self._path).backwards(count):
             payload = json.loads(line)["payload"]
             if isinstance(payload, dict) and "relevant" in payload:
                 return {"relevant": payload["relevant"], "why": payload["whole"]}
         return {"relevant": None, "why": "nothing is said of the rows that rules have to see"}
 
-    def read_by(self, start: Mapping[str, Any]) -> bool:
+    def has_read_all(self, start: Mapping[str, Any]) -> bool:
         """Whether an offset has all rules that there are."""
         pinned = start.get("rules")
         return pinned is not None and pinned["next"] == self._file.latestOffset({}, None)["next"]
 
-    def slices(
+    def add_rule_slices(
         self,
         start: Mapping[str, Any],
         end: Mapping[str, Any],

@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.columns import struct_of
+from pe_agent.datasource.columns import parse_struct
 from streambroker_core.errors import SchemaError
 
 Columns: TypeAlias = "str | StructType | pa.Schema"
 """What every ``schema=`` takes."""
 
 
-def spark_of(schema: Columns) -> StructType:
+def as_spark_schema(schema: Columns) -> StructType:
     """Return columns as Spark has them; no Spark has to run.
 
     Raises:
@@ -26,36 +26,36 @@ def spark_of(schema: Columns) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         return from_arrow_schema(schema)
-    return struct_of(text_of(schema))
+    return parse_struct(check_ddl(schema))
 
 
-def arrow_from(schema: Columns) -> pa.Schema:
+def as_arrow_schema(schema: Columns) -> pa.Schema:
     """Return columns as Arrow has them.
 
     Raises:
-        SchemaError: as for :func:`spark_of`.
+        SchemaError: as for :func:`as_spark_schema`.
     """
     if isinstance(schema, pa.Schema):
         return schema
-    from pe_agent.aligned.runtime.frames import arrow_of
+    from pe_agent.aligned.runtime.frames import spark_to_arrow
 
-    return arrow_of(spark_of(schema))
+    return spark_to_arrow(as_spark_schema(schema))
 
 
-def ddl_from(schema: Columns) -> str:
+def as_ddl(schema: Columns) -> str:
     """Return columns as DDL; a text as it is.
 
     Raises:
         SchemaError: it is neither a text nor a schema.
     """
     if isinstance(schema, StructType | pa.Schema):
-        from pe_agent.datasource.options import ddl_of
+        from pe_agent.datasource.options import format_ddl
 
-        return ddl_of(spark_of(schema))
-    return text_of(schema)
+        return format_ddl(as_spark_schema(schema))
+    return check_ddl(schema)
 
 
-def text_of(schema: Any) -> str:
+def check_ddl(schema: Any) -> str:
     """Return DDL, or refuse what is no schema.
 
     Raises:

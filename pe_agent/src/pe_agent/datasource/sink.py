@@ -18,15 +18,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.columns import struct_of
-from pe_agent.datasource.options import OptionError, Options, ddl_of
+from pe_agent.datasource.columns import parse_struct
+from pe_agent.datasource.options import OptionError, Options, format_ddl
 from pe_agent.datasource.packer import PACKED_DDL, Packing
-from pe_agent.datasource.stage_targets import Place, Places
-from pe_agent.datasource.unpacker import Found, Unpacker, in_epoch
+from pe_agent.datasource.stage_targets import StageTarget, StageTargets
+from pe_agent.datasource.unpacker import UnpackedControl, Unpacker, merge_tasks
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.tuples.envelope import encode
-from streambroker_core.control.tuples.epoch_control import placed_once
+from streambroker_core.control.tuples.epoch_control import deduplicate_indexed
 from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")
@@ -49,7 +49,7 @@ class Staged(WriterCommitMessage):
     batch: int
     partition: int
     stage: dict[str, Any] | None
-    control: list[Found] = field(default_factory=list)
+    control: list[UnpackedControl] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -64,17 +64,17 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         if overwrite:
             raise OptionError("output mode `complete` cannot be exported; use `append`.")
         if options.packing is not None:
-            schema = _unpacked(schema, options.packing)
+            schema = _unpacked_schema(schema, options.packing)
         taken = [n for n in schema.names if n.startswith(RESERVED)]
         if taken:
             raise OptionError(
                 f"column {taken[0]!r} has a reserved name ({', '.join(RESERVED)}); rename it before"
                 " publishing."
             )
-        self._ddl = ddl_of(schema)
-        self._rows = schema
+        self._ddl = format_ddl(schema)
+        self._row_schema = schema
         self._options = options
-        self._trust = options.trust().now()  # executors need not have the file
+        self._trust = options.trust().snapshot()  # executors need not have the file
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -86,38 +86,38 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds.
         """
         if self._options.packing is not None:
-            return self.write_with_control(lambda unpacker: unpacker.rows(iterator))
-        staged = self._begun()
+            return self.write_with_control(lambda unpacker: unpacker.unpack_rows(iterator))
+        staged = self._new_message()
         first = next((b for b in iterator if b.num_rows), None)
         if first is not None:
             staged.stage = self._stage(staged, first, iterator)
         return staged
 
     def write_with_control(
-        self, give: Callable[[Unpacker], Iterator[pa.RecordBatch]]
+        self, produce_rows: Callable[[Unpacker], Iterator[pa.RecordBatch]]
     ) -> WriterCommitMessage:
         """Stage the task's rows; its control tuples go with the commit.
 
         Args:
-            give: gives the rows to stage, and the control tuples to the unpacker.
+            produce_rows: gives the rows to stage, and the control tuples to the unpacker.
 
         Raises:
             AgentRefusedError, AgentUnreachableError: see :meth:`write`.
             ControlLimitError: the query emits more tuples than one epoch takes.
         """
-        staged, schema = self._begun(), self._arrow()
+        staged, schema = self._new_message(), self._arrow_schema()
         where = f"batch {staged.batch} of export {staged.export}"
         unpacker = Unpacker(schema, where, staged.query)
-        rows = give(unpacker)
+        rows = produce_rows(unpacker)
         first = next(rows, None)
         if first is not None:
             staged.stage = self._stage(staged, first, rows)
-        staged.control = unpacker.control()
+        staged.control = unpacker.collect_control()
         if staged.stage is None and staged.control:
             self._admit(staged, schema)
         return staged
 
-    def _begun(self) -> Staged:
+    def _new_message(self) -> Staged:
         """Return what the task begins with: whose batch it writes.
 
         Raises:
@@ -145,7 +145,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
 
     def _admit(self, staged: Staged, schema: pa.Schema) -> dict[str, Any]:
         """Wait until the export takes this batch: its log has room and no other query has it."""
-        arrow = _written(schema)
+        arrow = _encode_schema(schema)
         renewed: int | None = None
         told = False
         deadline = time.monotonic() + self._options.reconnect
@@ -185,29 +185,29 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         """
         deadline = time.monotonic() + self._options.reconnect
         taken: list[pa.RecordBatch] = []
-        places = Places(self._client(), staged.partition)
+        places = StageTargets(self._client(), staged.partition)
         while True:
-            place = places.next(self._admit(staged, first.schema))
+            place = places.next_target(self._admit(staged, first.schema))
             try:
-                return self._put(place, staged, first, rest, taken)
+                return self._send_rows(place, staged, first, rest, taken)
             except StreambrokerError as error:
-                again = places.again(place, error)
+                again = places.should_retry(place, error)
                 if taken or not again or time.monotonic() > deadline:
                     raise
             time.sleep(0.05)
 
-    def _put(
+    def _send_rows(
         self,
-        place: Place,
+        target: StageTarget,
         staged: Staged,
         first: pa.RecordBatch,
         rest: Iterator[pa.RecordBatch],
-        taken: list[pa.RecordBatch],
+        consumed: list[pa.RecordBatch],
     ) -> dict[str, Any]:
         def rows() -> Iterator[pa.RecordBatch]:
             yield first
             for batch in rest:
-                taken[:] = [batch]
+                consumed[:] = [batch]
                 yield batch
 
         command = {
@@ -216,9 +216,9 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             "run": staged.run,
             "batch": staged.batch,
             "ddl": self._ddl,
-            **place.more,
+            **target.extra_fields,
         }
-        return place.client.put(command, first.schema, rows())
+        return target.client.put(command, first.schema, rows())
 
     # -- driver ------------------------------------------------------------------------------
 
@@ -231,12 +231,12 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 again when the query is started.
             AgentRefusedError: a stage is missing, the batch differs, the run was replaced.
         """
-        staged = _staged(messages)
+        staged = _staged_messages(messages)
         if not staged:
             return
         stages = [s.stage for s in staged if s.stage is not None]
         one = staged[0]
-        more = self._control(staged)
+        more = self._control_fields(staged)
         deadline = time.monotonic() + min(COMMIT_SECONDS, self._options.reconnect)
         while True:
             try:
@@ -259,7 +259,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                     raise AgentUnreachableError(str(error)) from None
                 time.sleep(0.2)
 
-    def _control(self, staged: list[Staged]) -> dict[str, Any]:
+    def _control_fields(self, staged: list[Staged]) -> dict[str, Any]:
         """Return what a commit says of control tuples; nothing if there are none.
 
         Raises:
@@ -268,23 +268,23 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         tasks = [(s.rows, s.control) for s in staged]
         rows = sum(s.rows for s in staged)
         where = f"batch {staged[0].batch} of export {staged[0].export}"
-        placed = placed_once(in_epoch(tasks), rows, where, staged[0].query)
+        placed = deduplicate_indexed(merge_tasks(tasks), rows, where, staged[0].query)
         if not placed:
             return {}
         return {
             "control": [[at, encode(one)] for at, one in placed],
-            **({} if rows else {"arrow": _written(self._arrow())}),
+            **({} if rows else {"arrow": _encode_schema(self._arrow_schema())}),
         }
 
-    def _arrow(self) -> pa.Schema:
+    def _arrow_schema(self) -> pa.Schema:
         """Return the Arrow schema of the rows."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        return to_arrow_schema(self._rows, timezone="UTC")
+        return to_arrow_schema(self._row_schema, timezone="UTC")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Discard what was staged and not published."""
-        staged = _staged(messages)
+        staged = _staged_messages(messages)
         if not staged:
             return
         one = staged[0]
@@ -302,13 +302,13 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
             log.warning("stages of batch %s not discarded yet: %s", batchId, error)
 
 
-def _unpacked(schema: StructType, packing: Packing) -> StructType:
+def _unpacked_schema(schema: StructType, packing: Packing) -> StructType:
     """Return the columns of the rows that a packed frame holds.
 
     Raises:
         OptionError: the frame is not packed, or its columns are not named.
     """
-    if schema.names != struct_of(PACKED_DDL).names or not packing.columns:
+    if schema.names != parse_struct(PACKED_DDL).names or not packing.columns:
         raise OptionError(
             "with `control` the frame has to have the packed rows of an operator"
             f" ({PACKED_DDL}), and the option `columns` the columns that they hold."
@@ -316,9 +316,9 @@ def _unpacked(schema: StructType, packing: Packing) -> StructType:
     return packing.struct
 
 
-def _written(schema: pa.Schema) -> str:
+def _encode_schema(schema: pa.Schema) -> str:
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
-def _staged(messages: list[WriterCommitMessage | None]) -> list[Staged]:
+def _staged_messages(messages: list[WriterCommitMessage | None]) -> list[Staged]:
     return sorted((m for m in messages if isinstance(m, Staged)), key=lambda m: m.partition)

@@ -11,13 +11,13 @@ from streambroker_core.ledger.offset import Offset, ranges
 from streambroker_core.model import pe_of
 
 
-def query() -> str | None:
+def current_query() -> str | None:
     """Return the query that this task belongs to."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty("sql.streaming.queryId")
 
 
-def source_column(
+def build_source_column(
     type_: pa.DataType, rows: int, ticket: dict[str, Any], meta: dict[str, Any]
 ) -> pa.Array:
     """Return the column that says whence rows came."""
@@ -26,18 +26,18 @@ def source_column(
     return pa.array([value] * rows, type=type_)
 
 
-def planned(start: dict[str, Any], end: dict[str, Any]) -> str:
+def describe_planned(start: dict[str, Any], end: dict[str, Any]) -> str:
     """Return what a batch reads, in words."""
     wanted = ranges(Offset.decode(start), Offset.decode(end))
     return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in wanted.items())
 
 
-def epochs(ticket: dict[str, Any]) -> str:
+def describe_epochs(ticket: dict[str, Any]) -> str:
     """Return which epochs a ticket is for, in words."""
     numbers = [p[0] for p in ticket["pieces"]]
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def holder(ticket: dict[str, Any]) -> str:
+def serving_pe(ticket: dict[str, Any]) -> str:
     """Return the PE whose agent has the blocks."""
     return str(ticket.get("agent") or pe_of(ticket["export"]))

@@ -28,37 +28,48 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pe_agent.datasource.columns import struct_of
-from pe_agent.datasource.lease import Ahead, Lease
+from pe_agent.datasource.columns import parse_struct
+from pe_agent.datasource.lease import Lease, Prefetcher
 from pe_agent.datasource.options import (
     SOURCE_FIELD,
     OptionError,
     Options,
-    ddl_of,
-    schema_of,
+    fetch_schema,
+    format_ddl,
 )
-from pe_agent.datasource.packer import PACKED_DDL, Packer, places_of, with_marks
-from pe_agent.datasource.pinned_rules import rules_of
+from pe_agent.datasource.packer import (
+    PACKED_DDL,
+    ImportPacker,
+    link_control_slices,
+    read_row_numbers,
+)
+from pe_agent.datasource.pinned_rules import open_rules_file
 from pe_agent.datasource.sink import StreambrokerStreamWriter
-from pe_agent.datasource.slice_info import epochs, holder, planned, query, source_column
-from pe_agent.spark.worker import settle
+from pe_agent.datasource.slice_info import (
+    build_source_column,
+    current_query,
+    describe_epochs,
+    describe_planned,
+    serving_pe,
+)
+from pe_agent.spark.worker import freeze_modules
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.control.runtime.control_rows import to_batch
-from streambroker_core.control.tuples.epoch_control import read_placed
+from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.offset import Offset
 
 log = logging.getLogger("pe_agent")
 
-SOURCE_COLUMN = struct_of(SOURCE_FIELD).fields[0]
-AWAY_SECONDS = 0.1
-AHEAD_SECONDS = 1.0
+SOURCE_COLUMN = parse_struct(SOURCE_FIELD).fields[0]
+RETRY_SECONDS = 0.1
+PREFETCH_WAIT_SECONDS = 1.0
 HEADS_WAIT = 10.0
 
 
-class NothingGivenError(StreambrokerError):
+class ExportRefusesError(StreambrokerError):
     """An export refuses what a run up to a limit has still to read of it."""
 
     code = "NothingGiven"
@@ -74,7 +85,8 @@ class StreambrokerDataSource(DataSource):
     With ``control`` an import gives packed rows for an operator: ``columns`` (DDL; default those of
     the first match), ``input`` (its name there, default ``in``), ``buckets`` (default 64), ``key``
     (columns, with types if they are to be cast), ``broadcast``, ``nulls``, ``eventTime`` (a
-    column), ``rank`` (of this frame among those of the input), ``mergeable`` (types of tuples),
+    column), ``rank`` (of this frame among those of the input), ``list_mergeable`` (types of
+    tuples),
     ``controlLog`` (this source of the query carries the agent's control log), ``apart`` (packed
     rows are taken apart again), ``rulesFile`` (it carries the rules in this control file, and needs
     only rows that these have to see).
@@ -90,7 +102,7 @@ class StreambrokerDataSource(DataSource):
         options = Options.read(self.options, "import")
         if options.packing:
             return PACKED_DDL
-        ddl = _columns_of(options)
+        ddl = _fetch_columns(options)
         return f"{ddl}, {SOURCE_FIELD}" if options.source else ddl
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
@@ -98,12 +110,12 @@ class StreambrokerDataSource(DataSource):
         options = Options.read(self.options, "import")
         if options.packing is None:
             return StreambrokerStreamReader(schema, options)
-        if schema.names != struct_of(PACKED_DDL).names:
+        if schema.names != parse_struct(PACKED_DDL).names:
             raise OptionError(
                 "with `control` rows come packed; give their columns with the option `columns`,"
                 " not as a schema."
             )
-        columns = options.packing.columns or _columns_of(options)
+        columns = options.packing.columns or _fetch_columns(options)
         packing = replace(options.packing, columns=columns)
         packing.check()
         return StreambrokerStreamReader(schema, replace(options, packing=packing))
@@ -124,9 +136,9 @@ class StreambrokerDataSource(DataSource):
         )
 
 
-def _columns_of(options: Options) -> str:
+def _fetch_columns(options: Options) -> str:
     """Return the columns of an import's first match as DDL."""
-    return schema_of(AgentClient(options.agent, options.token, options.trust()), options.port)
+    return fetch_schema(AgentClient(options.agent, options.token, options.trust()), options.port)
 
 
 class Slice(InputPartition):
@@ -145,20 +157,20 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         packing = options.packing
         rows = schema if packing is None else packing.struct
         with_source = packing is not None and options.source
-        self._rows = StructType([*rows.fields, SOURCE_COLUMN]) if with_source else rows
+        self._row_schema = StructType([*rows.fields, SOURCE_COLUMN]) if with_source else rows
         self._columns = StructType([f for f in rows.fields if f.name != "_source"])
         self._options = options
         self._trust = options.trust()
         self._session = secrets.token_hex(8)
-        self._mint = secrets.token_hex(16)
+        self._new_reader_id = secrets.token_hex(16)
         self._limit: dict[str, int] | None = None
         self._log_limit: int | None = None
-        self._to_end = False
+        self._reads_to_end = False
         self._lease: Lease | None = None
-        self._together = False
-        self._rules = None if packing is None else rules_of(packing.rules)
-        self._ahead = Ahead(self._ask_ahead)
-        self._told = False
+        self._may_wait = False
+        self._rules_file = None if packing is None else open_rules_file(packing.rules)
+        self._prefetcher = Prefetcher(self._prefetch)
+        self._is_away_logged = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_schema": self._schema, "_options": self._options}
@@ -185,10 +197,10 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 nothing to read.
             AgentRefusedError: ``RoutesUnknown`` for as long.
         """
-        if self._rules is not None:
-            self._rules.stop_here()
+        if self._rules_file is not None:
+            self._rules_file.freeze_end()
         if self._options.stop_at_end:
-            self._to_end = True
+            self._reads_to_end = True
             return
         until = time.monotonic() + self._options.reconnect
         while True:
@@ -210,7 +222,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                         f" answers for {self._options.reconnect:.0f} s. Start the query again when"
                         " they are back."
                     )
-            time.sleep(AWAY_SECONDS)
+            time.sleep(RETRY_SECONDS)
         if missing:
             log.warning("import %s: left for the next run: %s", self._options.port, missing)
         self._limit, self._log_limit = answer["heads"], answer.get("control")
@@ -230,83 +242,87 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 with ``stopAtEnd`` once there is nothing to wait for but exports that refuse.
         """
         request = self._request(start)
-        if self._to_end:
-            request |= {"wait": AHEAD_SECONDS, "aside": True}
-        if self._limit is not None or self._to_end:
-            return self._up_to_limit(start, request)
+        if self._reads_to_end:
+            request |= {"wait": PREFETCH_WAIT_SECONDS, "aside": True}
+        if self._limit is not None or self._reads_to_end:
+            return self._next_up_to_limit(start, request)
         try:
             answer = None
-            if not self._together and (self._rules is None or self._rules.read_by(start)):
-                answer = self._ahead.look(start, self._options.poll_wait)
+            if not self._may_wait and (
+                self._rules_file is None or self._rules_file.has_read_all(start)
+            ):
+                answer = self._prefetcher.poll(start, self._options.poll_wait)
             if answer is None:
-                answer = self._claiming("reader.next", request)
+                answer = self._call_with_lease("reader.next", request)
         except AgentUnreachableError as error:
             self._note_away(error)
             return start
-        self._told = False
+        self._is_away_logged = False
         if self._options.stop_at_end and answer.get("left", 0.0) > self._options.reconnect:
-            raise self._left_behind(answer["behind"], answer["refused"])
+            raise self._lagging_error(answer["behind"], answer["refused"])
         if answer["offset"] is None:
-            self._together = "together" in answer
-            self._ahead.nothing(start)
-        return self._end_of(answer) or start
+            self._may_wait = "together" in answer
+            self._prefetcher.note_empty(start)
+        return self._take_offset(answer) or start
 
     def _request(self, start: dict[str, Any]) -> dict[str, Any]:
         return {
             "import": self._options.port,
             "session": self._session,
             "start": start,
-            "mint": self._mint,
+            "mint": self._new_reader_id,
             "columns": self._columns.names,
-            "schema": ddl_of(self._columns),
+            "schema": format_ddl(self._columns),
             "max_bytes": self._options.max_bytes,
             "limit": self._limit,
-            "lossy": self._options.lossy,
+            "lossy": self._options.skip_lost,
             "frame": self._options.frame,
-            **self._control(),
-            **({} if self._rules is None else self._rules.asked(start)),
+            **self._control_fields(),
+            **({} if self._rules_file is None else self._rules_file.request_fields(start)),
             "wait": self._options.poll_wait if self._limit is None else 0.0,
         }
 
-    def _control(self) -> dict[str, Any]:
+    def _control_fields(self) -> dict[str, Any]:
         packing = self._options.packing
         if packing is None:
             return {}
         told: dict[str, Any] = {"control": list(packing.mergeable)}
         return {**told, "log": True, "log_limit": self._log_limit} if packing.log else told
 
-    def _ask_ahead(self, start: dict[str, Any]) -> dict[str, Any]:
-        more = {"aside": True, "wait": AHEAD_SECONDS}
-        return self._claiming("reader.next", {**self._request(start), **more})
+    def _prefetch(self, start: dict[str, Any]) -> dict[str, Any]:
+        more = {"aside": True, "wait": PREFETCH_WAIT_SECONDS}
+        return self._call_with_lease("reader.next", {**self._request(start), **more})
 
-    def _up_to_limit(self, start: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+    def _next_up_to_limit(self, start: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         until = time.monotonic() + self._options.reconnect
         while True:
             try:
-                answer = self._claiming("reader.next", request)
+                answer = self._call_with_lease("reader.next", request)
             except AgentUnreachableError as error:
                 self._note_away(error)
                 if time.monotonic() > until:
                     raise
                 continue
-            end = self._end_of(answer)
-            waits = "ended" not in answer if self._to_end else {"gated", "behind"} & set(answer)
+            end = self._take_offset(answer)
+            waits = (
+                "ended" not in answer if self._reads_to_end else {"gated", "behind"} & set(answer)
+            )
             if end is not None or not waits:
                 return end or start
             if "behind" not in answer:
                 until = time.monotonic() + self._options.reconnect
             elif time.monotonic() > until:
-                raise self._left_behind(answer["behind"], answer.get("refused", {}))
+                raise self._lagging_error(answer["behind"], answer.get("refused", {}))
             else:
-                time.sleep(AWAY_SECONDS)
+                time.sleep(RETRY_SECONDS)
 
-    def _left_behind(self, behind: list[str], refused: dict[str, str]) -> StreambrokerError:
+    def _lagging_error(self, exports: list[str], refused: dict[str, str]) -> StreambrokerError:
         """Return why a run up to a limit cannot reach it."""
         import_, seconds = f"import {self._options.port}", f"{self._options.reconnect:.0f} s"
-        silent = [export for export in behind if export not in refused]
+        silent = [export for export in exports if export not in refused]
         if not silent:
             why = "; ".join(f"{export}: {said}" for export, said in sorted(refused.items()))
-            return NothingGivenError(
+            return ExportRefusesError(
                 f"{import_} is given nothing for {seconds} of what this run is to read. {why}."
                 " What was read is kept; correct that, and start the query again."
             )
@@ -315,18 +331,18 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             " run is to read. What was read is kept; start the query again."
         )
 
-    def _end_of(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+    def _take_offset(self, answer: dict[str, Any]) -> dict[str, Any] | None:
         end = answer["offset"]
         if end is None:
             return None
-        self._hold(end["reader"])
+        self._start_lease(end["reader"])
         return dict(end)
 
     def _note_away(self, error: StreambrokerError) -> None:
-        if not self._told:
+        if not self._is_away_logged:
             log.warning("no news while the agent is away: %s", error)
-        self._told = True
-        time.sleep(AWAY_SECONDS)
+        self._is_away_logged = True
+        time.sleep(RETRY_SECONDS)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Register the plan of a batch again and cut it; a pure function of the two offsets.
@@ -339,44 +355,47 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             AgentRefusedError: ``PlanRefused``, it refused for as long.
             OptionError: the batch was planned, in an earlier run, without columns of the schema.
         """
-        self._hold(end["reader"])
+        self._start_lease(end["reader"])
         deadline = time.monotonic() + self._options.reconnect
         request = {
             "import": self._options.port,
             "session": self._session,
             "start": start,
             "end": end,
-            "lossy": self._options.lossy,
+            "lossy": self._options.skip_lost,
             "control": self._options.packing is not None,
         }
         while True:
             late = time.monotonic() > deadline
             try:
-                answer = self._claiming("reader.slices", {**request, "give_up": late})
+                answer = self._call_with_lease("reader.slices", {**request, "give_up": late})
                 for stream, parts in answer["lost"].items():
                     log.warning("goes on without epochs %s of stream %s", parts, stream)
-                trust = self._trust.now()  # executors need not have the file
+                trust = self._trust.snapshot()  # executors need not have the file
                 if answer["slices"]:
                     self._check_columns(end)
                 slices = answer["slices"]
                 packing = self._options.packing
-                if packing is not None and packing.apart:
-                    slices = with_marks(slices)
-                if self._rules is not None and packing is not None:
-                    slices = self._rules.slices(start, end, slices, packing.event_time)
+                if packing is not None and packing.unpacks_rows:
+                    slices = link_control_slices(slices)
+                if self._rules_file is not None and packing is not None:
+                    slices = self._rules_file.add_rule_slices(
+                        start, end, slices, packing.event_time
+                    )
                 return [Slice(ticket, trust) for ticket in slices]
             except StreambrokerError as error:
                 if error.code not in ("AgentUnreachable", "PlanRefused"):
                     raise
                 if late:
-                    raise self._not_planned(error, planned(start, end)) from None
+                    raise self._not_planned_error(error, describe_planned(start, end)) from None
                 time.sleep(0.2)
 
-    def _not_planned(self, error: StreambrokerError, wanted: str) -> StreambrokerError:
+    def _not_planned_error(self, error: StreambrokerError, epochs_text: str) -> StreambrokerError:
         """Return why a batch cannot be cut: the exporter's agent is away, or refuses."""
         why = (
             f"import {self._options.port} cannot read its planned epochs for"
-            f" {self._options.reconnect:.0f} s: {error} It still has to read {wanted}. Nothing was"
+            f" {self._options.reconnect:.0f} s: {error} It still has to read {epochs_text}."
+            f" Nothing was"
             " skipped; start the query again when"
         )
         if error.code == "PlanRefused":
@@ -395,7 +414,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 " with more."
             )
 
-    def _claiming(self, action: str, request: dict[str, Any]) -> dict[str, Any]:
+    def _call_with_lease(self, action: str, request: dict[str, Any]) -> dict[str, Any]:
         """Call the agent; while an earlier process of this query holds the lease, wait for it."""
         renewals: int | None = None
         while True:
@@ -403,7 +422,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             answer = self._client().call(action, timeout=15.0, renewals=renewals, **request)
             if "busy" not in answer:
                 if self._lease is not None:
-                    self._lease.heard = began
+                    self._lease.renewed_at = began
                 return answer
             renewals = answer["busy"]["renewals"]
             time.sleep(min(0.5, answer["busy"]["seconds"] + 0.01))
@@ -416,7 +435,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         if self._lease is not None:
             self._lease.end()
 
-    def _hold(self, reader: str) -> None:
+    def _start_lease(self, reader: str) -> None:
         if self._lease is None:
             self._lease = Lease(self._client(), reader, self._session)
 
@@ -435,42 +454,44 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
         mine = cast(Slice, partition)
         self._trust = mine.trust
-        ticket: dict[str, Any] = {**mine.value, "query": query()}
-        wanted = to_arrow_schema(self._rows, timezone="UTC")
+        ticket: dict[str, Any] = {**mine.value, "query": current_query()}
+        wanted = to_arrow_schema(self._row_schema, timezone="UTC")
         packing = self._options.packing
         if packing is None:
-            for batch, meta in self._blocks(ticket):
+            for batch, meta in self._read_blocks(ticket):
                 if batch.num_rows:
-                    yield self._shaped(batch, wanted, ticket, meta)
-            settle("read")
+                    yield self._cast_batch(batch, wanted, ticket, meta)
+            freeze_modules("read")
             return
         packed = to_arrow_schema(self._schema, timezone="UTC")
-        for batch in self._packed(ticket, wanted, Packer(packing, ticket)):
+        for batch in self._read_packed(ticket, wanted, ImportPacker(packing, ticket)):
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=packed)
-        settle("read")
+        freeze_modules("read")
 
-    def _packed(
-        self, ticket: dict[str, Any], wanted: pa.Schema, packer: Packer
+    def _read_packed(
+        self, ticket: dict[str, Any], row_schema: pa.Schema, packer: ImportPacker
     ) -> Iterator[pa.RecordBatch]:
         if "tuples" in ticket:
-            yield from packer.control([to_batch(read_placed(ticket["tuples"]))])
+            yield from packer.pack_control([to_batch(parse_indexed(ticket["tuples"]))])
         elif ticket.get("control"):
-            yield from packer.control([batch for batch, _ in self._blocks(ticket)])
+            yield from packer.pack_control([batch for batch, _ in self._read_blocks(ticket)])
         else:
             if "marks" in ticket:
                 marks = {**ticket["marks"], "query": ticket["query"]}
-                told = [batch for batch, _ in self._blocks(marks)]
-                yield from packer.between(marks["before"], told)
-            for number, (batch, meta) in enumerate(self._blocks(ticket)):
+                told = [batch for batch, _ in self._read_blocks(marks)]
+                yield from packer.pack_immediate(marks["before"], told)
+            for number, (batch, meta) in enumerate(self._read_blocks(ticket)):
                 packer.note_time(batch, meta)
                 if batch.num_rows:
-                    places = places_of(batch, filtered=ticket["filter"] is not None)
-                    shaped = self._shaped(batch, wanted, ticket, meta)
-                    yield from packer.rows(shaped, number, places)
-        yield from packer.end()
+                    places = read_row_numbers(batch, filtered=ticket["filter"] is not None)
+                    shaped = self._cast_batch(batch, row_schema, ticket, meta)
+                    yield from packer.pack_rows(shaped, number, places)
+        yield from packer.finish()
 
-    def _blocks(self, ticket: dict[str, Any]) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
+    def _read_blocks(
+        self, ticket: dict[str, Any]
+    ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         """Yield each block of a slice with what is said of it, also one without rows.
 
         Raises:
@@ -493,15 +514,15 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 until = until or time.monotonic() + self._options.reconnect
                 if time.monotonic() > until:
                     raise AgentUnreachableError(
-                        f"{error} Epochs {epochs(ticket)} of stream {ticket['stream']} of"
-                        f" {ticket['export']} could not be read at agent {holder(ticket)} for"
+                        f"{error} Epochs {describe_epochs(ticket)} of stream {ticket['stream']} of"
+                        f" {ticket['export']} could not be read at agent {serving_pe(ticket)} for"
                         f" {self._options.reconnect:.0f} s. Nothing was skipped; the batch is"
                         " repeated when the query is started again."
                     ) from None
                 time.sleep(0.2)
-                location = self._where(ticket, location)
+                location = self._locate(ticket, location)
 
-    def _where(self, ticket: dict[str, Any], location: str) -> str:
+    def _locate(self, ticket: dict[str, Any], location: str) -> str:
         try:
             return str(
                 self._client().call(
@@ -515,21 +536,21 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         except StreambrokerError:
             return location
 
-    def _shaped(
+    def _cast_batch(
         self,
         batch: pa.RecordBatch,
-        wanted: pa.Schema,
+        row_schema: pa.Schema,
         ticket: dict[str, Any],
         meta: dict[str, Any],
     ) -> pa.RecordBatch:
         """Return the batch in exactly the Arrow schema that Spark expects."""
-        if batch.schema.equals(wanted):
+        if batch.schema.equals(row_schema):
             return batch
         arrays = []
-        for column in wanted:
+        for column in row_schema:
             if column.name == "_source":
-                arrays.append(source_column(column.type, batch.num_rows, ticket, meta))
+                arrays.append(build_source_column(column.type, batch.num_rows, ticket, meta))
             else:
                 array = batch.column(column.name)
                 arrays.append(array if array.type == column.type else array.cast(column.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+        return pa.RecordBatch.from_arrays(arrays, schema=row_schema)

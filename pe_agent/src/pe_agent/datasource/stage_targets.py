@@ -9,48 +9,50 @@ from typing import Any
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
 
-AGAIN = ("AgentUnreachable", "NotAdmitted")
+RETRYABLE_CODES = ("AgentUnreachable", "NotAdmitted")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One agent that takes a stage; ``more`` is what its command has beside what all have."""
+class StageTarget:
+    """One agent that takes a stage; ``extra_fields`` are what its command has beside the usual."""
 
     client: AgentClient
-    more: Mapping[str, Any]
+    extra_fields: Mapping[str, Any]
 
-    def at_fellow(self) -> bool:
+    def is_shard_agent(self) -> bool:
         """Whether it is not the export's own agent."""
-        return bool(self.more)
+        return bool(self.extra_fields)
 
 
-class Places:
+class StageTargets:
     """The agents that a task tries in turn, its partition's own first.
 
     Args:
-        own: the job's own agent, the home of its exports.
+        home: the job's own agent, the home of its exports.
         partition: number of the task's partition.
     """
 
-    def __init__(self, own: AgentClient, partition: int) -> None:
-        self._own, self._turn, self._tried = own, partition, 0
+    def __init__(self, home: AgentClient, partition: int) -> None:
+        self._home, self._partition, self._tried = home, partition, 0
         self._count = 1
 
-    def next(self, admitted: Mapping[str, Any]) -> Place:
+    def next_target(self, admitted: Mapping[str, Any]) -> StageTarget:
         """Return where to stage, by what the own agent answered to the admission."""
         fellows = admitted.get("fellows", ())
         self._count = 1 + len(fellows)
-        at = (self._turn + self._tried) % self._count
+        at = (self._partition + self._tried) % self._count
         if at == 0:
-            return Place(self._own, {})
+            return StageTarget(self._home, {})
         fellow = fellows[at - 1]
         home = {name: admitted[name] for name in ("home", "stream", "limit")}
-        return Place(AgentClient(fellow["location"], fellow["token"], self._own.trust), home)
+        return StageTarget(AgentClient(fellow["location"], fellow["token"], self._home.trust), home)
 
-    def again(self, place: Place, error: StreambrokerError) -> bool:
+    def should_retry(self, target: StageTarget, error: StreambrokerError) -> bool:
         """Whether a stage that came to nothing may be tried at the next agent, or once more.
 
         What keeps a fellow from taking it, such as its disk, need not keep the others.
         """
         self._tried += 1
-        return error.code in AGAIN or (place.at_fellow() and self._tried < self._count)
+        return error.code in RETRYABLE_CODES or (
+            target.is_shard_agent() and self._tried < self._count
+        )

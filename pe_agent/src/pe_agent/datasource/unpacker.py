@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.runtime.packing import SEQ, by_bucket, unpack
-from streambroker_core.control.tuples import ControlTuple, Delivery, IdentityError, order_of
-from streambroker_core.control.tuples.epoch_control import Placed, check_epoch
+from streambroker_core.control.tuples import ControlTuple, Delivery, IdentityError, sort_key
+from streambroker_core.control.tuples.epoch_control import IndexedControl, check_epoch
 
-Found = tuple[int | None, int, ControlTuple]
+UnpackedControl = tuple[int | None, int, ControlTuple]
 """The rows of its task in front of a control tuple, None if there is nothing to say; its position,
 and the tuple."""
 
@@ -28,14 +28,14 @@ and the tuple."""
 class _Group:
     """Rows of one group, batch by batch: sequences, and where they stand in the task."""
 
-    lasts: list[int] = field(default_factory=list)
+    last_sequences: list[int] = field(default_factory=list)
     spans: list[tuple[pa.Array, int]] = field(default_factory=list)
 
-    def place(self, position: int) -> int | None:
+    def rows_before(self, position: int) -> int | None:
         """Return how many rows of the task are in front of a position."""
         if not self.spans:
             return None
-        at = bisect_left(self.lasts, position)
+        at = bisect_left(self.last_sequences, position)
         if at == len(self.spans):
             seq, first = self.spans[-1]
             return first + len(seq)
@@ -46,21 +46,21 @@ class _Group:
 class Unpacker:
     """What one task writes."""
 
-    def __init__(self, schema: pa.Schema, where: str, query: str) -> None:
+    def __init__(self, schema: pa.Schema, target: str, query: str) -> None:
         """Begin with nothing.
 
         Args:
             schema: of the rows that are staged.
-            where: what is written, for messages.
+            target: what is written, for messages.
             query: id of the query that writes it.
         """
         self._schema = schema
-        self._where, self._query = where, query
+        self._target, self._query = target, query
         self._rows = 0
         self._groups: dict[int, _Group] = {}
         self._control: dict[str, dict[int, tuple[int, ControlTuple]]] = {}
 
-    def rows(self, packed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def unpack_rows(self, packed: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Give the rows of packed batches and take the control tuples; once.
 
         Raises:
@@ -71,11 +71,11 @@ class Unpacker:
                 arrival = unpack(one)
                 if arrival.rows is None:
                     for position, control in arrival.control:
-                        self.take(bucket, position, control)
+                        self.add_control(bucket, position, control)
                     continue
-                yield self.put(bucket, arrival.rows.column(SEQ), arrival.rows)
+                yield self.add_rows(bucket, arrival.rows.column(SEQ), arrival.rows)
 
-    def put(self, group: int, seq: pa.Array, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def add_rows(self, group: int, seq: pa.Array, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows as they are staged; they come next.
 
         Args:
@@ -84,13 +84,13 @@ class Unpacker:
             rows: with the columns that are staged, and maybe others.
         """
         of = self._groups.setdefault(group, _Group())
-        of.lasts.append(seq[-1].as_py())
+        of.last_sequences.append(seq[-1].as_py())
         of.spans.append((seq, self._rows))
         self._rows += rows.num_rows
         arrays = [rows.column(f.name).cast(f.type) for f in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def take(self, group: int, position: int, control: ControlTuple) -> None:
+    def add_control(self, group: int, position: int, control: ControlTuple) -> None:
         """Take a control tuple that stands in front of a position of a group.
 
         Raises:
@@ -98,37 +98,37 @@ class Unpacker:
         """
         of = self._control.setdefault(control.id, {})
         for _, other in of.values():
-            if other.differs(control):
+            if other.differs_from(control):
                 raise IdentityError(other, control)
             break
         if group not in of or position < of[group][0]:
             of[group] = (position, control)
 
-    def control(self) -> list[Found]:
+    def collect_control(self) -> list[UnpackedControl]:
         """Return the control tuples, once all rows were given; each once.
 
         Raises:
             ControlLimitError: the query emits more than one epoch takes.
         """
         found = [
-            min(map(self._found, of, of.values()), key=_first) for of in self._control.values()
+            min(map(self._locate, of, of.values()), key=_order_key) for of in self._control.values()
         ]
-        check_epoch([one for *_, one in found], self._where, self._query)
+        check_epoch([one for *_, one in found], self._target, self._query)
         return found
 
-    def _found(self, group: int, given: Placed) -> Found:
-        position, control = given
+    def _locate(self, group: int, placed_control: IndexedControl) -> UnpackedControl:
+        position, control = placed_control
         if control.delivery is not Delivery.IMMEDIATE or group not in self._groups:
             return None, position, control
-        return self._groups[group].place(position), position, control
+        return self._groups[group].rows_before(position), position, control
 
 
-def _first(found: Found) -> tuple[bool, int, int]:
-    place, position, _ = found
+def _order_key(unpacked: UnpackedControl) -> tuple[bool, int, int]:
+    place, position, _ = unpacked
     return (place is None, place or 0, position)
 
 
-def in_epoch(tasks: Iterable[tuple[int, Iterable[Found]]]) -> list[Placed]:
+def merge_tasks(tasks: Iterable[tuple[int, Iterable[UnpackedControl]]]) -> list[IndexedControl]:
     """Return the tuples of tasks with their places in their epoch; those without at its end.
 
     Those of one place are in the order of their positions.
@@ -137,15 +137,15 @@ def in_epoch(tasks: Iterable[tuple[int, Iterable[Found]]]) -> list[Placed]:
         tasks: rows and tuples of each, in order of partitions.
     """
     before = 0
-    first: dict[str, Found] = {}
+    first: dict[str, UnpackedControl] = {}
     for rows, given in tasks:
         for place, position, one in given:
             found = (None if place is None else before + place, position, one)
             known = first.setdefault(one.id, found)
-            if known[2].differs(one):
+            if known[2].differs_from(one):
                 raise IdentityError(known[2], one)
-            first[one.id] = min(known, found, key=_first)
+            first[one.id] = min(known, found, key=_order_key)
         before += rows
     placed = [(before if at is None else at, where, one) for at, where, one in first.values()]
-    placed.sort(key=lambda it: (it[0], it[1], order_of(it[2])))
+    placed.sort(key=lambda it: (it[0], it[1], sort_key(it[2])))
     return [(place, one) for place, _, one in placed]

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 from pe_agent.filters import kernels
 from streambroker_core.errors import SchemaError
 from streambroker_core.expression import Expression, check_filter, tree
-from streambroker_core.expression.evaluate import fetch_of, test_of
+from streambroker_core.expression.evaluate import compile_fetch, compile_test
 from streambroker_core.expression.filter_types import ColumnType, column_type
 from streambroker_core.expression.printer import print_tree
 from streambroker_core.model.schema import Column, Schema
 
 MaskCache: TypeAlias = MutableMapping[str, pa.BooleanArray]
-_Array: TypeAlias = "Callable[[_Batch], pa.Array]"
+_Array: TypeAlias = "Callable[[_TypedBatch], pa.Array]"
 
 _ARROW = {
     "tinyint": pa.int8(),
@@ -52,7 +52,7 @@ _MATCHES = {
 }
 _UNKNOWN = pa.scalar(None, pa.bool_())
 # More equality kernels than this cost more than one lookup in a set.
-_FEW = 3
+_MAX_COMPARISONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class CompiledFilter:
         Raises:
             SchemaError: a column is missing or cannot be read as its type.
         """
-        answer = self._mask(_Batch(batch, {} if cache is None else cache))
+        answer = self._mask(_TypedBatch(batch, {} if cache is None else cache))
         if not isinstance(answer, pa.Array):
             return pa.repeat(pa.scalar(answer is True), batch.num_rows)
         return answer.fill_null(False) if answer.null_count else answer
@@ -96,7 +96,7 @@ def compile_filter(expression: Expression, schema: pa.Schema | Schema) -> Compil
     Raises:
         FilterTypeError: the filter does not fit the schema.
     """
-    columns = schema_of(schema) if isinstance(schema, pa.Schema) else schema
+    columns = to_spark_schema(schema) if isinstance(schema, pa.Schema) else schema
     check_filter(expression, columns)
     types = {column.name: column_type(column.type) for column in columns}
     mask: _Mask = _constant(True)
@@ -107,7 +107,7 @@ def compile_filter(expression: Expression, schema: pa.Schema | Schema) -> Compil
     )
 
 
-def schema_of(schema: pa.Schema) -> Schema:
+def to_spark_schema(schema: pa.Schema) -> Schema:
     """Return an Arrow schema as columns with Spark types.
 
     A type without a counterpart keeps Arrow's name, and a filter can only ask
@@ -137,7 +137,7 @@ def _is_list(arrow: pa.DataType) -> bool:
     )
 
 
-class _Batch:
+class _TypedBatch:
     """A batch, its columns brought to the types that the kernels know."""
 
     def __init__(self, batch: pa.RecordBatch, cache: MaskCache) -> None:
@@ -152,43 +152,43 @@ class _Batch:
             raise SchemaError(f"the batch has no column `{name}`, or has it twice")
         return self._batch.column(index)
 
-    def column(self, name: str, wanted: ColumnType) -> pa.Array:
+    def column(self, name: str, expected: ColumnType) -> pa.Array:
         if name not in self._columns:
             array = self.raw(name)
             try:
-                self._columns[name] = _as_known(array, wanted)
+                self._columns[name] = _cast_for_kernels(array, expected)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise SchemaError(
-                    f"column `{name}` is {array.type} in the batch, not {wanted.name}"
+                    f"column `{name}` is {array.type} in the batch, not {expected.name}"
                 ) from error
         return self._columns[name]
 
 
-def _as_known(array: pa.Array, wanted: ColumnType) -> pa.Array:
-    if _is_known(array.type, wanted):
+def _cast_for_kernels(array: pa.Array, expected: ColumnType) -> pa.Array:
+    if _is_kernel_type(array.type, expected):
         return array
     if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
-        return _as_known(kernels.contiguous(array), wanted)
-    return array.cast(_known(wanted))
+        return _cast_for_kernels(kernels.contiguous(array), expected)
+    return array.cast(_kernel_type(expected))
 
 
-def _is_known(arrow: pa.DataType, wanted: ColumnType) -> bool:
-    if wanted.element is not None:
+def _is_kernel_type(arrow: pa.DataType, expected: ColumnType) -> bool:
+    if expected.element is not None:
         plain = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
-        return plain and _is_known(arrow.value_type, wanted.element)
-    if wanted.kind == "string":
+        return plain and _is_kernel_type(arrow.value_type, expected.element)
+    if expected.kind == "string":
         return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow))
-    return bool(arrow == _ARROW[wanted.name])
+    return bool(arrow == _ARROW[expected.name])
 
 
-def _known(wanted: ColumnType) -> pa.DataType:
-    if wanted.element is not None:
-        return pa.list_(_known(wanted.element))
-    return pa.string() if wanted.kind == "string" else _ARROW[wanted.name]
+def _kernel_type(expected: ColumnType) -> pa.DataType:
+    if expected.element is not None:
+        return pa.list_(_kernel_type(expected.element))
+    return pa.string() if expected.kind == "string" else _ARROW[expected.name]
 
 
 # A mask is an array with nulls for unknown, or one answer for all rows.
-_Mask: TypeAlias = "Callable[[_Batch], pa.BooleanArray | bool | None]"
+_Mask: TypeAlias = "Callable[[_TypedBatch], pa.BooleanArray | bool | None]"
 
 
 def _constant(answer: bool | None) -> _Mask:
@@ -209,15 +209,15 @@ class _Operand:
     value: Any = None
     array: _Array | None = None
 
-    def values(self, batch: _Batch) -> pa.Array:
+    def values(self, batch: _TypedBatch) -> pa.Array:
         """Return the array, int64 and double for numbers."""
         if self.array is None:
             arrow = pa.float64() if isinstance(self.value, float) else pa.int64()
             return pa.repeat(pa.scalar(self.value, arrow), batch.rows)
-        return _widened(self.array(batch))
+        return _widen(self.array(batch))
 
 
-def _widened(array: pa.Array) -> pa.Array:
+def _widen(array: pa.Array) -> pa.Array:
     if pa.types.is_integer(array.type):
         return array.cast(pa.int64())
     return array.cast(pa.float64()) if pa.types.is_floating(array.type) else array
@@ -230,15 +230,15 @@ class _Compiler:
     def predicate(self, node: tree.Predicate) -> _Mask:
         match node:
             case tree.And():
-                return _joined(node.items, self, pc.and_kleene, absorbing=False)
+                return _join(node.items, self, pc.and_kleene, absorbing=False)
             case tree.Or():
-                return _joined(node.items, self, pc.or_kleene, absorbing=True)
+                return _join(node.items, self, pc.or_kleene, absorbing=True)
             case tree.Not():
-                return _inverted(self.predicate(node.operand))
+                return _invert(self.predicate(node.operand))
             case _:
                 if not tree.names(node):
-                    return _constant(test_of(node)({}))
-                return _cached(print_tree(node), self._atom(node))
+                    return _constant(compile_test(node)({}))
+                return _cache_mask(print_tree(node), self._atom(node))
 
     def _atom(self, node: tree.Atom) -> _Mask:
         match node:
@@ -248,7 +248,7 @@ class _Compiler:
                 return self._membership(node)
             case tree.Has():
                 return lambda batch: batch.raw(node.name).is_valid()
-            case tree.Match():
+            case tree.StringTest():
                 subject, kernel = self._array(node.subject), _MATCHES[node.function]
                 return lambda batch: kernel(subject(batch), pattern=node.text)
             case tree.Topic():
@@ -259,8 +259,8 @@ class _Compiler:
     def operand(self, node: tree.Operand) -> _Operand:
         """Return an operand; one that reads no column is computed now, by the evaluator."""
         if not tree.names(node):
-            value = fetch_of(node)({})
-            return _Operand(kind=_kind_of_value(value), value=value)
+            value = compile_fetch(node)({})
+            return _Operand(kind=_value_kind(value), value=value)
         match node:
             case tree.Name():
                 wanted = self._types[node.name]
@@ -302,16 +302,16 @@ class _Compiler:
         item = self.operand(node.item)
         container = node.container
         if isinstance(container, tree.ListLiteral):
-            return _among(item, [element.value for element in container.items])
+            return _in_literals(item, [element.value for element in container.items])
         wanted = self._types[container.name]
 
-        def lists(batch: _Batch) -> pa.Array:
+        def lists(batch: _TypedBatch) -> pa.Array:
             return batch.column(container.name, wanted)
 
-        return _member(item, lists)
+        return _in_column(item, lists)
 
 
-def _kind_of_value(value: Any) -> str:
+def _value_kind(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, str):
@@ -319,8 +319,8 @@ def _kind_of_value(value: Any) -> str:
     return "float" if isinstance(value, float) else "integer"
 
 
-def _cached(text: str, mask: _Mask) -> _Mask:
-    def run(batch: _Batch) -> Any:
+def _cache_mask(text: str, mask: _Mask) -> _Mask:
+    def run(batch: _TypedBatch) -> Any:
         found = batch.cache.get(text)
         if found is None:
             made = mask(batch)
@@ -332,8 +332,8 @@ def _cached(text: str, mask: _Mask) -> _Mask:
     return run
 
 
-def _inverted(inner: _Mask) -> _Mask:
-    def run(batch: _Batch) -> Any:
+def _invert(inner: _Mask) -> _Mask:
+    def run(batch: _TypedBatch) -> Any:
         answer = inner(batch)
         if isinstance(answer, pa.Array):
             return pc.invert(answer)
@@ -342,7 +342,7 @@ def _inverted(inner: _Mask) -> _Mask:
     return run
 
 
-def _joined(
+def _join(
     items: tuple[tree.Predicate, ...],
     compiler: _Compiler,
     kernel: Callable[[Any, Any], Any],
@@ -352,34 +352,34 @@ def _joined(
     """Join masks; stop at one that decides every row."""
     masks = [compiler.predicate(item) for item in items]
 
-    def run(batch: _Batch) -> Any:
+    def run(batch: _TypedBatch) -> Any:
         answer: Any = not absorbing
-        for mask in _not_neutral(masks, batch, neutral=not absorbing):
+        for mask in _skip_neutral(masks, batch, neutral=not absorbing):
             if mask is absorbing:
                 return absorbing
-            answer = mask if answer is (not absorbing) else _two(kernel, answer, mask)
-            if isinstance(answer, pa.Array) and _decided(answer, absorbing):
+            answer = mask if answer is (not absorbing) else _join_two(kernel, answer, mask)
+            if isinstance(answer, pa.Array) and _is_decided(answer, absorbing):
                 return answer
         return answer
 
     return run
 
 
-def _not_neutral(masks: list[_Mask], batch: _Batch, *, neutral: bool) -> Iterator[Any]:
+def _skip_neutral(masks: list[_Mask], batch: _TypedBatch, *, neutral: bool) -> Iterator[Any]:
     for mask in masks:
         answer = mask(batch)
         if answer is not neutral:
             yield answer
 
 
-def _two(kernel: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+def _join_two(kernel: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     """Join two masks of which none is neutral or absorbing: arrays or unknown."""
     if left is None and right is None:
         return None
     return kernel(_UNKNOWN if left is None else left, _UNKNOWN if right is None else right)
 
 
-def _decided(mask: pa.BooleanArray, absorbing: bool) -> bool:
+def _is_decided(mask: pa.BooleanArray, absorbing: bool) -> bool:
     if mask.null_count:
         return False
     return bool(mask.true_count == (len(mask) if absorbing else 0))
@@ -399,14 +399,14 @@ def _comparison(op: str, left: _Operand, right: _Operand) -> _Mask:
     return lambda batch: kernels.compare_with(op, array(batch), value)
 
 
-def _among(item: _Operand, values: list[Any]) -> _Mask:
+def _in_literals(item: _Operand, values: list[Any]) -> _Mask:
     array = item.array
     if array is None:
         raise TypeError("an item that reads no column is computed by the evaluator")
-    if item.kind in ("integer", "string") and len(values) > _FEW:
+    if item.kind in ("integer", "string") and len(values) > _MAX_COMPARISONS:
         return lambda batch: _is_in(array(batch), values)
 
-    def run(batch: _Batch) -> Any:
+    def run(batch: _TypedBatch) -> Any:
         column = array(batch)
         answer = kernels.compare_with("==", column, values[0])
         for value in values[1:]:
@@ -427,7 +427,7 @@ def _is_in(column: pa.Array, values: list[Any]) -> pa.BooleanArray:
     return pc.if_else(column.is_valid(), found, _UNKNOWN)
 
 
-def _member(item: _Operand, lists: _Array) -> _Mask:
+def _in_column(item: _Operand, lists: _Array) -> _Mask:
     array = item.array
     if array is None:
         if item.value is None:
@@ -437,11 +437,11 @@ def _member(item: _Operand, lists: _Array) -> _Mask:
             lists(batch), lambda elements, places: kernels.compare_with("==", elements, value)
         )
 
-    def run(batch: _Batch) -> Any:
+    def run(batch: _TypedBatch) -> Any:
         items = array(batch)
 
         def equal(elements: pa.Array, places: pa.Array) -> pa.Array:
-            rows = kernels.rows_of(places, len(elements))
+            rows = kernels.parent_rows(places, len(elements))
             return kernels.compare("==", elements, items.take(rows))
 
         found = kernels.member(lists(batch), equal)
@@ -457,7 +457,7 @@ def _arithmetic(op: str, left: _Operand, right: _Operand) -> _Operand:
     if (left.array is None and left.value is None) or (right.array is None and right.value is None):
         return _Operand(kind=kind, array=lambda batch: pa.nulls(batch.rows, wanted))
 
-    def run(batch: _Batch) -> pa.Array:
+    def run(batch: _TypedBatch) -> pa.Array:
         numbers = left.values(batch).cast(wanted, safe=False)
         if right.array is None:
             value = right.value if whole else float(right.value)
@@ -477,7 +477,7 @@ def _topic(column: _Array, topic_filter: str) -> _Mask:
         return lambda batch: kernels.compare_with("==", column(batch), topic_filter)
     parent = topic_filter[:-2]
 
-    def run(batch: _Batch) -> Any:
+    def run(batch: _TypedBatch) -> Any:
         topics = column(batch)
         below = pc.starts_with(topics, pattern=f"{parent}/")
         return pc.or_(below, kernels.compare_with("==", topics, parent))
@@ -490,9 +490,9 @@ def _topic_pattern(topic_filter: str) -> str:
     below = levels[-1] == "#"
     if below:
         levels.pop()
-    text = "/".join("[^/]*" if level == "+" else _literally(level) for level in levels)
+    text = "/".join("[^/]*" if level == "+" else _escape_regex(level) for level in levels)
     return rf"(?s)\A{text}{'(?:/.*)?' if below else ''}\z"
 
 
-def _literally(text: str) -> str:
+def _escape_regex(text: str) -> str:
     return "".join(char if char.isalnum() else rf"\x{{{ord(char):x}}}" for char in text)

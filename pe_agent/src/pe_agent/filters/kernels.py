@@ -270,9 +270,9 @@ def member(lists: pa.Array, test: Callable[[pa.Array, pa.Array | None], pa.Array
     first, last = offsets[0].as_py(), offsets[len(lists)].as_py()
     places = pc.subtract(offsets, pa.scalar(first, offsets.type))
     answers = test(lists.values.slice(first, last - first), places)
-    found = _any_in(pc.fill_null(answers, False), places)
+    found = _any_in_row(pc.fill_null(answers, False), places)
     if answers.null_count:
-        unsure = _any_in(pc.is_null(answers), places)
+        unsure = _any_in_row(pc.is_null(answers), places)
         found = pc.if_else(found, True, pc.if_else(unsure, pa.scalar(None, pa.bool_()), False))
     if lists.null_count:
         found = pc.if_else(pc.is_valid(lists), found, pa.scalar(None, pa.bool_()))
@@ -286,16 +286,16 @@ def contiguous(views: pa.Array) -> pa.LargeListArray:
     return pa.LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
 
 
-def rows_of(places: pa.Array, size: int) -> pa.Array:
+def parent_rows(offsets: pa.Array, size: int) -> pa.Array:
     """Return the row of each element, given where each row's elements begin and end."""
-    lists = pa.ListArray if places.type == pa.int32() else pa.LargeListArray
-    return pc.list_parent_indices(lists.from_arrays(places, pa.nulls(size)))
+    lists = pa.ListArray if offsets.type == pa.int32() else pa.LargeListArray
+    return pc.list_parent_indices(lists.from_arrays(offsets, pa.nulls(size)))
 
 
-def _any_in(flags: pa.BooleanArray, places: pa.Array) -> pa.BooleanArray:
+def _any_in_row(flags: pa.BooleanArray, offsets: pa.Array) -> pa.BooleanArray:
     """Tell of each row whether one of its elements is flagged: a difference of running totals."""
     if flags.true_count == 0:
-        return pa.repeat(pa.scalar(False), len(places) - 1)
+        return pa.repeat(pa.scalar(False), len(offsets) - 1)
     running = pc.cumulative_sum(flags.cast(pa.uint8()).cast(pa.int32()))
-    totals = pa.concat_arrays([pa.array([0], pa.int32()), running]).take(places)
+    totals = pa.concat_arrays([pa.array([0], pa.int32()), running]).take(offsets)
     return pc.greater(totals[1:], totals[:-1])

@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pe_agent.functions.typed_properties import as_properties
-from pe_agent.job.port_client import PortLink
-from pe_agent.job.ports import Change, ExportPort, ImportPort, NotAppliedError, names
+from pe_agent.job.port_client import PortClient
+from pe_agent.job.ports import Change, ExportPort, ImportPort, NotAppliedError, drop_null_fields
 from pe_agent.transport.broker_client import (
     BrokerRefusedError,
     BrokerUnavailableError,
@@ -44,8 +44,8 @@ DONE, NO_PORT, INVALID, UNKNOWN = 0, 1, 2, 3
 PROGRAMMED = "programmed"
 
 _PAUSE_SECONDS = 0.02
-_LONGEST_SECONDS = 1e9
-_NOTHING: Mapping[str, Any] = MappingProxyType({"kept": [], "added": [], "cut": []})
+_MAX_SECONDS = 1e9
+_NO_ROUTES: Mapping[str, Any] = MappingProxyType({"kept": [], "added": [], "cut": []})
 _T = TypeVar("_T")
 
 log = logging.getLogger("pe_agent")
@@ -76,7 +76,7 @@ class Outcome(int):
         made = super().__new__(cls, code)
         made.accepted = change is not None
         made.generation = None if change is None else change.generation
-        made.routes = _NOTHING if change is None else change.routes
+        made.routes = _NO_ROUTES if change is None else change.routes
         made.reason = "" if error is None else str(getattr(error, "code", type(error).__name__))
         made.message = "" if error is None else str(error)
         return made
@@ -189,7 +189,7 @@ def get_import_subscription(pe: PE, port: str) -> Known[str]:
         Code 0; 1 also for an import by name; 3 with the last known one.
     """
     return _get(
-        PortLink(pe, "import", port),
+        PortClient(pe, "import", port),
         "subscription",
         lambda body: {"subscription": body["subscription"]},
         lambda known: known["subscription"] or "",
@@ -203,7 +203,7 @@ def get_import_filter(pe: PE, port: str) -> Known[str]:
         Code 0; 1; 3 with the last known one.
     """
     return _get(
-        PortLink(pe, "import", port),
+        PortClient(pe, "import", port),
         "filter",
         lambda body: {"filter": canonical_filter(body["filter"])},
         lambda known: known["filter"] or "",
@@ -223,7 +223,10 @@ def get_import_streams(pe: PE, port: str) -> Known[list[dict[str, str]]]:
         return {"streams": body.get("streams", []), "subscription": None}
 
     return _get(
-        PortLink(pe, "import", port), "streams", read, lambda known: names(known["streams"])
+        PortClient(pe, "import", port),
+        "streams",
+        read,
+        lambda known: drop_null_fields(known["streams"]),
     )
 
 
@@ -260,7 +263,7 @@ def get_export_properties(pe: PE, port: str) -> Known[dict[str, Any]]:
         Code 0; 1 also for an export by name; 3 with the last known ones.
     """
     return _get(
-        PortLink(pe, "export", port),
+        PortClient(pe, "export", port),
         "properties",
         lambda body: {"properties": body},
         lambda known: dict(known["properties"]),
@@ -281,16 +284,16 @@ def _set(
     timeout: float,
 ) -> Outcome:
     if not _is_name(name):
-        return Outcome(NO_PORT, error=_no_name(name))
+        return Outcome(NO_PORT, error=_name_error(name))
     if wait not in (None, PROGRAMMED) or not (isinstance(timeout, int | float) and timeout > 0):
         wrong = f"wait is {wait!r} for {timeout!r} s; give {PROGRAMMED!r} or None, and seconds."
         return Outcome(INVALID, error=ValueError(wrong))
-    deadline = time.monotonic() + min(timeout, _LONGEST_SECONDS)
+    deadline = time.monotonic() + min(timeout, _MAX_SECONDS)
     try:
-        made = change(kind(pe, name, until=deadline))
+        made = change(kind(pe, name, deadline=deadline))
     except Exception as error:
-        return Outcome(_code(error), error=error)
-    if wait is None or _programmed(made, deadline):
+        return Outcome(_code_for(error), error=error)
+    if wait is None or _wait_programmed(made, deadline):
         return Outcome(DONE, made)
     late = NotAppliedError(
         f"generation {made.generation} of {kind.kind} {name} is accepted, but not known to be"
@@ -299,7 +302,7 @@ def _set(
     return Outcome(UNKNOWN, made, late)
 
 
-def _programmed(change: Change, deadline: float) -> bool:
+def _wait_programmed(change: Change, deadline: float) -> bool:
     """Wait until a change holds; what an agent of another release may answer is no answer."""
     while True:
         try:
@@ -312,7 +315,7 @@ def _programmed(change: Change, deadline: float) -> bool:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _code(error: Exception) -> int:
+def _code_for(error: Exception) -> int:
     """Return the code of what came instead of a change."""
     if isinstance(error, UnknownPortError | WrongKindError):
         return NO_PORT
@@ -327,33 +330,33 @@ def _code(error: Exception) -> int:
 
 
 def _get(
-    port: PortLink,
-    part: str,
-    read: Callable[[Any], Mapping[str, Any]],
-    value: Callable[[Mapping[str, Any]], _T],
+    port: PortClient,
+    subresource: str,
+    parse_fields: Callable[[Any], Mapping[str, Any]],
+    pick_value: Callable[[Mapping[str, Any]], _T],
 ) -> Known[_T]:
     """Return a part of a port as the broker has it, or else as it is known here.
 
     Args:
         port: the port.
-        part: of its address.
-        read: makes the fields of a view out of the broker's answer.
-        value: picks the value out of the fields.
+        subresource: of its address.
+        parse_fields: makes the fields of a view out of the broker's answer.
+        pick_value: picks the value out of the fields.
     """
     if not _is_name(port.name):
-        return Known(None, NO_PORT, message=str(_no_name(port.name)))
+        return Known(None, NO_PORT, message=str(_name_error(port.name)))
     try:
-        return Known(value(port.get(part, read)), DONE)
+        return Known(pick_value(port.get(subresource, parse_fields)), DONE)
     except (UnknownPortError, WrongKindError) as error:
         return Known(None, NO_PORT, message=str(error))
     except Exception as error:
-        return Known(_last(port, value), UNKNOWN, stale=True, message=str(error))
+        return Known(_cached_value(port, pick_value), UNKNOWN, stale=True, message=str(error))
 
 
-def _last(port: PortLink, value: Callable[[Mapping[str, Any]], _T]) -> _T | None:
-    known = port.last()
+def _cached_value(port: PortClient, pick_value: Callable[[Mapping[str, Any]], _T]) -> _T | None:
+    known = port.cached_port()
     try:
-        return None if known is None else value(known)
+        return None if known is None else pick_value(known)
     except (LookupError, TypeError):
         return None
 
@@ -362,5 +365,5 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and is_port_name(name)
 
 
-def _no_name(name: object) -> Exception:
+def _name_error(name: object) -> Exception:
     return ValueError(f"{name!r} cannot name a port.")

@@ -16,11 +16,11 @@ _FLOAT = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 _LIST = re.compile(r"list<(\w+)>")
 
 
-def as_properties(given: object) -> dict[str, Value]:
+def as_properties(properties: object) -> dict[str, Value]:
     """Return properties in the one form that is stored.
 
     Args:
-        given: a mapping of names to values, an instance of a dataclass or a named tuple, or
+        properties: a mapping of names to values, an instance of a dataclass or a named tuple, or
             (name, value, type) triples with the types int64, float64, rstring, boolean and
             list<…> of them; a value is its text, or a value of that type.
 
@@ -30,20 +30,23 @@ def as_properties(given: object) -> dict[str, Value]:
     >>> as_properties([("level", "5", "int64"), ("tickers", '["IBM"]', "list<rstring>")])
     {'level': 5, 'tickers': ['IBM']}
     """
-    if isinstance(given, Mapping):
-        return normalise(given)
-    if dataclasses.is_dataclass(given) and not isinstance(given, type):
-        return normalise({f.name: getattr(given, f.name) for f in dataclasses.fields(given)})
-    if isinstance(given, tuple) and hasattr(given, "_asdict"):
-        return normalise(given._asdict())
-    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
-        return normalise(_of_triples(given))
+    if isinstance(properties, Mapping):
+        return normalise(properties)
+    if dataclasses.is_dataclass(properties) and not isinstance(properties, type):
+        return normalise(
+            {f.name: getattr(properties, f.name) for f in dataclasses.fields(properties)}
+        )
+    if isinstance(properties, tuple) and hasattr(properties, "_asdict"):
+        return normalise(properties._asdict())
+    if isinstance(properties, Iterable) and not isinstance(properties, str | bytes):
+        return normalise(_parse_triples(properties))
     raise PropertyError(
-        "", f"{type(given).__name__} is not a mapping, a dataclass or (name, value, type) triples"
+        "",
+        f"{type(properties).__name__} is not a mapping, a dataclass or (name, value, type) triples",
     )
 
 
-def _of_triples(triples: Iterable[object]) -> dict[str, Value]:
+def _parse_triples(triples: Iterable[object]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for triple in triples:
         if not isinstance(triple, tuple | list) or len(triple) != 3:
@@ -53,31 +56,31 @@ def _of_triples(triples: Iterable[object]) -> dict[str, Value]:
             raise PropertyError(str(name), "a name is a text")
         if name in found:
             raise PropertyError(name, "the name stands there twice")
-        found[name] = _value(name, value, type_)
+        found[name] = _parse_value(name, value, type_)
     return found
 
 
-def _value(name: str, value: object, type_: object) -> Any:
+def _parse_value(name: str, value: object, type_: object) -> Any:
     listed = _LIST.fullmatch(type_) if isinstance(type_, str) else None
-    read = _READ.get(listed[1] if listed else str(type_))
+    read = _PARSERS.get(listed[1] if listed else str(type_))
     if read is None:
         raise PropertyError(
-            name, f"the type {type_!r} is none of {', '.join(_READ)}, or list<…> of one of them"
+            name, f"the type {type_!r} is none of {', '.join(_PARSERS)}, or list<…> of one of them"
         )
     try:
-        return [read(item) for item in _items(value)] if listed else read(value)
+        return [read(item) for item in _parse_list(value)] if listed else read(value)
     except ValueError as error:
         raise PropertyError(name, f"{value!r} is not of type {type_}") from error
 
 
-def _items(value: object) -> list[Any]:
-    items = json.loads(value, parse_constant=_refuse) if isinstance(value, str) else value
+def _parse_list(value: object) -> list[Any]:
+    items = json.loads(value, parse_constant=_reject_constant) if isinstance(value, str) else value
     if not isinstance(items, list | tuple):
         raise ValueError(value)
     return list(items)
 
 
-def _refuse(text: str) -> NoReturn:
+def _reject_constant(text: str) -> NoReturn:
     raise ValueError(text)
 
 
@@ -110,7 +113,7 @@ def _boolean(value: object) -> bool:
     raise ValueError(value)
 
 
-_READ: Mapping[str, Callable[[object], Value]] = {
+_PARSERS: Mapping[str, Callable[[object], Value]] = {
     "int64": _int,
     "float64": _float,
     "rstring": _text,

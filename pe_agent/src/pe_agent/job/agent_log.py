@@ -9,18 +9,18 @@ from typing import BinaryIO, TextIO
 
 from pe_agent.agent.reports import log_file as own_log
 
-FORWARDED = "STREAMBROKER_AGENT_LOG"
-MOST_BYTES = 1 << 20
+FORWARD_VARIABLE = "STREAMBROKER_AGENT_LOG"
+MAX_BYTES = 1 << 20
 """Bytes that are forwarded at once, at most."""
 
 
-def forwarding() -> bool:
+def is_forwarding() -> bool:
     """Return whether lines are forwarded: in a pod, or as the environment variable says."""
-    chosen = os.environ.get(FORWARDED)
+    chosen = os.environ.get(FORWARD_VARIABLE)
     return chosen == "forward" if chosen else "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-class AgentLines:
+class AgentLogForwarder:
     """Copies complete lines of ``agent.log`` to a stream, each with a prefix.
 
     Only lines that are written after this object was made are copied. When the agent begins a new
@@ -29,13 +29,13 @@ class AgentLines:
     Args:
         home: the agent's data directory.
         prefix: of each line.
-        to: None for the standard error.
+        stream: None for the standard error.
     """
 
-    def __init__(self, home: Path, prefix: str, to: TextIO | None = None) -> None:
-        self._path, self._prefix, self._to = home / own_log.NAME, prefix, to
+    def __init__(self, home: Path, prefix: str, stream: TextIO | None = None) -> None:
+        self._path, self._prefix, self._stream = home / own_log.LOG_NAME, prefix, stream
         self._file: BinaryIO | None = None
-        self._part = b""
+        self._partial_line = b""
         if self._open() and self._file is not None:
             self._file.seek(0, os.SEEK_END)
 
@@ -71,13 +71,13 @@ class AgentLines:
             return False
 
     def _read(self) -> bytes:
-        return b"" if self._file is None else self._file.read(MOST_BYTES)
+        return b"" if self._file is None else self._file.read(MAX_BYTES)
 
-    def _write(self, read: bytes) -> None:
-        if not read:
+    def _write(self, data: bytes) -> None:
+        if not data:
             return
-        *lines, self._part = (self._part + read).split(b"\n")
-        stream = self._to or sys.stderr
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+        stream = self._stream or sys.stderr
         for line in lines:
             stream.write(f"{self._prefix}{line.decode(errors='replace')}\n")
         stream.flush()

@@ -13,8 +13,8 @@ from typing import Any
 
 from pe_agent.agent.process import read_address
 from pe_agent.agent.reports import log_file as own_log
-from pe_agent.agent.state.recovery_progress import Patience, read_progress, said
-from pe_agent.job.agent_log import AgentLines, forwarding
+from pe_agent.agent.state.recovery_progress import ProgressTimeout, describe_progress, read_progress
+from pe_agent.job.agent_log import AgentLogForwarder, is_forwarding
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
@@ -25,7 +25,7 @@ from streambroker_core.model import PeKey
 
 log = logging.getLogger("pe_agent")
 
-SHOWN_FILE = "broker-token"
+TOKEN_FILE = "broker-token"  # noqa: S105 - the name of a file
 """Where in the data directory an agent finds its token; it looks again, so that who adopts the
 agent can give it another one."""
 START_SECONDS = 60.0
@@ -34,7 +34,7 @@ ADOPT_SECONDS = 60.0
 again whenever its recovery has got on."""
 PING_SECONDS = 0.5
 STOP_SECONDS = 10.0
-KEEPER_SECONDS = 5.0
+KEEP_ALIVE_JOIN_SECONDS = 5.0
 
 
 class AgentFailedError(StreambrokerError):
@@ -74,16 +74,20 @@ class AgentProcess:
         self._broker, self._linger, self._host, self._port = broker, linger, host, port
         self._hint_port, self._broker_ca = hint_port, broker_ca
         self._certificate, self.trust = certificate, trust or AgentTrust()
-        self._clients, self._insecure = clients, agent_tls.insecure(insecure)
-        self._not_adopted = ""
+        self._clients, self._insecure = clients, agent_tls.is_insecure(insecure)
+        self._adopt_error = ""
         self._token = token or Token()
         self._process: subprocess.Popen[bytes] | None = None
-        self._ended = threading.Event()
-        self.beat: list[Any] = []
-        self._lines = AgentLines(home, f"agent {pe.job}/{pe.pe}: ") if forwarding() else None
+        self._stopping = threading.Event()
+        self.beat_callbacks: list[Any] = []
+        self._log_forwarder = (
+            AgentLogForwarder(home, f"agent {pe.job}/{pe.pe}: ") if is_forwarding() else None
+        )
         self.client = self._adopt_or_start(port)
-        self._keeper = threading.Thread(target=self._keep, daemon=True, name="agent keeper")
-        self._keeper.start()
+        self._keep_alive_thread = threading.Thread(
+            target=self._keep_alive, daemon=True, name="agent keeper"
+        )
+        self._keep_alive_thread.start()
 
     @property
     def pe(self) -> PeKey:
@@ -99,7 +103,7 @@ class AgentProcess:
             AgentFailedError: see :meth:`_start`; the directory may be another PE's, or its agent
                 asks callers for less than it is to.
         """
-        patience = Patience(self.home, ADOPT_SECONDS)
+        patience = ProgressTimeout(self.home, ADOPT_SECONDS)
         while True:
             adopted = self._adopt()
             if adopted is not None:
@@ -109,8 +113,8 @@ class AgentProcess:
             except AgentFailedError as error:
                 if "HomeInUse" not in str(error):
                     raise
-                if not patience.lasts():
-                    raise AgentFailedError(f"{error} {self._not_adopted}".rstrip()) from None
+                if not patience.should_wait():
+                    raise AgentFailedError(f"{error} {self._adopt_error}".rstrip()) from None
             time.sleep(0.2)
 
     def _adopt(self) -> AgentClient | None:
@@ -121,7 +125,7 @@ class AgentProcess:
         try:
             pe = client.call("status", timeout=2.0)["pe"]
         except StreambrokerError as error:
-            self._not_adopted = f"It is not adopted: {error}"
+            self._adopt_error = f"It is not adopted: {error}"
             return None
         if pe != str(self._pe):
             raise AgentFailedError(
@@ -130,11 +134,11 @@ class AgentProcess:
             )
         self._check_clients(found)
         if self._token.value is not None:
-            tokens.write(self._token, self.home / SHOWN_FILE)
+            tokens.write(self._token, self.home / TOKEN_FILE)
         log.info("adopted the agent of %s at %s", self._pe, client.location)
         return client
 
-    def _check_clients(self, found: dict[str, Any]) -> None:
+    def _check_clients(self, address: dict[str, Any]) -> None:
         """Refuse an agent that serves callers without a certificate where none are to be served.
 
         It is not ended from here: a kubelet may keep it, and start it again as it was.
@@ -142,10 +146,11 @@ class AgentProcess:
         Raises:
             AgentFailedError: it does, or does not say.
         """
-        wanted = agent_tls.clients_required(self._clients, self._host, insecure=self._insecure)
-        if wanted and found.get("clients") != agent_tls.REQUIRED:
+        wanted = agent_tls.are_clients_required(self._clients, self._host, insecure=self._insecure)
+        if wanted and address.get("clients") != agent_tls.REQUIRED:
             raise AgentFailedError(
-                f"the agent of {self._pe} that lives in {self.home} (process {found['pid']}) serves"
+                f"the agent of {self._pe} that lives in {self.home} (process {address['pid']})"
+                f" serves"
                 " callers without a certificate, and here they are required. End it first:"
                 " by SIGTERM or with `pe.stop(end_agent=True)`, or wait until its `linger` is over;"
                 " its log stays. A sidecar needs `--clients required`."
@@ -158,7 +163,7 @@ class AgentProcess:
             AgentFailedError: it ended or did not answer in time.
         """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.home / own_log.NAME
+        path = self.home / own_log.LOG_NAME
         with path.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 self._command(port),
@@ -167,9 +172,9 @@ class AgentProcess:
                 stderr=output,
                 start_new_session=True,
             )
-        patience = Patience(self.home, START_SECONDS)
-        while patience.lasts() and self._process.poll() is None:
-            client = self._serving(self._process.pid)
+        patience = ProgressTimeout(self.home, START_SECONDS)
+        while patience.should_wait() and self._process.poll() is None:
+            client = self._connect_if_serving(self._process.pid)
             if client is not None:
                 return client
             time.sleep(0.02)
@@ -177,13 +182,14 @@ class AgentProcess:
             # The agent that serves, if one does, is somebody else's.
             self._process = None
         raise AgentFailedError(
-            f"the agent of {self._pe} did not start: {self._last_words(path)} (all of it in {path})"
+            f"the agent of {self._pe} did not start: {self._failure_reason(path)} (all of it in"
+            f" {path})"
         )
 
-    def _last_words(self, path: Path) -> str:
+    def _failure_reason(self, path: Path) -> str:
         found = read_progress(self.home) if self._process is not None else None
         if found is not None:
-            return f"it stands still in its recovery, at {said(found)}"
+            return f"it stands still in its recovery, at {describe_progress(found)}"
         lines = path.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
@@ -222,10 +228,10 @@ class AgentProcess:
             command += ["--clients", self._clients]
         if self._insecure:
             command += ["--insecure"]
-        command += ["--token-file", str(tokens.write(self._token, self.home / SHOWN_FILE))]
+        command += ["--token-file", str(tokens.write(self._token, self.home / TOKEN_FILE))]
         return command
 
-    def _serving(self, pid: int) -> AgentClient | None:
+    def _connect_if_serving(self, pid: int) -> AgentClient | None:
         """Return a client of the process once it answers.
 
         A connection that was refused a moment ago is refused from memory for a while, so one
@@ -241,16 +247,16 @@ class AgentProcess:
             return None
         return client
 
-    def _keep(self) -> None:
+    def _keep_alive(self) -> None:
         """Say that the driver lives; start the agent again when it is gone."""
         failures = 0
-        while not self._ended.wait(PING_SECONDS):
+        while not self._stopping.wait(PING_SECONDS):
             try:
-                if self._lines is not None:
-                    self._lines.copy()
+                if self._log_forwarder is not None:
+                    self._log_forwarder.copy()
                 self.client.call("driver.renew", timeout=2.0)
                 failures = 0
-                for told in list(self.beat):
+                for told in list(self.beat_callbacks):
                     told()
                 continue
             except AgentUnreachableError:
@@ -259,7 +265,7 @@ class AgentProcess:
                 # A listener's fault must not end this thread: it restarts the agent.
                 log.warning("agent: %s", error)
                 continue
-            if self._is_dead(failures) and not self._ended.is_set():
+            if self._is_dead(failures) and not self._stopping.is_set():
                 self._restart()
 
     def _is_dead(self, failures: int) -> bool:
@@ -276,17 +282,17 @@ class AgentProcess:
 
     def stop(self, *, end_agent: bool) -> None:
         """Let go of the agent; ``end_agent`` ends its process, else it serves on for linger."""
-        self._ended.set()
-        if self._keeper is not threading.current_thread():
-            self._keeper.join(KEEPER_SECONDS)
+        self._stopping.set()
+        if self._keep_alive_thread is not threading.current_thread():
+            self._keep_alive_thread.join(KEEP_ALIVE_JOIN_SECONDS)
         try:
             if end_agent:
-                self._end()
+                self._end_agent()
         finally:
-            if self._lines is not None:
-                self._lines.close()
+            if self._log_forwarder is not None:
+                self._log_forwarder.close()
 
-    def _end(self) -> None:
+    def _end_agent(self) -> None:
         try:
             self.client.call("stop", timeout=2.0)
         except StreambrokerError as error:

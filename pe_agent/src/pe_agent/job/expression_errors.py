@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from pe_agent.transport.broker_client import BrokerRefusedError
-from streambroker_core.errors import ExpressionError, pointed
+from streambroker_core.errors import ExpressionError, pointer_lines
 
-_FIELDS = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}
+_FIELD_BY_CODE = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}
 
 
 @contextmanager
-def pointing(texts: Mapping[str, Any]) -> Iterator[None]:
+def mark_expression_errors(texts: Mapping[str, Any]) -> Iterator[None]:
     """Add the line of the expression and a caret to a refusal of one.
 
     Args:
@@ -28,6 +28,6 @@ def pointing(texts: Mapping[str, Any]) -> Iterator[None]:
         position = (
             error.position if isinstance(error, ExpressionError) else error.problem.get("position")
         )
-        text = texts.get(_FIELDS.get(error.code, ""))
-        error.args = ("\n".join([str(error), *pointed(text, position)]),)
+        text = texts.get(_FIELD_BY_CODE.get(error.code, ""))
+        error.args = ("\n".join([str(error), *pointer_lines(text, position)]),)
         raise

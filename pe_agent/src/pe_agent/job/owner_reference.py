@@ -21,14 +21,14 @@ class OwnerError(StreambrokerError):
     code = "OwnerInvalid"
 
 
-def given(owner: Mapping[str, str] | None) -> dict[str, str] | None:
+def resolve_owner(owner: Mapping[str, str] | None) -> dict[str, str] | None:
     """Return the owner that a job was given, or that of ``$STREAMBROKER_OWNER``, JSON; or None.
 
     Raises:
         OwnerError: it has not the four fields, or is a pod.
     """
     if owner is not None:
-        return _checked(owner, "owner")
+        return _check_owner(owner, "owner")
     text = os.environ.get(VARIABLE)
     if not text:
         return None
@@ -36,10 +36,10 @@ def given(owner: Mapping[str, str] | None) -> dict[str, str] | None:
         found = json.loads(text)
     except ValueError as error:
         raise OwnerError(f"${VARIABLE} is not JSON: {error}.") from error
-    return _checked(found, f"${VARIABLE}")
+    return _check_owner(found, f"${VARIABLE}")
 
 
-def _checked(owner: object, where: str) -> dict[str, str]:
+def _check_owner(owner: object, where: str) -> dict[str, str]:
     wanted = f"{where} has to have {', '.join(FIELDS)}, each a text that is not empty, and no more."
     if not isinstance(owner, Mapping) or set(owner) != set(FIELDS):
         raise OwnerError(wanted)

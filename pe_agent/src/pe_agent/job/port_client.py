@@ -20,61 +20,63 @@ from streambroker_core.errors import StreambrokerError
 if TYPE_CHECKING:
     from pe_agent.pe import PE
 
-DECLARED_SECONDS = 5.0
+DECLARE_WAIT_SECONDS = 5.0
 """How long a port is waited for that the job has declared, until the broker has it."""
-LOST_SECONDS = 10.0
+RETRY_LOST_SECONDS = 10.0
 """How long a change is asked for again whose answer was lost."""
-AGAIN_SECONDS = 0.1
+RETRY_SECONDS = 0.1
 CHANGE_SECONDS = 5.0
 READ_SECONDS = 2.0
-SHORTEST_SECONDS = 0.05
+MIN_TIMEOUT_SECONDS = 0.05
 """What a request gets at least, however little time is left."""
 
 
-class PortLink:
+class PortClient:
     """One port, as the broker, the agent and this program know it.
 
     Args:
         pe: whose port it is.
         kind: ``export`` or ``import``.
         name: of the port.
-        until: when the caller wants an answer at the latest (monotonic); no end by default.
+        deadline: when the caller wants an answer at the latest (monotonic); no end by default.
     """
 
-    def __init__(self, pe: PE, kind: str, name: str, *, until: float = math.inf) -> None:
+    def __init__(self, pe: PE, kind: str, name: str, *, deadline: float = math.inf) -> None:
         self._pe, self.kind, self.name = pe, kind, name
-        self._until = until
+        self._deadline = deadline
         self._path = f"{pe_path(pe.key.job, pe.key.pe)}/{kind}/{name}"
 
-    def last(self) -> dict[str, Any] | None:
+    def cached_port(self) -> dict[str, Any] | None:
         """Return the port as it is known here; never raises."""
-        return self._pe.known.port(self.kind, self.name)
+        return self._pe.view_cache.port(self.kind, self.name)
 
-    def in_view(self) -> dict[str, Any] | None:
+    def port_in_view(self) -> dict[str, Any] | None:
         """Return the port as the agent has it; never raises."""
-        return self._pe.known.in_view(self.kind, self.name)
+        return self._pe.view_cache.port_in_view(self.kind, self.name)
 
-    def get(self, part: str, read: Callable[[Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+    def get(
+        self, subresource: str, parse_fields: Callable[[Any], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
         """Return a part of the port as the broker has it now.
 
         Args:
-            part: of its address.
-            read: makes the fields of a view out of the answer.
+            subresource: of its address.
+            parse_fields: makes the fields of a view out of the answer.
 
         Raises:
             BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
         """
-        answer = self.ask("GET", part)
+        answer = self.request("GET", subresource)
         uid, _, generation = answer.headers.get("etag", "").strip('"').rpartition(".")
         if not uid or not generation.isdigit():
             raise BrokerUnavailableError("what answers there is not the broker.")
-        fields = read(answer.body)
-        self._remember(uid, int(generation), fields)
+        fields = parse_fields(answer.body)
+        self._cache(uid, int(generation), fields)
         return fields
 
     def put(
         self,
-        part: str,
+        subresource: str,
         body: Any,
         fields: Mapping[str, Any],
         *,
@@ -83,7 +85,7 @@ class PortLink:
         """Change a part of the port and return the broker's answer.
 
         Args:
-            part: of its address; empty for the whole.
+            subresource: of its address; empty for the whole.
             body: what to send.
             fields: what a view has afterwards.
             headers: conditions.
@@ -91,7 +93,7 @@ class PortLink:
         Raises:
             BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
         """
-        answer = self.ask("PUT", part, body, headers=headers).body
+        answer = self.request("PUT", subresource, body, headers=headers).body
         try:
             made: dict[str, Any] = {**answer, "generation": int(answer["generation"])}
             uid = str(made["uid"])
@@ -101,61 +103,66 @@ class PortLink:
                 f" change of {self.kind} {self.name} was made is not known.",
                 sent=True,
             ) from error
-        self._remember(uid, made["generation"], fields)
+        self._cache(uid, made["generation"], fields)
         return made
 
-    def _remember(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
-        self._pe.known.remember(self.kind, self.name, uid=uid, generation=generation, fields=fields)
+    def _cache(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
+        self._pe.view_cache.update_port(
+            self.kind, self.name, uid=uid, generation=generation, fields=fields
+        )
 
-    def ask(
+    def request(
         self,
         method: str,
-        part: str = "",
+        subresource: str = "",
         body: Any = None,
         *,
         headers: Mapping[str, str] | None = None,
-        patient: bool = True,
+        await_declared: bool = True,
     ) -> BrokerAnswer:
         """Ask the broker.
 
         Args:
             method: GET, or that of a change.
-            part: of the port's address; empty for the whole.
+            subresource: of the port's address; empty for the whole.
             body: what to send.
             headers: conditions.
-            patient: wait for a port that the job has declared and the broker does not have yet.
+            await_declared: wait for a port that the job has declared and the broker does not have
+                yet.
 
         Raises:
             BrokerUnavailableError: no answer; ``sent`` says whether a change may have been made.
             BrokerRefusedError: the broker says no, and why.
         """
-        path = f"{self._path}/{part}" if part else self._path
-        deadline = self._at_most(DECLARED_SECONDS)
+        path = f"{self._path}/{subresource}" if subresource else self._path
+        deadline = self._deadline_after(DECLARE_WAIT_SECONDS)
         while True:
             try:
                 if method == "GET":
-                    return self._pe.broker().request(method, path, timeout=self._left(READ_SECONDS))
-                return self._change(method, path, body, headers or {})
+                    return self._pe.broker().request(
+                        method, path, timeout=self._remaining(READ_SECONDS)
+                    )
+                return self._change_with_retry(method, path, body, headers or {})
             except UnknownPortError:
-                if not patient or time.monotonic() > deadline or not self._on_its_way():
+                if not await_declared or time.monotonic() > deadline or not self._is_declared():
                     raise
             time.sleep(0.05)
 
-    def _at_most(self, seconds: float) -> float:
+    def _deadline_after(self, seconds: float) -> float:
         """Return when an attempt ends that may take so long from now on."""
-        return min(time.monotonic() + seconds, self._until)
+        return min(time.monotonic() + seconds, self._deadline)
 
-    def _left(self, seconds: float) -> float:
+    def _remaining(self, seconds: float) -> float:
         """Return how long one request may take, in seconds."""
-        return max(SHORTEST_SECONDS, self._at_most(seconds) - time.monotonic())
+        return max(MIN_TIMEOUT_SECONDS, self._deadline_after(seconds) - time.monotonic())
 
-    def _on_its_way(self) -> bool:
+    def _is_declared(self) -> bool:
         try:
             return f"{self.kind}/{self.name}" in self._pe.status()["declarations"]
         except StreambrokerError:
             return False
 
-    def _change(
+    def _change_with_retry(
         self, method: str, path: str, body: Any, headers: Mapping[str, str]
     ) -> BrokerAnswer:
         """Make a change, and ask for it again if the answer was lost.
@@ -164,26 +171,26 @@ class PortLink:
         answers as the first time. One that never reached the broker is not repeated.
         """
         sent = {**headers, "Request-Id": secrets.token_hex(16)}
-        deadline, perhaps_made = self._at_most(LOST_SECONDS), False
+        deadline, perhaps_made = self._deadline_after(RETRY_LOST_SECONDS), False
         while True:
             try:
                 return self._pe.broker().request(
-                    method, path, body, headers=sent, timeout=self._left(CHANGE_SECONDS)
+                    method, path, body, headers=sent, timeout=self._remaining(CHANGE_SECONDS)
                 )
             except BrokerUnavailableError as error:
                 perhaps_made = perhaps_made or error.sent
                 if not perhaps_made:
                     raise
                 if time.monotonic() > deadline:
-                    raise self._lost(error) from error
+                    raise self._lost_answer_error(error) from error
             except BrokerRefusedError as error:
                 if not (perhaps_made and error.status >= 500):
                     raise
                 if time.monotonic() > deadline:
-                    raise self._lost(error) from error
-            time.sleep(AGAIN_SECONDS)
+                    raise self._lost_answer_error(error) from error
+            time.sleep(RETRY_SECONDS)
 
-    def _lost(self, error: Exception) -> BrokerUnavailableError:
+    def _lost_answer_error(self, error: Exception) -> BrokerUnavailableError:
         return BrokerUnavailableError(
             f"the answer to the change of {self.kind} {self.name} was lost, and the broker did not"
             f" answer again: whether it was made is not known. {error}",

@@ -17,17 +17,17 @@ class PortMissingError(StreambrokerError, KeyError):
     __str__ = Exception.__str__
 
 
-class KnownPorts(dict[str, P]):
+class PortsByName(dict[str, P]):
     """Ports by name.
 
     Args:
         kind: ``import`` or ``export``.
-        made: what makes one.
+        method: what makes one.
     """
 
-    def __init__(self, kind: str, made: str) -> None:
+    def __init__(self, kind: str, method: str) -> None:
         super().__init__()
-        self._kind, self._made = kind, made
+        self._kind, self._method = kind, method
 
     def __missing__(self, name: object) -> P:
         """Refuse a name that is not known.
@@ -39,6 +39,6 @@ class KnownPorts(dict[str, P]):
         meant = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(sorted(self)) or "none yet"
         raise PortMissingError(
-            f"this PE has no {self._kind} {name!r}.{meant} Known: {known}. {self._made}() makes"
+            f"this PE has no {self._kind} {name!r}.{meant} Known: {known}. {self._method}() makes"
             " one."
         )

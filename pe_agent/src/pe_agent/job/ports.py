@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.job.expression_errors import pointing
-from pe_agent.job.port_client import PortLink
+from pe_agent.job.expression_errors import mark_expression_errors
+from pe_agent.job.port_client import PortClient
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.matching import canonical_filter
@@ -49,7 +49,7 @@ class Change:
     generation: int
     routes: Mapping[str, Any]
     _wait: Callable[[int, float], Mapping[str, Any]] = field(repr=False)
-    _programmed: Callable[[int], bool] = field(repr=False)
+    _is_programmed: Callable[[int], bool] = field(repr=False)
 
     def programmed(self) -> bool:
         """Say whether it holds: the agent follows it, and every living reader has pinned it.
@@ -60,7 +60,7 @@ class Change:
         Raises:
             AgentUnreachableError: the agent does not answer.
         """
-        return self._programmed(self.generation)
+        return self._is_programmed(self.generation)
 
     def wait_applied(self, timeout: float = 30.0) -> Mapping[str, Any]:
         """Wait until the change holds and say where.
@@ -81,19 +81,19 @@ class _Port:
     Args:
         pe: whose port it is.
         name: of the port.
-        until: when the broker is asked no more (monotonic); no end by default.
+        deadline: when the broker is asked no more (monotonic); no end by default.
     """
 
     kind = ""
 
-    def __init__(self, pe: PE, name: str, *, until: float = math.inf) -> None:
+    def __init__(self, pe: PE, name: str, *, deadline: float = math.inf) -> None:
         self._pe, self.name = pe, name
-        self._link = PortLink(pe, self.kind, name, until=until)
+        self._client = PortClient(pe, self.kind, name, deadline=deadline)
 
     @property
     def routes(self) -> list[dict[str, Any]]:
         """The port's routes as the agent knows them; last known while it does not answer."""
-        known = self._link.in_view()
+        known = self._client.port_in_view()
         return [] if known is None else list(known["routes"])
 
     @property
@@ -103,9 +103,9 @@ class _Port:
         True while the broker is away, while nothing is known, and for the moment in which the
         change of somebody else has not reached the agent. Asks the broker.
         """
-        known = self._link.last()
+        known = self._client.cached_port()
         try:
-            metadata = self._link.ask("GET", patient=False).body["metadata"]
+            metadata = self._client.request("GET", await_declared=False).body["metadata"]
             now = (metadata["uid"], metadata["generation"])
         except Exception:
             return True
@@ -142,21 +142,24 @@ class _Port:
 
     def _put(
         self,
-        part: str,
+        subresource: str,
         body: Any,
         fields: Mapping[str, Any],
         headers: Mapping[str, str] | None = None,
     ) -> Change:
-        answer = self._link.put(part, body, fields, headers=headers)
+        answer = self._client.put(subresource, body, fields, headers=headers)
         return Change(
-            int(answer["generation"]), answer.get("routes", {}), self._applied, self._programmed
+            int(answer["generation"]),
+            answer.get("routes", {}),
+            self._wait_applied,
+            self._is_programmed,
         )
 
-    def _applied(self, generation: int, timeout: float) -> Mapping[str, Any]:
+    def _wait_applied(self, generation: int, timeout: float) -> Mapping[str, Any]:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             try:
-                held = self._holds(generation)
+                held = self._get_applied(generation)
             except StreambrokerError:
                 held = None
             if held is not None:
@@ -167,10 +170,10 @@ class _Port:
             f" after {timeout:g} s: is the query running, and the agent connected to the broker?"
         )
 
-    def _holds(self, generation: int) -> Mapping[str, Any] | None:
+    def _get_applied(self, generation: int) -> Mapping[str, Any] | None:
         raise AssertionError(generation)
 
-    def _programmed(self, generation: int) -> bool:
+    def _is_programmed(self, generation: int) -> bool:
         raise AssertionError(generation)
 
 
@@ -182,20 +185,20 @@ class ImportPort(_Port):
     @property
     def filter(self) -> str | None:
         """The filter, None for none; last known while nobody answers (see ``stale``)."""
-        known = self._link.last()
+        known = self._client.cached_port()
         return None if known is None else known.get("filter")
 
     @property
     def subscription(self) -> str | None:
         """The subscription, None for none; last known while nobody answers (see ``stale``)."""
-        known = self._link.last()
+        known = self._client.cached_port()
         return None if known is None else known.get("subscription")
 
     @property
     def streams(self) -> list[dict[str, str]]:
         """The streams imported by name; last known while nobody answers (see ``stale``)."""
-        known = self._link.last()
-        return [] if known is None else names(known.get("streams"))
+        known = self._client.cached_port()
+        return [] if known is None else drop_null_fields(known.get("streams"))
 
     def set_subscription(self, subscription: str, *, keep_kind: bool = False) -> Change:
         """Replace the subscription; filter and scope stay.
@@ -212,7 +215,7 @@ class ImportPort(_Port):
         """
         body = {"subscription": subscription}
         part = "subscription" if keep_kind else "streams"
-        with pointing(body):
+        with mark_expression_errors(body):
             parse(subscription, "subscription")
             return self._put(part, body, {**body, "streams": []})
 
@@ -236,17 +239,17 @@ class ImportPort(_Port):
             BrokerUnavailableError: the broker does not answer.
         """
         body = {"filter": filter or ""}
-        with pointing(body):
+        with mark_expression_errors(body):
             parse(body["filter"], "filter")
             return self._put("filter", body, {"filter": canonical_filter(filter)})
 
-    def _programmed(self, generation: int) -> bool:
-        known = self._link.in_view()
+    def _is_programmed(self, generation: int) -> bool:
+        known = self._client.port_in_view()
         if known is None or known["generation"] < generation:
             return False
-        return all(p.get("generation", 0) >= generation for p in self._pinned().values())
+        return all(p.get("generation", 0) >= generation for p in self._pinned_by_reader().values())
 
-    def _pinned(self) -> dict[str, Any]:
+    def _pinned_by_reader(self) -> dict[str, Any]:
         readers = self._pe.status()["imports"]["readers"]
         return {
             id_: r["pinned"]
@@ -254,9 +257,9 @@ class ImportPort(_Port):
             if r["import"].endswith(f"/{self.name}") and r["alive"]
         }
 
-    def _holds(self, generation: int) -> Mapping[str, Any] | None:
+    def _get_applied(self, generation: int) -> Mapping[str, Any] | None:
         """Return what each living reader has pinned once all have the generation."""
-        mine = self._pinned()
+        mine = self._pinned_by_reader()
         if mine and all(p.get("generation", 0) >= generation for p in mine.values()):
             return mine
         return None
@@ -268,18 +271,18 @@ class ExportPort(_Port):
     Args:
         pe: whose port it is.
         name: of the port.
-        until: when the broker is asked no more (monotonic); no end by default.
+        deadline: when the broker is asked no more (monotonic); no end by default.
         query: what publishes there, if it was started here.
     """
 
     kind = "export"
 
     def __init__(
-        self, pe: PE, name: str, *, until: float = math.inf, query: StreamingQuery | None = None
+        self, pe: PE, name: str, *, deadline: float = math.inf, query: StreamingQuery | None = None
     ) -> None:
-        super().__init__(pe, name, until=until)
+        super().__init__(pe, name, deadline=deadline)
         self._query = query
-        self._ids = (None, None) if query is None else (str(query.id), str(query.runId))
+        self._query_and_run = (None, None) if query is None else (str(query.id), str(query.runId))
 
     def finish(self) -> None:
         """Say that nothing more will come: importers that wait for the end are told.
@@ -296,13 +299,13 @@ class ExportPort(_Port):
                 f"the query that publishes to {self.name} is active: stop it, or wait for its end"
                 " (awaitTermination), then finish."
             )
-        query, run = self._ids
+        query, run = self._query_and_run
         self._pe.agent.call("publisher.finish", export=self.name, query=query, run=run)
 
     @property
     def properties(self) -> dict[str, Any] | None:
         """The properties, None of an export by name; last known while nobody answers."""
-        known = self._link.last()
+        known = self._client.cached_port()
         return None if known is None else known.get("properties")
 
     def set_properties(self, properties: Mapping[str, Any]) -> Change:
@@ -319,17 +322,17 @@ class ExportPort(_Port):
 
     def set_congestion_policy(self, policy: str) -> Change:
         """Change ``wait`` to ``drop`` or back; a waiting writer hears of it by hint."""
-        found = self._link.ask("GET")
+        found = self._client.request("GET")
         spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
         spec["congestionPolicy"] = policy
         match = {"If-Match": found.headers["etag"]}
         return self._put("", spec, {"congestionPolicy": policy}, match)
 
-    def _programmed(self, generation: int) -> bool:
-        return self._holds(generation) is not None
+    def _is_programmed(self, generation: int) -> bool:
+        return self._get_applied(generation) is not None
 
-    def _holds(self, generation: int) -> Mapping[str, Any] | None:
-        known = self._link.in_view()
+    def _get_applied(self, generation: int) -> Mapping[str, Any] | None:
+        known = self._client.port_in_view()
         if known is not None and known["generation"] >= generation:
             return {"routes": known["routes"]}
         return None
@@ -342,6 +345,6 @@ def _is_active(query: StreamingQuery | None) -> bool:
         return False  # the session has ended, and its queries with it
 
 
-def names(streams: Sequence[Mapping[str, str | None]] | None) -> list[dict[str, str]]:
+def drop_null_fields(streams: Sequence[Mapping[str, str | None]] | None) -> list[dict[str, str]]:
     """Return streams by name without what they do not say."""
     return [{k: v for k, v in stream.items() if v is not None} for stream in streams or ()]

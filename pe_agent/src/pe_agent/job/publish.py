@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.datasource.options import ddl_of
+from pe_agent.datasource.options import format_ddl
 from pe_agent.job.ports import ExportPort
 from pe_agent.job.subscribe import ArgumentError
-from pe_agent.spark.batch_size import counted_in_rows
+from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
-from pe_agent.spark.session import active
+from pe_agent.spark.session import active_session
 from streambroker_core.model.properties import normalise
 from streambroker_core.model.schema import parse_ddl, to_items
 
@@ -32,13 +32,14 @@ class Sink:
         exports: columns and settings of each export, by port.
         format: of the sink.
         options: of the sink, beside those by which it finds the agent.
-        counted: columns that decide whether batches are cut by rows; None for all of the frame.
+        sizing_schema: columns that decide whether batches are cut by rows; None for all of the
+            frame.
     """
 
     exports: Mapping[str, tuple[StructType, Mapping[str, Any]]]
     format: str = "streambroker"
     options: Mapping[str, str] = field(default_factory=dict)
-    counted: StructType | None = None
+    sizing_schema: StructType | None = None
 
 
 def publish(
@@ -85,7 +86,7 @@ def publish(
         buffer=buffer,
     )
     sink = Sink(exports={port: (frame.schema, spec)}, options={"export": port})
-    return start(
+    return start_query(
         pe,
         frame,
         sink,
@@ -127,7 +128,7 @@ def export_spec(
     return spec
 
 
-def start(
+def start_query(
     pe: PE,
     frame: DataFrame,
     sink: Sink,
@@ -139,14 +140,14 @@ def start(
 ) -> StreamingQuery:
     """Declare the exports of a sink, and start the query that publishes to them."""
     for port, (columns, spec) in sink.exports.items():
-        schema = to_items(parse_ddl(ddl_of(columns)))
+        schema = to_items(parse_ddl(format_ddl(columns)))
         pe._declare("export", port, dict(spec), redeclare=redeclare, schema=schema)
         pe.exports[port] = ExportPort(pe, port)
     sources, ports = pe._queries.sources(frame), tuple(sink.exports)
     pe._queries.announce(ports, sources)
     writer = (
         frame.writeStream.format(sink.format)
-        .options(**pe._to_agent(), **sink.options)
+        .options(**pe._agent_options(), **sink.options)
         .option("checkpointLocation", str(checkpoint))
         .outputMode("append")
     )
@@ -155,8 +156,8 @@ def start(
     if query_name is not None:
         writer = writer.queryName(query_name)
     with (
-        counted_in_rows(frame.sparkSession, sink.counted or frame.schema),
-        active(frame.sparkSession),
+        limit_batches_by_rows(frame.sparkSession, sink.sizing_schema or frame.schema),
+        active_session(frame.sparkSession),
     ):
         query = with_cause_first(writer.start())
     for port in ports:

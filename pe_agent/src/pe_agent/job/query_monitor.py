@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pe_agent")
 
-TELL_SECONDS = 2.0
+REPORT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What a query reads: imports of this PE by their frames, and whether other streams, too.
 
-    With ``stop`` it ends when all of them have.
+    With ``stops_at_end`` it ends when all of them have.
     """
 
     frames: tuple[str, ...] = ()
-    foreign: bool = False
-    stop: bool = False
+    has_foreign: bool = False
+    stops_at_end: bool = False
 
 
 @dataclass(slots=True)
-class Running:
-    """A query that runs; ``ports`` are the exports it publishes to, ``told`` when the agent was."""
+class RunningQuery:
+    """A query that runs, the exports it publishes to, and when it was reported to the agent."""
 
     query: StreamingQuery
     id: str
-    run: str
+    run_id: str
     ports: tuple[str, ...] = ()
     sources: Sources = Sources()
-    told: float = -TELL_SECONDS
+    reported_at: float = -REPORT_SECONDS
 
     def is_active(self) -> bool:
         """Whether it runs; False if the session has ended, and its queries with it."""
@@ -56,36 +56,36 @@ class Running:
             return False
 
 
-class Queries:
+class QueryMonitor:
     """All queries of the session that concern one PE.
 
     Attributes:
-        watched: the agent is told with each beat which queries of the session run.
+        reports_running: the agent is told with each beat which queries of the session run.
     """
 
     def __init__(self, spark: SparkSession, agent: Callable[[], AgentClient]) -> None:
         self._spark = spark
         self._agent = agent
-        self._running: list[Running] = []
-        self._foreign: set[str] = set()
-        self._beating = threading.Lock()
-        self.watched = False
+        self._running: list[RunningQuery] = []
+        self._foreign_runs: set[str] = set()
+        self._beat_lock = threading.Lock()
+        self.reports_running = False
 
     def sources(self, frame: DataFrame) -> Sources:
         """Return what a frame reads."""
-        return self._sources(frame._jdf.queryExecution().analyzed())
+        return self._read_sources(frame._jdf.queryExecution().analyzed())
 
     def announce(self, ports: tuple[str, ...], sources: Sources) -> None:
         """Tell the agent of a query that is about to start, and to which exports it publishes."""
-        self._begin(None, None, ports, sources)
+        self._report_begin(None, None, ports, sources)
 
     def add(self, ports: tuple[str, ...], query: StreamingQuery, sources: Sources) -> None:
         """A query has been started."""
-        running = Running(query, str(query.id), str(query.runId), ports, sources)
-        with self._beating:
-            self._running = [r for r in self._running if r.run != running.run] + [running]
+        running = RunningQuery(query, str(query.id), str(query.runId), ports, sources)
+        with self._beat_lock:
+            self._running = [r for r in self._running if r.run_id != running.run_id] + [running]
             try:
-                self._tell(running)
+                self._report(running)
             except StreambrokerError as error:
                 log.info("the agent is told of query %s with the next beat: %s", running.id, error)
 
@@ -94,38 +94,38 @@ class Queries:
 
         Told by the thread that keeps the agent, and by who stops the PE meanwhile.
         """
-        with self._beating:
+        with self._beat_lock:
             for running in list(self._running):
                 if running.is_active():
                     self._renew(running)
                 else:
                     self._running.remove(running)
-                    self._end(running)
+                    self._report_end(running)
             try:
-                self._find()
+                self._discover_queries()
             except Exception as error:  # the session has ended, or is none of this process
                 log.debug("queries of the session are not known: %s", error)
 
-    def _renew(self, running: Running) -> None:
+    def _renew(self, running: RunningQuery) -> None:
         for port in running.ports:
             self._agent().call("publisher.renew", export=port, query=running.id)
-        if time.monotonic() >= running.told + TELL_SECONDS:
-            self._tell(running)
+        if time.monotonic() >= running.reported_at + REPORT_SECONDS:
+            self._report(running)
 
-    def _end(self, running: Running) -> None:
+    def _report_end(self, running: RunningQuery) -> None:
         if running.sources.frames:
-            self._agent().call("query.end", query=running.id, run=running.run)
+            self._agent().call("query.end", query=running.id, run=running.run_id)
         for port in running.ports:
             self._agent().call("publisher.renounce", export=port, query=running.id)
 
-    def _tell(self, running: Running) -> None:
-        ended = self._begin(running.id, running.run, running.ports, running.sources)
-        running.told = time.monotonic()
-        if ended and running.sources.stop:
+    def _report(self, running: RunningQuery) -> None:
+        ended = self._report_begin(running.id, running.run_id, running.ports, running.sources)
+        running.reported_at = time.monotonic()
+        if ended and running.sources.stops_at_end:
             log.info("query %s ends: all that it reads has ended", running.id)
             threading.Thread(target=running.query.stop, daemon=True).start()
 
-    def _begin(
+    def _report_begin(
         self, id_: str | None, run: str | None, ports: tuple[str, ...], sources: Sources
     ) -> bool:
         """Tell the agent; return whether all that the query reads has ended and is read."""
@@ -137,35 +137,35 @@ class Queries:
                 run=run,
                 exports=list(ports),
                 frames=list(sources.frames),
-                foreign=sources.foreign,
+                foreign=sources.has_foreign,
             )
         return bool(answer.get("ended"))
 
-    def _find(self) -> None:
+    def _discover_queries(self) -> None:
         """Take in the queries of the session that read imports of this PE into other sinks."""
-        known = {r.run for r in self._running}
+        known = {r.run_id for r in self._running}
         active = {str(q.runId): q for q in self._spark.streams.active}
-        if self.watched:
+        if self.reports_running:
             self._agent().call("sides.running", queries=sorted(str(q.id) for q in active.values()))
-        self._foreign &= set(active)
-        for run in active.keys() - known - self._foreign:
+        self._foreign_runs &= set(active)
+        for run in active.keys() - known - self._foreign_runs:
             query: Any = active[run]
-            sources = self._sources(query._jsq.streamingQuery().analyzedPlan())
+            sources = self._read_sources(query._jsq.streamingQuery().analyzedPlan())
             if sources.frames:
-                self._running.append(Running(query, str(query.id), run, (), sources))
-                self._tell(self._running[-1])
+                self._running.append(RunningQuery(query, str(query.id), run, (), sources))
+                self._report(self._running[-1])
             else:
-                self._foreign.add(run)
+                self._foreign_runs.add(run)
 
-    def _sources(self, plan: Any) -> Sources:
+    def _read_sources(self, plan: Any) -> Sources:
         leaves = plan.collectLeaves()
         streaming = [s for s in map(leaves.apply, range(leaves.size())) if s.isStreaming()]
-        own = {frame: leaf for leaf in streaming if (frame := self._frame(leaf)) is not None}
+        own = {frame: leaf for leaf in streaming if (frame := self._frame_id(leaf)) is not None}
         stop = [leaf.extraOptions().get("stopAtEnd") == "true" for leaf in own.values()]
-        foreign = any(self._frame(leaf) is None for leaf in streaming)
+        foreign = any(self._frame_id(leaf) is None for leaf in streaming)
         return Sources(tuple(own), foreign, all(stop))
 
-    def _frame(self, leaf: Any) -> str | None:
+    def _frame_id(self, leaf: Any) -> str | None:
         """Return the name of an import of this PE that ``subscribe`` has opened, else None."""
         if leaf.getClass().getSimpleName() != "StreamingRelationV2":
             return None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from streambroker_core.control.tuples import (
-    EVERYBODY,
+    ALL_TARGETS,
     ControlError,
     Delivery,
     Target,
@@ -18,7 +18,7 @@ from streambroker_core.control.tuples import (
 )
 from streambroker_core.control.tuples.envelope import encode_target
 from streambroker_core.control.tuples.payloads import encode
-from streambroker_core.control.tuples.request import read_emission
+from streambroker_core.control.tuples.request import parse_control_request
 
 if TYPE_CHECKING:
     from pe_agent.pe import PE
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.1
 
 
-class Emitted:
+class SentControl:
     """A tuple that was emitted; the agent has it on its disk.
 
     Attributes:
         id: its identity.
     """
 
-    def __init__(self, answer: Mapping[str, Any], ask: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, answer: Mapping[str, Any], fetch_state: Callable[[], dict[str, Any]]
+    ) -> None:
         self.id = str(answer["id"])
-        self._ask = ask
+        self._fetch_state = fetch_state
 
     def state(self) -> dict[str, Any]:
         """Return where it is and which readers have applied it.
@@ -47,7 +49,7 @@ class Emitted:
         Raises:
             AgentRefusedError: ``NotEmitted``, it was so long ago that it is forgotten.
         """
-        return self._ask()
+        return self._fetch_state()
 
     def wait_applied(self, timeout: float) -> bool:
         """Wait until all readers have finished a window with it; False after ``timeout`` seconds.
@@ -69,9 +71,9 @@ def emit_control(
     *,
     delivery: Delivery | str = Delivery.BEGIN,
     at: int | None = None,
-    target: Target = EVERYBODY,
+    target: Target = ALL_TARGETS,
     request: str | None = None,
-) -> Emitted:
+) -> SentControl:
     """Send a control tuple to all importers of an export that read control.
 
     It stands in an epoch of its own, behind all that was published before.
@@ -93,10 +95,10 @@ def emit_control(
         "export.emit",
         export=port,
         request=request or secrets.token_hex(16),
-        what=_asked(payload, delivery, at, target),
+        what=_build_request(payload, delivery, at, target),
     )
     seq = answer["seq"]
-    return Emitted(answer, lambda: pe.agent.call("export.emitted", export=port, seq=seq))
+    return SentControl(answer, lambda: pe.agent.call("export.emitted", export=port, seq=seq))
 
 
 def send_control(
@@ -106,9 +108,9 @@ def send_control(
     operator: str | None = None,
     delivery: Delivery | str = Delivery.BEGIN,
     at: int | None = None,
-    target: Target = EVERYBODY,
+    target: Target = ALL_TARGETS,
     request: str | None = None,
-) -> Emitted:
+) -> SentControl:
     """Send a control tuple to the job's own operators, through the agent's control log.
 
     It is delivered in the next window of each query of which a source carries the log.
@@ -138,13 +140,13 @@ def send_control(
     answer = pe.agent.call(
         "control.append",
         request=request or secrets.token_hex(16),
-        what=_asked(payload, delivery, at, target),
+        what=_build_request(payload, delivery, at, target),
     )
     seq = answer["seq"]
-    return Emitted(answer, lambda: pe.agent.call("control.entry", seq=seq))
+    return SentControl(answer, lambda: pe.agent.call("control.entry", seq=seq))
 
 
-def _asked(
+def _build_request(
     payload: object, delivery: Delivery | str, at: int | None, target: Target
 ) -> dict[str, Any]:
     """Return a tuple as agents take it.
@@ -162,6 +164,6 @@ def _asked(
     told["delivery"] = delivery.value if isinstance(delivery, Delivery) else delivery
     if at is not None:
         told["at"] = at
-    if target != EVERYBODY:
+    if target != ALL_TARGETS:
         told["target"] = encode_target(target)
-    return read_emission(told).encode()
+    return parse_control_request(told).encode()

@@ -10,17 +10,17 @@ from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey
 
-MOST = 64
+MAX_AGENTS = 64
 """Agents of one job."""
 
 
-class FellowsInvalidError(StreambrokerError):
+class ShardAgentsInvalidError(StreambrokerError):
     """Agents that cannot be fellows of a job; none was started."""
 
     code = "ArgumentInvalid"
 
 
-def counted(agents: int | Sequence[tuple[str, str]]) -> tuple[int, Sequence[tuple[str, str]]]:
+def parse_agents(agents: int | Sequence[tuple[str, str]]) -> tuple[int, Sequence[tuple[str, str]]]:
     """Return how many fellows are to be started, and those that run elsewhere.
 
     Args:
@@ -30,19 +30,21 @@ def counted(agents: int | Sequence[tuple[str, str]]) -> tuple[int, Sequence[tupl
         FellowsInvalidError: none, or too many.
     """
     number = agents if isinstance(agents, int) else 1 + len(agents)
-    if not 1 <= number <= MOST:
-        raise FellowsInvalidError(f"agents={agents!r}: a job has from 1 to {MOST} agents.")
+    if not 1 <= number <= MAX_AGENTS:
+        raise ShardAgentsInvalidError(
+            f"agents={agents!r}: a job has from 1 to {MAX_AGENTS} agents."
+        )
     return (agents - 1, ()) if isinstance(agents, int) else (0, agents)
 
 
-class FellowAgents:
+class ShardAgentProcesses:
     """The fellows of one agent, and what it was told of them.
 
     Args:
-        home: the agent that publishes the job's exports.
+        publisher: the agent that publishes the job's exports.
         start: starts the fellow of a number, from 1.
         count: how many fellows are to be started.
-        elsewhere: fellows that run already, and whom others start and end.
+        remote: fellows that run already, and whom others start and end.
 
     Raises:
         AgentFailedError: one did not start; those before are ended again.
@@ -52,38 +54,38 @@ class FellowAgents:
 
     def __init__(
         self,
-        home: AgentProcess,
+        publisher: AgentProcess,
         start: Callable[[int], AgentProcess],
         count: int,
-        elsewhere: Sequence[AgentClient] = (),
+        remote: Sequence[AgentClient] = (),
     ) -> None:
-        self._home = home
-        self._elsewhere = _named(home.pe, elsewhere)
-        self._told: tuple[Any, ...] = ()
+        self._publisher = publisher
+        self._remote = _remote_by_pe(publisher.pe, remote)
+        self._reported: tuple[Any, ...] = ()
         self.processes: list[AgentProcess] = []
         try:
             for number in range(1, count + 1):
                 self.processes.append(start(number))
-            if count or elsewhere or home.client.call("status").get("fellows"):
-                self.tell()
-                home.beat.append(self.tell)
+            if count or remote or publisher.client.call("status").get("fellows"):
+                self.report()
+                publisher.beat_callbacks.append(self.report)
         except BaseException:
             self.stop(end_agent=True)
             raise
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Tell the home its fellows, if it does not know: after a start, its own or one of them."""
         clients = [p.client for p in self.processes]
-        now = (self._home.client, *clients)
-        if now == self._told:
+        now = (self._publisher.client, *clients)
+        if now == self._reported:
             return
         started = {str(p.pe): p.client for p in self.processes}
         agents = [
             {"pe": pe, "location": client.location, "token": client.token}
-            for pe, client in {**started, **self._elsewhere}.items()
+            for pe, client in {**started, **self._remote}.items()
         ]
-        self._home.client.call("fellows", agents=agents)
-        self._told = now
+        self._publisher.client.call("fellows", agents=agents)
+        self._reported = now
 
     def stop(self, *, end_agent: bool) -> None:
         """Let go of all of them; see :meth:`AgentProcess.stop`."""
@@ -91,14 +93,19 @@ class FellowAgents:
             process.stop(end_agent=end_agent)
 
 
-def _named(home: PeKey, elsewhere: Sequence[AgentClient]) -> dict[str, AgentClient]:
+def _remote_by_pe(publisher_pe: PeKey, remote: Sequence[AgentClient]) -> dict[str, AgentClient]:
     found: dict[str, AgentClient] = {}
-    for client in elsewhere:
+    for client in remote:
         pe = PeKey.parse(client.call("status")["pe"])
-        if (pe.namespace, pe.job) != (home.namespace, home.job) or str(pe) in {str(home), *found}:
-            raise FellowsInvalidError(
-                f"the agent at {client.location} is of PE {pe}. The agents of {home.namespace}/"
-                f"{home.job} are to be of that job, each of another PE than {home.pe} and the rest."
+        if (pe.namespace, pe.job) != (publisher_pe.namespace, publisher_pe.job) or str(pe) in {
+            str(publisher_pe),
+            *found,
+        }:
+            raise ShardAgentsInvalidError(
+                f"the agent at {client.location} is of PE {pe}. The agents of"
+                f" {publisher_pe.namespace}/"
+                f"{publisher_pe.job} are to be of that job, each of another PE than"
+                f" {publisher_pe.pe} and the rest."
             )
         found[str(pe)] = client
     return found

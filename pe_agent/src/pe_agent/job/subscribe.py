@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pe_agent.datasource.options import SOURCE_FIELD, schema_of
-from pe_agent.datasource.schemas import Columns, ddl_from
-from pe_agent.job.expression_errors import pointing
+from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
+from pe_agent.datasource.schemas import Columns, as_ddl
+from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.job.ports import ImportPort
-from pe_agent.spark.session import active
+from pe_agent.spark.session import active_session
 from streambroker_core.control.tuples.payloads import type_name
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
@@ -143,12 +143,12 @@ def subscribe(
         "onCongestion": on_congestion,
     }
     spec.update({k: v for k, v in given.items() if v is not None})
-    given_ddl = None if schema is None else ddl_from(schema)
+    given_ddl = None if schema is None else as_ddl(schema)
     if given_ddl is not None:
-        spec["schema"] = to_items(_cut(parse_ddl(given_ddl), columns))
+        spec["schema"] = to_items(_select_columns(parse_ddl(given_ddl), columns))
     pe._declare("import", port, spec, redeclare=redeclare)
     pe.imports[port] = ImportPort(pe, port)
-    ddl = to_ddl(_cut(parse_ddl(given_ddl or schema_of(pe.agent, port)), columns))
+    ddl = to_ddl(_select_columns(parse_ddl(given_ddl or fetch_schema(pe.agent, port)), columns))
     options = {
         "import": port,
         "source": str(source).lower(),
@@ -158,7 +158,7 @@ def subscribe(
     if max_bytes_per_batch is not None:
         options["maxBytesPerBatch"] = str(max_bytes_per_batch)
     if not control:
-        return _load(pe, options, f"{ddl}, {SOURCE_FIELD}" if source else ddl)
+        return _load_frame(pe, options, f"{ddl}, {SOURCE_FIELD}" if source else ddl)
     from pe_agent.streams.import_stream import Import
 
     options |= {"control": "true", "mergeable": ",".join(map(type_name, mergeable))}
@@ -166,17 +166,17 @@ def subscribe(
         port=port,
         ddl=ddl,
         source=source,
-        load=lambda more: _load(pe, {**options, **more}),
+        load=lambda more: _load_frame(pe, {**options, **more}),
     )
     return opened.stream(pe._spark, pe, log=control_log)
 
 
-def _load(pe: PE, options: Mapping[str, str], schema: str | None = None) -> DataFrame:
+def _load_frame(pe: PE, options: Mapping[str, str], schema: str | None = None) -> DataFrame:
     """Open a frame of its own, by which the agent knows the queries that read it."""
-    reader = pe._spark.readStream.format("streambroker").options(**options, **pe._to_agent())
+    reader = pe._spark.readStream.format("streambroker").options(**options, **pe._agent_options())
     if schema is not None:
         reader = reader.schema(schema)
-    with active(pe._spark):
+    with active_session(pe._spark):
         return reader.option("frame", secrets.token_hex(8)).load()
 
 
@@ -200,7 +200,7 @@ def _import_spec(
         )
     spec: dict[str, Any] = {}
     if subscription is not None:
-        with pointing({"subscription": subscription}):
+        with mark_expression_errors({"subscription": subscription}):
             parse(subscription, "subscription")
         spec["subscription"] = subscription
     if streams is not None:
@@ -209,13 +209,13 @@ def _import_spec(
         name = {"applicationName": application_name} if application_name else {}
         spec["streams"] = [{**name, "streamId": stream_id}]
     if filter_ is not None:
-        with pointing({"filter": filter_}):
+        with mark_expression_errors({"filter": filter_}):
             parse(filter_, "filter")
         spec["filter"] = filter_
     return spec
 
 
-def _cut(schema: Schema, columns: Sequence[str] | None) -> Schema:
+def _select_columns(schema: Schema, columns: Sequence[str] | None) -> Schema:
     if columns is None:
         return schema
     known = {c.name: c for c in schema}

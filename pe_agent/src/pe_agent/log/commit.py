@@ -31,7 +31,7 @@ class Committer:
             threads: logs that are flushed at the same time.
         """
         self._changed = threading.Condition()
-        self._asked: dict[Flushable, None] = {}
+        self._requested: dict[Flushable, None] = {}
         self._running: set[Flushable] = set()
         self._closed = False
         self._threads = [
@@ -48,7 +48,7 @@ class Committer:
         """
         with self._changed:
             if not self._closed:
-                self._asked[log] = None
+                self._requested[log] = None
                 self._changed.notify()
                 return
         _flush(log)
@@ -62,22 +62,22 @@ class Committer:
             thread.join()
 
     def _work(self) -> None:
-        while (log := self._take()) is not None:
+        while (log := self._take_next()) is not None:
             _flush(log)
             with self._changed:
                 self._running.discard(log)
                 self._changed.notify_all()
 
-    def _take(self) -> Flushable | None:
+    def _take_next(self) -> Flushable | None:
         """Return a log that was asked for and is not being flushed; None at the end."""
         with self._changed:
             while True:
-                for log in self._asked:
+                for log in self._requested:
                     if log not in self._running:
-                        del self._asked[log]
+                        del self._requested[log]
                         self._running.add(log)
                         return log
-                if self._closed and not self._asked:
+                if self._closed and not self._requested:
                     return None
                 self._changed.wait()
 

@@ -30,12 +30,12 @@ class LogFull(LogError):
 
     code = "LogFull"
 
-    def __init__(self, path: Path, *, wanted: int, free: int, why: str, remedy: str) -> None:
+    def __init__(self, path: Path, *, needed: int, free: int, reason: str, remedy: str) -> None:
         self.path = path
-        self.wanted = wanted
+        self.needed = needed
         self.free = free
         super().__init__(
-            f"{path}: no room for a frame of {wanted} bytes ({why}; {free} bytes free): {remedy}"
+            f"{path}: no room for a frame of {needed} bytes ({reason}; {free} bytes free): {remedy}"
         )
 
 
@@ -44,11 +44,11 @@ class LogFailed(LogError):
 
     code = "LogFailed"
 
-    def __init__(self, path: Path, *, why: str) -> None:
+    def __init__(self, path: Path, *, reason: str) -> None:
         self.path = path
-        self.why = why
+        self.reason = reason
         super().__init__(
-            f"{path}: the log has failed and takes no more frames ({why}): check the disk and "
+            f"{path}: the log has failed and takes no more frames ({reason}): check the disk and "
             "restart the agent, which recovers what had been acknowledged"
         )
 
@@ -58,12 +58,13 @@ class LogCorrupt(LogError):
 
     code = "LogCorrupt"
 
-    def __init__(self, path: Path, *, offset: int, why: str) -> None:
+    def __init__(self, path: Path, *, offset: int, reason: str) -> None:
         self.path = path
         self.offset = offset
-        self.why = why
+        self.reason = reason
         super().__init__(
-            f"{path}: damaged at offset {offset} ({why}): restore this file from a copy, or move "
+            f"{path}: damaged at offset {offset} ({reason}): restore this file from a copy, or"
+            f" move "
             "the log's directory away so that the export opens a successor stream"
         )
 
@@ -73,12 +74,13 @@ class LogVersionUnknown(LogError):
 
     code = "LogVersionUnknown"
 
-    def __init__(self, path: Path, *, found: int, known: int) -> None:
+    def __init__(self, path: Path, *, version: int, supported: int) -> None:
         self.path = path
-        self.found = found
-        self.known = known
+        self.version = version
+        self.supported = supported
         super().__init__(
-            f"{path}: log format version {found}, this release reads up to {known}: start the "
+            f"{path}: log format version {version}, this release reads up to {supported}: start"
+            f" the "
             "release that wrote it, or a newer one; nothing was changed"
         )
 
@@ -98,11 +100,11 @@ class AddressGone(LogError):
 
     code = "AddressGone"
 
-    def __init__(self, path: Path, *, offset: int, why: str) -> None:
+    def __init__(self, path: Path, *, offset: int, reason: str) -> None:
         self.path = path
         self.offset = offset
         super().__init__(
-            f"{path}: no frame at offset {offset} ({why}): ask the log for its frames again"
+            f"{path}: no frame at offset {offset} ({reason}): ask the log for its frames again"
         )
 
 

@@ -75,7 +75,7 @@ class Header(NamedTuple):
         return HEADER_BYTES + self.meta_bytes + self.payload_bytes
 
 
-class Found(NamedTuple):
+class ScannedFrame(NamedTuple):
     """One frame met by a scan: where it begins, its header and its meta bytes."""
 
     offset: int
@@ -119,7 +119,7 @@ def encode(kind: int, meta: bytes, *, payload_bytes: int, payload_crc: int, sequ
     return _FRONT.pack(MAGIC, zlib.crc32(meta, zlib.crc32(rest))) + rest + meta
 
 
-def checksum_of(head: bytes) -> int:
+def header_checksum(head: bytes) -> int:
     """Return the checksum that an encoded frame begins with."""
     return int(_FRONT.unpack_from(head)[1])
 
@@ -145,7 +145,7 @@ def is_whole(head: bytes, meta: bytes) -> bool:
     return bool(_FRONT.unpack_from(head)[1] == crc)
 
 
-class Window:
+class BufferedFile:
     """A file read through one small buffer, so that short frames cost no call each."""
 
     def __init__(self, fd: int, size: int) -> None:
@@ -154,7 +154,7 @@ class Window:
         self._data = b""
         self.size = size
 
-    def take(self, offset: int, count: int) -> bytes:
+    def read(self, offset: int, count: int) -> bytes:
         """Return up to `count` bytes at `offset`; fewer only at the end of the file."""
         count = min(count, self.size - offset)
         if count <= 0:
@@ -169,7 +169,7 @@ class Window:
         """Return the crc32 of `count` bytes at `offset`, read in chunks."""
         crc, stop = 0, offset + count
         while offset < stop:
-            data = self.take(offset, min(_CHUNK_BYTES, stop - offset))
+            data = self.read(offset, min(_CHUNK_BYTES, stop - offset))
             if not data:
                 break
             crc = zlib.crc32(data, crc)
@@ -179,7 +179,7 @@ class Window:
     def find(self, needle: bytes, offset: int) -> int | None:
         """Return where `needle` is found next, at or after `offset`."""
         while offset < self.size:
-            data = self.take(offset, _CHUNK_BYTES)
+            data = self.read(offset, _CHUNK_BYTES)
             at = data.find(needle)
             if at >= 0:
                 return offset + at
@@ -195,7 +195,7 @@ class Window:
         stop = self.size
         while stop > offset:
             start = max(offset, stop - _CHUNK_BYTES)
-            data = self.take(start, stop - start).rstrip(b"\0")
+            data = self.read(start, stop - start).rstrip(b"\0")
             if data:
                 return start + len(data)
             stop = start
@@ -231,26 +231,26 @@ class Scan:
     """
 
     def __init__(
-        self, window: Window, path: Path, *, start: int, sequence: int, deep_from: int
+        self, file: BufferedFile, path: Path, *, start: int, sequence: int, verify_from: int
     ) -> None:
         """Prepare a scan.
 
         Args:
-            window: the file.
+            file: the file.
             path: its name, for messages.
             start: offset of the first frame.
             sequence: the first frame's sequence.
-            deep_from: frames that end behind this offset have their payload
+            verify_from: frames that end behind this offset have their payload
                 verified too.
         """
-        self._window = window
+        self._file = file
         self._path = path
-        self._deep_from = deep_from
+        self._verify_from = verify_from
         self.end = start
         self.sequence = sequence
         self.damage: str | None = None
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[ScannedFrame]:
         """Yield the good frames.
 
         Raises:
@@ -261,24 +261,24 @@ class Scan:
             self.sequence += 1
             yield found
 
-    def _next(self) -> Found | None:
-        head = self._window.take(self.end, HEADER_BYTES)
+    def _next(self) -> ScannedFrame | None:
+        head = self._file.read(self.end, HEADER_BYTES)
         if not head.strip(b"\0"):
             return None
-        found, self.damage = examine(self._window, self._path, self.end, head)
+        found, self.damage = parse_frame(self._file, self._path, self.end, head)
         if found is None:
             return None
         if found.header.sequence != self.sequence:
             self.damage = f"frame {found.header.sequence} where {self.sequence} was due"
             return None
-        if self.end + found.header.length > self._deep_from:
-            self.damage = payload_damage(self._window, found)
+        if self.end + found.header.length > self._verify_from:
+            self.damage = find_payload_damage(self._file, found)
         return None if self.damage else found
 
 
-def examine(
-    window: Window, path: Path, offset: int, head: bytes
-) -> tuple[Found | None, str | None]:
+def parse_frame(
+    file: BufferedFile, path: Path, offset: int, head: bytes
+) -> tuple[ScannedFrame | None, str | None]:
     """Return the frame whose header is `head`, or None and what is wrong with it.
 
     Raises:
@@ -287,37 +287,37 @@ def examine(
     header = decode(head)
     if header is None:
         return None, "no frame header"
-    meta = window.take(offset + HEADER_BYTES, header.meta_bytes)
+    meta = file.read(offset + HEADER_BYTES, header.meta_bytes)
     if len(meta) < header.meta_bytes or not is_whole(head, meta):
         return None, "the checksum of a frame's header differs"
     if header.version > VERSION:
-        raise LogVersionUnknown(path, found=header.version, known=VERSION)
-    if offset + header.length > window.size:
+        raise LogVersionUnknown(path, version=header.version, supported=VERSION)
+    if offset + header.length > file.size:
         return None, "a frame's payload is cut short"
-    return Found(offset, header, meta), None
+    return ScannedFrame(offset, header, meta), None
 
 
-def payload_damage(window: Window, found: Found) -> str | None:
+def find_payload_damage(file: BufferedFile, frame: ScannedFrame) -> str | None:
     """Return what is wrong with a frame's payload, None if its checksum fits."""
-    header = found.header
-    start = found.offset + HEADER_BYTES + header.meta_bytes
-    if window.crc(start, header.payload_bytes) != header.payload_crc:
+    header = frame.header
+    start = frame.offset + HEADER_BYTES + header.meta_bytes
+    if file.crc(start, header.payload_bytes) != header.payload_crc:
         return "the checksum of a frame's payload differs"
     return None
 
 
-def whole_frame_after(window: Window, path: Path, offset: int, *, sequence: int) -> int | None:
+def find_whole_frame(file: BufferedFile, path: Path, offset: int, *, sequence: int) -> int | None:
     """Return the offset of the next whole frame behind `offset`, None if there is none.
 
     Frames older than `sequence` do not count: a payload may hold copies of
     frames.
     """
-    at = window.find(MAGIC, offset + 1)
+    at = file.find(MAGIC, offset + 1)
     while at is not None:
-        found, _ = examine(window, path, at, window.take(at, HEADER_BYTES))
-        if found and found.header.sequence > sequence and not payload_damage(window, found):
+        found, _ = parse_frame(file, path, at, file.read(at, HEADER_BYTES))
+        if found and found.header.sequence > sequence and not find_payload_damage(file, found):
             return at
-        at = window.find(MAGIC, at + 1)
+        at = file.find(MAGIC, at + 1)
     return None
 
 
@@ -326,21 +326,21 @@ __all__ = [
     "MAX_META_BYTES",
     "MAX_PAYLOAD_BYTES",
     "VERSION",
-    "Found",
+    "BufferedFile",
     "Header",
     "Kind",
     "Payload",
     "Scan",
-    "Window",
+    "ScannedFrame",
     "check_size",
     "checksum",
-    "checksum_of",
     "decode",
     "encode",
-    "examine",
+    "find_payload_damage",
+    "find_whole_frame",
+    "header_checksum",
     "is_whole",
-    "payload_damage",
+    "parse_frame",
     "read_at",
     "views",
-    "whole_frame_after",
 ]

@@ -44,7 +44,7 @@ _FRONT = struct.Struct("<4sI")
 _REST = struct.Struct("<IIQQQQQII")
 _HEAD_BYTES = _FRONT.size + _REST.size
 _FRAME_FRONT = struct.Struct("<4sI")
-_LEVEL = 1
+_ZLIB_LEVEL = 1
 
 Entry = tuple[int, int, int, bytes]
 """Offset, length, kind and meta bytes of a frame."""
@@ -77,12 +77,12 @@ class Entries:
         self.crc = crc
 
     @property
-    def is_long(self) -> bool:
+    def is_run_due(self) -> bool:
         """Whether they are worth a run, though the segment goes on."""
         return self.end - self.begin >= RUN_BYTES or len(self) >= RUN_FRAMES
 
     @property
-    def after(self) -> "Entries":
+    def next_entries(self) -> "Entries":
         """What begins where these end."""
         return Entries(self.end, self.sequence + len(self))
 
@@ -98,7 +98,7 @@ class Entries:
                     self._metas,
                 )
             ),
-            _LEVEL,
+            _ZLIB_LEVEL,
         )
         rest = _REST.pack(
             VERSION,
@@ -120,7 +120,7 @@ class Entries:
         )
 
 
-class Run(NamedTuple):
+class FrameRun(NamedTuple):
     """Frames in a row, as an index has them."""
 
     number: int
@@ -157,7 +157,7 @@ def _entries(
             yield offset, length, kind, metas[start : start + count]
 
 
-def path_of(segment: Path) -> Path:
+def index_path(segment: Path) -> Path:
     """Return where the index of a segment stands."""
     return segment.with_suffix(SUFFIX)
 
@@ -168,7 +168,7 @@ def append(segment: Path, run: bytes, at: int) -> None:
     Raises:
         OSError: the runs before are as they were.
     """
-    fd = os.open(path_of(segment), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    fd = os.open(index_path(segment), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         os.ftruncate(fd, at)
         done = 0
@@ -180,7 +180,7 @@ def append(segment: Path, run: bytes, at: int) -> None:
 
 def read(
     segment: Path, fd: int, *, number: int, begin: int, sequence: int, size: int
-) -> tuple[list[Run], int]:
+) -> tuple[list[FrameRun], int]:
     """Return the runs from the segment's first frame on, and the bytes they take in the index.
 
     Args:
@@ -191,11 +191,11 @@ def read(
         sequence: its first frame's sequence.
         size: bytes of its file.
     """
-    found: list[Run] = []
+    found: list[FrameRun] = []
     taken = 0
     with contextlib.suppress(OSError):
-        data = path_of(segment).read_bytes()
-        while (run := _run(data, taken)) is not None:
+        data = index_path(segment).read_bytes()
+        while (run := _read_run(data, taken)) is not None:
             if (run.number, run.begin, run.sequence) != (number, begin, sequence):
                 break
             if run.end > size:
@@ -204,12 +204,12 @@ def read(
             found.append(run)
             taken += _HEAD_BYTES + len(run.body)
             begin, sequence = run.end, run.sequence + run.frames
-        if found and not _is_of(fd, found[-1]):
+        if found and not _matches_segment(fd, found[-1]):
             return [], 0
     return found, taken
 
 
-def _run(data: bytes, at: int) -> Run | None:
+def _read_run(data: bytes, at: int) -> FrameRun | None:
     """Return the run that begins at ``at``, None if there is none that is whole."""
     if at + _HEAD_BYTES > len(data):
         return None
@@ -223,13 +223,13 @@ def _run(data: bytes, at: int) -> Run | None:
     if crc != zlib.crc32(memoryview(data)[at + _FRONT.size : stop]):
         return None
     body = data[at + _HEAD_BYTES : stop]
-    return Run(number, begin, end, last, sequence, frames, frame_crc, body)
+    return FrameRun(number, begin, end, last, sequence, frames, frame_crc, body)
 
 
-def _is_of(fd: int, run: Run) -> bool:
+def _matches_segment(fd: int, run: FrameRun) -> bool:
     """Whether the run's last frame is the segment's, by its checksum."""
     head = os.pread(fd, _FRAME_FRONT.size, run.last)
     return len(head) == _FRAME_FRONT.size and _FRAME_FRONT.unpack(head)[1] == run.crc
 
 
-__all__ = ["RUN_BYTES", "RUN_FRAMES", "SUFFIX", "Entries", "Entry", "Run"]
+__all__ = ["RUN_BYTES", "RUN_FRAMES", "SUFFIX", "Entries", "Entry", "FrameRun"]

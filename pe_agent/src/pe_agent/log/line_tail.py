@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes that are read at once where line breaks are looked for."""
 
 
@@ -31,41 +31,41 @@ class Lines:
     def count(self) -> int:
         """Return how many there are; the file is read only from where it has grown."""
         with self._path.open("rb") as file:
-            return self._look(file)
+            return self._index_lines(file)
 
-    def between(self, first: int, until: int) -> list[bytes]:
+    def read_range(self, first: int, stop: int) -> list[bytes]:
         """Return lines; fewer if there are not so many.
 
         Args:
             first: number of the first.
-            until: the number behind the last.
+            stop: the number behind the last.
         """
         with self._path.open("rb") as file:
-            until = min(until, self._look(file))
-            if first >= until:
+            stop = min(stop, self._index_lines(file))
+            if first >= stop:
                 return []
-            begin, end = self._ends[first], self._ends[until]
+            begin, end = self._ends[first], self._ends[stop]
             file.seek(begin)
             return file.read(end - begin).split(b"\n")[:-1]
 
-    def sizes(self, first: int, until: int) -> Iterator[int]:
+    def sizes(self, first: int, stop: int) -> Iterator[int]:
         """Give the bytes of lines, without their line breaks; the lines are not read for it."""
-        for at in range(first, min(until, self.count())):
+        for at in range(first, min(stop, self.count())):
             yield self._ends[at + 1] - self._ends[at] - 1
 
-    def backwards(self, until: int | None = None) -> Iterator[bytes]:
+    def backwards(self, stop: int | None = None) -> Iterator[bytes]:
         """Give the lines before a number, the last one first; each is read when it is asked for."""
         count = self.count()
-        for at in range(count - 1 if until is None else min(until, count) - 1, -1, -1):
-            yield from self.between(at, at + 1)
+        for at in range(count - 1 if stop is None else min(stop, count) - 1, -1, -1):
+            yield from self.read_range(at, at + 1)
 
-    def _look(self, file: IO[bytes]) -> int:
+    def _index_lines(self, file: IO[bytes]) -> int:
         size = file.seek(0, 2)
         if self._ends and size < self._ends[-1]:
             del self._ends[:]
         at = self._ends[-1] if self._ends else 0
         file.seek(at)
-        while piece := file.read(min(PIECE, size - at)):
+        while piece := file.read(min(CHUNK_BYTES, size - at)):
             found = piece.find(b"\n")
             while found >= 0:
                 self._ends.append(at + found + 1)

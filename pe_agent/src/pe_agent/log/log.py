@@ -27,8 +27,8 @@ from pe_agent.log.atomic_file import sync_directory
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone, LogClosed, LogCorrupt, LogFailed
 from pe_agent.log.frames import Header, Kind, Payload
-from pe_agent.log.recovery import Progress, Recovered, Recovery, Verify, recover
-from pe_agent.log.segments import ReadFiles, Segment, SegmentInfo
+from pe_agent.log.recovery import Progress, RecoveredLog, Recovery, Verify, recover
+from pe_agent.log.segments import DescriptorCache, Segment, SegmentInfo
 
 SEGMENT_BYTES = 64 << 20
 FLUSH_BYTES = 16 << 20
@@ -45,7 +45,7 @@ class Address(NamedTuple):
     length: int
 
 
-_Place = tuple[int, int]
+_Position = tuple[int, int]
 """A segment's number and an offset in it; places are ordered like the frames."""
 
 
@@ -61,7 +61,7 @@ class StreamLog:
     def __init__(
         self,
         directory: Path,
-        found: Recovered,
+        recovered: RecoveredLog,
         *,
         segment_bytes: int,
         flush_bytes: int,
@@ -69,26 +69,28 @@ class StreamLog:
     ) -> None:
         """Take over a recovered directory; callers use `open`."""
         self.directory = directory
-        self.recovered: Recovery = found.report
+        self.recovered: Recovery = recovered.report
         self._segment_bytes = segment_bytes
         self._flush_bytes = flush_bytes
         self._committer = committer
-        self._segments = {segment.number: segment for segment in found.segments}
-        self._active = found.segments[-1]
-        self._sequence = found.sequence
+        self._segments = {segment.number: segment for segment in recovered.segments}
+        self._active = recovered.segments[-1]
+        self._sequence = recovered.sequence
         self._state = threading.Condition()
         self._flushing = threading.Lock()
         self._appending = threading.Lock()
-        unsafe = [one for one in found.segments[:-1] if one.mark < one.end]
-        self._behind = [one for one in found.segments[:-1] if one.mark < one.end or one.unindexed]
+        unsafe = [one for one in recovered.segments[:-1] if one.mark < one.end]
+        self._pending_segments = [
+            one for one in recovered.segments[:-1] if one.mark < one.end or one.unindexed
+        ]
         self._unflushed = 0
         first = unsafe[0] if unsafe else self._active
-        self._synced: _Place = (first.number, first.mark)
-        self._found = found.found
+        self._synced: _Position = (first.number, first.mark)
+        self._recovered_runs = recovered.runs
         self.damaged: dict[int, str] = {}
         self._failure: Exception | None = None
         self._closed = False
-        self._files = ReadFiles(directory)
+        self._files = DescriptorCache(directory)
 
     @classmethod
     def open(
@@ -133,7 +135,7 @@ class StreamLog:
             committer=committer,
         )
         log.flush()
-        log._check()
+        log._check_usable()
         return log
 
     def append(self, kind: int, meta: bytes, payload: Payload = b"") -> Address:
@@ -163,7 +165,7 @@ class StreamLog:
         length = frames.HEADER_BYTES + len(meta) + payload_bytes
         with self._appending:
             with self._state:
-                self._check()
+                self._check_usable()
             head = frames.encode(
                 kind,
                 meta,
@@ -182,11 +184,11 @@ class StreamLog:
     ) -> tuple[Address, bool]:
         """Count a frame that is written; return its address and whether to flush now."""
         with self._state:
-            self._check()
+            self._check_usable()
             address = Address(segment.number, segment.end, length)
             segment.end += length
             segment.frames += 1
-            segment.unindexed.add(kind, length, meta, frames.checksum_of(head))
+            segment.unindexed.add(kind, length, meta, frames.header_checksum(head))
             self._sequence += 1
             self._unflushed += length
             behind = self._unflushed >= self._flush_bytes
@@ -198,16 +200,16 @@ class StreamLog:
         """Write a frame's parts and return the segment, whose `end` is still before them."""
         path = self._active.path
         try:
-            segment = self._room(length)
+            segment = self._segment_for(length)
             path = segment.path
             segment.reserve(length, segment_bytes=self._segment_bytes)
             segment.write(parts)
         except BaseException as error:
             self._undo(error)
             if isinstance(error, OSError) and error.errno in segments.NO_ROOM:
-                raise segments.full(path, length, error) from error
+                raise segments.log_full_error(path, length, error) from error
             if isinstance(error, OSError):
-                raise LogFailed(self.directory, why=str(error)) from error
+                raise LogFailed(self.directory, reason=str(error)) from error
             raise
         return segment
 
@@ -220,7 +222,7 @@ class StreamLog:
         if isinstance(error, OSError) and error.errno not in segments.NO_ROOM:
             self.fail(error)
 
-    def _room(self, length: int) -> Segment:
+    def _segment_for(self, length: int) -> Segment:
         """Return the active segment, a new one if the frame does not fit in it."""
         active = self._active
         used = active.end - segments.HEADER_BYTES
@@ -231,7 +233,7 @@ class StreamLog:
         active.cut()
         with self._state:
             self._segments[fresh.number] = fresh
-            self._behind.append(active)
+            self._pending_segments.append(active)
             self._active = fresh
         return fresh
 
@@ -250,14 +252,14 @@ class StreamLog:
                 place = min(place, (upto.segment, upto.offset + upto.length))
             if self._synced >= place and self._failure is None:
                 return
-            self._check()
+            self._check_usable()
         self._committer.request(self)
         with self._state:
             self._state.wait_for(
                 lambda: self._synced >= place or self._failure is not None or self._closed
             )
             if self._synced < place:
-                self._check()
+                self._check_usable()
 
     def flush(self) -> None:
         """Make everything appended so far safe; called by the committer.
@@ -268,7 +270,7 @@ class StreamLog:
             with self._state:
                 if self._failure is not None or self._closed:
                     return
-                behind = list(self._behind)
+                behind = list(self._pending_segments)
                 due = [(one, one.end) for one in (*behind, self._active) if one.end > one.mark]
                 new = [
                     (one, one.take_unindexed(growing=one is self._active))
@@ -287,7 +289,7 @@ class StreamLog:
                 segment.release()
             with self._state:
                 self._synced = place
-                del self._behind[: len(behind)]
+                del self._pending_segments[: len(behind)]
                 self._state.notify_all()
             for segment, entries in new:
                 self._extend_index(segment, entries)
@@ -308,7 +310,7 @@ class StreamLog:
         would read them there and take them for safe.
         """
         with self._appending, self._state, contextlib.suppress(OSError):
-            for segment in (*self._behind, self._active):
+            for segment in (*self._pending_segments, self._active):
                 os.ftruncate(segment.open_for_writing(), segment.mark)
 
     def fail(self, error: Exception) -> None:
@@ -317,12 +319,12 @@ class StreamLog:
             self._failure = self._failure or error
             self._state.notify_all()
 
-    def _tail(self) -> _Place:
+    def _tail(self) -> _Position:
         return self._active.number, self._active.end
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
         if self._failure is not None:
-            raise LogFailed(self.directory, why=str(self._failure)) from self._failure
+            raise LogFailed(self.directory, reason=str(self._failure)) from self._failure
         if self._closed:
             raise LogClosed(self.directory)
 
@@ -342,7 +344,7 @@ class StreamLog:
             payload = memoryview(frames.read_at(fd, header.payload_bytes, start))
         if frames.checksum([payload]) != header.payload_crc:
             why = "the checksum of a frame's payload differs"
-            raise LogCorrupt(self._path(address.segment), offset=address.offset, why=why)
+            raise LogCorrupt(self._path(address.segment), offset=address.offset, reason=why)
         return payload
 
     def read_meta(self, address: Address) -> bytes:
@@ -356,18 +358,18 @@ class StreamLog:
         self._check_readable(address)
         with contextlib.ExitStack() as stack:
             try:
-                fd = stack.enter_context(self._files.hold(address.segment))
+                fd = stack.enter_context(self._files.pin(address.segment))
             except FileNotFoundError:
                 why = "its segment was dropped"
-                raise AddressGone(path, offset=address.offset, why=why) from None
-            window = frames.Window(fd, address.offset + address.length)
-            head = window.take(address.offset, frames.HEADER_BYTES)
-            found, damage = frames.examine(window, path, address.offset, head)
+                raise AddressGone(path, offset=address.offset, reason=why) from None
+            window = frames.BufferedFile(fd, address.offset + address.length)
+            head = window.read(address.offset, frames.HEADER_BYTES)
+            found, damage = frames.parse_frame(window, path, address.offset, head)
             if found is None:
-                raise LogCorrupt(path, offset=address.offset, why=damage or "")
+                raise LogCorrupt(path, offset=address.offset, reason=damage or "")
             if found.header.length != address.length:
                 why = f"a frame of {found.header.length} bytes, not {address.length}"
-                raise LogCorrupt(path, offset=address.offset, why=why)
+                raise LogCorrupt(path, offset=address.offset, reason=why)
             yield fd, found.header, found.meta
 
     def _check_readable(self, address: Address) -> None:
@@ -375,12 +377,12 @@ class StreamLog:
         end = address.offset + address.length
         with self._state:
             if self._closed or (self._failure and (address.segment, end) > self._synced):
-                self._check()
+                self._check_usable()
             segment = self._segments.get(address.segment)
             if segment is None:
-                raise AddressGone(path, offset=address.offset, why="its segment was dropped")
+                raise AddressGone(path, offset=address.offset, reason="its segment was dropped")
             if end > segment.end:
-                raise AddressGone(path, offset=address.offset, why="the log ends before it")
+                raise AddressGone(path, offset=address.offset, reason="the log ends before it")
 
     def _path(self, number: int) -> Path:
         return segments.segment_path(self.directory, number)
@@ -399,27 +401,27 @@ class StreamLog:
         """
         with self._state:
             if self._closed:
-                self._check()
+                self._check_usable()
             stop = self._synced if self._failure else self._tail()
             ends = [(one.number, one.end) for one in self._segments.values()]
         for number, end in ends:
             if number > stop[0]:
                 return
-            yield from self._frames_of(number, stop[1] if number == stop[0] else end, kinds)
+            yield from self._read_frames(number, stop[1] if number == stop[0] else end, kinds)
 
-    def found(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
+    def recovered_frames(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
         """Yield what opening found of these kinds, in order, without the disk.
 
         What was appended since may or may not be among it; after `forget_found` there is nothing.
         """
-        for number, runs in self._found:
+        for number, runs in self._recovered_runs:
             for run in runs:
                 for offset, length, kind, meta in run.entries(kinds):
                     yield Address(number, offset, length), Kind(kind), meta
 
-    def forget_found(self) -> None:
+    def forget_recovered(self) -> None:
         """Give back the memory of `found`."""
-        self._found = []
+        self._recovered_runs = []
 
     def verify(self, number: int) -> Iterator[int]:
         """Read a segment's frames with their payloads; yield the bytes of each that is good.
@@ -431,42 +433,42 @@ class StreamLog:
         """
         with self._state:
             if self._closed:
-                self._check()
+                self._check_usable()
             segment = self._segments.get(number)
             end = 0 if segment is None else min(segment.end, segment.mark)
         if end <= segments.HEADER_BYTES:
             return
         try:
-            for address, _, _ in self._frames_of(number, end, None, deep=True):
+            for address, _, _ in self._read_frames(number, end, None, verify_payloads=True):
                 yield address.length
         except LogCorrupt as error:
             with self._state:
                 if number in self._segments:
                     self.damaged[number] = str(error)
 
-    def _frames_of(
-        self, number: int, end: int, kinds: Collection[int] | None, *, deep: bool = False
+    def _read_frames(
+        self, number: int, end: int, kinds: Collection[int] | None, *, verify_payloads: bool = False
     ) -> Iterator[tuple[Address, Kind, bytes]]:
         path = self._path(number)
         with contextlib.ExitStack() as stack:
             try:
-                fd = stack.enter_context(self._files.hold(number))
+                fd = stack.enter_context(self._files.pin(number))
             except FileNotFoundError:
                 return
             header = segments.read_header(fd, path)
             scan = frames.Scan(
-                frames.Window(fd, end),
+                frames.BufferedFile(fd, end),
                 path,
                 start=segments.HEADER_BYTES,
                 sequence=header.sequence,
-                deep_from=0 if deep else end,
+                verify_from=0 if verify_payloads else end,
             )
             for found in scan:
                 if kinds is None or found.header.kind in kinds:
                     address = Address(number, found.offset, found.header.length)
                     yield address, Kind(found.header.kind), found.meta
             if scan.end < end:
-                raise LogCorrupt(path, offset=scan.end, why=scan.damage or "a blank frame")
+                raise LogCorrupt(path, offset=scan.end, reason=scan.damage or "a blank frame")
 
     def segments(self) -> list[SegmentInfo]:
         """Return the segments, oldest first; the last one is active."""
@@ -508,7 +510,7 @@ class StreamLog:
         self, chosen: Callable[[int], bool], *, refuse_active: bool = False
     ) -> list[SegmentInfo]:
         with self._state:
-            self._check()
+            self._check_usable()
             if refuse_active and chosen(self._active.number):
                 raise ValueError(f"segment {self._active.number} is active and cannot be dropped")
             going = [
@@ -527,7 +529,7 @@ class StreamLog:
                 sync_directory(self.directory)
         except OSError as error:
             self.fail(error)
-            raise LogFailed(self.directory, why=str(error)) from error
+            raise LogFailed(self.directory, reason=str(error)) from error
         return [segment.info for segment in going]
 
     def close(self) -> None:
@@ -547,11 +549,11 @@ class StreamLog:
             if self._failure is None:
                 with contextlib.suppress(OSError):  # unused room, given back
                     self._active.cut()
-            for segment in (*self._behind, self._active):
+            for segment in (*self._pending_segments, self._active):
                 segment.release()
         self._files.close()
         if self._failure is not None and not failed_before:
-            raise LogFailed(self.directory, why=str(self._failure)) from self._failure
+            raise LogFailed(self.directory, reason=str(self._failure)) from self._failure
 
 
 def _create_first(directory: Path) -> Segment:
@@ -560,5 +562,5 @@ def _create_first(directory: Path) -> Segment:
     except OSError as error:
         if error.errno in segments.NO_ROOM:
             path = segments.segment_path(directory, 1)
-            raise segments.full(path, segments.HEADER_BYTES, error) from error
-        raise LogFailed(directory, why=str(error)) from error
+            raise segments.log_full_error(path, segments.HEADER_BYTES, error) from error
+        raise LogFailed(directory, reason=str(error)) from error

@@ -34,7 +34,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), at most once per 8 MiB and at the end."""
 Verify: TypeAlias = Literal["tail", "all"]
 
-TORN_KEPT = 4
+MAX_TORN_FILES = 4
 _REPORT_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger("pe_agent")
@@ -65,69 +65,69 @@ class Recovery:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Scanned:
+class _ScannedSegment:
     """One segment as it was found."""
 
     path: Path
     number: int
-    first: int
+    first_sequence: int
     mark: int
-    runs: list[index.Run]
+    runs: list[index.FrameRun]
     index_bytes: int
-    scanned: index.Entries
+    entries: index.Entries
     data_end: int
     damage: str | None
-    short: bool = False
+    is_loss_reported: bool = False
     """Frames behind the last one are lost, and a start before this one has reported that."""
-    cut_off: bool = False
+    is_truncated: bool = False
     """The file is shorter than what was safe in it."""
 
     @property
     def end(self) -> int:
         """The offset behind the last good frame."""
-        return self.scanned.end
+        return self.entries.end
 
     @property
     def sequence(self) -> int:
         """The sequence due next."""
-        return self.scanned.sequence + len(self.scanned)
+        return self.entries.sequence + len(self.entries)
 
     @property
     def frames(self) -> int:
         """The good frames."""
-        return self.sequence - self.first
+        return self.sequence - self.first_sequence
 
 
 @dataclass(slots=True, kw_only=True)
-class Recovered:
+class RecoveredLog:
     """A directory's segments in order, ready for use, and the sequence due next.
 
-    `found` are the frames they hold, by segment.
+    `runs` are the frames they hold, by segment.
     """
 
     segments: list[Segment]
     sequence: int
     report: Recovery
-    found: list[tuple[int, list[index.Run | index.Entries]]]
+    runs: list[tuple[int, list[index.FrameRun | index.Entries]]]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Meter:
+class _ProgressMeter:
     """Turns bytes read into calls of `progress`."""
 
     total: int
     progress: Progress | None
     done: int = 0
-    _told: int = field(default=0)
+    _reported: int = field(default=0)
 
-    def reach(self, done: int) -> None:
+    def advance(self, done: int) -> None:
         self.done = done
-        if self.progress and (done - self._told >= _REPORT_BYTES or done == self.total):
-            self._told = done
+        if self.progress and (done - self._reported >= _REPORT_BYTES or done == self.total):
+            self._reported = done
             self.progress(done, self.total)
 
 
-def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Recovered:
+def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> RecoveredLog:
     """Scan a log's directory, cut its torn tail and return what is left.
 
     Raises:
@@ -136,95 +136,101 @@ def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> Re
     """
     started = time.perf_counter()
     found = _scan_all(directory, verify, progress)
-    _keep_what_follows(found)
+    _accept_truncated(found)
     cut = _first_damage(found)
     cut_bytes = lost = 0
     if cut is not None:
-        cut_bytes, lost = _judge(found, cut)
+        cut_bytes, lost = _measure_cut(found, cut)
         _cut(directory, found, cut)
-        _tell(found[cut], cut_bytes, lost)
+        _log_cut(found[cut], cut_bytes, lost)
         found = found[: cut + 1]
     for one in found[:-1]:
-        if one.cut_off:
-            _shorten(directory, one)
-    _set_aside_stumps(directory)
-    _remove_leftovers(directory, found)
+        if one.is_truncated:
+            _record_truncation(directory, one)
+    _rename_stumps(directory)
+    _remove_garbage(directory, found)
     report = Recovery(
         frames=sum(one.frames for one in found),
         bytes=sum(one.end - segments.HEADER_BYTES for one in found),
-        scanned_bytes=sum(one.end - one.scanned.begin for one in found),
+        scanned_bytes=sum(one.end - one.entries.begin for one in found),
         cut_bytes=cut_bytes,
         cut_segment=found[-1].number if cut is not None else None,
         lost_bytes=lost,
         seconds=time.perf_counter() - started,
     )
-    return Recovered(
-        segments=[_segment(one) for one in found],
+    return RecoveredLog(
+        segments=[_to_segment(one) for one in found],
         sequence=found[-1].sequence if found else 0,
         report=report,
-        found=[(one.number, [*one.runs, one.scanned]) for one in found],
+        runs=[(one.number, [*one.runs, one.entries]) for one in found],
     )
 
 
-def _keep_what_follows(found: list[_Scanned]) -> None:
+def _accept_truncated(scanned: list[_ScannedSegment]) -> None:
     """Take segments that were cut off for the shorter ones they are, where others follow."""
-    for at, one in enumerate(found[:-1]):
-        if one.cut_off and any(later.frames for later in found[at + 1 :]) and not _continues(one):
+    for at, one in enumerate(scanned[:-1]):
+        if (
+            one.is_truncated
+            and any(later.frames for later in scanned[at + 1 :])
+            and not _has_later_frame(one)
+        ):
             one.damage = None
 
 
-def _shorten(directory: Path, one: _Scanned) -> None:
+def _record_truncation(directory: Path, segment: _ScannedSegment) -> None:
     """Remove what is left of a frame at the end of a segment, and note that frames are lost."""
-    fd = os.open(one.path, os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        segments.write_short(fd, one.number, one.first)
+        segments.mark_frames_lost(fd, segment.number, segment.first_sequence)
         os.fsync(fd)
     finally:
         os.close(fd)
-    _cut(directory, [one], 0)
-    lost = one.mark - one.end
-    _log.error("segment %s was cut off: %d bytes of its frames are lost", one.path, lost)
+    _cut(directory, [segment], 0)
+    lost = segment.mark - segment.end
+    _log.error("segment %s was cut off: %d bytes of its frames are lost", segment.path, lost)
 
 
-def _set_aside_stumps(directory: Path) -> None:
+def _rename_stumps(directory: Path) -> None:
     """Rename segments that were cut off within their first page: they say nothing."""
-    for path in _stumps(directory):
+    for path in _find_stumps(directory):
         path.rename(_torn_path(path))
         _log.error("segment %s was cut off: all its frames are lost", path)
-    _keep_newest(directory)
+    _prune_torn_files(directory)
 
 
-def _stumps(directory: Path) -> list[Path]:
-    paths = [segments.segment_path(directory, n) for n in segments.numbers(directory)]
+def _find_stumps(directory: Path) -> list[Path]:
+    paths = [segments.segment_path(directory, n) for n in segments.list_numbers(directory)]
     return [path for path in paths if path.stat().st_size < segments.HEADER_BYTES]
 
 
-def _segment(one: _Scanned) -> Segment:
+def _to_segment(scanned: _ScannedSegment) -> Segment:
     return Segment(
-        one.path,
-        one.number,
-        unindexed=one.scanned,
-        frames=one.frames,
-        mark=min(one.mark, one.end),
-        index_bytes=one.index_bytes,
+        scanned.path,
+        scanned.number,
+        unindexed=scanned.entries,
+        frames=scanned.frames,
+        mark=min(scanned.mark, scanned.end),
+        index_bytes=scanned.index_bytes,
     )
 
 
-def _remove_leftovers(directory: Path, found: list[_Scanned]) -> None:
+def _remove_garbage(directory: Path, scanned: list[_ScannedSegment]) -> None:
     for leftover in directory.glob(f"*{segments.NEW_SUFFIX}"):
         leftover.unlink()
-    indices = {index.path_of(one.path) for one in found if one.index_bytes}
+    indices = {index.index_path(one.path) for one in scanned if one.index_bytes}
     for leftover in directory.glob(f"*{index.SUFFIX}"):
         if leftover not in indices:
             leftover.unlink()
 
 
-def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> list[_Scanned]:
-    stumps = set(_stumps(directory))
-    paths = [segments.segment_path(directory, number) for number in segments.numbers(directory)]
+def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> list[_ScannedSegment]:
+    stumps = set(_find_stumps(directory))
+    paths = [
+        segments.segment_path(directory, number) for number in segments.list_numbers(directory)
+    ]
     paths = [path for path in paths if path not in stumps]
-    meter = _Meter(total=sum(path.stat().st_size for path in paths), progress=progress)
-    found: list[_Scanned] = []
+    meter = _ProgressMeter(total=sum(path.stat().st_size for path in paths), progress=progress)
+    found: list[_ScannedSegment] = []
     for path in paths:
         last = path == paths[-1]
         found.append(_scan(path, verify=verify, last=last, meter=meter))
@@ -236,17 +242,17 @@ def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> lis
     return found
 
 
-def _scan(path: Path, *, verify: Verify, last: bool, meter: _Meter) -> _Scanned:
+def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _ScannedSegment:
     base = meter.done
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         header = segments.read_header(fd, path)
-        window = frames.Window(fd, os.fstat(fd).st_size)
+        window = frames.BufferedFile(fd, os.fstat(fd).st_size)
         entries = index.Entries(segments.HEADER_BYTES, header.sequence)
-        runs: list[index.Run] = []
+        runs: list[index.FrameRun] = []
         index_bytes = 0
         if verify != "all":
-            entries, runs, index_bytes = _indexed(path, fd, entries, window.size)
+            entries, runs, index_bytes = _read_index(path, fd, entries, window.size)
         # What is in the index was safe before, whatever the mark says.
         mark = max(header.mark, entries.begin)
         scan = frames.Scan(
@@ -254,36 +260,36 @@ def _scan(path: Path, *, verify: Verify, last: bool, meter: _Meter) -> _Scanned:
             path,
             start=entries.begin,
             sequence=entries.sequence,
-            deep_from=0 if last or verify == "all" else mark,
+            verify_from=0 if last or verify == "all" else mark,
         )
         for found in scan:
             head = found.header
             entries.add(head.kind, head.length, found.meta, head.crc)
-            meter.reach(base + scan.end)
+            meter.advance(base + scan.end)
         data_end = window.data_end(scan.end) if last or scan.damage else scan.end
-        meter.reach(base + window.size)
+        meter.advance(base + window.size)
     finally:
         os.close(fd)
     if data_end > scan.end and not scan.damage:
         scan.damage = "data behind a blank"
-    return _Scanned(
+    return _ScannedSegment(
         path=path,
         number=header.number,
-        first=header.sequence,
+        first_sequence=header.sequence,
         mark=mark,
         runs=runs,
         index_bytes=index_bytes,
-        scanned=entries,
+        entries=entries,
         data_end=data_end,
         damage=scan.damage,
-        short=header.short,
-        cut_off=window.size < header.mark,
+        is_loss_reported=header.is_loss_reported,
+        is_truncated=window.size < header.mark,
     )
 
 
-def _indexed(
+def _read_index(
     path: Path, fd: int, first: index.Entries, size: int
-) -> tuple[index.Entries, list[index.Run], int]:
+) -> tuple[index.Entries, list[index.FrameRun], int]:
     """Return what is to be scanned, behind the runs of the index, and the bytes these take."""
     runs, taken = index.read(
         path,
@@ -298,55 +304,63 @@ def _indexed(
     return index.Entries(runs[-1].end, runs[-1].sequence + runs[-1].frames), runs, taken
 
 
-def _check_chain(one: _Scanned, after: _Scanned) -> None:
-    """Note as damage of `one` that frames between it and `after` are missing.
+def _check_chain(segment: _ScannedSegment, following: _ScannedSegment) -> None:
+    """Note as damage of `segment` that frames between it and `following` are missing.
 
     Dropped segments leave a gap in the numbers, so a gap in the sequence is
     damage only between neighbours.
     """
-    neighbours = after.number == one.number + 1 and not one.short
-    if one.damage or (after.first == one.sequence if neighbours else after.first >= one.sequence):
+    neighbours = following.number == segment.number + 1 and not segment.is_loss_reported
+    if segment.damage or (
+        following.first_sequence == segment.sequence
+        if neighbours
+        else following.first_sequence >= segment.sequence
+    ):
         return
-    one.damage = f"frame {one.sequence} was due, the next segment begins with {after.first}"
+    segment.damage = (
+        f"frame {segment.sequence} was due, the next segment begins with {following.first_sequence}"
+    )
 
 
-def _first_damage(found: list[_Scanned]) -> int | None:
-    return next((at for at, one in enumerate(found) if one.damage), None)
+def _first_damage(scanned: list[_ScannedSegment]) -> int | None:
+    return next((at for at, one in enumerate(scanned) if one.damage), None)
 
 
-def _judge(found: list[_Scanned], cut: int) -> tuple[int, int]:
+def _measure_cut(scanned: list[_ScannedSegment], cut: int) -> tuple[int, int]:
     """Return (bytes to cut, bytes of them that had been acknowledged).
 
     Raises:
         LogCorrupt: the damage is in the middle.
     """
-    bad, later = found[cut], found[cut + 1 :]
+    bad, later = scanned[cut], scanned[cut + 1 :]
     acknowledged = max(0, bad.mark - bad.end)
     acknowledged += sum(one.mark - segments.HEADER_BYTES for one in later)
-    if acknowledged and (any(one.frames for one in later) or _continues(bad)):
-        raise LogCorrupt(bad.path, offset=bad.end, why=bad.damage or "")
+    if acknowledged and (any(one.frames for one in later) or _has_later_frame(bad)):
+        raise LogCorrupt(bad.path, offset=bad.end, reason=bad.damage or "")
     torn = bad.data_end - bad.end
     torn += sum(one.data_end - segments.HEADER_BYTES for one in later)
     return torn, acknowledged
 
 
-def _continues(bad: _Scanned) -> bool:
+def _has_later_frame(segment: _ScannedSegment) -> bool:
     """Whether a whole frame follows the damage in the same segment."""
-    fd = os.open(bad.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        window = frames.Window(fd, os.fstat(fd).st_size)
-        after = frames.whole_frame_after(window, bad.path, bad.end, sequence=bad.sequence)
+        window = frames.BufferedFile(fd, os.fstat(fd).st_size)
+        after = frames.find_whole_frame(
+            window, segment.path, segment.end, sequence=segment.sequence
+        )
         return after is not None
     finally:
         os.close(fd)
 
 
-def _cut(directory: Path, found: list[_Scanned], cut: int) -> None:
+def _cut(directory: Path, scanned: list[_ScannedSegment], cut: int) -> None:
     """Cut the log behind the last good frame; an interruption leaves the same to do again."""
-    for one in reversed(found[cut + 1 :]):
-        index.path_of(one.path).unlink(missing_ok=True)
+    for one in reversed(scanned[cut + 1 :]):
+        index.index_path(one.path).unlink(missing_ok=True)
         one.path.rename(_torn_path(one.path))
-    bad = found[cut]
+    bad = scanned[cut]
     with contextlib.suppress(OSError):  # a copy for inspection; the disk may be full
         _save_torn(bad)
     fd = os.open(bad.path, os.O_RDWR | os.O_CLOEXEC)
@@ -357,17 +371,17 @@ def _cut(directory: Path, found: list[_Scanned], cut: int) -> None:
     finally:
         os.close(fd)
     sync_directory(directory)
-    _keep_newest(directory)
+    _prune_torn_files(directory)
 
 
 def _torn_path(path: Path) -> Path:
     return path.with_name(path.name + segments.TORN_SUFFIX)
 
 
-def _save_torn(bad: _Scanned) -> None:
-    with bad.path.open("rb") as source, _torn_path(bad.path).open("wb") as copy:
-        source.seek(bad.end)
-        for data in _chunks(source.read, bad.data_end - bad.end):
+def _save_torn(segment: _ScannedSegment) -> None:
+    with segment.path.open("rb") as source, _torn_path(segment.path).open("wb") as copy:
+        source.seek(segment.end)
+        for data in _chunks(source.read, segment.data_end - segment.end):
             copy.write(data)
 
 
@@ -377,20 +391,20 @@ def _chunks(read: Callable[[int], bytes], count: int) -> Iterator[bytes]:
         yield data
 
 
-def _keep_newest(directory: Path) -> None:
+def _prune_torn_files(directory: Path) -> None:
     torn = directory.glob(f"*{segments.TORN_SUFFIX}")
     newest_first = sorted(torn, key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in newest_first[TORN_KEPT:]:
+    for path in newest_first[MAX_TORN_FILES:]:
         path.unlink()
 
 
-def _tell(bad: _Scanned, cut_bytes: int, lost: int) -> None:
+def _log_cut(segment: _ScannedSegment, cut_bytes: int, lost: int) -> None:
     _log.log(
         logging.ERROR if lost else logging.WARNING,
         "log tail cut: segment=%s offset=%d cut_bytes=%d lost_bytes=%d reason=%s",
-        bad.path,
-        bad.end,
+        segment.path,
+        segment.end,
         cut_bytes,
         lost,
-        bad.damage,
+        segment.damage,
     )

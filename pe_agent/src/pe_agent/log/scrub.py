@@ -87,14 +87,14 @@ class Scrub:
             size += length
             used = self._clock() - begun
             if size >= _SLICE_BYTES or used >= _SLICE_SECONDS:
-                if not self._rest(size, used):
+                if not self._throttle(size, used):
                     return
                 size, begun = 0, self._clock()
         if number in log.damaged:
             _log.error("a segment is damaged, its rows will be refused: %s", log.damaged[number])
-        self._rest(size, self._clock() - begun)
+        self._throttle(size, self._clock() - begun)
 
-    def _rest(self, size: int, used: float) -> bool:
+    def _throttle(self, size: int, used: float) -> bool:
         """Wait as long as the pace demands; False if the end has come."""
         seconds = max(size / self._rate, used / self._share) - used
         with self._changed:

@@ -70,12 +70,12 @@ class SegmentInfo(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """The first page of a segment; ``short`` if frames behind its last one are known to be lost."""
+    """The first page of a segment; ``is_loss_reported`` if frames behind its last one are lost."""
 
     number: int
     sequence: int
     mark: int
-    short: bool = False
+    is_loss_reported: bool = False
 
 
 class Segment:
@@ -188,9 +188,9 @@ class Segment:
     def take_unindexed(self, *, growing: bool) -> index.Entries | None:
         """Return the frames that are due in the index, None if there are none."""
         taken = self.unindexed
-        if not taken or (growing and not taken.is_long):
+        if not taken or (growing and not taken.is_run_due):
             return None
-        self.unindexed = taken.after
+        self.unindexed = taken.next_entries
         return taken
 
     def extend_index(self, entries: index.Entries) -> None:
@@ -211,7 +211,7 @@ class Segment:
     def unlink(self) -> None:
         """Remove the file and its index."""
         self.path.unlink(missing_ok=True)
-        index.path_of(self.path).unlink(missing_ok=True)
+        index.index_path(self.path).unlink(missing_ok=True)
 
     def release(self) -> None:
         """Close the descriptor frames were written to."""
@@ -225,7 +225,7 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / f"{number:010d}{SUFFIX}"
 
 
-def numbers(directory: Path) -> list[int]:
+def list_numbers(directory: Path) -> list[int]:
     """Return the numbers of a directory's segments, in order."""
     return sorted(int(path.stem) for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit())
 
@@ -238,7 +238,7 @@ def create(directory: Path, number: int, sequence: int) -> Segment:
     """
     path = segment_path(directory, number)
     fresh = path.with_name(path.name + NEW_SUFFIX)
-    head = _front(number, sequence) + _mark(HEADER_BYTES)
+    head = _pack_header(number, sequence) + _pack_mark(HEADER_BYTES)
     fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
         _write_all(fd, head.ljust(HEADER_BYTES, b"\0"))
@@ -264,36 +264,36 @@ def read_header(fd: int, path: Path) -> SegmentHeader:
     """
     page = read_at(fd, HEADER_BYTES, 0)
     if len(page) < HEADER_BYTES:
-        raise LogCorrupt(path, offset=0, why="the segment's header is cut short")
+        raise LogCorrupt(path, offset=0, reason="the segment's header is cut short")
     magic, crc = _FRONT.unpack_from(page)
     if magic != _MAGIC or crc != zlib.crc32(page[_FRONT.size : _MARK_OFFSET]):
-        raise LogCorrupt(path, offset=0, why="the segment's header is damaged")
+        raise LogCorrupt(path, offset=0, reason="the segment's header is damaged")
     version, short, number, sequence = _REST.unpack_from(page, _FRONT.size)
     if version > VERSION:
-        raise LogVersionUnknown(path, found=version, known=VERSION)
+        raise LogVersionUnknown(path, version=version, supported=VERSION)
     if segment_path(path.parent, number) != path:
-        raise LogCorrupt(path, offset=0, why=f"this is segment {number} under another name")
+        raise LogCorrupt(path, offset=0, reason=f"this is segment {number} under another name")
     mark, mark_crc = _MARK.unpack_from(page, _MARK_OFFSET)
     whole = mark_crc == zlib.crc32(page[_MARK_OFFSET : _MARK_OFFSET + 8])
     return SegmentHeader(number, sequence, mark if whole else HEADER_BYTES, short == 1)
 
 
-def write_short(fd: int, number: int, sequence: int) -> None:
+def mark_frames_lost(fd: int, number: int, sequence: int) -> None:
     """Note in the file that frames behind its last one are lost, so that no start refuses that."""
-    os.pwrite(fd, _front(number, sequence, short=1), 0)
+    os.pwrite(fd, _pack_header(number, sequence, short=1), 0)
 
 
 def write_mark(fd: int, end: int) -> None:
     """Note in the file that everything before `end` is safe."""
-    os.pwrite(fd, _mark(end), _MARK_OFFSET)
+    os.pwrite(fd, _pack_mark(end), _MARK_OFFSET)
 
 
-def _front(number: int, sequence: int, short: int = 0) -> bytes:
+def _pack_header(number: int, sequence: int, short: int = 0) -> bytes:
     rest = _REST.pack(VERSION, short, number, sequence)
     return _FRONT.pack(_MAGIC, zlib.crc32(rest)) + rest
 
 
-def _mark(end: int) -> bytes:
+def _pack_mark(end: int) -> bytes:
     return _MARK.pack(end, zlib.crc32(end.to_bytes(8, "little")))
 
 
@@ -303,14 +303,14 @@ def _write_all(fd: int, data: bytes) -> None:
         done += os.pwrite(fd, data[done:], done)
 
 
-def full(path: Path, wanted: int, error: OSError) -> LogFull:
-    """Return the refusal for a frame of `wanted` bytes that found no room."""
+def log_full_error(path: Path, needed: int, error: OSError) -> LogFull:
+    """Return the refusal for a frame of `needed` bytes that found no room."""
     stat = os.statvfs(path.parent)
     return LogFull(
         path,
-        wanted=wanted,
+        needed=needed,
         free=stat.f_bavail * stat.f_frsize,
-        why=os.strerror(error.errno or errno.ENOSPC),
+        reason=os.strerror(error.errno or errno.ENOSPC),
         remedy=_REMEDIES.get(error.errno or errno.ENOSPC, _REMEDIES[errno.ENOSPC]),
     )
 
@@ -324,7 +324,7 @@ class _OpenFile:
         self.stale = False
 
 
-class ReadFiles:
+class DescriptorCache:
     """Descriptors segments are read by, at most `limit` of them kept while unused.
 
     A held descriptor pins its segment: a segment that is dropped meanwhile is
@@ -338,7 +338,7 @@ class ReadFiles:
         self._files: dict[int, _OpenFile] = {}
 
     @contextlib.contextmanager
-    def hold(self, number: int) -> Iterator[int]:
+    def pin(self, number: int) -> Iterator[int]:
         """Hold a descriptor of the segment for the length of a ``with`` block.
 
         Raises:

@@ -17,24 +17,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pe_agent.transport import agent_tls
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.wire.reports.side_status import ToldSide, write_side
+from streambroker_core.wire.reports.side_status import SideStatus, write_side
 
 if TYPE_CHECKING:
     from pe_agent.pe import PE
 
 log = logging.getLogger("pe_agent")
 
-SPACING = 0.5
-MOST_BUCKETS = 64
+MIN_REPORT_SECONDS = 0.5
+MAX_BUCKETS = 64
 """Buckets in one call."""
 
-Place: TypeAlias = "tuple[str, str, int]"
+BucketKey: TypeAlias = "tuple[str, str, int]"
 """Query, operator and bucket."""
 _OPTIONS = ("agent", "agentToken", "agentCa", "agentPlain", "agentCertificate", "agentKey")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToAgent:
+class SideMetricsReporter:
     """Where the figures of an operator go.
 
     Attributes:
@@ -46,11 +46,11 @@ class ToAgent:
     options: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, pe: PE, operator: str) -> ToAgent:
+    def for_pe(cls, pe: PE, operator: str) -> SideMetricsReporter:
         """Return the way to the agent of a PE."""
-        return cls(operator=operator, options=tuple(sorted(pe._to_agent().items())))
+        return cls(operator=operator, options=tuple(sorted(pe._agent_options().items())))
 
-    def __call__(self, bucket: int, window: int, sides: Sequence[ToldSide]) -> None:
+    def __call__(self, bucket: int, window: int, sides: Sequence[SideStatus]) -> None:
         """Hand over what a bucket has after a window."""
         from pyspark import TaskContext
 
@@ -58,18 +58,18 @@ class ToAgent:
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
         if query is None:
             return
-        if (sender := _sender(self.options)) is not None:
-            sender.take((query, self.operator, bucket), window, sides)
+        if (sender := _get_sender(self.options)) is not None:
+            sender.enqueue((query, self.operator, bucket), window, sides)
 
 
-def client_of(options: Mapping[str, str]) -> AgentClient:
+def client_for(options: Mapping[str, str]) -> AgentClient:
     """Return the agent that options name."""
     agent, token, ca, plain, chain, key = (options.get(name) for name in _OPTIONS)
-    trust = agent_tls.trusted(ca, plain, agent_tls.shown(chain, key))
+    trust = agent_tls.resolve_agent_trust(ca, plain, agent_tls.resolve_certificate(chain, key))
     return AgentClient(agent or "", token or "", trust)
 
 
-class Sender:
+class SideMetricsSender:
     """Sends the last figures of each bucket.
 
     Args:
@@ -78,13 +78,13 @@ class Sender:
 
     def __init__(self, client: AgentClient) -> None:
         self._client = client
-        self._due: dict[Place, dict[str, Any]] = {}
+        self._pending: dict[BucketKey, dict[str, Any]] = {}
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True, name="side figures").start()
 
-    def take(self, place: Place, window: int, sides: Sequence[ToldSide]) -> None:
+    def enqueue(self, key: BucketKey, window: int, sides: Sequence[SideStatus]) -> None:
         """Take what a bucket has after a window."""
-        query, operator, bucket = place
+        query, operator, bucket = key
         told = {
             "query": query,
             "operator": operator,
@@ -93,41 +93,41 @@ class Sender:
             "sides": [write_side(side) for side in sides],
         }
         with self._changed:
-            self._due[place] = told
+            self._pending[key] = told
             self._changed.notify()
 
     def _run(self) -> None:
         pause = threading.Event()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._due))
-            pause.wait(SPACING)
+                self._changed.wait_for(lambda: bool(self._pending))
+            pause.wait(MIN_REPORT_SECONDS)
             with self._changed:
-                due = [self._due.pop(place) for place in list(self._due)[:MOST_BUCKETS]]
+                due = [self._pending.pop(place) for place in list(self._pending)[:MAX_BUCKETS]]
             try:
                 self._client.call("sides.told", timeout=5.0, buckets=due)
             except StreambrokerError as error:
                 log.debug("figures of side inputs are not taken: %s", error)
-                self._again(due)
+                self._requeue(due)
             except Exception as error:  # they are not worth a thread, nor another try
                 log.warning("figures of side inputs are not sent: %r", error)
 
-    def _again(self, due: Sequence[dict[str, Any]]) -> None:
+    def _requeue(self, buckets: Sequence[dict[str, Any]]) -> None:
         with self._changed:
-            for told in due:
-                self._due.setdefault((told["query"], told["operator"], told["bucket"]), told)
+            for told in buckets:
+                self._pending.setdefault((told["query"], told["operator"], told["bucket"]), told)
 
 
-_SENDERS: dict[tuple[int, tuple[tuple[str, str], ...]], Sender | None] = {}
+_SENDERS: dict[tuple[int, tuple[tuple[str, str], ...]], SideMetricsSender | None] = {}
 """One for each agent, of this process: threads do not live on in a process that is forked."""
 
 
-def _sender(options: tuple[tuple[str, str], ...]) -> Sender | None:
+def _get_sender(options: tuple[tuple[str, str], ...]) -> SideMetricsSender | None:
     """Return what sends to an agent; None where the settings of this worker do not let it."""
     key = (os.getpid(), options)
     if key not in _SENDERS:
         try:
-            _SENDERS[key] = Sender(client_of(dict(options)))
+            _SENDERS[key] = SideMetricsSender(client_for(dict(options)))
         except StreambrokerError as error:
             log.warning("figures of side inputs are not sent: %s", error)
             _SENDERS[key] = None

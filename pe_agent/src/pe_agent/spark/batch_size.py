@@ -17,36 +17,36 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructTy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
+ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNLIMITED = str(2**31 - 1)
 BATCH_ROWS = "4096"
 """A batch stays below the 1 GiB of a frame with rows of up to 256 KiB."""
 
-_LARGE = (BinaryType, ArrayType, MapType, VariantType)
+_LARGE_TYPES = (BinaryType, ArrayType, MapType, VariantType)
 
 
 @contextmanager
-def counted_in_rows(spark: SparkSession, schema: DataType) -> Iterator[None]:
+def limit_batches_by_rows(spark: SparkSession, schema: DataType) -> Iterator[None]:
     """Let queries that start here cut batches by rows alone.
 
     Changes nothing where the user set one of the two limits, or where a column's type is one
     that large values are kept in: binary, array, map and variant.
     """
     before = spark.conf.getAll
-    if BYTES in before or ROWS in before or _may_be_large(schema):
+    if BYTES_SETTING in before or ROWS_SETTING in before or _may_be_large(schema):
         yield
         return
-    spark.conf.set(BYTES, UNLIMITED)
-    spark.conf.set(ROWS, BATCH_ROWS)
+    spark.conf.set(BYTES_SETTING, UNLIMITED)
+    spark.conf.set(ROWS_SETTING, BATCH_ROWS)
     try:
         yield
     finally:
-        spark.conf.unset(BYTES)
-        spark.conf.unset(ROWS)
+        spark.conf.unset(BYTES_SETTING)
+        spark.conf.unset(ROWS_SETTING)
 
 
 def _may_be_large(type_: DataType) -> bool:
     if isinstance(type_, StructType):
         return any(_may_be_large(field.dataType) for field in type_.fields)
-    return isinstance(type_, _LARGE)
+    return isinstance(type_, _LARGE_TYPES)

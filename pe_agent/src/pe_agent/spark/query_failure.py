@@ -30,7 +30,7 @@ _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<nam
 _ERROR = re.compile(r"^(?P<type>[A-Za-z_][\w.$]*)(?:: (?P<message>.*))?$")
 _CONDITION = re.compile(r"^\[(?P<code>[A-Z][A-Z0-9_.]*)\] ?(?P<message>.*)$", re.DOTALL)
 _END = re.compile(r"^(\s*$|\s+at |Caused by|Driver stacktrace|JVM stacktrace)")
-_OURS = ("streambroker_core.", "pe_agent.")
+_OWN_PACKAGES = ("streambroker_core.", "pe_agent.")
 _LIBRARIES = re.compile(
     r"^<|\.zip/|/(site-packages|dist-packages|lib/python3\.\d+|python/pyspark)/"
 )
@@ -74,16 +74,16 @@ def cause(of: StreamingQuery | BaseException) -> Failure | None:
     error = of if isinstance(of, BaseException) else StreamingQuery.exception(of)
     if error is None:
         return None
-    texts = list(_texts(error))
+    texts = list(_error_texts(error))
     told = next((text for text in reversed(texts) if _TRACEBACK in text), texts[-1])
-    return cause_in(told)
+    return parse_cause(told)
 
 
-def cause_in(text: str) -> Failure:
+def parse_cause(text: str) -> Failure:
     """Return the cause that the text of an error names."""
     _, found, traceback = text.rpartition(_TRACEBACK)
     if not found:
-        return _of_spark(text)
+        return _parse_spark_cause(text)
     place: str | None = None
     lines = iter(traceback.splitlines()[1:])
     for line in lines:
@@ -92,35 +92,35 @@ def cause_in(text: str) -> Failure:
             place = f"{frame['file']}:{frame['line']}, in {frame['name']}"
         error = _ERROR.match(line)
         if error:
-            message = [error["message"] or "", *_until_end(lines)]
+            message = [error["message"] or "", *_message_lines(lines)]
             return Failure(
                 type=error["type"].rpartition(".")[2],
-                code=_code(error["type"]),
+                code=_error_code(error["type"]),
                 message="\n".join(message).rstrip(),
                 place=place,
             )
-    return _of_spark(text)
+    return _parse_spark_cause(text)
 
 
 def _is_library(file: str) -> bool:
     return file.startswith(_PACKAGES) or _LIBRARIES.search(file) is not None
 
 
-def _until_end(lines: Iterator[str]) -> Iterator[str]:
+def _message_lines(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         if _END.match(line):
             return
         yield line
 
 
-def _of_spark(text: str) -> Failure:
+def _parse_spark_cause(text: str) -> Failure:
     """Return the cause in an error of the JVM; the innermost, if it names several."""
     told = text.rpartition("Caused by: ")[2].strip()
     first, *more = told.splitlines() or [""]
     error = _ERROR.match(first)
     named = error is not None and error["message"] is not None
     kind, message = (error["type"], error["message"]) if error and named else ("Exception", first)
-    message = "\n".join([message, *_until_end(iter(more))]).rstrip()
+    message = "\n".join([message, *_message_lines(iter(more))]).rstrip()
     condition = _CONDITION.match(message)
     code = condition["code"] if condition else None
     return Failure(
@@ -130,7 +130,7 @@ def _of_spark(text: str) -> Failure:
     )
 
 
-def _texts(error: BaseException) -> Iterator[str]:
+def _error_texts(error: BaseException) -> Iterator[str]:
     """Give the texts of an exception of PySpark and of its causes, the innermost last."""
     seen: Any = error
     while seen is not None:
@@ -138,17 +138,17 @@ def _texts(error: BaseException) -> Iterator[str]:
         seen = getattr(seen, "_cause", None)
 
 
-def _code(kind: str) -> str | None:
-    if not kind.startswith(_OURS):
+def _error_code(class_name: str) -> str | None:
+    if not class_name.startswith(_OWN_PACKAGES):
         return None
-    module, _, name = kind.rpartition(".")
+    module, _, name = class_name.rpartition(".")
     try:
         return str(getattr(importlib.import_module(module), name).code)
     except (AttributeError, ImportError):
         return None
 
 
-def cause_first(error: _E) -> _E:
+def prepend_cause(error: _E) -> _E:
     """Return an exception of PySpark, the text of which begins with the cause."""
     described: Any = error
     if error is not None and isinstance(getattr(described, "_desc", None), str):
@@ -163,7 +163,7 @@ class Query(StreamingQuery):
 
     def exception(self) -> StreamingQueryException | None:
         """Return why it has failed; None if it has not."""
-        return cause_first(super().exception())
+        return prepend_cause(super().exception())
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's
         """Wait until it has ended.
@@ -174,7 +174,7 @@ class Query(StreamingQuery):
         try:
             return super().awaitTermination(timeout)
         except StreamingQueryException as error:
-            raise cause_first(error)  # noqa: B904 - it is the same
+            raise prepend_cause(error)  # noqa: B904 - it is the same
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until all that is there has been processed.
@@ -185,7 +185,7 @@ class Query(StreamingQuery):
         try:
             super().processAllAvailable()
         except StreamingQueryException as error:
-            raise cause_first(error)  # noqa: B904 - it is the same
+            raise prepend_cause(error)  # noqa: B904 - it is the same
 
 
 def with_cause_first(query: StreamingQuery) -> Query:

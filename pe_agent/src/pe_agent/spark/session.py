@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def active(spark: SparkSession) -> Iterator[None]:
+def active_session(spark: SparkSession) -> Iterator[None]:
     """Make a session the active one for a while.
 
     Spark looks a format up in the active session, whichever session opens the frame or starts the
@@ -31,7 +31,7 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def register(spark: SparkSession, source: type[DataSource]) -> None:
+def register_source(spark: SparkSession, source: type[DataSource]) -> None:
     """Make a format known to a session, whichever is the active one."""
-    with active(spark):
+    with active_session(spark):
         spark.dataSource.register(source)

@@ -7,10 +7,10 @@ import sys
 import traceback
 from typing import Any
 
-_SETTLED: set[str] = set()
+_FROZEN: set[str] = set()
 
 
-def settle(kind: str) -> None:
+def freeze_modules(task_kind: str) -> None:
     """Take the modules that tasks of a kind have loaded out of Python's search for cycles.
 
     Spark's worker collects cycles behind each task, and then looks at every object of every module:
@@ -18,13 +18,13 @@ def settle(kind: str) -> None:
     once for each kind, when the first task ends.
 
     Args:
-        kind: of the tasks: kinds import different modules.
+        task_kind: of the tasks: kinds import different modules.
     """
     from pyspark import TaskContext
 
-    if kind in _SETTLED or TaskContext.get() is None:
+    if task_kind in _FROZEN or TaskContext.get() is None:
         return
-    _SETTLED.add(kind)
+    _FROZEN.add(task_kind)
     gc.collect()
     gc.freeze()
 
@@ -42,7 +42,7 @@ class _Traceback:
             traceback.print_exc()
 
 
-def hide_hang_ups() -> None:
+def hide_closed_connections() -> None:
     """Print no traceback if the JVM closes the connection; only in a worker of PySpark's daemon.
 
     The JVM closes the connection of a planning worker as soon as it has the result, and that of a
@@ -54,4 +54,4 @@ def hide_hang_ups() -> None:
         main.__dict__["traceback"] = _Traceback()
 
 
-hide_hang_ups()  # every module whose code runs in a worker imports this one
+hide_closed_connections()  # every module whose code runs in a worker imports this one

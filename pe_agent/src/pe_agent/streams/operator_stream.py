@@ -13,34 +13,34 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.idleness import Pace, micros_of
+from pe_agent.aligned.idleness import InputTiming, delay_micros
 from pe_agent.aligned.queries import jvm_prefilter as ahead
 from pe_agent.aligned.runtime import hosting
-from pe_agent.aligned.runtime.frames import CONTROL, arrow_of
+from pe_agent.aligned.runtime.frames import CONTROL, spark_to_arrow
 from pe_agent.aligned.runtime.hosting import Feed
-from pe_agent.aligned.runtime.packer import Packer, Repacker
-from pe_agent.aligned.runtime.processor import APPLIED, COUNTED, Hosted
+from pe_agent.aligned.runtime.packer import FramePacker, Repacker
+from pe_agent.aligned.runtime.processor import APPLIED_SCHEMA, COUNTS_SCHEMA, OperatorConfig
 from pe_agent.datasource.schemas import Columns
 from pe_agent.job import publish as publishing
 from pe_agent.spark.query_failure import with_cause_first
-from pe_agent.streams.import_stream import Imported, one_carrier
-from pe_agent.streams.stream import Emitted, Rows, Stream, data_of
+from pe_agent.streams.import_stream import ImportFrame, choose_carrier
+from pe_agent.streams.stream import OutputFrame, RowsFrame, Stream, select_output_rows
 from streambroker_core.control.operators.operator import Input, Operator
-from streambroker_core.control.runtime.buckets import Layout, layout_of
+from streambroker_core.control.runtime.buckets import Layout, make_layout
 from streambroker_core.control.tuples import Limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-BUCKETS = 64
+DEFAULT_BUCKETS = 64
 
-Make = Callable[[], Operator]
+OperatorFactory = Callable[[], Operator]
 """Makes an operator: its class, or a function without arguments."""
 
 
 @dataclass(kw_only=True)
-class Node:
+class OperatorNode:
     """An operator in a graph.
 
     Attributes:
@@ -48,14 +48,14 @@ class Node:
         frame: what it emits.
         schemas: columns of each output.
         mark: stands in the plan of each query that runs it, and in no other.
-        taken: a query has been made of it.
+        is_used: a query has been made of it.
     """
 
     name: str
     frame: DataFrame
     schemas: dict[str, StructType]
     mark: str
-    taken: bool = False
+    is_used: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,9 @@ class OperatorStream(Stream):
         return Stream(
             spark=self.spark,
             pe=self.pe,
-            data=Emitted(frame=node.frame, output=output, columns=node.schemas[output]),
+            data=OutputFrame(frame=node.frame, output=output, columns=node.schemas[output]),
             nodes=self.nodes,
-            clocks=self.clocks,
+            watermark_operators=self.watermark_operators,
             carrier=self.carrier,
         )
 
@@ -111,7 +111,7 @@ class OperatorStream(Stream):
             AlignedError: there is no such output, properties are of an output that is not
                 published, two outputs are for one export, or ``to_df`` refuses.
         """
-        from pe_agent.aligned.sinks import of_outputs
+        from pe_agent.aligned.sinks import sink_for_outputs
 
         node, told = self.node(), dict(properties or {})
         for output in ports:
@@ -121,7 +121,7 @@ class OperatorStream(Stream):
             raise AlignedError(
                 f"properties are given for output {lost[0]}, which is not published."
             )
-        pe = self.started_pe("publish_outputs")
+        pe = self.require_pe("publish_outputs")
         exports = {
             output: (
                 port,
@@ -130,9 +130,9 @@ class OperatorStream(Stream):
             )
             for output, port in ports.items()
         }
-        frame, sink = of_outputs(node.frame, exports)
-        self.use(again=again)
-        return publishing.start(
+        frame, sink = sink_for_outputs(node.frame, exports)
+        self.mark_used(again=again)
+        return publishing.start_query(
             pe,
             frame,
             sink,
@@ -166,13 +166,15 @@ class OperatorStream(Stream):
             AlignedError: as for ``to_df``.
         """
         node = self.node()
-        self.use(again=again)
+        self.mark_used(again=again)
         schemas = dict(node.schemas)
 
         def call(frame: DataFrame, window: int) -> None:
             frame = frame.persist()
             try:
-                function(window, {tag: data_of(frame, tag, schemas[tag]) for tag in schemas})
+                function(
+                    window, {tag: select_output_rows(frame, tag, schemas[tag]) for tag in schemas}
+                )
             finally:
                 frame.unpersist()
 
@@ -184,26 +186,26 @@ class OperatorStream(Stream):
             writer = writer.queryName(query_name)
         return with_cause_first(writer.start())
 
-    def node(self) -> Node:
+    def node(self) -> OperatorNode:
         """Return the operator.
 
         Raises:
             AlignedError: something stands behind it.
         """
-        if not isinstance(self.data, Emitted):
+        if not isinstance(self.data, OutputFrame):
             raise AlignedError("outputs are those of an operator: take them right behind it.")
         frame = self.data.frame
         return next(node for node in self.nodes.values() if node.frame is frame)
 
 
 def control_aware(
-    operator: Make,
+    operator: OperatorFactory,
     inputs: Stream | Mapping[str, Stream],
     *,
     name: str | None = None,
     schema: Columns | None = None,
     schemas: Mapping[str, Columns] | None = None,
-    buckets: int = BUCKETS,
+    buckets: int = DEFAULT_BUCKETS,
     order_by: str | None = None,
     null_keys: bool = False,
     limits: Limits | None = None,
@@ -238,12 +240,12 @@ def control_aware(
     Raises:
         AlignedError, OperatorError: something does not fit; nothing was started.
     """
-    name = _name(operator, name)
+    name = _operator_name(operator, name)
     if on_invalid not in ("fail", "pass"):
         raise AlignedError(f"on_invalid is {on_invalid!r}: it has to be 'fail' or 'pass'.")
-    runner = hosting.checked(operator, name, buckets)
-    given = _by_port(inputs, runner.inputs, name)
-    streams, carrier = one_carrier(list(given.values()))
+    runner = hosting.inspect_operator(operator, name, buckets)
+    given = _streams_by_port(inputs, runner.inputs, name)
+    streams, carrier = choose_carrier(list(given.values()))
     given = dict(zip(given, streams, strict=True))
     if carrier is not None and any(one.carrier and _is_import(one) for one in streams):
         carrier = replace(carrier)  # packed, it is a source of its own
@@ -251,18 +253,20 @@ def control_aware(
         one.name: _layout(one, given[one.name], buckets, null_keys=null_keys)
         for one in runner.inputs
     }
-    outputs = _outputs(runner.outputs, given, schema, schemas, name)
-    _add_reports(outputs, {"report": (report, APPLIED), "counts": (counts, COUNTED)}, name)
-    nodes = joint_nodes(given.values())
+    outputs = _output_schemas(runner.outputs, given, schema, schemas, name)
+    _add_reports(
+        outputs, {"report": (report, APPLIED_SCHEMA), "counts": (counts, COUNTS_SCHEMA)}, name
+    )
+    nodes = merge_nodes(given.values())
     if name in nodes:
         raise AlignedError(
             f"the query has an operator {name} already: give one of them another name=."
         )
-    clocks = frozenset[str]().union(*(one.clocks for one in given.values()))
+    clocks = frozenset[str]().union(*(one.watermark_operators for one in given.values()))
     timed = not clocks and any(one.event_time for one in given.values())
-    paces = _paces(given) if timed else {}
+    paces = _input_timings(given) if timed else {}
     mark = f"operator-{uuid.uuid4().hex}"
-    hosted = Hosted(
+    hosted = OperatorConfig(
         make=operator,
         name=name,
         buckets=buckets,
@@ -270,48 +274,52 @@ def control_aware(
         limits=limits or Limits(),
         layouts=layouts,
         schemas=hosting.arrow_schemas(outputs),
-        timed=timed,
-        clocks=clocks,
-        paces=paces,
+        has_watermark=timed,
+        watermark_operators=clocks,
+        timings=paces,
         report=report,
         counts=counts,
         pass_invalid=on_invalid == "pass",
         mark=mark,
     )
     first = next(iter(given.values()))
-    hosting.prepare(first.spark)
+    hosting.prepare_session(first.spark)
     feeds = [
-        feed for port, one in given.items() for feed in _feeds(one, layouts[port], idle=bool(paces))
+        feed
+        for port, one in given.items()
+        for feed in _build_feeds(one, layouts[port], idle=bool(paces))
     ]
-    frame = hosting.host(hosted, feeds).alias(mark)
+    frame = hosting.run_operator(hosted, feeds).alias(mark)
     return OperatorStream(
         spark=first.spark,
         pe=next((one.pe for one in given.values() if one.pe is not None), None),
-        data=Emitted(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
-        nodes={**nodes, name: Node(name=name, frame=frame, schemas=outputs, mark=mark)},
-        clocks=frozenset({name}) if timed or clocks else frozenset(),
+        data=OutputFrame(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
+        nodes={**nodes, name: OperatorNode(name=name, frame=frame, schemas=outputs, mark=mark)},
+        watermark_operators=frozenset({name}) if timed or clocks else frozenset(),
         carrier=carrier,
     )
 
 
-def _paces(given: Mapping[str, Stream]) -> dict[str, Pace]:
+def _input_timings(streams: Mapping[str, Stream]) -> dict[str, InputTiming]:
     """Return how time goes on in inputs, where one of them may be idle; else nothing."""
     found = {}
-    if any(one.idle is not None for one in given.values()):
-        for port, one in given.items():
+    if any(one.idle_after is not None for one in streams.values()):
+        for port, one in streams.items():
             if one.event_time is not None:
-                idle = None if one.idle is None else round(one.idle * 1_000_000)
-                found[port] = Pace(delay=micros_of(one.spark, one.event_time[1]), idle=idle)
+                idle = None if one.idle_after is None else round(one.idle_after * 1_000_000)
+                found[port] = InputTiming(
+                    delay=delay_micros(one.spark, one.event_time[1]), idle_after=idle
+                )
     return found
 
 
-def joint_nodes(streams: Iterable[Stream]) -> dict[str, Node]:
+def merge_nodes(streams: Iterable[Stream]) -> dict[str, OperatorNode]:
     """Return the operators behind streams.
 
     Raises:
         AlignedError: two of them have one name.
     """
-    found: dict[str, Node] = {}
+    found: dict[str, OperatorNode] = {}
     for stream in streams:
         for name, node in stream.nodes.items():
             if found.setdefault(name, node) is not node:
@@ -322,7 +330,7 @@ def joint_nodes(streams: Iterable[Stream]) -> dict[str, Node]:
     return found
 
 
-def _name(operator: Make, name: str | None) -> str:
+def _operator_name(operator: OperatorFactory, name: str | None) -> str:
     if isinstance(operator, Operator):
         raise AlignedError(
             f"{type(operator).__name__} is an operator already: give its class, or a function that"
@@ -336,7 +344,7 @@ def _name(operator: Make, name: str | None) -> str:
     return found
 
 
-def _by_port(
+def _streams_by_port(
     inputs: Stream | Mapping[str, Stream], ports: tuple[Input, ...], name: str
 ) -> dict[str, Stream]:
     names = [one.name for one in ports]
@@ -355,39 +363,39 @@ def _by_port(
     return {one: inputs[one] for one in names}
 
 
-def _layout(one: Input, stream: Stream, buckets: int, *, null_keys: bool) -> Layout:
-    key = stream.key or one.key
-    if stream.key and one.key and stream.key != one.key:
+def _layout(input_: Input, stream: Stream, buckets: int, *, null_keys: bool) -> Layout:
+    key = stream.key or input_.key
+    if stream.key and input_.key and stream.key != input_.key:
         raise AlignedError(
-            f"input {one.name} has the key {', '.join(one.key)}, and its stream is keyed by"
+            f"input {input_.name} has the key {', '.join(input_.key)}, and its stream is keyed by"
             f" {', '.join(stream.key)}: leave one of both out."
         )
     if stream.data is None:
-        return Layout(port=one.name, buckets=buckets, broadcast=one.broadcast)
+        return Layout(port=input_.name, buckets=buckets, broadcast=input_.broadcast)
     columns = stream.schema()
-    _check_time(one, stream, columns)
-    return layout_of(replace(one, key=key), arrow_of(columns), buckets, nulls=null_keys)
+    _check_time(input_, stream, columns)
+    return make_layout(replace(input_, key=key), spark_to_arrow(columns), buckets, nulls=null_keys)
 
 
-def _check_time(one: Input, stream: Stream, columns: StructType) -> None:
+def _check_time(input_: Input, stream: Stream, columns: StructType) -> None:
     told = stream.event_time
     if told is not None and told[0] not in columns.names:
         raise AlignedError(
-            f"the event time {told[0]} of input {one.name} is no column any more; it has"
+            f"the event time {told[0]} of input {input_.name} is no column any more; it has"
             f" {', '.join(columns.names)}."
         )
-    if one.event_time is None or stream.clocks:
+    if input_.event_time is None or stream.watermark_operators:
         return
-    if told is None or told[0] != one.event_time:
+    if told is None or told[0] != input_.event_time:
         raise AlignedError(
-            f"input {one.name} has its event time in column {one.event_time}: call"
-            f" with_watermark({one.event_time!r}, delay) on its stream."
+            f"input {input_.name} has its event time in column {input_.event_time}: call"
+            f" with_watermark({input_.event_time!r}, delay) on its stream."
         )
 
 
-def _outputs(
+def _output_schemas(
     tags: tuple[str, ...],
-    given: Mapping[str, Stream],
+    streams: Mapping[str, Stream],
     schema: Columns | None,
     schemas: Mapping[str, Columns] | None,
     name: str,
@@ -397,53 +405,53 @@ def _outputs(
     told = dict(schemas or {})
     if schema is not None:
         told.setdefault(tags[0], schema)
-    elif len(tags) == 1 and len(given) == 1 and not told:
-        told[tags[0]] = next(iter(given.values())).schema()
+    elif len(tags) == 1 and len(streams) == 1 and not told:
+        told[tags[0]] = next(iter(streams.values())).schema()
     if sorted(told) != sorted(tags):
         raise AlignedError(
             f"operator {name} has the outputs {', '.join(tags)}, and columns are given for"
             f" {', '.join(told) or 'none'}: give those of all with schemas={{tag: columns}}."
         )
-    return {tag: hosting.columns(told[tag]) for tag in tags}
+    return {tag: hosting.parse_columns(told[tag]) for tag in tags}
 
 
 def _add_reports(
-    outputs: dict[str, StructType], asked: Mapping[str, tuple[str | None, pa.Schema]], name: str
+    outputs: dict[str, StructType], requested: Mapping[str, tuple[str | None, pa.Schema]], name: str
 ) -> None:
-    for what, (tag, schema) in asked.items():
+    for what, (tag, schema) in requested.items():
         if tag in outputs:
             raise AlignedError(
                 f"operator {name} has an output {tag} already: give its {what} another tag."
             )
         if tag is not None:
-            outputs[tag] = hosting.columns(schema)
+            outputs[tag] = hosting.parse_columns(schema)
 
 
 def _is_import(stream: Stream) -> bool:
-    return isinstance(stream.data, Imported)
+    return isinstance(stream.data, ImportFrame)
 
 
-def _feeds(stream: Stream, layout: Layout, *, idle: bool) -> list[Feed]:
+def _build_feeds(stream: Stream, layout: Layout, *, idle: bool) -> list[Feed]:
     """Return what feeds a port: rows, and control beside them."""
     found = []
-    if isinstance(stream.data, Imported):
+    if isinstance(stream.data, ImportFrame):
         column, delay = stream.event_time or (None, None)
-        frame = stream.data.packed(layout, column, stream.carrier)
+        frame = stream.data.open_packed(layout, column, stream.carrier)
         found.append(Feed(frame=frame, delay=delay, port=layout.port))
-    elif isinstance(stream.data, Rows):
-        schema, time = arrow_of(stream.schema()), stream.event_time
-        found.append(_feed_of_rows(stream.data, layout, schema, time, idle=idle))
+    elif isinstance(stream.data, RowsFrame):
+        schema, time = spark_to_arrow(stream.schema()), stream.event_time
+        found.append(_build_row_feed(stream.data, layout, schema, time, idle=idle))
     elif stream.data is not None:
         repack = Repacker(layout=layout, output=stream.data.output)
-        found.append(Feed(frame=stream.data.of_output(), pack=repack))
-    for one in stream.beside:
-        pack = Packer(layout=layout, immediate=one.immediate)
-        found.append(Feed(frame=one.placed(), pack=pack))
+        found.append(Feed(frame=stream.data.select_output(), pack=repack))
+    for one in stream.control_frames:
+        pack = FramePacker(layout=layout, immediate=one.immediate)
+        found.append(Feed(frame=one.with_positions(), pack=pack))
     return found
 
 
-def _feed_of_rows(
-    rows: Rows,
+def _build_row_feed(
+    rows: RowsFrame,
     layout: Layout,
     schema: pa.Schema,
     time: tuple[str, str] | None,
@@ -451,9 +459,9 @@ def _feed_of_rows(
     idle: bool,
 ) -> Feed:
     column, delay = time or (None, None)
-    pack = Packer(layout=layout, schema=schema, event_time=column, needed=rows.needed)
-    if rows.needed is not None and time is not None and not idle:
-        fewer = ahead.reduced(rows.frame, rows.needed, time, CONTROL)
+    pack = FramePacker(layout=layout, schema=schema, event_time=column, row_filter=rows.row_filter)
+    if rows.row_filter is not None and time is not None and not idle:
+        fewer = ahead.prefilter(rows.frame, rows.row_filter, time, CONTROL)
         if fewer is not None:
             return Feed(frame=fewer, pack=replace(pack, event_time=None))
     return Feed(frame=rows.frame, pack=pack, delay=delay, port=layout.port)

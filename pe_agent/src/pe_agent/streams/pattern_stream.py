@@ -22,11 +22,11 @@ from pyspark import SparkFiles, TaskContext
 
 from pe_agent import aligned
 from pe_agent.aligned import AlignedError, OperatorStream, Stream
-from pe_agent.aligned.queries.query_listener import follow
-from pe_agent.aligned.runtime.frames import arrow_of
-from pe_agent.aligned.runtime.hosting import columns
-from pe_agent.aligned.timeout_ticks import TickFile, seconds_for, tick_stream
-from pe_agent.cep.accumulators import Told, Windows
+from pe_agent.aligned.queries.query_listener import watch_queries
+from pe_agent.aligned.runtime.frames import spark_to_arrow
+from pe_agent.aligned.runtime.hosting import parse_columns
+from pe_agent.aligned.timeout_ticks import TickFile, tick_seconds, tick_stream
+from pe_agent.cep.accumulators import AccumulatorValue, MetricsAccumulator
 from pe_agent.cep.discovery.discoverer import (
     FixedDiscoverer,
     PatternProcessorDiscoverer,
@@ -34,18 +34,18 @@ from pe_agent.cep.discovery.discoverer import (
     QueryDiscoverer,
     Wanted,
 )
-from pe_agent.cep.discovery.manager import Tell
-from pe_agent.cep.key_selectors import Key, checked, copied_keys, selector_of
-from pe_agent.cep.metrics_reporter import Figuring
+from pe_agent.cep.discovery.manager import OutcomeListener
+from pe_agent.cep.key_selectors import Key, check_selector, select_copied_keys, to_selector
+from pe_agent.cep.metrics_reporter import RuleMetricsReporter
 from pe_agent.cep.query_rules import Processors
-from pe_agent.cep.rules_log import ImportedRules, RulesFile, RulesLog, sent_of
-from pe_agent.datasource.options import ddl_of
+from pe_agent.cep.rules_log import ImportedRules, RulesFile, RulesLog, to_pattern_rules
+from pe_agent.datasource.options import format_ddl
 from pe_agent.filters import compile_filter
-from pe_agent.streams.operator_stream import BUCKETS
-from pe_agent.streams.stream import Rows
+from pe_agent.streams.operator_stream import DEFAULT_BUCKETS
+from pe_agent.streams.stream import RowsFrame
 from streambroker_core.cep.engine.condition_masks import row_by_row
-from streambroker_core.cep.engine.metrics import WindowFigures
-from streambroker_core.cep.engine.outputs import with_rule
+from streambroker_core.cep.engine.metrics import WindowMetrics
+from streambroker_core.cep.engine.outputs import with_rule_columns
 from streambroker_core.cep.nfa.compiled import shortest_timeout
 from streambroker_core.cep.operator import (
     ERRORS,
@@ -56,14 +56,14 @@ from streambroker_core.cep.operator import (
     TIMEOUTS,
     MatchFunction,
     PatternOperator,
-    copies,
+    copy_rows,
 )
-from streambroker_core.cep.pattern.conditions import Function, calls_of
+from streambroker_core.cep.pattern.conditions import ConditionFunction, iter_calls
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.pattern.pattern import Pattern
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.push_down import Relevance, relevance_of
-from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.cep.rules.push_down import Relevance, compute_relevance
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.errors import FilterError, SchemaError
 from streambroker_core.expression import Expression
 from streambroker_core.model.durations import Duration
@@ -75,9 +75,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pe_agent.cep")
 
-Functions: TypeAlias = "Mapping[str, MatchFunction | Function]"
+Functions: TypeAlias = "Mapping[str, MatchFunction | ConditionFunction]"
 """What rules may name: functions for matches, and Python functions of conditions."""
-_COPIES = "_selector string, _place binary, _first boolean"
+_COPY_COLUMNS = "_selector string, _place binary, _first boolean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def pattern_processors(
     selectors: Iterable[Key] = (),
     name: str = "patterns",
     buckets: int | None = None,
-    tell: Tell | None = None,
+    tell: OutcomeListener | None = None,
     push_down: bool = False,
     timeouts: bool = True,
 ) -> PatternStream:
@@ -141,51 +141,57 @@ def pattern_processors(
         AlignedError: something does not fit; nothing was started.
         DiscoveryError: the first rules cannot be read, and none were sent before.
     """
-    made = _Made.of(stream, key, event_time, watermark, tie_break, functions, timeouts=timeouts)
-    path = _file(made.stream, name) if control is None else control
+    made = _PatternInput.from_arguments(
+        stream, key, event_time, watermark, tie_break, functions, timeouts=timeouts
+    )
+    path = _rules_path(made.stream, name) if control is None else control
     sending: RulesLog = ImportedRules(path) if push_down else RulesFile(path)
-    discoverer = _discoverer(rules)
+    discoverer = _make_discoverer(rules)
     sent = sending.last()
     try:
         if isinstance(discoverer, QueryDiscoverer):
             discoverer.for_query(sending.name)
-        first = _first(discoverer, known=sent is not None)
+        first = _read_first_rules(discoverer, optional=sent is not None)
         before = RuleSet() if sent is None else RuleSet.read(sent.rules, made.conditions)
-        declared = [selector_of(one) for one in selectors]
-        given, names = bool(selector_of(key)), made.columns.names
-        copied = copied_keys(made.key, names, declared, first or (), sent, fixed=given or push_down)
+        declared = [to_selector(one) for one in selectors]
+        given, names = bool(to_selector(key)), made.columns.names
+        copied = select_copied_keys(
+            made.key, names, declared, first or (), sent, fixed=given or push_down
+        )
         if buckets is None:
-            buckets = BUCKETS if made.key or copied else 1
+            buckets = DEFAULT_BUCKETS if made.key or copied else 1
         allowed = None if buckets == 1 and not given else frozenset(copied or [made.key])
         context = replace(made.context(allowed), fixed_key=given or not copied)
-        relevance = made.relevance(copied) if push_down else None
+        relevance = made.relevance_function(copied) if push_down else None
 
-        made = replace(made, stream=sending.joined(made.stream))
-        made, ticks = made.ticking(sent is None or sent.ticks)
+        made = replace(made, stream=sending.attach_to(made.stream))
+        made, ticks = made.with_ticks(sent is None or sent.ticks)
 
         def send(one: RuleSet) -> None:
-            _pace(ticks, one)
+            _set_tick_interval(ticks, one)
             needed = relevance and relevance(one)
-            sending.send(sent_of(one, copied, needed, ticks=ticks is not None))
+            sending.send(to_pattern_rules(one, copied, needed, ticks=ticks is not None))
 
         processors, pe = Processors(send, before, context, relevance, ticks), made.stream.pe
-        operator = made.operator(name, buckets, copied, processors)
-        _pace(ticks, before)
+        operator = made.run_operator(name, buckets, copied, processors)
+        _set_tick_interval(ticks, before)
         if sent is None:
             send(before)
         processors.begin(discoverer, first, tell)
         if pe is not None:
             of = processors.figures, processors.waiting, processors.errors
-            told = Figuring(lambda: pe.agent, name, sending.name, *of, lambda: processors.running)
+            told = RuleMetricsReporter(
+                lambda: pe.agent, name, sending.name, *of, lambda: processors.running
+            )
             pe.on_beat(told.beat)
     except BaseException:
         discoverer.close()
         raise
-    follow(
+    watch_queries(
         operator.spark,
         operator.node().mark,
-        progressed=lambda: processors.progressed(buckets),
-        ended=processors.ended,
+        on_progress=lambda: processors.on_progress(buckets),
+        on_ended=processors.on_ended,
     )
     return operator
 
@@ -235,30 +241,30 @@ def pattern(
     rule = pattern
     if isinstance(rule, Pattern):
         rule = PatternProcessor(id=name, version=1, pattern=rule)
-    given = {**_functions_of(rule.pattern), **(functions or {})}
-    made = _Made.of(
+    given = {**_pattern_functions(rule.pattern), **(functions or {})}
+    made = _PatternInput.from_arguments(
         stream, rule.key or key, event_time, watermark, tie_break, given, timeouts=timeouts
     )
     rule = replace(rule, key=())
     context = made.context(None)
-    rules, (outcome,) = RuleSet().updated([rule], context)
+    rules, (outcome,) = RuleSet().apply_update([rule], context)
     if outcome.change == "refused":
         raise AlignedError(f"the pattern is refused ({outcome.reason}): {outcome.message}.")
-    copied = () if made.is_plain() else (made.key,)
+    copied = () if made.has_column_key() else (made.key,)
     if buckets is None:
-        buckets = BUCKETS if made.key else 1
-    relevance = made.relevance(copied) if push_down else None
+        buckets = DEFAULT_BUCKETS if made.key else 1
+    relevance = made.relevance_function(copied) if push_down else None
     if relevance is not None:
         needed = relevance(rules)
         settings = {**made.settings, "relevant": needed.filter}
-        made = replace(made, stream=_needing(made.stream, needed), settings=settings)
-    made, ticks = made.ticking(timer)
-    _pace(ticks, rules)
+        made = replace(made, stream=_filter_rows(made.stream, needed), settings=settings)
+    made, ticks = made.with_ticks(timer)
+    _set_tick_interval(ticks, rules)
     processors = Processors(lambda _: None, rules, context, relevance, ticks)
-    return made.operator(name, buckets, copied, processors, fixed=rules)
+    return made.run_operator(name, buckets, copied, processors, fixed_rules=rules)
 
 
-def _discoverer(
+def _make_discoverer(
     rules: PatternProcessorDiscoverer | PatternProcessorDiscovererFactory | Sequence[Any],
 ) -> PatternProcessorDiscoverer:
     if isinstance(rules, list | tuple):
@@ -272,29 +278,29 @@ def _discoverer(
     return found
 
 
-def _needing(stream: Stream, relevance: Relevance) -> Stream:
+def _filter_rows(stream: Stream, relevance: Relevance) -> Stream:
     """Return a stream of which an operator gets the relevant rows alone.
 
     Raises:
         AlignedError: it is of an import, or behind an operator.
     """
-    if not isinstance(stream.data, Rows):
+    if not isinstance(stream.data, RowsFrame):
         raise AlignedError(
             "push_down of one rule is for a stream of rows, neither of an import nor behind an"
             " operator: for an import take pattern_processors, whose rules exporters know; else"
             " leave push_down out."
         )
-    return replace(stream, data=replace(stream.data, needed=relevance.filter))
+    return replace(stream, data=replace(stream.data, row_filter=relevance.filter))
 
 
-def _pace(ticks: TickFile | None, rules: RuleSet) -> None:
+def _set_tick_interval(ticks: TickFile | None, rules: RuleSet) -> None:
     """Let ticks be as frequent as the rules need them; without a time limit there are none."""
     if ticks is not None:
         timeout = shortest_timeout(rules)
-        ticks.update(seconds=seconds_for(timeout / 1_000_000) if timeout else 0.0)
+        ticks.update(seconds=tick_seconds(timeout / 1_000_000) if timeout else 0.0)
 
 
-def _file(stream: Stream, name: str) -> Path:
+def _rules_path(stream: Stream, name: str) -> Path:
     if stream.pe is None:
         raise AlignedError(
             "rules need a file through which they reach the query: name one with control=, beside"
@@ -304,7 +310,7 @@ def _file(stream: Stream, name: str) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Made:
+class _PatternInput:
     """What a user said of the stream and of functions, checked.
 
     Attributes:
@@ -312,19 +318,19 @@ class _Made:
         key: the stream's key.
         columns: of its rows.
         conditions: Python functions of conditions.
-        matched: functions for matches.
+        match_functions: functions for matches.
         settings: of `PatternOperator`.
     """
 
     stream: Stream
     key: Selector
     columns: pa.Schema
-    conditions: dict[str, Function]
-    matched: dict[str, MatchFunction]
+    conditions: dict[str, ConditionFunction]
+    match_functions: dict[str, MatchFunction]
     settings: dict[str, Any]
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         stream: Stream | DataFrame,
         key: Key,
@@ -334,7 +340,7 @@ class _Made:
         functions: Functions | None,
         *,
         timeouts: bool,
-    ) -> _Made:
+    ) -> _PatternInput:
         given = stream if isinstance(stream, Stream) else aligned.stream(stream)
         if watermark is not None:
             if event_time is None:
@@ -342,8 +348,8 @@ class _Made:
             given = given.with_watermark(event_time, watermark)
         if event_time is None and given.event_time is not None:
             event_time = given.event_time[0]
-        found = arrow_of(given.schema())
-        chosen = checked(selector_of(key) or given.key, found.names, "the key")
+        found = spark_to_arrow(given.schema())
+        chosen = check_selector(to_selector(key) or given.key, found.names, "the key")
         for what, column in (("event time", event_time), ("tie break", tie_break)):
             if column is not None and column not in found.names:
                 raise AlignedError(
@@ -369,27 +375,27 @@ class _Made:
             key=chosen,
             columns=found,
             conditions=conditions,
-            matched=matched,
+            match_functions=matched,
             settings=settings,
         )
 
-    def ticking(self, wanted: bool) -> tuple[_Made, TickFile | None]:
+    def with_ticks(self, enabled: bool) -> tuple[_PatternInput, TickFile | None]:
         """Return it with a source of ticks, in processing time; it is silent without a plan."""
-        if not wanted or self.settings["time"] != "processing":
+        if not enabled or self.settings["time"] != "processing":
             return self, None
         ticks = TickFile(SparkFiles.getRootDirectory())
         stream = self.stream.union(tick_stream(self.stream.spark, ticks))
         return replace(self, stream=stream), ticks
 
-    def is_plain(self) -> bool:
+    def has_column_key(self) -> bool:
         """Whether the key is made of columns alone."""
         return all(part in self.columns.names for part in self.key)
 
-    def context(self, selectors: frozenset[Selector] | None) -> Context:
+    def context(self, selectors: frozenset[Selector] | None) -> RuleContext:
         """Return what rules may refer to."""
-        return Context(
+        return RuleContext(
             functions=self.conditions,
-            outputs=frozenset(self.matched),
+            outputs=frozenset(self.match_functions),
             fields=frozenset(self.columns.names),
             schema=tuple(
                 Column(one.name, one.dataType.simpleString()) for one in self.stream.schema().fields
@@ -397,48 +403,52 @@ class _Made:
             selectors=selectors,
         )
 
-    def relevance(self, copied: Collection[Selector]) -> Callable[[RuleSet], Relevance]:
+    def relevance_function(
+        self, copied_keys: Collection[Selector]
+    ) -> Callable[[RuleSet], Relevance]:
         """Return what says which rows a set of rules has to see."""
         why = ""
         if self.settings["time"] != "event" or self.stream.event_time is None:
             why = "without a watermark any row of a bucket may end windows"
-        elif copied:
+        elif copied_keys:
             why = "rows are copied for the keys of rules, and their time is read behind that"
         elif self.stream.event_time[0] != self.settings["event_time"]:
             why = "the event time is not the column of the watermark"
         if why:
             return lambda _: Relevance(why=why)
         try:
-            columns = parse_ddl(ddl_of(self.stream.schema()))
+            columns = parse_ddl(format_ddl(self.stream.schema()))
         except SchemaError as error:
             unknown = f"filters do not know a type of the columns: {error}"
             return lambda _: Relevance(why=unknown)
-        return partial(relevance_of, schema=columns)
+        return partial(compute_relevance, schema=columns)
 
-    def operator(
+    def run_operator(
         self,
         name: str,
         buckets: int,
-        copied: Collection[Selector],
+        copied_keys: Collection[Selector],
         processors: Processors,
-        fixed: RuleSet | None = None,
+        fixed_rules: RuleSet | None = None,
     ) -> PatternStream:
         """Return the operator on the stream."""
-        if buckets > 1 and not self.key and not copied:
+        if buckets > 1 and not self.key and not copied_keys:
             raise AlignedError(
                 f"{buckets} buckets without a key: give a key, or leave buckets out for one."
             )
         stream, rows = self.stream, self.stream.schema()
-        if copied:
-            more = columns(_COPIES)
+        if copied_keys:
+            more = parse_columns(_COPY_COLUMNS)
             both = type(rows)([*rows.fields, *more.fields])
-            stream = stream.map_batches(partial(copies, selectors=sorted(copied)), both)
-        told: Accumulator[Told] = stream.spark.sparkContext.accumulator(processors.tally, Windows())
-        settings = {**self.settings, "copied": bool(copied)}
-        if fixed is not None:
-            settings |= {"rules": fixed, "fixed": True}
+            stream = stream.map_batches(partial(copy_rows, selectors=sorted(copied_keys)), both)
+        told: Accumulator[AccumulatorValue] = stream.spark.sparkContext.accumulator(
+            processors.tally, MetricsAccumulator()
+        )
+        settings = {**self.settings, "copied": bool(copied_keys)}
+        if fixed_rules is not None:
+            settings |= {"rules": fixed_rules, "fixed": True}
         made = stream.control_aware(
-            partial(_operator, told, settings),
+            partial(_make_operator, told, settings),
             name=name,
             buckets=buckets,
             schemas={
@@ -446,7 +456,10 @@ class _Made:
                 **({TIMEOUTS: RESULTS} if self.settings["timeouts"] else {}),
                 LATE: rows,
                 ERRORS: FAILURES,
-                **{one: with_rule(what.schema) for one, what in self.matched.items()},
+                **{
+                    one: with_rule_columns(what.schema)
+                    for one, what in self.match_functions.items()
+                },
             },
             null_keys=True,
         )
@@ -454,18 +467,20 @@ class _Made:
         return PatternStream(**given, processors=processors)
 
 
-def _operator(told: Accumulator[Told], settings: Mapping[str, Any]) -> PatternOperator:
+def _make_operator(
+    accumulator: Accumulator[AccumulatorValue], settings: Mapping[str, Any]
+) -> PatternOperator:
     """Return the operator of a window; called in tasks."""
 
-    def watch(window: WindowFigures) -> None:
+    def watch(window: WindowMetrics) -> None:
         task = TaskContext.get()
         query = None if task is None else task.getLocalProperty("sql.streaming.queryId")
-        told.add([replace(window, query=query or "")])
+        accumulator.add([replace(window, query=query or "")])
 
-    return PatternOperator(**settings, maker=_mask, watch=watch, clock=time.perf_counter_ns)
+    return PatternOperator(**settings, maker=_make_mask, watch=watch, clock=time.perf_counter_ns)
 
 
-def _mask(expression: Expression, schema: pa.Schema) -> Any:
+def _make_mask(expression: Expression, schema: pa.Schema) -> Any:
     """Return the mask of a condition; one that fits no column's type is asked row by row."""
     try:
         return compile_filter(expression, schema).mask
@@ -473,16 +488,16 @@ def _mask(expression: Expression, schema: pa.Schema) -> Any:
         return row_by_row(expression, schema)
 
 
-def _functions_of(pattern: Pattern) -> dict[str, Function]:
+def _pattern_functions(pattern: Pattern) -> dict[str, ConditionFunction]:
     """Return the Python functions of a pattern by their names.
 
     Raises:
         AlignedError: two of them have one name, by which the state would know them.
     """
-    found: dict[str, Function] = {}
+    found: dict[str, ConditionFunction] = {}
     for stage in pattern.stages():
         for given in (stage.condition, stage.until):
-            for call in calls_of(given):
+            for call in iter_calls(given):
                 if found.setdefault(call.name, call.function) is not call.function:
                     raise AlignedError(
                         f"two functions of the pattern are called {call.name}: give each a name of"
@@ -491,12 +506,12 @@ def _functions_of(pattern: Pattern) -> dict[str, Function]:
     return found
 
 
-def _first(discoverer: PatternProcessorDiscoverer, *, known: bool) -> Wanted | None:
+def _read_first_rules(discoverer: PatternProcessorDiscoverer, *, optional: bool) -> Wanted | None:
     """Return the first rules; None if they cannot be read, and others are known."""
     try:
         return list(discoverer.initial_pattern_processors())
     except Exception as error:
-        if not known:
+        if not optional:
             raise
         log.warning("rules cannot be read, those sent before stay: %s", error)
         return None

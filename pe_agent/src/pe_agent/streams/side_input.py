@@ -7,18 +7,20 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from pe_agent.aligned.runtime.frames import arrow_of
+from pe_agent.aligned.runtime.frames import spark_to_arrow
 from pe_agent.side.tables.store import Table
 from pe_agent.streams.stream import Stream
 from streambroker_core.model.durations import FORMS, in_microseconds
-from streambroker_core.side.definition import Kind, SideInput
+from streambroker_core.side.definition import SideInput, SideKind
 from streambroker_core.side.errors import SideDefinitionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_OWN: Final = ("name", "kind", "schema", "static")
-_POLICIES: Final = tuple(one.name for one in fields(SideInput) if one.name not in _OWN)
+_DEFINITION_FIELDS: Final = ("name", "kind", "schema", "static")
+_POLICIES: Final = tuple(
+    one.name for one in fields(SideInput) if one.name not in _DEFINITION_FIELDS
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Given:
     """
 
     source: Stream | Table | DataFrame
-    kind: Kind
+    kind: SideKind
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def stream(self, name: str) -> Stream | None:
@@ -75,7 +77,7 @@ class Given:
             raise SideDefinitionError(
                 name, f"{unknown[0]} is no setting", f"there are: {', '.join(_POLICIES)}"
             )
-        told = {**self.settings, "key": _names(self.settings.get("key"))}
+        told = {**self.settings, "key": _as_tuple(self.settings.get("key"))}
         if not isinstance(told.get("value"), str | None):
             told["value"] = tuple(told["value"])
         if isinstance(told.get("timeout"), str | timedelta):
@@ -87,14 +89,14 @@ class Given:
             assert isinstance(self.source, Table)  # noqa: S101 - what has no stream
             schema = self.source.schema
         else:
-            schema = arrow_of(stream.schema())
+            schema = spark_to_arrow(stream.schema())
             if stream.event_time is not None:
                 told.setdefault("event_time", stream.event_time[0])
         return SideInput(name=name, kind=self.kind, schema=schema, static=stream is None, **told)
 
 
-def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+def _as_tuple(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
 def side_singleton(source: Stream | Table | DataFrame, **settings: Any) -> Given:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.aligned.runtime.frames import arrow_of
-from pe_agent.aligned.timeout_ticks import TickPlan, seconds_for, tick_stream
-from pe_agent.side.metrics_reporter import ToAgent
-from pe_agent.side.operator import FIGURES, FIGURES_SCHEMA, MakeSide
-from pe_agent.side.tables.cache import shelves_of
+from pe_agent.aligned.runtime.frames import spark_to_arrow
+from pe_agent.aligned.timeout_ticks import TickPlan, tick_seconds, tick_stream
+from pe_agent.side.metrics_reporter import SideMetricsReporter
+from pe_agent.side.operator import FIGURES_SCHEMA, METRICS_OUTPUT, SideOperatorFactory
+from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.store import Table
 from pe_agent.streams.operator_stream import OperatorStream, control_aware
 from pe_agent.streams.side_input import Given
@@ -31,7 +31,7 @@ from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.enrich import enriched_schema
 from streambroker_core.side.join.joiner import Function, Result
 from streambroker_core.side.operator import ERROR_SCHEMA, ERRORS, LATE, OUT
-from streambroker_core.side.state.layout import shape_of
+from streambroker_core.side.state.layout import build_layout
 
 if TYPE_CHECKING:
     from pe_agent.datasource.schemas import Columns
@@ -60,8 +60,8 @@ class SideInputs:
     """
 
     main: Stream
-    given: Mapping[str, Given]
-    added: tuple[Enrich, ...] = ()
+    sources: Mapping[str, Given]
+    enrichments: tuple[Enrich, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     # -- what holds for it -------------------------------------------------------------------
@@ -119,13 +119,13 @@ class SideInputs:
         """
         one = Enrich(
             input=name,
-            on=_several(on),
+            on=_as_tuple(on),
             columns=tuple(columns),
             names=tuple((names or {}).items()),
             missing=missing,
             version=version,
         )
-        return replace(self, added=(*self.added, one))
+        return replace(self, enrichments=(*self.enrichments, one))
 
     def stateless(self) -> StatelessInputs:
         """Let rows meet tables where they are: no state, no shuffle, no order, nothing waits.
@@ -144,13 +144,13 @@ class SideInputs:
             SideDefinitionError: it could never work.
         """
         join, _ = self._define()
-        return self._explained(join)
+        return self._explain_join(join)
 
-    def _explained(self, join: SideJoin) -> list[str]:
-        lines = explain(shape_of(join).join)
-        for name, given in self.given.items():
+    def _explain_join(self, join: SideJoin) -> list[str]:
+        lines = explain(build_layout(join).join)
+        for name, given in self.sources.items():
             if isinstance(given.source, Table):
-                lines.append(_of_table(name, given.source))
+                lines.append(_describe_table(name, given.source))
         return lines
 
     # -- ends of a chain ---------------------------------------------------------------------
@@ -191,7 +191,9 @@ class SideInputs:
         Raises:
             SideDefinitionError, AlignedError: as there.
         """
-        return self._run(OwnKeys(function) if own_keys else function, schema, figures, settings)
+        return self._run(
+            OwnKeysFunction(function) if own_keys else function, schema, figures, settings
+        )
 
     def apply(
         self,
@@ -214,7 +216,7 @@ class SideInputs:
             SideDefinitionError, AlignedError: as there; or main rows have no windows.
         """
         grouped = replace(self, settings={**self.settings, "grouped": True})
-        return grouped._run(_Grouped(function), schema, figures, settings)
+        return grouped._run(_GroupedFunction(function), schema, figures, settings)
 
     def join_view(
         self,
@@ -243,19 +245,21 @@ class SideInputs:
         Raises:
             SideDefinitionError, AlignedError: as there.
         """
-        wait = Enrich(input=view, on=_several(on), missing=missing, only_wait=True)
-        sides = replace(self, added=(*self.added, wait))
+        wait = Enrich(input=view, on=_as_tuple(on), missing=missing, only_wait=True)
+        sides = replace(self, enrichments=(*self.enrichments, wait))
         join, _ = sides._define()
-        join_rows, schema = joined_rows(join, view, on, columns, how)
+        join_rows, schema = build_row_joiner(join, view, on, columns, how)
         own = all(one.on == join_rows.on for one in join.waits(join.input(view)))
-        return sides._run(OwnKeys(join_rows) if own else join_rows, schema, figures, settings)
+        return sides._run(
+            OwnKeysFunction(join_rows) if own else join_rows, schema, figures, settings
+        )
 
     # -- within ------------------------------------------------------------------------------
 
     def _define(self, *, stateless: bool = False) -> tuple[SideJoin, dict[str, Stream]]:
         streams: dict[str, Stream] = {}
         inputs: list[SideInput] = []
-        for name, given in self.given.items():
+        for name, given in self.sources.items():
             stream = given.stream(name)
             inputs.append(given.define(name, stream))
             if stream is not None:
@@ -264,9 +268,9 @@ class SideInputs:
         if self.main.event_time is not None and not stateless:
             told.setdefault("event_time", self.main.event_time[0])
         join = SideJoin(
-            schema=arrow_of(self.main.schema()),
+            schema=spark_to_arrow(self.main.schema()),
             inputs=tuple(inputs),
-            enrich=self.added,
+            enrich=self.enrichments,
             key=self.main.key,
             stateless=stateless,
             **told,
@@ -277,62 +281,64 @@ class SideInputs:
         self,
         function: Function | None,
         schema: Columns | None,
-        figures: bool,
+        emits_metrics: bool,
         settings: Mapping[str, Any],
     ) -> OperatorStream:
         join, streams = self._define()
-        shape = shape_of(join)
+        shape = build_layout(join)
         tables = self._tables()
         for side in join.inputs:
             if side.name in tables:
                 tables[side.name].bind(side)
-        make = MakeSide(
+        make = SideOperatorFactory(
             shape=shape,
             function=function,
-            tables=shelves_of(tables),
-            figures=figures,
-            agent=self._agent(streams, str(settings.get("name", NAME))),
+            tables=cached_tables_for(tables),
+            emits_metrics=emits_metrics,
+            reporter=self._metrics_reporter(streams, str(settings.get("name", NAME))),
         )
         schemas = {
             OUT: enriched_schema(join) if schema is None else schema,
             ERRORS: ERROR_SCHEMA,
             LATE: join.schema,
-            **({FIGURES: FIGURES_SCHEMA} if figures else {}),
+            **({METRICS_OUTPUT: FIGURES_SCHEMA} if emits_metrics else {}),
         }
-        main = self._with_control(join, streams, tables)
+        main = self._union_control(join, streams, tables)
         told: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
         return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **told)
 
     def _tables(self) -> dict[str, Table]:
-        every = ((name, given.source) for name, given in self.given.items())
+        every = ((name, given.source) for name, given in self.sources.items())
         return {name: source for name, source in every if isinstance(source, Table)}
 
-    def _agent(self, streams: Mapping[str, Stream], operator: str) -> ToAgent | None:
+    def _metrics_reporter(
+        self, streams: Mapping[str, Stream], operator: str
+    ) -> SideMetricsReporter | None:
         """Return the way of figures to the agent; None if no stream is one of a PE."""
         every = (self.main, *streams.values())
         pe = next((one.pe for one in every if one.pe is not None), None)
         if pe is None:
             return None
-        pe._watch_queries()
-        return ToAgent.of(pe, operator)
+        pe._report_running_queries()
+        return SideMetricsReporter.for_pe(pe, operator)
 
-    def _with_control(
+    def _union_control(
         self, join: SideJoin, streams: Mapping[str, Stream], tables: Mapping[str, Table]
     ) -> Stream:
         """Return the main stream with what is said to its tables, and ticks, beside it."""
         stores = {table.store.path: table.store for table in tables.values()}
         beside = [store.stream(self.main.spark) for store in stores.values()]
         every = [join.limit(one) for one in join.inputs]
-        every += [one.idle for one in (self.main, *streams.values())]
+        every += [one.idle_after for one in (self.main, *streams.values())]
         limits = [one for one in every if one is not None]
         if streams or limits:  # also without a limit: one that is set later adds no source
-            seconds = seconds_for(min(limits)) if limits else 0.0
+            seconds = tick_seconds(min(limits)) if limits else 0.0
             beside.append(tick_stream(self.main.spark, TickPlan(seconds=seconds, due=0)))
         return reduce(lambda one, other: one.union(other), beside, self.main)
 
 
 @dataclass(frozen=True)
-class _Grouped:
+class _GroupedFunction:
     """Calls a function with key, window, rows and views."""
 
     function: GroupFunction
@@ -343,7 +349,7 @@ class _Grouped:
 
 
 @dataclass(frozen=True)
-class OwnKeys:
+class OwnKeysFunction:
     """Calls a function that asks maps by the keys alone for which rows wait."""
 
     function: Function
@@ -355,42 +361,42 @@ class OwnKeys:
 
 
 @dataclass(frozen=True)
-class JoinRows:
+class RowJoiner:
     """Main rows, each once for each value of its key.
 
     Attributes:
         name: the side input.
         on: main columns.
         fields: which values.
-        many: a key may have several.
-        inner: rows without a value are left out.
+        is_multimap: a key may have several.
+        is_inner: rows without a value are left out.
     """
 
     name: str
     on: tuple[str, ...]
     fields: tuple[str, ...]
-    many: bool
-    inner: bool
+    is_multimap: bool
+    is_inner: bool
 
     def __call__(self, batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
         """Join a batch."""
         columns = (batch.column(name) for name in self.on)
         known, added = views[self.name].columns(*columns, names=self.fields)
-        if self.many:
-            rows, places = self._places(added[0])
+        if self.is_multimap:
+            rows, places = self._join_indices(added[0])
             batch = batch.take(rows)
             added = [one.flatten().take(places) for one in added]
-        elif self.inner:
+        elif self.is_inner:
             batch, added = batch.filter(known), [one.filter(known) for one in added]
         for name, column in zip(self.fields, added, strict=True):
             batch = batch.append_column(name, column)
         return batch
 
-    def _places(self, lists: pa.Array) -> tuple[pa.Array, pa.Array]:
+    def _join_indices(self, lists: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Return the main row of each joined row, and the place of its value; null for none."""
         rows = pc.cast(pc.list_parent_indices(lists), pa.int64())
         places = pa.array(range(len(rows)), pa.int64())
-        if self.inner:
+        if self.is_inner:
             return rows, places
         empty = pc.equal(pc.list_value_length(lists), 0)
         lacking = pc.cast(pc.indices_nonzero(empty), pa.int64())
@@ -400,13 +406,13 @@ class JoinRows:
         return rows.take(order), places.take(order)
 
 
-def joined_rows(
+def build_row_joiner(
     join: SideJoin,
     name: str,
     on: str | Sequence[str],
     columns: Sequence[str],
     how: str,
-) -> tuple[JoinRows, pa.Schema]:
+) -> tuple[RowJoiner, pa.Schema]:
     """Return what joins main rows with a side input, and the columns of its rows.
 
     Raises:
@@ -414,8 +420,8 @@ def joined_rows(
     """
     side = join.input(name)
     # Checked as enriching is, which asks for the same.
-    one = Enrich(input=name, on=_several(on), columns=tuple(columns))
-    shape_of(replace(join, enrich=(*join.enrich, one)))
+    one = Enrich(input=name, on=_as_tuple(on), columns=tuple(columns))
+    build_layout(replace(join, enrich=(*join.enrich, one)))
     if side.kind not in ("map", "multimap") or how not in ("left", "inner"):
         raise SideDefinitionError(
             name,
@@ -423,15 +429,15 @@ def joined_rows(
             "take a map or a multimap, and left or inner; else enrich or map_batches",
         )
     fields = tuple(columns) or side.fields
-    join_rows = JoinRows(name, _several(on), fields, side.many, inner=how == "inner")
+    join_rows = RowJoiner(name, _as_tuple(on), fields, side.many, is_inner=how == "inner")
     added = [side.schema.field(one) for one in fields]
     return join_rows, pa.schema([*enriched_schema(join), *added])
 
 
-def _several(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _of_table(name: str, table: Table) -> str:
+def _describe_table(name: str, table: Table) -> str:
     when = "when it is asked for" if table.every is None else f"every {table.every:g} s"
     return f"`{name}` is table {table.name}, looked at {when}; version {table.state().version} now."

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from pe_agent import aligned
 from pe_agent.aligned import AlignedError, Stream
-from pe_agent.aligned.runtime.frames import arrow_of
+from pe_agent.aligned.runtime.frames import spark_to_arrow
 from pe_agent.cep.discovery.discoverer import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
 )
 from pe_agent.streams.pattern_stream import Functions, pattern, pattern_processors
-from streambroker_core.cep.engine.outputs import Found
+from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.operator import MatchFunction
 from streambroker_core.cep.pattern.match_buffer import Event
 from streambroker_core.cep.pattern.rule import PatternProcessor
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROWS = "rows"
 """The output of a MATCH_RECOGNIZE: a row for each match."""
-_WHOLE = {"count": pa.int64(), "avg": pa.float64()}
+_FIXED_TYPES = {"count": pa.int64(), "avg": pa.float64()}
 
 
 def sql(
@@ -81,19 +81,19 @@ def sql(
         "watermark": watermark,
     }
     if isinstance(found, DynamicRowPattern):
-        return _dynamic(found, stream, factories or {}, fitted, control, functions)
-    function = _function(found, arrow_of(stream.schema()))
+        return _run_dynamic(found, stream, factories or {}, fitted, control, functions)
+    function = _match_function(found, spark_to_arrow(stream.schema()))
     rule = PatternProcessor(id=found.table, version=1, pattern=found.pattern, function=ROWS)
     named = {**(functions or {}), ROWS: function}
     made = pattern(stream, rule, functions=named, timeouts=False, **fitted)
     return made[ROWS].select(*(found.columns or function.schema.names))
 
 
-def _dynamic(
-    found: DynamicRowPattern,
+def _run_dynamic(
+    statement: DynamicRowPattern,
     stream: Stream,
     factories: Mapping[str, Any],
-    fitted: dict[str, Any],
+    settings: dict[str, Any],
     control: str | Path | None,
     functions: Functions | None,
 ) -> Stream:
@@ -102,45 +102,45 @@ def _dynamic(
             "MATCH_RECOGNIZE_DYNAMIC without control=: name the file in which rules travel."
         )
     made = pattern_processors(
-        stream, factories[found.factory], control=control, functions=functions, **fitted
+        stream, factories[statement.factory], control=control, functions=functions, **settings
     )
-    lost = [name for name in found.columns if name not in made.schema().names]
+    lost = [name for name in statement.columns if name not in made.schema().names]
     if lost:
         made.processors.close()
         raise AlignedError(
             f"SELECT names {lost[0]}, and the columns of matches are"
             f" {', '.join(made.schema().names)}."
         )
-    return made.select(*found.columns) if found.columns else made
+    return made.select(*statement.columns) if statement.columns else made
 
 
-def _function(found: RowPattern, columns: pa.Schema) -> MatchFunction:
+def _match_function(statement: RowPattern, columns: pa.Schema) -> MatchFunction:
     """Return what makes the row of a match: the key, then the measures."""
-    lost = [name for name in found.key if name not in columns.names]
+    lost = [name for name in statement.key if name not in columns.names]
     if lost:
         raise AlignedError(f"PARTITION BY names {lost[0]}, which is no column.")
     schema = pa.schema(
         [
-            *(columns.field(name) for name in found.key),
-            *(pa.field(one.name, _type(one, columns)) for one in found.measures),
+            *(columns.field(name) for name in statement.key),
+            *(pa.field(one.name, _measure_type(one, columns)) for one in statement.measures),
         ]
     )
-    for name in found.columns:
+    for name in statement.columns:
         if name not in schema.names:
             raise AlignedError(
                 f"SELECT names {name}, and a match has {', '.join(schema.names) or 'no columns'}."
             )
-    order, key, measures = found.order, found.key, found.measures
+    order, key, measures = statement.order, statement.key, statement.measures
 
-    def row(match: Found) -> dict[str, Any]:
-        events = _events(match, order)
-        values = {one.name: one.of(events) for one in measures}
+    def row(match: MatchedEvents) -> dict[str, Any]:
+        events = _match_events(match, order)
+        values = {one.name: one.evaluate(events) for one in measures}
         return dict(zip(key, match.key, strict=True)) | values
 
     return MatchFunction(schema=schema, matched=row)
 
 
-def _events(match: Found, order: tuple[str, ...]) -> dict[str, list[Event]]:
+def _match_events(match: MatchedEvents, order: tuple[str, ...]) -> dict[str, list[Event]]:
     """Return the rows of a match as events whose numbers are their order."""
     rows = [(stage, row) for stage, rows in match.events.items() for row in rows]
     ranks = sorted(range(len(rows)), key=lambda at: tuple(rows[at][1][name] for name in order))
@@ -151,14 +151,14 @@ def _events(match: Found, order: tuple[str, ...]) -> dict[str, list[Event]]:
     return events
 
 
-def _type(measure: Measure, columns: pa.Schema) -> pa.DataType:
+def _measure_type(measure: Measure, columns: pa.Schema) -> pa.DataType:
     """Return the type of a measure.
 
     Raises:
         AlignedError: it is of a column that the stream does not have.
     """
-    if measure.function in _WHOLE:
-        return _WHOLE[measure.function]
+    if measure.function in _FIXED_TYPES:
+        return _FIXED_TYPES[measure.function]
     if measure.field is None or measure.field not in columns.names:
         raise AlignedError(f"measure {measure.name} is of {measure.field}, which is no column.")
     kind = columns.field(measure.field).type

@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pe_agent.aligned.runtime.hosting import columns
-from pe_agent.side.map_partitions import Meeting
-from pe_agent.side.tables.cache import shelves_of
-from pe_agent.streams.side_inputs import NAME, SideInputs, joined_rows
+from pe_agent.aligned.runtime.hosting import parse_columns
+from pe_agent.side.map_partitions import PartitionJoiner
+from pe_agent.side.tables.cache import cached_tables_for
+from pe_agent.streams.side_inputs import NAME, SideInputs, build_row_joiner
 from pe_agent.streams.stream import Stream
 from streambroker_core.side.definition import MAIN, SideJoin
 from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.enrich import enriched_schema
 from streambroker_core.side.join.joiner import Function
-from streambroker_core.side.state.layout import shape_of
+from streambroker_core.side.state.layout import build_layout
 from streambroker_core.side.validate import needs_state
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class StatelessInputs:
         Raises:
             SideDefinitionError: it could never work.
         """
-        return self.sides._explained(self._define())
+        return self.sides._explain_join(self._define())
 
     # -- ends of a chain ---------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class StatelessInputs:
         Raises:
             SideDefinitionError, AlignedError: as there.
         """
-        join_rows, schema = joined_rows(self._define(), view, on, columns, how)
+        join_rows, schema = build_row_joiner(self._define(), view, on, columns, how)
         return self._run(join_rows, schema, name, settings)
 
     def window(self, *_: Any, **__: Any) -> NoReturn:
@@ -142,7 +142,7 @@ class StatelessInputs:
         Raises:
             SideDefinitionError: always.
         """
-        raise _refused("window cuts rows that are kept in state", "leave it out")
+        raise _stateless_error("window cuts rows that are kept in state", "leave it out")
 
     def apply(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse groups of rows.
@@ -150,7 +150,9 @@ class StatelessInputs:
         Raises:
             SideDefinitionError: always.
         """
-        raise _refused("apply needs all rows of a window, kept in state", "take map_batches")
+        raise _stateless_error(
+            "apply needs all rows of a window, kept in state", "take map_batches"
+        )
 
     def options(self, **settings: Any) -> NoReturn:
         """Refuse options: they say how rows wait, and in which order.
@@ -158,7 +160,9 @@ class StatelessInputs:
         Raises:
             SideDefinitionError: always.
         """
-        raise _refused(f"{_first(settings)} is for rows that wait", "leave options out")
+        raise _stateless_error(
+            f"{_first_name(settings)} is for rows that wait", "leave options out"
+        )
 
     # -- within ------------------------------------------------------------------------------
 
@@ -173,27 +177,27 @@ class StatelessInputs:
         settings: Mapping[str, Any],
     ) -> Stream:
         if settings:
-            raise _refused(
-                f"{_first(settings)} is a setting of an operator with state", "leave it out"
+            raise _stateless_error(
+                f"{_first_name(settings)} is a setting of an operator with state", "leave it out"
             )
         join = self._define()
-        shape_of(join)
-        made = columns(enriched_schema(join) if schema is None else schema)
+        build_layout(join)
+        made = parse_columns(enriched_schema(join) if schema is None else schema)
         tables = self.sides._tables()
         for side in join.inputs:
             tables[side.name].bind_stateless(side)
-        meeting = Meeting(
+        meeting = PartitionJoiner(
             join=join,
             function=function,
-            tables=shelves_of(tables),
-            agent=self.sides._agent({}, name),
+            tables=cached_tables_for(tables),
+            reporter=self.sides._metrics_reporter({}, name),
         )
         return self.sides.main.map_batches(meeting, made)
 
 
-def _first(settings: Mapping[str, Any]) -> str:
+def _first_name(settings: Mapping[str, Any]) -> str:
     return next(iter(settings), "an option")
 
 
-def _refused(problem: str, remedy: str) -> SideDefinitionError:
+def _stateless_error(problem: str, remedy: str) -> SideDefinitionError:
     return SideDefinitionError(MAIN, *needs_state(problem, remedy))

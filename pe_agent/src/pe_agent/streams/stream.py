@@ -17,19 +17,24 @@ from pe_agent.aligned.queries import start_guard as starts
 from pe_agent.aligned.queries.plan_check import is_plain_projection, python_functions
 from pe_agent.aligned.runtime.frames import (
     CONTROL,
-    NOTES,
+    PROGRESS,
     ROWS,
     SEQ,
-    arrow_of,
-    mixed_of,
-    numbered,
-    shifted,
+    add_sequence,
+    mixed_schema,
+    shift_sequence,
+    spark_to_arrow,
 )
-from pe_agent.aligned.runtime.hosting import columns
-from pe_agent.aligned.runtime.packer import AT_END, REFUSED
-from pe_agent.aligned.runtime.unpacker import BatchFunction, DataOf, OnBatches, RowsOf
+from pe_agent.aligned.runtime.hosting import parse_columns
+from pe_agent.aligned.runtime.packer import AT_END, REFUSE
+from pe_agent.aligned.runtime.unpacker import (
+    BatchFunction,
+    BatchMapper,
+    OutputDataReader,
+    OutputRowsReader,
+)
 from pe_agent.job import publish as publishing
-from pe_agent.streams.import_stream import Import, Imported, one_carrier
+from pe_agent.streams.import_stream import Import, ImportFrame, choose_carrier
 from streambroker_core.control.runtime.packing import RANK_BITS, RESERVED
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 
@@ -40,65 +45,65 @@ if TYPE_CHECKING:
 
     from pe_agent.datasource.schemas import Columns
     from pe_agent.pe import PE
-    from pe_agent.streams.operator_stream import Node, OperatorStream
+    from pe_agent.streams.operator_stream import OperatorNode, OperatorStream
     from pe_agent.streams.side_input import Given
     from pe_agent.streams.side_inputs import SideInputs
 
-HIDDEN = (SEQ, CONTROL)
-LONGEST = 100_000_000_000
+HIDDEN_COLUMNS = (SEQ, CONTROL)
+MAX_IDLE_SECONDS = 100_000_000_000
 """Seconds that a time may have: about 3,000 years."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class RowsFrame:
     """A frame of rows.
 
     Attributes:
         frame: the user's columns, ``_seq``, and ``_control`` if it is mixed.
         mixed: control rows are among the rows.
         ranks: of how many frames it is a union.
-        needed: filter of the rows that an operator on them has to see; None for all.
+        row_filter: filter of the rows that an operator on them has to see; None for all.
     """
 
     frame: DataFrame
     mixed: bool = False
     ranks: int = 1
-    needed: str | None = None
+    row_filter: str | None = None
 
     def schema(self) -> StructType:
         """Return the user's columns."""
-        return self.frame.drop(*HIDDEN).schema
+        return self.frame.drop(*HIDDEN_COLUMNS).schema
 
 
 @dataclass(frozen=True, kw_only=True)
-class Emitted:
+class OutputFrame:
     """What one output of an operator emits."""
 
     frame: DataFrame
     output: str
     columns: StructType
 
-    def of_output(self) -> DataFrame:
+    def select_output(self) -> DataFrame:
         """Return its rows alone, notes among them."""
         from pyspark.sql import functions
 
         return self.frame.where(
-            (functions.col("output") == self.output) | (functions.col("kind") == NOTES)
+            (functions.col("output") == self.output) | (functions.col("kind") == PROGRESS)
         )
 
     def schema(self) -> StructType:
         """Return the user's columns."""
         return self.columns
 
-    def rows(self) -> Rows:
+    def rows(self) -> RowsFrame:
         """Return it as rows."""
-        read = RowsOf(output=self.output, schema=arrow_of(self.columns))
-        frame = self.of_output().mapInArrow(read, mixed_of(self.columns))
-        return Rows(frame=frame, mixed=True)
+        read = OutputRowsReader(output=self.output, schema=spark_to_arrow(self.columns))
+        frame = self.select_output().mapInArrow(read, mixed_schema(self.columns))
+        return RowsFrame(frame=frame, mixed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class ControlFrame:
     """A frame of control rows that travels beside the rows.
 
     Attributes:
@@ -107,9 +112,9 @@ class Beside:
     """
 
     frame: DataFrame
-    immediate: str = REFUSED
+    immediate: str = REFUSE
 
-    def placed(self) -> DataFrame:
+    def with_positions(self) -> DataFrame:
         """Return the columns ``_seq`` and ``_control``."""
         from pyspark.sql import functions
 
@@ -129,13 +134,13 @@ class Stream:
 
     spark: SparkSession
     pe: PE | None = None
-    data: Rows | Emitted | Imported | None = None
-    beside: tuple[Beside, ...] = ()
+    data: RowsFrame | OutputFrame | ImportFrame | None = None
+    control_frames: tuple[ControlFrame, ...] = ()
     key: tuple[str, ...] = ()
     event_time: tuple[str, str] | None = None
-    idle: float | None = None
-    nodes: Mapping[str, Node] = field(default_factory=dict)
-    clocks: frozenset[str] = frozenset()
+    idle_after: float | None = None
+    nodes: Mapping[str, OperatorNode] = field(default_factory=dict)
+    watermark_operators: frozenset[str] = frozenset()
     carrier: Import | None = None
 
     # -- operations on rows ------------------------------------------------------------------
@@ -148,13 +153,13 @@ class Stream:
         """
         from pyspark.sql import functions
 
-        rows = self._rows("where")
+        rows = self._as_rows("where")
         found = functions.expr(condition) if isinstance(condition, str) else condition
         if rows.mixed:
             found = functions.col(CONTROL).isNotNull() | found
         frame = rows.frame.where(found)
         _check_functions("where", frame, rows)
-        return self._with(rows, frame)
+        return self._with_frame(rows, frame)
 
     filter = where
 
@@ -165,17 +170,17 @@ class Stream:
             AlignedError: an expression makes several rows of one, or one of several, or calls a
                 Python function, and control tuples are among the rows.
         """
-        rows = self._rows("select")
-        names = rows.frame.drop(*HIDDEN).columns
+        rows = self._as_rows("select")
+        names = rows.frame.drop(*HIDDEN_COLUMNS).columns
         given: list[Any] = []
         for one in chosen:
             given += names if isinstance(one, str) and one == "*" else [one]
-        hidden = [name for name in HIDDEN if name in rows.frame.columns]
-        made = self._projected("select", rows, lambda frame: frame.select(*given, *hidden))
+        hidden = [name for name in HIDDEN_COLUMNS if name in rows.frame.columns]
+        made = self._project("select", rows, lambda frame: frame.select(*given, *hidden))
         if not rows.mixed:
             return made
-        guarded = [column for one in given for column in _guarded(one, rows.frame)]
-        return self._with(rows, rows.frame.select(*guarded, *hidden))
+        guarded = [column for one in given for column in _guard_selection(one, rows.frame)]
+        return self._with_frame(rows, rows.frame.select(*guarded, *hidden))
 
     def with_columns(self, made: Mapping[str, Column]) -> Stream:
         """Add or replace columns, row by row; control goes on.
@@ -183,18 +188,18 @@ class Stream:
         Raises:
             AlignedError: as for ``select``.
         """
-        rows = self._rows("with_columns")
+        rows = self._as_rows("with_columns")
         for name in made:
             if name.startswith(RESERVED):
                 raise AlignedError(
                     f"with_columns would set {name}: names that begin with {', '.join(RESERVED)}"
                     " are reserved. Take another."
                 )
-        found = self._projected("with_columns", rows, lambda frame: frame.withColumns(dict(made)))
+        found = self._project("with_columns", rows, lambda frame: frame.withColumns(dict(made)))
         if not rows.mixed:
             return found
-        guarded = {name: _of_rows(column) for name, column in made.items()}
-        return self._with(rows, rows.frame.withColumns(guarded))
+        guarded = {name: _null_in_control(column) for name, column in made.items()}
+        return self._with_frame(rows, rows.frame.withColumns(guarded))
 
     def map_batches(self, function: BatchFunction, schema: Columns | None = None) -> Stream:
         """Call a function on Arrow batches of rows; control stays in its place between them.
@@ -203,11 +208,11 @@ class Stream:
             function: takes a batch, returns one or several, with any number of rows.
             schema: columns of what it returns; None for those that it is given.
         """
-        rows = self._rows("map_batches")
-        made = columns(rows.schema() if schema is None else schema)
-        on = OnBatches(function=function, schema=arrow_of(made))
-        frame = rows.frame.mapInArrow(on, mixed_of(made))
-        return replace(self, data=Rows(frame=frame, mixed=True))
+        rows = self._as_rows("map_batches")
+        made = parse_columns(rows.schema() if schema is None else schema)
+        on = BatchMapper(function=function, schema=spark_to_arrow(made))
+        frame = rows.frame.mapInArrow(on, mixed_schema(made))
+        return replace(self, data=RowsFrame(frame=frame, mixed=True))
 
     @property
     def has_control_log(self) -> bool:
@@ -220,7 +225,7 @@ class Stream:
         Raises:
             AlignedError: it is open with them already.
         """
-        if self.carrier is not None and not isinstance(self.data, Imported):
+        if self.carrier is not None and not isinstance(self.data, ImportFrame):
             raise AlignedError(
                 f"import {self.carrier.port} is open with the control log: subscribe with"
                 " control_log=False."
@@ -237,7 +242,7 @@ class Stream:
         """
         found = self
         for other in others:
-            found = _two(found, other)
+            found = _union_two(found, other)
         return found
 
     def through(
@@ -258,19 +263,19 @@ class Stream:
         """
         if immediate not in ("refuse", "end"):
             raise AlignedError(f"immediate is {immediate!r}: it has to be 'refuse' or 'end'.")
-        way = AT_END if immediate == "end" else REFUSED
-        rows = self._rows("through")
-        beside = tuple(replace(one, immediate=way) for one in self.beside)
+        way = AT_END if immediate == "end" else REFUSE
+        rows = self._as_rows("through")
+        beside = tuple(replace(one, immediate=way) for one in self.control_frames)
         if rows.mixed:
             told = rows.frame.where(f"{CONTROL} IS NOT NULL").select(SEQ, CONTROL)
-            beside = (*beside, Beside(frame=told, immediate=way))
-        made: Any = function(self._plain(rows))
+            beside = (*beside, ControlFrame(frame=told, immediate=way))
+        made: Any = function(self._without_control(rows))
         if not getattr(made, "isStreaming", False):
             raise AlignedError(
                 f"the function of through gave {type(made).__name__}: it has to return a streaming"
                 " DataFrame, made of the one that it is given."
             )
-        return replace(self, data=Rows(frame=numbered(made)), beside=beside)
+        return replace(self, data=RowsFrame(frame=add_sequence(made)), control_frames=beside)
 
     # -- operators ---------------------------------------------------------------------------
 
@@ -280,7 +285,7 @@ class Stream:
         Raises:
             AlignedError: there is no such column.
         """
-        self._has(names, "key")
+        self._check_columns(names, "key")
         return replace(self, key=tuple(names))
 
     def with_watermark(
@@ -299,7 +304,7 @@ class Stream:
             AlignedError: there is no such column, it is no time, or an operator was before; or
                 ``delay`` or ``idle`` is no duration.
         """
-        self._has([column], "event time")
+        self._check_columns([column], "event time")
         micros = in_microseconds(delay)
         if micros is None:
             raise AlignedError(f"{delay!r} is no delay of a watermark: {FORMS}.")
@@ -312,17 +317,17 @@ class Stream:
         if not kind.startswith("timestamp"):
             raise AlignedError(f"column {column} is {kind}: an event time is a timestamp.")
         wait = None if idle is None else in_microseconds(idle)
-        if idle is not None and (wait is None or not 0 < wait <= LONGEST * 1_000_000):
+        if idle is not None and (wait is None or not 0 < wait <= MAX_IDLE_SECONDS * 1_000_000):
             shown = f"{idle:g} s" if isinstance(idle, int | float) else str(idle)
             raise AlignedError(
                 f"a stream cannot be idle after {shown}: give more than 0 seconds, at most"
-                f" {LONGEST:,}, or leave idle out."
+                f" {MAX_IDLE_SECONDS:,}, or leave idle out."
             )
         milliseconds = -(-micros // 1000)  # of which Spark's watermark is made
         return replace(
             self,
             event_time=(column, f"{milliseconds} milliseconds"),
-            idle=None if wait is None else wait / 1_000_000,
+            idle_after=None if wait is None else wait / 1_000_000,
         )
 
     def control_aware(self, operator: Callable[[], Any], **settings: Any) -> OperatorStream:
@@ -340,13 +345,13 @@ class Stream:
         """
         from pe_agent.streams.side_inputs import SideInputs
 
-        return SideInputs(main=self, given=inputs)
+        return SideInputs(main=self, sources=inputs)
 
     # -- ends --------------------------------------------------------------------------------
 
     def schema(self) -> StructType:
         """Return the columns of its rows."""
-        return self._some("a schema").schema()
+        return self._require_data("a schema").schema()
 
     def to_df(self, *, again: bool = False) -> DataFrame:
         """Return the rows as a streaming DataFrame, without control.
@@ -357,11 +362,11 @@ class Stream:
         Raises:
             AlignedError: an operator behind it has been given to a query already.
         """
-        data = self._some("rows")
-        self.use(again=again)
-        if isinstance(data, Emitted):
-            return data_of(data.frame, data.output, data.columns)
-        return self._plain(self._rows("rows"))
+        data = self._require_data("rows")
+        self.mark_used(again=again)
+        if isinstance(data, OutputFrame):
+            return select_output_rows(data.frame, data.output, data.columns)
+        return self._without_control(self._as_rows("rows"))
 
     def publish(
         self,
@@ -390,15 +395,17 @@ class Stream:
         """
         from pe_agent.aligned import sinks
 
-        pe, spec = self.started_pe("publish"), publishing.export_spec(port, **settings)
-        data = self._some("rows")
-        self.use(again=again)
-        if isinstance(data, Emitted) and not self.beside:
+        pe, spec = self.require_pe("publish"), publishing.export_spec(port, **settings)
+        data = self._require_data("rows")
+        self.mark_used(again=again)
+        if isinstance(data, OutputFrame) and not self.control_frames:
             exports = {data.output: (port, data.columns, spec)}
-            frame, sink = sinks.of_outputs(data.frame, exports)
+            frame, sink = sinks.sink_for_outputs(data.frame, exports)
         else:
-            frame, sink = sinks.of_rows(self._rows("rows"), self.beside, port, spec)
-        return publishing.start(
+            frame, sink = sinks.sink_for_rows(
+                self._as_rows("rows"), self.control_frames, port, spec
+            )
+        return publishing.start_query(
             pe,
             frame,
             sink,
@@ -408,13 +415,13 @@ class Stream:
             redeclare=redeclare,
         )
 
-    def use(self, *, again: bool) -> None:
+    def mark_used(self, *, again: bool) -> None:
         """Note that a query is made of it.
 
         Raises:
             AlignedError: an operator behind it has been given to a query already.
         """
-        taken = [node.name for node in self.nodes.values() if node.taken]
+        taken = [node.name for node in self.nodes.values() if node.is_used]
         if taken and not again:
             raise AlignedError(
                 f"operator {taken[0]} has been given to a query already. Another one runs it once"
@@ -422,10 +429,10 @@ class Stream:
                 " for it with again=True."
             )
         for node in self.nodes.values():
-            node.taken = True
-            starts.allow(self.spark, node.mark)
+            node.is_used = True
+            starts.allow_query(self.spark, node.mark)
 
-    def started_pe(self, what: str) -> PE:
+    def require_pe(self, what: str) -> PE:
         """Return the PE that it was made with.
 
         Raises:
@@ -446,7 +453,7 @@ class Stream:
 
     # -- within ------------------------------------------------------------------------------
 
-    def _some(self, what: str) -> Rows | Emitted | Imported:
+    def _require_data(self, what: str) -> RowsFrame | OutputFrame | ImportFrame:
         if self.data is None:
             raise AlignedError(
                 f"a stream of control tuples alone has no rows, so it has not {what}: union it"
@@ -454,22 +461,24 @@ class Stream:
             )
         return self.data
 
-    def _rows(self, what: str) -> Rows:
-        data = self._some(what)
-        if isinstance(data, Imported):
-            return data.rows(self.carrier)
-        return data.rows() if isinstance(data, Emitted) else data
+    def _as_rows(self, what: str) -> RowsFrame:
+        data = self._require_data(what)
+        if isinstance(data, ImportFrame):
+            return data.open_rows(self.carrier)
+        return data.rows() if isinstance(data, OutputFrame) else data
 
-    def _plain(self, rows: Rows) -> DataFrame:
+    def _without_control(self, rows: RowsFrame) -> DataFrame:
         frame = rows.frame
         if rows.mixed:
             frame = frame.where(f"{CONTROL} IS NULL")
-        return frame.drop(*HIDDEN)
+        return frame.drop(*HIDDEN_COLUMNS)
 
-    def _with(self, rows: Rows, frame: DataFrame) -> Stream:
+    def _with_frame(self, rows: RowsFrame, frame: DataFrame) -> Stream:
         return replace(self, data=replace(rows, frame=frame))
 
-    def _projected(self, what: str, rows: Rows, make: Callable[[DataFrame], DataFrame]) -> Stream:
+    def _project(
+        self, what: str, rows: RowsFrame, make: Callable[[DataFrame], DataFrame]
+    ) -> Stream:
         from pyspark.errors import AnalysisException
 
         several = AlignedError(
@@ -484,7 +493,7 @@ class Stream:
                 raise
             raise several from error
         hidden = [name for name in frame.columns if name.startswith(RESERVED)]
-        if sorted(hidden) != sorted(name for name in rows.frame.columns if name in HIDDEN):
+        if sorted(hidden) != sorted(name for name in rows.frame.columns if name in HIDDEN_COLUMNS):
             raise AlignedError(
                 f"{what} would make the columns {', '.join(frame.columns)}: names that begin with"
                 f" {', '.join(RESERVED)} are reserved."
@@ -492,9 +501,9 @@ class Stream:
         if not is_plain_projection(frame, rows.frame):
             raise several
         _check_functions(what, frame, rows)
-        return self._with(rows, frame)
+        return self._with_frame(rows, frame)
 
-    def _has(self, names: Sequence[str], what: str) -> None:
+    def _check_columns(self, names: Sequence[str], what: str) -> None:
         known = self.schema().names
         for name in names:
             if name not in known:
@@ -503,34 +512,34 @@ class Stream:
                 )
 
 
-def _of_rows(column: Column) -> Column:
+def _null_in_control(column: Column) -> Column:
     """Return a column that is computed for rows of data only; it is null in control rows."""
     from pyspark.sql import functions
 
     return functions.when(functions.col(CONTROL).isNull(), column)
 
 
-def _guarded(one: str | Column, frame: DataFrame) -> list[Any]:
+def _guard_selection(selected: str | Column, frame: DataFrame) -> list[Any]:
     """Return what a selection stands for, computed for rows of data only.
 
     A name, and a star, compute nothing.
     """
     from pyspark.errors import AnalysisException
 
-    names = frame.select(one).columns
-    if isinstance(one, str) or len(names) != 1:
-        return [one]
-    guarded = _of_rows(one).alias(names[0])
+    names = frame.select(selected).columns
+    if isinstance(selected, str) or len(names) != 1:
+        return [selected]
+    guarded = _null_in_control(selected).alias(names[0])
     try:
         frame.select(guarded)
     except AnalysisException:  # the star of a struct with one field
-        return [one]
+        return [selected]
     return [guarded]
 
 
-def _check_functions(what: str, made: DataFrame, rows: Rows) -> None:
+def _check_functions(what: str, projection: DataFrame, rows: RowsFrame) -> None:
     """Refuse what Spark would do to control rows: call a Python function with their nulls."""
-    found = python_functions(made, rows.frame) if rows.mixed else []
+    found = python_functions(projection, rows.frame) if rows.mixed else []
     if found:
         raise AlignedError(
             f"{what} calls the Python function {found[0]}, and control tuples are among the rows:"
@@ -539,44 +548,48 @@ def _check_functions(what: str, made: DataFrame, rows: Rows) -> None:
         )
 
 
-def data_of(frame: DataFrame, output: str, columns: StructType) -> DataFrame:
+def select_output_rows(frame: DataFrame, output: str, columns: StructType) -> DataFrame:
     """Return the rows of one output, of what an operator emits."""
     from pyspark.sql import functions
 
     rows = frame.where((functions.col("output") == output) & (functions.col("kind") == ROWS))
-    return rows.mapInArrow(DataOf(output=output, schema=arrow_of(columns)), columns)
+    return rows.mapInArrow(OutputDataReader(output=output, schema=spark_to_arrow(columns)), columns)
 
 
-def _two(one: Stream, other: Stream) -> Stream:
-    from pe_agent.streams.operator_stream import joint_nodes
+def _union_two(left: Stream, right: Stream) -> Stream:
+    from pe_agent.streams.operator_stream import merge_nodes
 
-    nodes = joint_nodes([one, other])
-    (one, other), carrier = one_carrier([one, other])
-    data = one.data if other.data is None else other.data
-    if one.data is not None and other.data is not None:
-        data = _united(one, other)
-    if (one.event_time and other.clocks) or (other.event_time and one.clocks):
+    nodes = merge_nodes([left, right])
+    (left, right), carrier = choose_carrier([left, right])
+    data = left.data if right.data is None else right.data
+    if left.data is not None and right.data is not None:
+        data = _union_data(left, right)
+    if (left.event_time and right.watermark_operators) or (
+        right.event_time and left.watermark_operators
+    ):
         raise AlignedError(
             "a union of a stream with an event time and of one that an operator emits: give each an"
             " input of its own, because an operator's rows are told what time has passed."
         )
     for what in ("key", "event_time"):
-        low, high = getattr(one, what), getattr(other, what)
+        low, high = getattr(left, what), getattr(right, what)
         if low and high and low != high:
             raise AlignedError(
                 f"two streams of a union have the {what} {low} and {high}: give both the same, or"
                 " give it to the union."
             )
     return replace(
-        one,
-        pe=one.pe or other.pe,
+        left,
+        pe=left.pe or right.pe,
         data=data,
-        beside=(*one.beside, *other.beside),
-        key=one.key or other.key,
-        event_time=one.event_time or other.event_time,
-        idle=max((s for s in (one.idle, other.idle) if s is not None), default=None),
+        control_frames=(*left.control_frames, *right.control_frames),
+        key=left.key or right.key,
+        event_time=left.event_time or right.event_time,
+        idle_after=max(
+            (s for s in (left.idle_after, right.idle_after) if s is not None), default=None
+        ),
         nodes=nodes,
-        clocks=one.clocks | other.clocks,
+        watermark_operators=left.watermark_operators | right.watermark_operators,
         carrier=carrier,
     )
 
@@ -593,22 +606,23 @@ def stream(frame: DataFrame, *, pe: PE | None = None) -> Stream:
     """
     if not frame.isStreaming:
         raise AlignedError("the DataFrame is not streaming: make it with readStream or subscribe.")
-    return Stream(spark=frame.sparkSession, pe=pe, data=Rows(frame=numbered(frame)))
+    return Stream(spark=frame.sparkSession, pe=pe, data=RowsFrame(frame=add_sequence(frame)))
 
 
-def _united(left: Stream, right: Stream) -> Rows | Imported:
+def _union_data(left: Stream, right: Stream) -> RowsFrame | ImportFrame:
     low, high = ({c.name: c.dataType for c in of.schema()} for of in (left, right))
     if low != high:
         raise AlignedError(
-            f"two streams of a union have the columns {_told(low)} and {_told(high)}: select the"
+            f"two streams of a union have the columns {_describe_columns(low)} and"
+            f" {_describe_columns(high)}: select the"
             " same, with the same types."
         )
     found = (left.data, right.data)
-    if isinstance(found[0], Imported) and isinstance(found[1], Imported):
+    if isinstance(found[0], ImportFrame) and isinstance(found[1], ImportFrame):
         imports = (*found[0].imports, *found[1].imports)
         _check_ranks(len(imports))
-        return Imported(imports=imports)
-    return _united_rows(left._rows("union"), right._rows("union"))
+        return ImportFrame(imports=imports)
+    return _union_rows(left._as_rows("union"), right._as_rows("union"))
 
 
 def _check_ranks(ranks: int) -> None:
@@ -617,13 +631,13 @@ def _check_ranks(ranks: int) -> None:
         raise AlignedError(f"a union of {ranks} streams: there can be {most}.")
 
 
-def _united_rows(one: Rows, other: Rows) -> Rows:
+def _union_rows(left: RowsFrame, right: RowsFrame) -> RowsFrame:
     from pyspark.sql import functions
 
-    ranks = one.ranks + other.ranks
+    ranks = left.ranks + right.ranks
     _check_ranks(ranks)
-    frames = [one.frame, other.frame.withColumn(SEQ, shifted(one.ranks))]
-    mixed = one.mixed or other.mixed
+    frames = [left.frame, right.frame.withColumn(SEQ, shift_sequence(left.ranks))]
+    mixed = left.mixed or right.mixed
     if mixed:
         frames = [
             frame
@@ -631,8 +645,8 @@ def _united_rows(one: Rows, other: Rows) -> Rows:
             else frame.withColumn(CONTROL, functions.lit(None).cast("binary"))
             for frame in frames
         ]
-    return Rows(frame=frames[0].unionByName(frames[1]), mixed=mixed, ranks=ranks)
+    return RowsFrame(frame=frames[0].unionByName(frames[1]), mixed=mixed, ranks=ranks)
 
 
-def _told(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {kind.simpleString()}" for name, kind in given.items())
+def _describe_columns(types: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items())

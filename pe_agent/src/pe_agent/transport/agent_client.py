@@ -40,7 +40,7 @@ AUTHORIZATION = "authorization"
 
 STALL_SECONDS = 60.0
 
-_Shown: TypeAlias = "tuple[bytes | None, tuple[bytes, bytes] | None]"
+_TlsMaterial: TypeAlias = "tuple[bytes | None, tuple[bytes, bytes] | None]"
 """What a connection is made with: the certificates to trust, and the own chain and key."""
 
 IDLE_SECONDS = 600.0
@@ -48,15 +48,15 @@ IDLE_SECONDS = 600.0
 
 
 @dataclass(slots=True)
-class _Connection:
+class _CachedClient:
     """A client that is kept: what it was made with, and when it was used last."""
 
-    shown: _Shown
+    tls_material: _TlsMaterial
     client: flight.FlightClient
-    used: float
+    last_used: float
 
 
-_clients: dict[tuple[int, str], _Connection] = {}
+_clients: dict[tuple[int, str], _CachedClient] = {}
 _trust: AgentTrust | None = None
 
 
@@ -71,10 +71,10 @@ def trust_in_process(trust: AgentTrust) -> None:
     _trust = trust
 
 
-def _trusted() -> AgentTrust:
+def _process_trust() -> AgentTrust:
     global _trust
     if _trust is None:
-        _trust = agent_tls.trusted(None)
+        _trust = agent_tls.resolve_agent_trust(None)
     return _trust
 
 
@@ -83,30 +83,30 @@ def _client(location: str, trust: AgentTrust) -> flight.FlightClient:
     with_ = (anchors, None if anchors is None else trust.pair())
     key, now = (os.getpid(), location), time.monotonic()
     found = _clients.get(key)
-    if found is None or found.shown != with_:
-        _let_go(now)
-        found = _clients[key] = _Connection(with_, _connected(location, *with_), now)
-    found.used = now
+    if found is None or found.tls_material != with_:
+        _drop_idle(now)
+        found = _clients[key] = _CachedClient(with_, _connect(location, *with_), now)
+    found.last_used = now
     return found.client
 
 
-def _let_go(now: float) -> None:
+def _drop_idle(now: float) -> None:
     """Forget the connections of this process that nobody has used for long.
 
     A call that is under way has its own hold on one. Those of a parent process are left alone:
     they cannot be ended here.
     """
     for key, kept in _clients.copy().items():
-        if key[0] == os.getpid() and now > kept.used + IDLE_SECONDS:
+        if key[0] == os.getpid() and now > kept.last_used + IDLE_SECONDS:
             _clients.pop(key, None)
 
 
-def _connected(
-    location: str, anchors: bytes | None, own: tuple[bytes, bytes] | None
+def _connect(
+    location: str, anchors: bytes | None, certificate: tuple[bytes, bytes] | None
 ) -> flight.FlightClient:
     if anchors is None:
         return flight.FlightClient(location, generic_options=OPTIONS)
-    chain, key = own or (None, None)
+    chain, key = certificate or (None, None)
     return flight.FlightClient(
         location,
         tls_root_certs=anchors,
@@ -117,18 +117,18 @@ def _connected(
     )
 
 
-class _Stalls:
+class _StallWatchdog:
     """Ends reads that bring nothing for too long: gRPC itself never gives up on a frozen peer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._moved: dict[int, tuple[float, float, Callable[[], None]]] = {}
+        self._last_progress: dict[int, tuple[float, float, Callable[[], None]]] = {}
         self._running = False
 
     def watch(self, read: int, seconds: float, cancel: Callable[[], None]) -> None:
         """Note that a read has moved on; ``cancel`` ends it after ``seconds`` of silence."""
         with self._lock:
-            self._moved[read] = (time.monotonic(), seconds, cancel)
+            self._last_progress[read] = (time.monotonic(), seconds, cancel)
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._run, daemon=True, name="stalled reads").start()
@@ -136,24 +136,26 @@ class _Stalls:
     def forget(self, read: int) -> None:
         """The read has ended."""
         with self._lock:
-            self._moved.pop(read, None)
+            self._last_progress.pop(read, None)
 
     def _run(self) -> None:
         pause = threading.Event()
         while not pause.wait(0.5):
             with self._lock:
-                if not self._moved:
+                if not self._last_progress:
                     self._running = False
                     return
                 now = time.monotonic()
-                late = [(r, c) for r, (at, most, c) in self._moved.items() if now - at > most]
+                late = [
+                    (r, c) for r, (at, most, c) in self._last_progress.items() if now - at > most
+                ]
                 for read, _ in late:
-                    del self._moved[read]
+                    del self._last_progress[read]
             for _, cancel in late:
                 cancel()
 
 
-_stalls = _Stalls()
+_stalls = _StallWatchdog()
 
 
 class AgentClient:
@@ -171,7 +173,7 @@ class AgentClient:
         self.trust = trust
 
     def _client(self) -> flight.FlightClient:
-        return _client(self.location, self.trust or _trusted())
+        return _client(self.location, self.trust or _process_trust())
 
     def _options(self, timeout: float | None = None) -> flight.FlightCallOptions:
         headers = [(AUTHORIZATION.encode(), bearer(self.token).encode())] if self.token else []

@@ -66,7 +66,7 @@ class AgentTrust:
         pem: the certificates themselves, for a process that has not the file.
         plain: whether agents without TLS are called although there are certificates to trust;
             without such they always are.
-        own: the caller's own certificate, which agents see that ask for one.
+        certificate: the caller's own certificate, which agents see that ask for one.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class AgentTrust:
         *,
         pem: bytes | None = None,
         plain: bool = False,
-        own: AgentCertificate | None = None,
+        certificate: AgentCertificate | None = None,
     ) -> None:
-        self.path, self.plain, self.own = path, plain, own
+        self.path, self.plain, self.certificate = path, plain, certificate
         self._pem = pem
-        self._seen: tuple[int, ...] | None = None
+        self._anchors_state: tuple[int, ...] | None = None
         self._pair: tuple[bytes, bytes] | None = None
-        self._pair_seen: tuple[int, ...] | None = None
+        self._pair_state: tuple[int, ...] | None = None
 
     def anchors(self) -> bytes | None:
         """Return the certificates to trust; those before, while the file is unusable.
@@ -93,10 +93,10 @@ class AgentTrust:
             return self._pem
         try:
             state = file_state(self.path)
-            if self._pem is None or state != self._seen:
+            if self._pem is None or state != self._anchors_state:
                 pem = self.path.read_bytes()
                 ssl.create_default_context(cadata=pem.decode("ascii"))
-                self._pem, self._seen = pem, state
+                self._pem, self._anchors_state = pem, state
         except (OSError, ValueError) as error:  # that of ssl is an OSError
             reason = getattr(error, "strerror", None)
             reason = "it is no PEM" if isinstance(error, ssl.SSLError) or not reason else reason
@@ -113,12 +113,12 @@ class AgentTrust:
 
         A process that has not the files of ``own`` has those of its environment, or none.
         """
-        for own in (self.own, _of_environment()):
+        for own in (self.certificate, _environment_certificate()):
             if own is None:
                 continue
             state = own.state()
-            if state and state != self._pair_seen:
-                self._pair_seen = state
+            if state and state != self._pair_state:
+                self._pair_state = state
                 try:
                     self._pair = own.read()
                 except (OSError, ValueError) as error:  # those of ssl are OSErrors
@@ -161,23 +161,23 @@ class AgentTrust:
             )
         return None
 
-    def now(self) -> AgentTrust:
+    def snapshot(self) -> AgentTrust:
         """Return the same with the certificates as they are, for processes without the file.
 
         A key goes nowhere: only where its file is.
         """
-        return AgentTrust(pem=self.anchors(), plain=self.plain, own=self.own)
+        return AgentTrust(pem=self.anchors(), plain=self.plain, certificate=self.certificate)
 
 
-def trusted(
-    file: str | Path | None, plain: str | None = None, own: AgentCertificate | None = None
+def resolve_agent_trust(
+    file: str | Path | None, plain: str | None = None, certificate: AgentCertificate | None = None
 ) -> AgentTrust:
     """Return whom to trust: the file that was given, or that of the environment.
 
     Args:
         file: of certificates, PEM.
         plain: ``allow`` for agents without TLS, too; None for what the environment says.
-        own: what to show to agents that ask; None for that of the environment.
+        certificate: what to show to agents that ask; None for that of the environment.
 
     Raises:
         TrustError: ``plain`` is another word.
@@ -187,7 +187,7 @@ def trusted(
     if word not in ("", "allow"):
         raise TrustError(f"{PLAIN_VARIABLE} is {word!r}; it has to be `allow`, or nothing.")
     path = None if chosen is None else Path(chosen).absolute()
-    return AgentTrust(path, plain=word == "allow", own=own)
+    return AgentTrust(path, plain=word == "allow", certificate=certificate)
 
 
 class NotSecuredError(StreambrokerError):
@@ -196,40 +196,41 @@ class NotSecuredError(StreambrokerError):
     code = "NotSecured"
 
 
-def insecure(given: bool | None) -> bool:
+def is_insecure(setting: bool | None) -> bool:
     """Return whether an agent may serve other machines without asking for certificates.
 
     Args:
-        given: None for what the environment says.
+        setting: None for what the environment says.
 
     Raises:
         TrustError: the environment has another word than ``allow``.
     """
-    if given is not None:
-        return given
+    if setting is not None:
+        return setting
     word = os.environ.get(INSECURE_VARIABLE, "")
     if word not in ("", "allow"):
         raise TrustError(f"{INSECURE_VARIABLE} is {word!r}; it has to be `allow`, or nothing.")
     return word == "allow"
 
 
-def clients_required(given: str | None, host: str, *, insecure: bool) -> bool:
+def are_clients_required(setting: str | None, host: str, *, insecure: bool) -> bool:
     """Return whether an agent serves only callers with a certificate of the CA.
 
     It has to where other machines reach it: without a certificate gRPC reads a whole request of
     any size before the agent can look at it.
 
     Args:
-        given: ``required`` or ``any``; None for what the environment says, or what ``host`` needs.
+        setting: ``required`` or ``any``; None for what the environment says, or what
+            ``run_operator`` needs.
         host: the address at which the agent listens.
         insecure: accept callers without a certificate at any address.
 
     Raises:
-        NotSecuredError: other machines reach the address, and ``given`` is ``any``.
+        NotSecuredError: other machines reach the address, and ``setting`` is ``any``.
         TrustError: it is another word.
     """
     open_ = insecure or is_loopback(host)
-    word = given if given is not None else os.environ.get(CLIENTS_VARIABLE) or None
+    word = setting if setting is not None else os.environ.get(CLIENTS_VARIABLE) or None
     if word not in (None, ANY, REQUIRED):
         raise TrustError(
             f"`agent_clients=` or {CLIENTS_VARIABLE} is {word!r}; it has to be"
@@ -238,7 +239,7 @@ def clients_required(given: str | None, host: str, *, insecure: bool) -> bool:
     if word == ANY and not open_:
         raise NotSecuredError(
             f"`agent_clients=` or {CLIENTS_VARIABLE} is `{ANY}`, and other machines can reach an"
-            f" agent at {host}. Leave the setting out, {_OR_ELSE}"
+            f" agent at {host}. Leave the setting out, {_ALTERNATIVES}"
         )
     return word == REQUIRED or (word is None and not open_)
 
@@ -273,11 +274,11 @@ def check_secured(
     raise NotSecuredError(
         f"other machines can reach the agent of {pe} at {host}, and it cannot ask its callers for"
         f" certificates. Give {missing}; `streambroker up --tls-self-signed` writes them for local"
-        f" use. Otherwise {_OR_ELSE}"
+        f" use. Otherwise {_ALTERNATIVES}"
     )
 
 
-_OR_ELSE = (
+_ALTERNATIVES = (
     "listen at 127.0.0.1, or accept the risk with `insecure=True`, --insecure or"
     f" {INSECURE_VARIABLE}=allow."
 )
@@ -291,7 +292,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def shown(chain: str | Path | None, key: str | Path | None) -> AgentCertificate | None:
+def resolve_certificate(
+    chain: str | Path | None, key: str | Path | None
+) -> AgentCertificate | None:
     """Return what an agent shows: the files that were given, or those of the environment.
 
     Raises:
@@ -310,6 +313,6 @@ def shown(chain: str | Path | None, key: str | Path | None) -> AgentCertificate 
     return AgentCertificate(chain=Path(chain).absolute(), key=Path(key).absolute())
 
 
-def _of_environment() -> AgentCertificate | None:
+def _environment_certificate() -> AgentCertificate | None:
     chain, key = os.environ.get(CERTIFICATE_VARIABLE), os.environ.get(KEY_VARIABLE)
     return AgentCertificate(chain=Path(chain), key=Path(key)) if chain and key else None

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from pe_agent.transport import broker_trust as tls
-from pe_agent.transport.broker_trust import Trust, TrustError
-from pe_agent.transport.deadline_connection import Timely
+from pe_agent.transport.broker_trust import BrokerTrust, TrustError
+from pe_agent.transport.deadline_connection import DeadlineSocket
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 
@@ -21,8 +21,8 @@ MAX_ANSWER = 64 << 20
 """Bytes of an answer that are read."""
 
 Sign = Callable[[str, str, bytes], str | None]
-_Asked = tuple[str, str, "bytes | None", dict[str, str]]
-_LEAST_S = 0.001
+_RequestParts = tuple[str, str, "bytes | None", dict[str, str]]
+_MIN_TIMEOUT_S = 0.001
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -76,7 +76,7 @@ class NotAllowedError(BrokerRefusedError):
     """The broker does not know the token, or it may not do that."""
 
 
-def _refusal(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
+def _refusal_error(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
     code = problem.get("code")
     if code in ("UnknownPort", "UnknownPE"):
         return UnknownPortError(status, problem)
@@ -105,25 +105,25 @@ class _Connection(http.client.HTTPConnection):
 
     def __init__(self, host: str, port: int, seconds: float) -> None:
         super().__init__(host, port, timeout=seconds)
-        self._until = time.monotonic() + seconds
-        self._timely: Timely | None = None
+        self._deadline = time.monotonic() + seconds
+        self._deadline_socket: DeadlineSocket | None = None
 
-    def open(self, secured: Callable[[socket.socket], socket.socket]) -> None:
+    def open(self, wrap: Callable[[socket.socket], socket.socket]) -> None:
         """Connect, and agree on the encryption if there is one."""
         self.connect()
-        self._timely = Timely(secured(self.sock), self._until)
-        self.sock = self._timely
-        self._timely.shake_hands()
+        self._deadline_socket = DeadlineSocket(wrap(self.sock), self._deadline)
+        self.sock = self._deadline_socket
+        self._deadline_socket.shake_hands()
 
-    def again(self, seconds: float) -> None:
+    def reset_deadline(self, seconds: float) -> None:
         """Give the next exchange its time."""
-        if self._timely is not None:
-            self._timely.until = time.monotonic() + seconds
+        if self._deadline_socket is not None:
+            self._deadline_socket.deadline = time.monotonic() + seconds
 
     @property
-    def late(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether it was connected, and time is up."""
-        return self._timely is not None and self._timely.late
+        return self._deadline_socket is not None and self._deadline_socket.is_expired
 
     def exchange(
         self, method: str, target: str, data: bytes | None, sent: dict[str, str]
@@ -154,7 +154,7 @@ class BrokerClient:
         url: str,
         namespace: str,
         token: Token | None = None,
-        trust: Trust | None = None,
+        trust: BrokerTrust | None = None,
         sign: Sign = lambda *_: None,
     ) -> None:
         parts = urlsplit(url)
@@ -172,9 +172,9 @@ class BrokerClient:
         self._host, self._port = parts.hostname, port
         self._token = token or Token()
         self._sign = sign
-        self._trust = (trust or Trust()) if parts.scheme == "https" else None
+        self._trust = (trust or BrokerTrust()) if parts.scheme == "https" else None
         self._lock = threading.Lock()
-        self._kept: _Connection | None = None
+        self._idle_connection: _Connection | None = None
 
     def request(
         self,
@@ -185,7 +185,7 @@ class BrokerClient:
         headers: dict[str, str] | None = None,
         timeout: float = 5.0,
         query: dict[str, str] | None = None,
-        keep: bool = False,
+        keep_alive: bool = False,
     ) -> BrokerAnswer:
         """Perform one request below ``/api/subscriptions``.
 
@@ -196,8 +196,8 @@ class BrokerClient:
             headers: more of them.
             timeout: seconds in which the whole answer has to be there.
             query: parameters beside the namespace.
-            keep: whether the next such request may use this one's connection, until `rest`; only
-                for requests that may be made twice.
+            keep_alive: whether the next such request may use this one's connection, until `rest`;
+                only for requests that may be made twice.
 
         Raises:
             BrokerUnavailableError: no whole answer in time, 503 or 429.
@@ -208,7 +208,7 @@ class BrokerClient:
         )
         data = None if body is None else json.dumps(body).encode()
 
-        def asked() -> _Asked:
+        def asked() -> _RequestParts:
             # Asked anew it is signed anew: who checks signatures takes each of them once.
             sent = self._headers(data, headers or {})
             shown = self._sign(method, target, data or b"") or self._bearer()
@@ -216,60 +216,66 @@ class BrokerClient:
                 sent["Authorization"] = shown
             return method, target, data, sent
 
-        return self._answer(*self._exchange(timeout, asked, keep=keep))
+        return self._answer(*self._exchange(timeout, asked, keep_alive=keep_alive))
 
     def _exchange(
-        self, timeout: float, asked: Callable[[], _Asked], *, keep: bool
+        self, timeout: float, build_request: Callable[[], _RequestParts], *, keep_alive: bool
     ) -> tuple[http.client.HTTPResponse, bytes]:
         until = time.monotonic() + timeout
-        connection = self._take_kept() if keep else None
-        found = None if connection is None else self._again(connection, timeout, asked())
+        connection = self._take_idle() if keep_alive else None
+        found = (
+            None
+            if connection is None
+            else self._exchange_on_idle(connection, timeout, build_request())
+        )
         if connection is None or found is None:
-            left = max(_LEAST_S, until - time.monotonic())
+            left = max(_MIN_TIMEOUT_S, until - time.monotonic())
             connection = _Connection(self._host, self._port, left)
-            found = self._anew(connection, asked())
-        if keep and not found[0].will_close:
-            self._put_kept(connection)
+            found = self._exchange_on_new(connection, build_request())
+        if keep_alive and not found[0].will_close:
+            self._put_idle(connection)
         else:
             connection.close()
         return found
 
-    def _again(
-        self, connection: _Connection, timeout: float, asked: _Asked
+    def _exchange_on_idle(
+        self, connection: _Connection, timeout: float, request: _RequestParts
     ) -> tuple[http.client.HTTPResponse, bytes] | None:
         """Ask over a connection that was kept; None where it is of no use any more."""
-        connection.again(timeout)
+        connection.reset_deadline(timeout)
         try:
-            return connection.exchange(*asked)
+            return connection.exchange(*request)
         except (OSError, ValueError, http.client.HTTPException) as error:
             connection.close()
-            if connection.late:
-                raise self._silent(error, "", sent=True) from error
+            if connection.is_expired:
+                raise self._unavailable_error(error, "", sent=True) from error
             # Closed meanwhile, as brokers that end do. To ask anew does no harm.
             return None
 
-    def _anew(
-        self, connection: _Connection, asked: _Asked
+    def _exchange_on_new(
+        self, connection: _Connection, request: _RequestParts
     ) -> tuple[http.client.HTTPResponse, bytes]:
         reached = False
         try:
-            connection.open(self._secured)
+            connection.open(self._wrap_socket)
             reached = True
-            return connection.exchange(*asked)
+            return connection.exchange(*request)
         except (OSError, ValueError, http.client.HTTPException) as error:
             connection.close()
-            begun = connection.late or (reached and self._trust is not None)
+            begun = connection.is_expired or (reached and self._trust is not None)
             remedy = "" if begun else tls.remedy(error, self.url)
-            raise self._silent(error, remedy, sent=reached) from error
+            raise self._unavailable_error(error, remedy, sent=reached) from error
 
-    def _silent(self, error: Exception, remedy: str, *, sent: bool) -> BrokerUnavailableError:
+    def _unavailable_error(
+        self, error: Exception, remedy: str, *, sent: bool
+    ) -> BrokerUnavailableError:
         return BrokerUnavailableError(
             f"the broker at {self.url} does not answer ({type(error).__name__}: {error})."
             f" Routes stay as they are. {remedy or 'Try again when it is back.'}",
             sent=sent,
         )
 
-    def _secured(self, plain: socket.socket) -> socket.socket:
+    def _wrap_socket(self, plain: socket.socket) -> socket.socket:
         """Return the connection to use; where TLS is spoken, it has still to be agreed on."""
         if self._trust is None:
             return plain
@@ -288,24 +294,24 @@ class BrokerClient:
         return self._host, self._port
 
     @property
-    def keeps(self) -> bool:
+    def has_idle_connection(self) -> bool:
         """Whether a connection is kept."""
-        return self._kept is not None
+        return self._idle_connection is not None
 
-    def rest(self) -> None:
+    def close_idle(self) -> None:
         """Close the connection that is kept, if any."""
-        kept = self._take_kept()
+        kept = self._take_idle()
         if kept is not None:
             kept.close()
 
-    def _take_kept(self) -> _Connection | None:
+    def _take_idle(self) -> _Connection | None:
         with self._lock:
-            kept, self._kept = self._kept, None
+            kept, self._idle_connection = self._idle_connection, None
         return kept
 
-    def _put_kept(self, connection: _Connection) -> None:
+    def _put_idle(self, connection: _Connection) -> None:
         with self._lock:
-            before, self._kept = self._kept, connection
+            before, self._idle_connection = self._idle_connection, connection
         if before is not None:
             before.close()
 
@@ -314,8 +320,8 @@ class BrokerClient:
         return None if token is None else f"Bearer {token}"
 
     @staticmethod
-    def _headers(data: bytes | None, more: dict[str, str]) -> dict[str, str]:
-        sent = {"Accept": "application/json", **more}
+    def _headers(data: bytes | None, extra: dict[str, str]) -> dict[str, str]:
+        sent = {"Accept": "application/json", **extra}
         if data is not None:
             sent["Content-Type"] = "application/json"
         return sent
@@ -332,7 +338,7 @@ class BrokerClient:
                 busy=response.status == 429,
             )
         if response.status >= 400:
-            refusal = _refusal(response.status, parsed if isinstance(parsed, dict) else {})
+            refusal = _refusal_error(response.status, parsed if isinstance(parsed, dict) else {})
             refusal.challenge = response.getheader("WWW-Authenticate", "")
             raise refusal
         headers = {k.lower(): v for k, v in response.getheaders()}

@@ -21,7 +21,7 @@ AGENT_CA_VARIABLE = "STREAMBROKER_AGENT_CA"
 CERTIFICATE_VARIABLE = "STREAMBROKER_AGENT_CERTIFICATE"
 KEY_VARIABLE = "STREAMBROKER_AGENT_KEY"
 
-_NOT_THIS_NAME = (62, 64)
+_NAME_MISMATCH_CODES = (62, 64)
 """What OpenSSL says of a certificate that is good, and for another name or address."""
 
 log = logging.getLogger("pe_agent")
@@ -33,7 +33,7 @@ class TrustError(StreambrokerError):
     code = "ArgumentInvalid"
 
 
-class Trust:
+class BrokerTrust:
     """The certificates that a broker's has to come from; a file is read again when it changes.
 
     Args:
@@ -42,7 +42,7 @@ class Trust:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._seen: tuple[int, ...] | None = None
+        self._loaded_state: tuple[int, ...] | None = None
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
@@ -53,9 +53,9 @@ class Trust:
         """
         try:
             state = () if self.path is None else file_state(self.path)
-            if self._context is None or state != self._seen:
+            if self._context is None or state != self._loaded_state:
                 self._context = ssl.create_default_context(cafile=self.path)
-                self._seen = state
+                self._loaded_state = state
         except OSError as error:  # that of ssl is one, too
             reason = "it is no PEM" if isinstance(error, ssl.SSLError) else error.strerror
             said = f"the file {self.path} of certificates to trust cannot be used: {reason}"
@@ -65,14 +65,14 @@ class Trust:
         return self._context
 
 
-def given(file: str | Path | None) -> Trust:
+def resolve_broker_trust(file: str | Path | None) -> BrokerTrust:
     """Return whom to trust: the file that a job was given, or that of the environment.
 
     Raises:
         TrustError: the file cannot be used.
     """
     chosen = file if file is not None else os.environ.get(VARIABLE) or None
-    trust = Trust(None if chosen is None else Path(chosen).absolute())
+    trust = BrokerTrust(None if chosen is None else Path(chosen).absolute())
     if chosen is not None:
         trust.context()
     return trust
@@ -87,7 +87,7 @@ def remedy(error: Exception, url: str) -> str:
     """
     scheme, _, rest = url.partition("://")
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _NOT_THIS_NAME:
+        if error.verify_code in _NAME_MISMATCH_CODES:
             return "Its certificate is for another name: use one of those that it is for."
         return (
             "Its certificate comes from nobody who is trusted here: give the CA's file with"

@@ -9,32 +9,32 @@ import time
 from typing import IO, Any
 
 
-class Timely:
+class DeadlineSocket:
     """A socket, as `http.client` uses one, with one time limit for all that is done with it.
 
     A socket's own timeout is for each piece: an answer that comes drop by drop never ends.
 
     Args:
         plain: the socket.
-        until: when all has to be done (monotonic); may be set anew for the next exchange.
+        deadline: when all has to be done (monotonic); may be set anew for the next exchange.
     """
 
-    def __init__(self, plain: socket.socket, until: float) -> None:
+    def __init__(self, plain: socket.socket, deadline: float) -> None:
         self._plain = plain
-        self.until = until
+        self.deadline = deadline
 
     @property
-    def late(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether time is up."""
-        return time.monotonic() >= self.until
+        return time.monotonic() >= self.deadline
 
-    def limit(self) -> None:
+    def apply_deadline(self) -> None:
         """Let what is done next take no longer than there is time.
 
         Raises:
             TimeoutError: there is none.
         """
-        left = self.until - time.monotonic()
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the answer did not end")
         self._plain.settimeout(left)
@@ -42,14 +42,14 @@ class Timely:
     def shake_hands(self) -> None:
         """Agree on the encryption, where there is one."""
         if isinstance(self._plain, ssl.SSLSocket):
-            self.limit()
+            self.apply_deadline()
             self._plain.do_handshake()
 
     def sendall(self, data: bytes) -> None:
         """Send everything."""
         rest = memoryview(data)
         while rest:
-            self.limit()
+            self.apply_deadline()
             rest = rest[self._plain.send(rest) :]
 
     def makefile(self, *_: Any) -> IO[bytes]:
@@ -62,15 +62,15 @@ class Timely:
 
 
 class _Reader(io.RawIOBase):
-    def __init__(self, timely: Timely, plain: io.RawIOBase) -> None:
-        self._timely = timely
+    def __init__(self, deadline_socket: DeadlineSocket, plain: io.RawIOBase) -> None:
+        self._deadline_socket = deadline_socket
         self._plain = plain
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._timely.limit()
+        self._deadline_socket.apply_deadline()
         return self._plain.readinto(buffer)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class AgentRefusedError(StreambrokerError):
         self.facts = facts or {}
 
 
-LONGEST = 100_000
+MAX_REASON = 100_000
 """Characters of a reason; the middle of a longer one is left out."""
 METADATA_BYTES = 4 << 20
 """What a caller takes of an error: gRPC sends it as metadata, and drops it all beyond its limit."""
@@ -50,8 +50,8 @@ def to_flight(error: BaseException) -> flight.FlightError:
         str(error) if isinstance(error, StreambrokerError) else f"{type(error).__name__}: {error}"
     )
     text = text.encode(errors="backslashreplace").decode()  # half of a surrogate pair does not go
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+    if len(text) > MAX_REASON:
+        text = f"{text[: MAX_REASON // 2]} … {text[-MAX_REASON // 2 :]}"
     info = json.dumps({"code": code, "message": text}, ensure_ascii=False)
     return flight.FlightServerError(f"{code}: {text:.200}", extra_info=info.encode())
 

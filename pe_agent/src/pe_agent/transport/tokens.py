@@ -36,7 +36,7 @@ class Token:
 
     def __init__(self, value: str | None = None, path: Path | None = None) -> None:
         self.value, self.path = value, path
-        self._seen: tuple[int, ...] | None = None
+        self._loaded_state: tuple[int, ...] | None = None
 
     def check(self) -> Token:
         """Return itself if there is a token, or none is wanted.
@@ -64,23 +64,23 @@ class Token:
             try:
                 self._read(self.path)
             except FileNotFoundError:
-                self._seen = None
+                self._loaded_state = None
             except (OSError, UnicodeDecodeError) as error:
-                if self._seen != ():
+                if self._loaded_state != ():
                     log.warning("the token file %s cannot be read: %s", self.path, error)
-                self._seen = ()
+                self._loaded_state = ()
         return self.value
 
     def _read(self, path: Path) -> None:
         state = file_state(path)
-        if state != self._seen:
+        if state != self._loaded_state:
             text = path.read_text().strip()
-            self._seen = state
+            self._loaded_state = state
             # Nothing, or what cannot stand in a header, is a file that is being written.
             self.value = text if _FORM.fullmatch(text) else self.value
 
 
-def given(token: str | None, file: str | Path | None) -> Token:
+def resolve_token(token: str | None, file: str | Path | None) -> Token:
     """Return the token that a job was given, or that of the environment.
 
     Raises:

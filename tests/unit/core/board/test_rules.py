@@ -10,8 +10,7 @@ from streambroker_core.board import (
     Board,
     CaughtUp,
     FeedLost,
-    FellBack,
-    Hint,
+    HintAction,
     PeDeclared,
     RoutesChanged,
     RuleApplied,
@@ -19,10 +18,11 @@ from streambroker_core.board import (
     StatusChanged,
     Synced,
     Unreadable,
+    WriteReverted,
 )
 from streambroker_core.model import RULE, PeKey, Rule
 from streambroker_core.wire.broker.registration import Registration
-from streambroker_core.wire.broker.view import decode, encode, seal
+from streambroker_core.wire.broker.view import decode, encode, with_version
 from streambroker_core.wire.manifests.rules import read_rule_spec
 
 PE = PeKey("default", "alerts", 0)
@@ -61,8 +61,8 @@ def test_a_rule_reaches_the_pes_of_its_job_and_no_others() -> None:
 
     assert told(board) == [("dear", "")]
     assert told(board, OTHER) == []
-    assert {type(each) for each in actions} == {RoutesChanged, Hint, StatusChanged}
-    assert {each.pe for each in actions if isinstance(each, Hint)} == {PE}
+    assert {type(each) for each in actions} == {RoutesChanged, HintAction, StatusChanged}
+    assert {each.pe for each in actions if isinstance(each, HintAction)} == {PE}
     assert board.version(OTHER) == before[OTHER]
     assert board.version(PE) != before[PE]
 
@@ -71,11 +71,11 @@ def test_a_list_of_rules_is_taken_in_step_by_step() -> None:
     """Each is compiled, which takes its time; others have their turn meanwhile."""
     board, many = Board(), [rule(f"u{n}", f"r{n}") for n in range(50)]
     listed = tuple((one, number) for number, one in enumerate(many))
-    steps = board.steps([Synced(kind=RULE, listed=listed, version=50)])
-    known = [len(board.rules.of_job(("default", "alerts"))) for _ in steps]
+    steps = board.iter_steps([Synced(kind=RULE, listed=listed, version=50)])
+    known = [len(board.rules.rules_of_job(("default", "alerts"))) for _ in steps]
 
     assert known == list(range(50))
-    assert len(board.rules.of_job(("default", "alerts"))) == 50
+    assert len(board.rules.rules_of_job(("default", "alerts"))) == 50
 
 
 def test_the_same_rule_again_and_an_older_one_change_nothing() -> None:
@@ -142,11 +142,11 @@ def test_the_older_of_two_has_the_id_and_the_other_comes_in_when_it_goes() -> No
     refused = board.rules.status("u1")
     assert refused is not None
     assert (refused.reason, "u2" in refused.message) == ("IdTaken", True)
-    first = board.rules.at(old.key)
+    first = board.rules.holder_at(old.key)
     actions = board.handle(RuleRemoved(uid="u2", version=11))
 
     assert first == old
-    assert board.rules.at(old.key) == young
+    assert board.rules.holder_at(old.key) == young
     assert StatusChanged(kind=RULE, uid="u1") in actions
     accepted = board.rules.status("u1")
     assert accepted is not None
@@ -183,16 +183,16 @@ def test_a_view_with_rules_is_read_as_it_was_written_and_its_version_counts_them
     assert view is not None
 
     assert decode(encode(view)) == view
-    assert seal(view).version == view.version
-    assert seal(replace(view, rules=None)).version != view.version
-    assert seal(replace(view, rules_at=99)).version == view.version
+    assert with_version(view).version == view.version
+    assert with_version(replace(view, rules=None)).version != view.version
+    assert with_version(replace(view, rules_version=99)).version == view.version
 
 
 def test_a_view_says_up_to_which_version_rules_are_known_also_ahead_of_the_feed() -> None:
     board = board_of(rule("u1"))
     found = []
     for event in (
-        RuleApplied(rule=rule("u2", "other"), version=14, early=True),
+        RuleApplied(rule=rule("u2", "other"), version=14, ahead_of_feed=True),
         RuleApplied(rule=rule("u3", "third"), version=12),
         RuleRemoved(uid="u1", version=15),
         FeedLost(kind=RULE),
@@ -201,7 +201,7 @@ def test_a_view_says_up_to_which_version_rules_are_known_also_ahead_of_the_feed(
         board.handle(event)
         view = board.view(PE)
         assert view is not None
-        found.append(view.rules_at)
+        found.append(view.rules_version)
 
     assert found == [14, 14, 15, 15, 4]
 
@@ -217,10 +217,10 @@ def test_a_rule_never_moves_the_point_of_exports_and_imports() -> None:
 
 def test_a_rule_from_here_that_the_store_has_lost_goes_with_the_next_sweep() -> None:
     board = board_of(rule("u1"))
-    board.handle(RuleApplied(rule=rule("u2", "cheap"), version=14, early=True))
+    board.handle(RuleApplied(rule=rule("u2", "cheap"), version=14, ahead_of_feed=True))
     assert board.handle(CaughtUp(kind=RULE, version=13)) == []
 
     actions = board.handle(CaughtUp(kind=RULE, version=20))
 
-    assert FellBack(kind=RULE, uid="u2", difference="ghost") in actions
+    assert WriteReverted(kind=RULE, uid="u2", difference="ghost") in actions
     assert told(board) == [("dear", "")]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, Skip
 from streambroker_core.cep.engine.condition_masks import MaskMaker, row_by_row
-from streambroker_core.cep.nfa.condition_bits import Truths
-from streambroker_core.cep.nfa.matcher import Limits, Matcher
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.matcher import Matcher, RunLimits
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.pattern.conditions import local_part
 from streambroker_core.cep.pattern.match_buffer import Event
@@ -29,7 +29,7 @@ from support.pattern_examples import automaton_of, inputs, pairs, patterns
 from support.pattern_windows import Bucket, Buckets, Windows
 
 SCHEMA = pa.schema([("seq", pa.int64()), ("t", pa.int64()), ("n", pa.string()), ("k", pa.int64())])
-FREE = Limits(runs=None)
+FREE = RunLimits(runs=None)
 Found = Counter[tuple[str, Any]]
 
 
@@ -39,7 +39,7 @@ def expected(rules: list[PatternProcessor], events: list[dict[str, Any]]) -> Fou
     for rule in rules:
         automaton = automaton_of(rule.pattern)
         assert automaton is not None
-        new = partial(Matcher, automaton, Truths(automaton), FREE)
+        new = partial(Matcher, automaton, ConditionBits(automaton), FREE)
         matchers: dict[int, Matcher] = defaultdict(new)
         for row in sorted(events, key=lambda row: row["t"]):
             key = row["k"] if rule.key else 0
@@ -54,7 +54,7 @@ def got(
     rules: list[PatternProcessor], windows: list[list[dict[str, Any]]], maker: MaskMaker
 ) -> Found:
     """Return what an operator gives; after each window the watermark is before all later rows."""
-    rule_set, _ = RuleSet().updated(rules)
+    rule_set, _ = RuleSet().apply_update(rules)
     bucket = Bucket(lambda: PatternOperator(event_time="t", maker=maker, rules=rule_set))
     found = given_by(bucket, windows)
     assert not any(name.startswith("waiting") for name in bucket.blobs)
@@ -129,7 +129,7 @@ def test_buckets_and_the_way_there_make_no_difference(
     job: tuple[list[PatternProcessor], list[list[dict[str, Any]]]], seed: int
 ) -> None:
     rules, windows = job
-    rule_set, _ = RuleSet().updated(rules)
+    rule_set, _ = RuleSet().apply_update(rules)
     buckets = Buckets(
         lambda: PatternOperator(event_time="t", maker=compiled, rules=rule_set, copied=True),
         buckets=3,
@@ -186,12 +186,12 @@ def test_which_events_a_pattern_has_to_see(pattern: Pattern, appetite: str) -> N
     automaton = automaton_of(pattern)
 
     assert automaton is not None
-    assert automaton.appetite == appetite
+    assert automaton.event_need == appetite
 
 
 def test_only_rows_that_match_something_are_tested() -> None:
     pattern = Pattern.begin("a").where(letter("a")).followed_by("b").where(letter("b"))
-    rules, _ = RuleSet().updated([rule_of(pattern)])
+    rules, _ = RuleSet().apply_update([rule_of(pattern)])
     bucket = Bucket(lambda: PatternOperator(event_time="t", maker=compiled, rules=rules))
     bucket.window([pa.RecordBatch.from_pylist(rows_of("xxaxxxbxx"), schema=SCHEMA)])
 
@@ -242,7 +242,7 @@ def test_many_rules_that_look_for_one_text_each_find_their_rows_in_one_pass() ->
 
 def test_rows_that_came_late_are_handed_out_and_never_matched() -> None:
     pattern = Pattern.begin("a").where(letter("a"))
-    rules, _ = RuleSet().updated([rule_of(pattern)])
+    rules, _ = RuleSet().apply_update([rule_of(pattern)])
     bucket = Bucket(lambda: PatternOperator(event_time="t", rules=rules))
     bucket.window(watermark=5)
 
@@ -260,7 +260,7 @@ def test_rows_that_came_late_are_handed_out_and_never_matched() -> None:
 
 def test_time_ends_a_window_without_an_event_of_its_key() -> None:
     pattern = Pattern.begin("a").where(letter("a")).followed_by("b").where(letter("b"))
-    rules, _ = RuleSet().updated([rule_of(pattern.within("5us", "previous_and_current"))])
+    rules, _ = RuleSet().apply_update([rule_of(pattern.within("5us", "previous_and_current"))])
     bucket = Bucket(lambda: PatternOperator(event_time="t", maker=compiled, rules=rules))
     bucket.window([pa.RecordBatch.from_pylist(rows_of("a"), schema=SCHEMA)])
     bucket.window(watermark=0)
@@ -333,7 +333,7 @@ def test_of_two_conditions_of_which_a_function_is_one_the_event_alone_decides_no
     pattern = Pattern.begin("a").where(is_a).or_('n == "b"')
     (stage,) = pattern.stages()
     assert stage.condition is not None
-    rules, _ = RuleSet().updated([rule_of(pattern)])
+    rules, _ = RuleSet().apply_update([rule_of(pattern)])
     bucket = Bucket(
         lambda: PatternOperator(
             event_time="t", maker=compiled, rules=rules, functions={"is_a": is_a}
@@ -365,7 +365,7 @@ def test_what_stands_between_two_rows_counts_whatever_window_it_is_in(
 def test_a_partial_match_that_waits_for_two_things_is_told_once_when_its_time_is_over() -> None:
     pattern = Pattern.begin("a").where(letter("a")).one_or_more().allow_combinations()
     pattern = pattern.followed_by("b").where(letter("b")).within("5us")
-    rules, _ = RuleSet().updated([rule_of(pattern)])
+    rules, _ = RuleSet().apply_update([rule_of(pattern)])
     bucket = Bucket(lambda: PatternOperator(event_time="t", maker=compiled, rules=rules))
     bucket.window([pa.RecordBatch.from_pylist(rows_of("aa"), schema=SCHEMA)])
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, Skip
-from streambroker_core.cep.nfa.matcher import Limits
-from streambroker_core.cep.nfa.value_codec import Reader, Writer
+from streambroker_core.cep.nfa.matcher import RunLimits
+from streambroker_core.cep.nfa.value_codec import ValueReader, ValueWriter
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document import read_pattern, read_rule, write_pattern, write_rule
 from streambroker_core.cep.rules.document_schema import RULE_SCHEMA
@@ -76,7 +76,7 @@ def same_rule() -> PatternProcessor:
     return PatternProcessor(
         id="cheap-then-dear", version=3, pattern=pattern, key=("user",),
         scheduled=1795348800 * 10**6, function="alert", on_error="disable", keep_matches=True,
-        limits=Limits(runs=50, policy="refuse"), labels={"team": "fraud"},
+        limits=RunLimits(runs=50, policy="refuse"), labels={"team": "fraud"},
     )  # fmt: skip
 
 
@@ -182,18 +182,18 @@ values = st.recursive(
 
 @given(value=values)
 def test_a_value_is_read_as_it_was_written(value: Any) -> None:
-    out = Writer()
-    out.value(value)
+    out = ValueWriter()
+    out.write_value(value)
 
-    assert Reader(out.done()).value() == value
+    assert ValueReader(out.to_bytes()).read_value() == value
 
 
 @given(data=st.binary(max_size=30))
 def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
     with suppress(StateError):
-        Reader(data).value()
+        ValueReader(data).read_value()
 
 
 def test_a_limit_that_is_not_given_is_the_ordinary_one() -> None:
-    assert read_rule(minimal(limits={"policy": "refuse"})).limits.runs == Limits().runs
+    assert read_rule(minimal(limits={"policy": "refuse"})).limits.runs == RunLimits().runs
     assert read_rule(minimal(limits={"runs": None})).limits.runs is None

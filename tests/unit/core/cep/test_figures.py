@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from streambroker_core.cep import Pattern
-from streambroker_core.cep.engine.metrics import WindowFigures
+from streambroker_core.cep.engine.metrics import WindowMetrics
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Buckets
 
@@ -38,10 +38,10 @@ def rule(name: str, version: int, letters: str, **fields: Any) -> PatternProcess
 
 
 def rule_set(*rules: PatternProcessor, before: RuleSet | None = None) -> RuleSet:
-    return (before or RuleSet()).updated(rules)[0]
+    return (before or RuleSet()).apply_update(rules)[0]
 
 
-def watched(told: list[WindowFigures], **fields: Any) -> Bucket:
+def watched(told: list[WindowMetrics], **fields: Any) -> Bucket:
     ticks = itertools.count()
     return Bucket(
         lambda: PatternOperator(
@@ -55,12 +55,12 @@ def watched(told: list[WindowFigures], **fields: Any) -> Bucket:
     )
 
 
-def alive(told: list[WindowFigures]) -> dict[str, int]:
+def alive(told: list[WindowMetrics]) -> dict[str, int]:
     return {one.rule: one.alive for one in told[-1].rules}
 
 
 def test_each_window_tells_what_it_did_and_how_many_runs_there_are() -> None:
-    told: list[WindowFigures] = []
+    told: list[WindowMetrics] = []
     b = watched(told)
     b.window([rows((1, "u", "A"), (2, "v", "A"), (3, "u", "x"))],
              rules=rule_set(rule("r", 1, "AC"), rule("s", 1, "AB")))  # fmt: skip
@@ -80,7 +80,7 @@ def test_each_window_tells_what_it_did_and_how_many_runs_there_are() -> None:
 
 
 def test_a_window_tells_how_many_rows_wait_for_the_watermark_and_for_which_time() -> None:
-    told: list[WindowFigures] = []
+    told: list[WindowMetrics] = []
     b = watched(told)
     b.window([rows((5, "u", "A"), (3, "v", "A"))], rules=rule_set(rule("r", 1, "AC")))
     b.window([rows((9, "u", "x"))])
@@ -94,7 +94,7 @@ def test_a_window_tells_how_many_rows_wait_for_the_watermark_and_for_which_time(
 
 
 def test_runs_of_rules_that_go_are_counted_no_more_and_those_handed_over_are() -> None:
-    told: list[WindowFigures] = []
+    told: list[WindowMetrics] = []
     b, first = watched(told), rule_set(rule("r", 1, "AC"), rule("s", 1, "AC"))
     b.window([rows((1, "u", "A"))], rules=first)
     b.window(watermark=1)
@@ -113,7 +113,7 @@ def test_a_rule_that_stops_is_told_with_its_window() -> None:
     def fails(row: Any, run: Any) -> bool:
         raise ValueError(row["n"])
 
-    told: list[WindowFigures] = []
+    told: list[WindowMetrics] = []
     bad = PatternProcessor(
         id="bad", version=3, pattern=Pattern.begin("a").where(fails), on_error="disable"
     )
@@ -161,7 +161,7 @@ def test_rules_of_the_program_stay_over_restarts_and_others_take_their_place() -
 
     assert b.window(watermark=6).of("matches") == [], "its runs went with the old pattern"
     assert b.last is not None
-    assert b.last.engine.standings("r") == {}
+    assert b.last.engine.run_states("r") == {}
 
 
 def test_where_all_runs_of_a_rule_stand() -> None:
@@ -173,7 +173,7 @@ def test_where_all_runs_of_a_rule_stand() -> None:
     assert b.last is not None
     b.window()
 
-    found = b.last.engine.standings("r")
+    found = b.last.engine.run_states("r")
 
     assert {key: [one.waits for one in runs] for key, runs in found.items()} == {
         ("u",): ["`B`"],
@@ -182,10 +182,10 @@ def test_where_all_runs_of_a_rule_stand() -> None:
 
 
 def test_a_key_for_which_rows_are_not_copied_is_refused_by_itself() -> None:
-    context = Context(fields=frozenset({"user", "n"}), selectors=frozenset({("user",)}))
+    context = RuleContext(fields=frozenset({"user", "n"}), selectors=frozenset({("user",)}))
     rules = [rule("r", 1, "A", key=("n",)), rule("s", 1, "A", key=("user",)), rule("t", 1, "A")]
 
-    taken, outcomes = RuleSet().updated(rules, context)
+    taken, outcomes = RuleSet().apply_update(rules, context)
 
     assert [one.id for one in taken] == ["s", "t"]
     (refused,) = (one for one in outcomes if one.change == "refused")

@@ -127,7 +127,7 @@ def test_conditions_on_the_past_see_what_was_taken_and_nothing_else_at_length(
 
 def check_timeouts(pattern: Pattern, events: list[tuple[str, int]]) -> None:
     automaton = automaton_of(pattern)
-    if automaton is None or any(automaton.longest):
+    if automaton is None or any(automaton.time_limits):
         return
     note(f"{pattern}")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from streambroker_core.cep import Pattern, RunError, Skip, compile_pattern
-from streambroker_core.cep.nfa.condition_bits import Truths
-from streambroker_core.cep.nfa.matcher import Match, Matcher, Timeout
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Timeout
 from streambroker_core.cep.pattern.match_buffer import Event
 
 END = 2**62
@@ -47,9 +47,9 @@ class Told:
 
     def __init__(self, pattern: Pattern, words: str, *times: int) -> None:
         automaton = compile_pattern(pattern)
-        self.matcher = Matcher(automaton, Truths(automaton))
+        self.matcher = Matcher(automaton, ConditionBits(automaton))
         self.found: list[str] = []
-        self.matches: list[Match] = []
+        self.matches: list[PatternMatch] = []
         self.timeouts: list[Timeout] = []
         for seq, word in enumerate(words.split()):
             time = times[seq] if times else seq
@@ -63,13 +63,13 @@ class Told:
     def over(self) -> list[tuple[str, int]]:
         return [(written(each), each.time) for each in self.timeouts]
 
-    def _take(self, answer: tuple[list[Match], list[Timeout]], at: str) -> None:
+    def _take(self, answer: tuple[list[PatternMatch], list[Timeout]], at: str) -> None:
         self.matches += answer[0]
         self.timeouts += answer[1]
         self.found += [f"{written(each)} @{at}" for each in answer[0]]
 
 
-def written(told: Match | Timeout) -> str:
+def written(told: PatternMatch | Timeout) -> str:
     stages = told.events.values()
     return " ".join("".join(event.row["n"] for event in taken) for taken in stages)
 
@@ -341,7 +341,7 @@ def test_a_gap_limits_the_first_event_of_a_stage_and_one_between_does_not(
         counted = middle.times(2, most, **quantifier)
     shape = counted.allow_combinations().followed_by("b").where('n == "b"')
     automaton = compile_pattern(shape)
-    matcher = Matcher(automaton, Truths(automaton))
+    matcher = Matcher(automaton, ConditionBits(automaton))
     found = []
     for seq, (name, time) in enumerate(
         [("c", 1), ("f", 2), ("a1", 3), ("f", 4), ("a2", 5), ("a3", 6), ("b", 7)]

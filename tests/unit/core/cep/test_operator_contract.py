@@ -10,17 +10,23 @@ import pyarrow as pa
 import pytest
 
 from streambroker_core.cep import Pattern, PatternArgumentError, RunError, Skip
-from streambroker_core.cep.engine.gc_pause import without_cycles
-from streambroker_core.cep.engine.key_columns import copies
-from streambroker_core.cep.engine.metrics import WindowFigures
-from streambroker_core.cep.engine.outputs import Found
+from streambroker_core.cep.engine.gc_pause import gc_paused
+from streambroker_core.cep.engine.key_columns import copy_rows
+from streambroker_core.cep.engine.metrics import WindowMetrics
+from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.nfa.compiled import shortest_timeout
-from streambroker_core.cep.nfa.matcher import Limits
+from streambroker_core.cep.nfa.matcher import RunLimits
 from streambroker_core.cep.operator import MatchFunction, PatternOperator, RuleStopped
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.control.operators.operator import OperatorError, StateError
-from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, SideTick, logged
+from streambroker_core.control.tuples import (
+    ControlError,
+    ControlTuple,
+    Delivery,
+    SideTick,
+    make_logged_tuple,
+)
 from streambroker_core.control.tuples.payloads import encode
 from support.pattern_cases import compiled
 from support.pattern_windows import Bucket, Buckets, control_of
@@ -53,8 +59,8 @@ def rule_set(*patterns: Pattern, **fields: Any) -> RuleSet:
         PatternProcessor(id=f"r{n}", version=1, pattern=each, **fields)
         for n, each in enumerate(patterns)
     ]
-    context = Context(outputs=frozenset({"alert"}))
-    found, outcomes = RuleSet().updated(rules, context)
+    context = RuleContext(outputs=frozenset({"alert"}))
+    found, outcomes = RuleSet().apply_update(rules, context)
     assert [each.change for each in outcomes] == ["added"] * len(rules)
     return found
 
@@ -141,14 +147,14 @@ def test_in_processing_time_the_pinned_clock_wakes_and_not_event_time() -> None:
 
 def tick(number: int) -> ControlTuple:
     kind, text = encode(SideTick(number))
-    return logged("side-ticks", number, type_=kind, text=text, delivery=Delivery.BEGIN)
+    return make_logged_tuple("side-ticks", number, type_=kind, text=text, delivery=Delivery.BEGIN)
 
 
 def test_a_tick_ends_the_windows_that_are_over_and_goes_no_further() -> None:
     """A window without rows tells what ended, in the order of its times, and what is due next."""
     quiet = Pattern.begin("A").where('n == "A"').not_followed_by("N").where('n == "N"')
     rules = rule_set(sequence("AB").within("7us"), quiet.within("3us"))
-    seen: list[WindowFigures] = []
+    seen: list[WindowMetrics] = []
     through = Through(lambda: operator(rules, time="processing", watch=seen.append), order_by="t")
 
     def window(clock: int, *given: tuple[int, str], control: list[ControlTuple]) -> list[Any]:
@@ -264,7 +270,7 @@ def raising(row: Any, run: Any) -> bool:
 
 def test_a_rule_that_fails_in_several_buckets_is_told_by_each_and_is_one_tuple() -> None:
     functions = {"raising": raising}
-    rules, _ = RuleSet().updated(
+    rules, _ = RuleSet().apply_update(
         [
             PatternProcessor(
                 id="a/b%", version=1, pattern=Pattern.begin("a").where(raising),
@@ -293,7 +299,7 @@ def test_late_rows_are_told_once_where_a_rule_is_off_in_some_buckets_alone() -> 
         on_error="disable",
     )  # fmt: skip
     other = PatternProcessor(id="b", version=1, pattern=sequence("A"), key=("user",))
-    rules, _ = RuleSet().updated([off, other])
+    rules, _ = RuleSet().apply_update([off, other])
     buckets = Buckets(
         lambda: operator(rules, functions={"raising": raising}, copied=True),
         selectors=rules.selectors(("user",)),
@@ -308,9 +314,9 @@ def test_late_rows_are_told_once_where_a_rule_is_off_in_some_buckets_alone() -> 
 
 def test_keys_may_be_expressions() -> None:
     pattern = Pattern.begin("a").where('n == "A"').followed_by("b").where('n == "B"')
-    rules, outcomes = RuleSet().updated(
+    rules, outcomes = RuleSet().apply_update(
         [PatternProcessor(id="r", version=1, pattern=pattern, key=("v % 10", "user"))],
-        Context(fields=frozenset(SCHEMA.names)),
+        RuleContext(fields=frozenset(SCHEMA.names)),
     )
     assert [each.change for each in outcomes] == ["added"]
     buckets = Buckets(lambda: operator(rules, copied=True), selectors=rules.selectors(("user",)))
@@ -335,7 +341,7 @@ def test_keys_may_be_expressions() -> None:
 def test_a_key_that_the_stream_cannot_have_is_refused(part: str, reason: str, message: str) -> None:
     rule = PatternProcessor(id="r", version=1, pattern=sequence("A"), key=(part,))
 
-    _, (outcome,) = RuleSet().updated([rule], Context(fields=frozenset(SCHEMA.names)))
+    _, (outcome,) = RuleSet().apply_update([rule], RuleContext(fields=frozenset(SCHEMA.names)))
 
     assert outcome.reason == reason
     assert message in outcome.message
@@ -344,7 +350,7 @@ def test_a_key_that_the_stream_cannot_have_is_refused(part: str, reason: str, me
 def test_copies_have_one_row_for_each_key_and_equal_keys_have_equal_bytes() -> None:
     batch = pa.RecordBatch.from_pydict({"f": [0.0, -0.0, float("nan"), None], "i": [1, 1, 2, None]})
 
-    whole = copies(batch, [("f",), ("f", "i"), ("i == 1",), ()])
+    whole = copy_rows(batch, [("f",), ("f", "i"), ("i == 1",), ()])
 
     assert whole.num_rows == 16
     places = [whole.column("_place").to_pylist()[at : at + 4] for at in range(0, 16, 4)]
@@ -369,7 +375,7 @@ def test_rows_without_copies_are_refused_where_copies_are_awaited() -> None:
         bucket.window([rows((1, "A"))])
 
 
-def summed(found: Found) -> Any:
+def summed(found: MatchedEvents) -> Any:
     taken = [row["v"] for events in found.events.values() for row in events]
     return {"who": found.key[0], "sum": sum(taken)} if sum(taken) < 100 else None
 
@@ -380,9 +386,9 @@ def alerting(**more: Any) -> dict[str, Any]:
 
 def test_a_function_makes_rows_of_the_matches_of_rules_that_name_it() -> None:
     rules = rule_set(sequence("AB").within("50us"), function="alert")
-    plain, _ = rules.updated(
+    plain, _ = rules.apply_update(
         [*rules, PatternProcessor(id="plain", version=1, pattern=sequence("AB"))],
-        Context(outputs=frozenset({"alert"})),
+        RuleContext(outputs=frozenset({"alert"})),
     )
     bucket = Bucket(lambda: operator(plain, **alerting()))
     bucket.window([rows((1, "A", "u1", 3), (2, "B", "u1", 4), (3, "A", "u2", 99),
@@ -398,7 +404,7 @@ def test_a_function_makes_rows_of_the_matches_of_rules_that_name_it() -> None:
 
 
 def test_a_function_may_take_what_timed_out() -> None:
-    def over(found: Found) -> Any:
+    def over(found: MatchedEvents) -> Any:
         return [{"who": f"{found.waited} at {found.time}"}, {"sum": found.noticed}]
 
     rules = rule_set(sequence("AB").within("50us"), function="alert")
@@ -413,7 +419,7 @@ def test_a_function_may_take_what_timed_out() -> None:
 
 
 def test_without_time_outs_only_a_function_that_asks_for_them_gets_them() -> None:
-    def over(found: Found) -> Any:
+    def over(found: MatchedEvents) -> Any:
         return {"who": found.key[0], "sum": found.time}
 
     asking = {"match_functions": {
@@ -422,11 +428,11 @@ def test_without_time_outs_only_a_function_that_asks_for_them_gets_them() -> Non
     }}  # fmt: skip
     pattern = sequence("AB").within("50us")
     names = ("alert", "plain", None)
-    rules, _ = RuleSet().updated(
+    rules, _ = RuleSet().apply_update(
         [PatternProcessor(id=f"{n}", version=1, pattern=pattern, function=n) for n in names],
-        Context(outputs=frozenset({"alert", "plain"})),
+        RuleContext(outputs=frozenset({"alert", "plain"})),
     )
-    seen: list[WindowFigures] = []
+    seen: list[WindowMetrics] = []
     bucket = Bucket(lambda: operator(rules, timeouts=False, watch=seen.append, **asking))
     bucket.window([rows((1, "A"), (2, "B"), (5, "A"))])
 
@@ -470,7 +476,7 @@ def test_a_function_that_fails_turns_its_rule_off_or_fails_the_query(
 
 
 def test_a_rule_whose_function_failed_is_told_no_further_in_its_batch() -> None:
-    def first_only(found: Found) -> Any:
+    def first_only(found: MatchedEvents) -> Any:
         if found.events["A"][0]["v"] == 1:
             raise ValueError("not this one")
         return {"sum": found.events["A"][0]["v"]}
@@ -492,8 +498,8 @@ def test_a_rule_whose_function_failed_is_told_no_further_in_its_batch() -> None:
 def test_limits_of_a_rule_hold_for_each_key_and_what_is_given_up_is_counted(
     policy: str, taken: list[int], dropped: int
 ) -> None:
-    told: list[WindowFigures] = []
-    rules = rule_set(sequence("AC"), limits=Limits(runs=2, policy=policy))
+    told: list[WindowMetrics] = []
+    rules = rule_set(sequence("AC"), limits=RunLimits(runs=2, policy=policy))
     bucket = Bucket(lambda: operator(rules, watch=told.append))
     events: list[tuple[Any, ...]] = [(t, "A", "u1", t) for t in (1, 2, 3)]
     events += [(4, "x"), (5, "C", "u1"), (6, "A", "u2", 6), (7, "C", "u2")]
@@ -509,7 +515,7 @@ def test_limits_of_a_rule_hold_for_each_key_and_what_is_given_up_is_counted(
 
 @pytest.mark.parametrize("on_error", ["disable", "fail"])
 def test_a_rule_beyond_limits_that_say_fail_is_off_or_fails_the_query(on_error: str) -> None:
-    limited = Limits(runs=2, policy="fail")
+    limited = RunLimits(runs=2, policy="fail")
     bucket = Bucket(lambda: operator(rule_set(sequence("AC"), limits=limited, on_error=on_error)))
     bucket.window([rows((1, "A"), (2, "A"), (3, "A"), (4, "C"))])
     if on_error == "fail":
@@ -558,7 +564,7 @@ def test_names_and_columns_of_functions_that_cannot_be_are_refused() -> None:
 
 def test_a_version_whose_time_is_over_is_forgotten_for_good() -> None:
     old = rule_set(sequence("AC"))
-    new, _ = old.updated(
+    new, _ = old.apply_update(
         [*old, PatternProcessor(id="r0", version=2, pattern=sequence("BC"), scheduled=10)]
     )
     bucket = Bucket(lambda: operator(old))
@@ -579,7 +585,7 @@ def test_a_version_whose_time_is_over_is_forgotten_for_good() -> None:
 def test_cycles_are_looked_for_again_after_a_call_however_it_ends(before: bool) -> None:
     seen: list[bool] = []
 
-    @without_cycles
+    @gc_paused
     def call(fail: bool) -> int:
         seen.append(gc.isenabled())
         return 1 // (not fail)

@@ -16,10 +16,10 @@ from streambroker_core.cep import (
     Skip,
     compile_pattern,
 )
-from streambroker_core.cep.nfa.condition_bits import RunView, Truths
-from streambroker_core.cep.nfa.matcher import Limits, Match, Matcher
-from streambroker_core.cep.pattern.durations import microseconds, text_of
-from streambroker_core.cep.pattern.match_buffer import Event, chain
+from streambroker_core.cep.nfa.condition_bits import ConditionBits, RunView
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, RunLimits
+from streambroker_core.cep.pattern.durations import format_micros, to_microseconds
+from streambroker_core.cep.pattern.match_buffer import Event, list_chain
 
 
 def a() -> Pattern:
@@ -32,20 +32,20 @@ def ab() -> Pattern:
 
 def matcher(pattern: Pattern, **limits: Any) -> Matcher:
     automaton = compile_pattern(pattern)
-    return Matcher(automaton, Truths(automaton), Limits(**limits))
+    return Matcher(automaton, ConditionBits(automaton), RunLimits(**limits))
 
 
-def feed(given: Pattern | Matcher, text: str, **fields: Any) -> list[Match]:
+def feed(given: Pattern | Matcher, text: str, **fields: Any) -> list[PatternMatch]:
     """Give a letter a microsecond, and the matches of all."""
     one = given if isinstance(given, Matcher) else matcher(given)
-    found: list[Match] = []
+    found: list[PatternMatch] = []
     for seq, letter in enumerate(text):
         row = {"n": letter, "v": seq, **{name: values[seq] for name, values in fields.items()}}
         found += one.process(Event(seq, seq, row, clock=100 + seq))[0]
     return found
 
 
-def places(matches: list[Match]) -> list[str]:
+def places(matches: list[PatternMatch]) -> list[str]:
     return [
         " ".join(f"{s}{''.join(str(e.seq) for e in events)}" for s, events in each.events.items())
         for each in matches
@@ -284,8 +284,8 @@ def test_what_is_not_true_is_false() -> None:
      ("1.5ms", 1500), (0, 0)],
 )  # fmt: skip
 def test_durations(given: Any, expected: int) -> None:
-    assert microseconds(given) == expected
-    assert microseconds(text_of(expected)) == expected
+    assert to_microseconds(given) == expected
+    assert to_microseconds(format_micros(expected)) == expected
 
 
 def test_the_least_window_counts_and_0_is_none() -> None:
@@ -333,7 +333,7 @@ def test_runs_with_a_common_past_share_it() -> None:
     one = matcher(a().one_or_more().allow_combinations().followed_by("b").where('n == "b"'))
     feed(one, "aaa")
 
-    nodes = {id(node) for run in one.runs for node in chain(run.node)}
+    nodes = {id(node) for run in one.runs for node in list_chain(run.node)}
     assert len(one.runs) > 7
     assert len(nodes) == 7  # one for each non-empty sub-sequence of three
 
@@ -402,7 +402,7 @@ def test_a_match_that_waits_comes_when_the_time_of_the_earlier_run_is_over() -> 
 
 def test_a_gap_that_is_over_ends_taking_and_not_what_may_follow() -> None:
     one = matcher(a().one_or_more(gap="3us").followed_by("b").where('n == "b"'))
-    found: list[Match] = []
+    found: list[PatternMatch] = []
     for seq, (time, name) in enumerate([(0, "a"), (2, "a"), (5, "a"), (9, "b")]):
         found += one.process(Event(seq, time, {"n": name}))[0]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streambroker_core.cep import Pattern
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.push_down import TOO_LONG, narrowed, relevance_of
+from streambroker_core.cep.rules.push_down import TOO_LONG, compute_relevance, narrow_filter
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import parse
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def set_of(*patterns: Pattern) -> RuleSet:
-    rules, outcomes = RuleSet().updated(
+    rules, outcomes = RuleSet().apply_update(
         PatternProcessor(id=f"r{n}", version=1, pattern=each) for n, each in enumerate(patterns)
     )
     assert all(one.change == "added" for one in outcomes), outcomes
@@ -158,9 +158,9 @@ def test_without_rows_that_no_rule_has_to_see_the_same_comes_out_in_each_window(
     for wanted, rows in [*play, (None, [])]:
         sent = None
         if wanted is not None:
-            rules, _ = rules.updated(wanted)
+            rules, _ = rules.apply_update(wanted)
             sent = rules
-        filter_ = relevance_of(rules, DDL).filter
+        filter_ = compute_relevance(rules, DDL).filter
         note(f"{filter_} {rows}")
         some = rows if filter_ is None else [r for r in rows if parse(filter_, "filter").matches(r)]
         found = pushed.window(some, sent, mark, filter_)
@@ -178,12 +178,12 @@ def test_rules_that_are_scheduled_or_off_have_their_rows() -> None:
     later = PatternProcessor(
         id="r0", version=2, pattern=Pattern.begin("b").where('n == "b"'), scheduled=10**15
     )
-    rules, _ = rules.updated([*rules, later])
-    assert relevance_of(rules.without("r0", 1), DDL).filter == 'n == "a" || n == "b"'
+    rules, _ = rules.apply_update([*rules, later])
+    assert compute_relevance(rules.with_disabled("r0", 1), DDL).filter == 'n == "a" || n == "b"'
 
 
 def test_without_rules_no_row_has_to_be_seen() -> None:
-    assert relevance_of(RuleSet(), DDL).filter == "false"
+    assert compute_relevance(RuleSet(), DDL).filter == "false"
 
 
 @pytest.mark.parametrize(
@@ -201,18 +201,20 @@ def test_without_rules_no_row_has_to_be_seen() -> None:
 def test_a_rule_that_has_to_see_every_row_is_named_with_the_reason(
     pattern: Pattern, why: str
 ) -> None:
-    found = relevance_of(set_of(Pattern.begin("z").where('n == "z"'), pattern), DDL)
+    found = compute_relevance(set_of(Pattern.begin("z").where('n == "z"'), pattern), DDL)
     assert found.filter is None
     assert found.why.startswith("rule r1, version 1, ")
     assert why in found.why
 
 
 def test_a_filter_that_nobody_could_read_is_none() -> None:
-    found = relevance_of(set_of(*(Pattern.begin("a").where(f"t == {n}") for n in range(300))), DDL)
+    found = compute_relevance(
+        set_of(*(Pattern.begin("a").where(f"t == {n}") for n in range(300))), DDL
+    )
     assert (found.filter, found.why) == (None, TOO_LONG)
     half = " || ".join(f"t == {n}" for n in range(130))
-    assert narrowed(half, None) == half
-    assert narrowed(half, half.replace("t", "seq")) is None
+    assert narrow_filter(half, None) == half
+    assert narrow_filter(half, half.replace("t", "seq")) is None
 
 
 def test_a_filter_that_would_be_too_long_asks_less_and_lets_more_rows_pass() -> None:
@@ -223,12 +225,15 @@ def test_a_filter_that_would_be_too_long_asks_less_and_lets_more_rows_pass() -> 
         .where(f'n == "b" || t == {n}')
         for n in range(3)
     ]
-    assert relevance_of(set_of(*many[:1]), DDL).filter == 'n == "b" || t == 0 || t > 0 && n == "a"'
+    assert (
+        compute_relevance(set_of(*many[:1]), DDL).filter
+        == 'n == "b" || t == 0 || t > 0 && n == "a"'
+    )
     many = [Pattern.begin("a").where(f't > {n} && n == "a"') for n in range(300)]
-    assert relevance_of(set_of(*many), DDL).filter == 'n == "a"'
+    assert compute_relevance(set_of(*many), DDL).filter == 'n == "a"'
 
 
 def test_a_filter_of_rules_and_one_of_the_import_let_pass_what_both_do() -> None:
-    found = narrowed('n == "a" || n == "b"', "k == 1 || k == 2")
+    found = narrow_filter('n == "a" || n == "b"', "k == 1 || k == 2")
     assert found == '(n == "a" || n == "b") && (k == 1 || k == 2)'
-    assert narrowed("false", "k == 1") == "false && k == 1"
+    assert narrow_filter("false", "k == 1") == "false && k == 1"

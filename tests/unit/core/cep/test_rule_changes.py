@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, RunError, compile_pattern
-from streambroker_core.cep.engine.key_store import place_of
-from streambroker_core.cep.operator import PatternOperator, copies
+from streambroker_core.cep.engine.key_store import encode_key
+from streambroker_core.cep.operator import PatternOperator, copy_rows
 from streambroker_core.cep.pattern.errors import PatternError
 from streambroker_core.cep.pattern.rule import PatternProcessor
-from streambroker_core.cep.rules.rule_set import Context, RuleSet
+from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.model.schema import parse_ddl
@@ -52,7 +52,7 @@ def rule(name: str, version: int, letters: str, **fields: Any) -> PatternProcess
 
 
 def rule_set(*wanted: Any, before: RuleSet | None = None, **context: Any) -> RuleSet:
-    return (before or RuleSet()).updated(wanted, Context(**context))[0]
+    return (before or RuleSet()).apply_update(wanted, RuleContext(**context))[0]
 
 
 def bucket(**fields: Any) -> Bucket:
@@ -196,7 +196,7 @@ def test_d7_rules_with_keys_of_their_own_match_by_them() -> None:
     rules, b = rule_set(by_user, by_item), bucket(copied=True)
     given = rows((1, "A", "u1", "i1"), (2, "C", "u1", "i2"), (3, "C", "u2", "i1"))
 
-    b.window([copies(given, rules.selectors(("user",)))], rules=rules)
+    b.window([copy_rows(given, rules.selectors(("user",)))], rules=rules)
     matches = b.window(watermark=3).of("matches")
 
     assert [(row["rule"], row["key"]) for row in matches] == [("r2", ["i1"]), ("r1", ["u1"])]
@@ -209,7 +209,7 @@ def test_d7_late_rows_are_told_once_however_many_keys() -> None:
     b = bucket(copied=True)
     b.window(rules=rules, watermark=5)
 
-    late = b.window([copies(rows((1, "A")), rules.selectors(()))]).of("late")
+    late = b.window([copy_rows(rows((1, "A")), rules.selectors(()))]).of("late")
 
     assert [row["t"] for row in late] == [1]
 
@@ -292,7 +292,7 @@ def test_d11_an_invalid_rule_is_refused_alone_and_says_why() -> None:
         "no rule",
     ]  # fmt: skip
 
-    rules, outcomes = RuleSet().updated(wanted, Context(fields=frozenset({"n"})))
+    rules, outcomes = RuleSet().apply_update(wanted, RuleContext(fields=frozenset({"n"})))
 
     assert list(rules.rules) == ["r1"]
     refused = {each.rule: each.reason for each in outcomes if each.change == "refused"}
@@ -314,7 +314,7 @@ def test_d11_an_invalid_rule_is_refused_alone_and_says_why() -> None:
 def test_d11_an_invalid_new_version_leaves_the_old_one_in_force() -> None:
     before = rule_set(rule("r1", 1, "AC"))
 
-    after, (outcome,) = before.updated([{"id": "r1", "version": 2, "pattern": {"stages": []}}])
+    after, (outcome,) = before.apply_update([{"id": "r1", "version": 2, "pattern": {"stages": []}}])
 
     assert after == before
     assert (outcome.change, outcome.version) == ("refused", 2)
@@ -369,10 +369,10 @@ def test_d12_by_default_a_rule_that_raises_fails_the_query_and_is_named() -> Non
 
 
 def test_d12_a_rule_that_is_off_is_on_again_with_a_new_version_or_when_enabled() -> None:
-    rules = rule_set(rule("r1", 1, "AC")).without("r1", 1)
+    rules = rule_set(rule("r1", 1, "AC")).with_disabled("r1", 1)
     assert list(rules) == []
 
-    assert [each.version for each in rules.enabled("r1")] == [1]
+    assert [each.version for each in rules.with_enabled("r1")] == [1]
     assert [each.version for each in rule_set(rule("r1", 2, "AC"), before=rules)] == [2]
     assert list(rule_set(rule("r1", 1, "AC"), before=rules)) == []
 
@@ -380,7 +380,7 @@ def test_d12_a_rule_that_is_off_is_on_again_with_a_new_version_or_when_enabled()
 def test_d13_a_lower_version_is_refused() -> None:
     before = rule_set(rule("r1", 2, "AC"))
 
-    after, (outcome,) = before.updated([rule("r1", 1, "AC")])
+    after, (outcome,) = before.apply_update([rule("r1", 1, "AC")])
 
     assert after == before
     assert (outcome.change, outcome.reason) == ("refused", "VersionTooLow")
@@ -390,7 +390,7 @@ def test_d13_a_lower_version_is_refused() -> None:
 def test_the_same_version_with_other_content_is_refused() -> None:
     before = rule_set(rule("r1", 1, "AC"))
 
-    after, (outcome,) = before.updated([rule("r1", 1, "AB")])
+    after, (outcome,) = before.apply_update([rule("r1", 1, "AB")])
 
     assert after == before
     assert outcome.reason == "ContentDiffers"
@@ -611,7 +611,7 @@ def test_a_new_version_of_another_shape_keeps_nothing() -> None:
 def test_a_rule_set_is_read_as_it_was_written() -> None:
     rules = rule_set(
         rule("r1", 1, "AC"), rule("r1", 2, "AB", scheduled=10**15), rule("r2", 5, "B", key=("n",))
-    ).without("r2", 5)
+    ).with_disabled("r2", 5)
 
     assert RuleSet.read(rules.document()) == rules
 
@@ -619,8 +619,8 @@ def test_a_rule_set_is_read_as_it_was_written() -> None:
 def test_a_version_is_settled_once_the_time_of_the_next_has_come() -> None:
     rules = rule_set(rule("r1", 2, "AB", scheduled=10), before=rule_set(rule("r1", 1, "AC")))
 
-    assert [each.version for each in rules.settled(9)] == [1, 2]
-    assert [each.version for each in rules.settled(10)] == [2]
+    assert [each.version for each in rules.without_expired(9)] == [1, 2]
+    assert [each.version for each in rules.without_expired(10)] == [2]
 
 
 def test_a_scheduled_version_that_is_not_asked_for_any_more_is_withdrawn() -> None:
@@ -645,9 +645,9 @@ def test_explain_says_in_a_later_window_where_the_runs_of_a_key_stand() -> None:
 
 
 def test_keys_that_are_equal_numbers_are_one_key() -> None:
-    assert place_of(("k",), (0.0,)) == place_of(("k",), (-0.0,))
-    assert place_of(("k",), (float("nan"),)) == place_of(("k",), (-float("nan"),))
-    assert place_of(("k",), (1,)) != place_of(("j",), (1,))
+    assert encode_key(("k",), (0.0,)) == encode_key(("k",), (-0.0,))
+    assert encode_key(("k",), (float("nan"),)) == encode_key(("k",), (-float("nan"),))
+    assert encode_key(("k",), (1,)) != encode_key(("j",), (1,))
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -676,7 +676,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("made", BAD)
 def test_a_rule_that_cannot_be_used_is_refused_alone_whatever_it_raises(made: Any) -> None:
-    rules, outcomes = RuleSet().updated([FIRST, made()])
+    rules, outcomes = RuleSet().apply_update([FIRST, made()])
 
     assert list(rules) == [FIRST]
     (refused,) = (each for each in outcomes if each.change == "refused")
@@ -689,7 +689,7 @@ def test_a_pattern_that_is_too_long_says_how_many_stages_are_allowed() -> None:
     for number in range(1, 250):
         pattern = pattern.followed_by(f"s{number}")
 
-    _, (outcome,) = RuleSet().updated([PatternProcessor(id="r", version=1, pattern=pattern)])
+    _, (outcome,) = RuleSet().apply_update([PatternProcessor(id="r", version=1, pattern=pattern)])
 
     assert outcome.message == (
         "Invalid pattern: the pattern has more than 160 stages, or takes them too often; write"
@@ -711,7 +711,7 @@ def test_a_pattern_that_is_too_long_says_how_many_stages_are_allowed() -> None:
 def test_a_schedule_is_a_datetime_or_microseconds_or_always(given: Any, kept: int | None) -> None:
     made = rule("r1", 1, "AC", scheduled=given)
 
-    rules, (outcome,) = RuleSet().updated([made])
+    rules, (outcome,) = RuleSet().apply_update([made])
 
     assert made.starts == kept
     assert outcome.change == ("added" if kept is None else "scheduled")
@@ -733,14 +733,14 @@ def test_a_key_that_is_one_text_is_one_column() -> None:
 
 def test_when_the_higher_of_two_listed_versions_goes_the_lower_takes_its_place() -> None:
     low, high = rule("r1", 1, "AC"), rule("r1", 2, "AB")
-    both, outcomes = RuleSet().updated([low, high])
+    both, outcomes = RuleSet().apply_update([low, high])
     assert [(each.version, each.change) for each in outcomes] == [(2, "added")]
 
-    after, (outcome,) = both.updated([low], listed={("r1", 1), ("r1", 2)})
+    after, (outcome,) = both.apply_update([low], listed={("r1", 1), ("r1", 2)})
 
     assert list(after) == [low]
     assert (outcome.version, outcome.change) == (1, "replaced")
-    assert both.updated([low])[1][0].reason == "VersionTooLow"
+    assert both.apply_update([low])[1][0].reason == "VersionTooLow"
 
 
 def test_a_set_of_an_earlier_release_keeps_what_gap_meant() -> None:
@@ -793,7 +793,7 @@ def test_a_condition_of_another_type_is_refused_on_every_stage(
     pattern = pattern.where(condition) if where == "condition" else pattern.until(condition)
     wanted = PatternProcessor(id="r1", version=1, pattern=pattern)
 
-    rules, outcomes = RuleSet().updated([FIRST, wanted], Context(schema=TYPES))
+    rules, outcomes = RuleSet().apply_update([FIRST, wanted], RuleContext(schema=TYPES))
 
     assert list(rules) == [FIRST]
     (refused,) = (each for each in outcomes if each.change == "refused")
@@ -809,8 +809,8 @@ def test_conditions_of_fitting_types_are_taken() -> None:
     )
     pattern = Pattern.begin("a").where("v > 0").followed_by("b").where(text).where(raising)
 
-    _, (outcome,) = RuleSet().updated(
-        [PatternProcessor(id="r1", version=1, pattern=pattern)], Context(schema=TYPES)
+    _, (outcome,) = RuleSet().apply_update(
+        [PatternProcessor(id="r1", version=1, pattern=pattern)], RuleContext(schema=TYPES)
     )
 
     assert outcome.change == "added", outcome
@@ -824,7 +824,7 @@ def test_a_field_of_a_struct_can_be_asked_for() -> None:
     pattern = pattern.where("st.x > last(a.t) && st.x < sum(a.st.x) && previous(st.x) == 7")
     wanted = PatternProcessor(id="r1", version=1, pattern=pattern)
     types = parse_ddl("t bigint, user string, st struct<x: bigint>")
-    rules, (outcome,) = RuleSet().updated([wanted], Context(schema=types))
+    rules, (outcome,) = RuleSet().apply_update([wanted], RuleContext(schema=types))
     assert outcome.change == "added", outcome
     dicts = [{"t": t, "user": "u", "st": st} for t, st in ((1, {"x": 4}), (2, {"x": 7}), (3, None))]
     dicts.append({"t": 4, "user": "u", "st": {"x": 3}})
@@ -842,6 +842,6 @@ def test_a_field_of_a_struct_can_be_asked_for() -> None:
         "no.x > 5": "unknown column `no`",
     }.items():
         bad = PatternProcessor(id="r1", version=1, pattern=Pattern.begin("a").where(text))
-        _, (refused,) = RuleSet().updated([bad], Context(schema=types))
+        _, (refused,) = RuleSet().apply_update([bad], RuleContext(schema=types))
         assert (refused.change, refused.reason) == ("refused", "Invalid")
         assert why in refused.message

@@ -12,10 +12,10 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, Skip
-from streambroker_core.cep.engine.engine import Engine, Result
-from streambroker_core.cep.engine.row_view import Rows
-from streambroker_core.cep.nfa.compiled import compiled
-from streambroker_core.cep.nfa.matcher import Limits, Match, Timeout
+from streambroker_core.cep.engine.engine import Engine, RuleResult
+from streambroker_core.cep.engine.row_view import OrderedRows
+from streambroker_core.cep.nfa.compiled import compile_rule
+from streambroker_core.cep.nfa.matcher import PatternMatch, RunLimits, Timeout
 from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleSet
@@ -28,7 +28,10 @@ AB_STRICT = Pattern.begin("a").where('n == "a"').next("b").where('n == "b"')
 
 
 def is_plain(pattern: Pattern) -> bool:
-    return compiled(PatternProcessor(id="r", version=1, pattern=pattern)).sequence is not None
+    return (
+        compile_rule(PatternProcessor(id="r", version=1, pattern=pattern)).linear_pattern
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def plain_patterns(draw: Any) -> Pattern:
 
 
 limits = st.builds(
-    Limits,
+    RunLimits,
     runs=st.sampled_from((None, None, 1, 2)),
     policy=st.sampled_from(("drop_oldest", "refuse", "fail")),
 )
@@ -117,11 +120,11 @@ def jobs(draw: Any) -> tuple[list[PatternProcessor], list[list[dict[str, Any]]]]
     return rules, batches
 
 
-def told(result: Result) -> tuple[Any, ...]:
+def told(result: RuleResult) -> tuple[Any, ...]:
     out = result.outcome
     if isinstance(out, RunError):
         return (*result[:3], str(out), result.trigger)
-    known = out.noticed if isinstance(out, Match) else out.waited
+    known = out.noticed if isinstance(out, PatternMatch) else out.waited
     return (*result[:3], type(out), pairs(out), out.time, known, result.trigger)
 
 
@@ -139,21 +142,21 @@ def ran(
         timed: time-outs are told.
     """
     rules, batches = job
-    rule_set, refused = RuleSet().updated(rules)
+    rule_set, refused = RuleSet().apply_update(rules)
     assert all(one.change == "added" for one in refused)
-    engine = Engine(KeyedState("runs"), timed=lambda rule: timed)
+    engine = Engine(KeyedState("runs"), reports_timeouts=lambda rule: timed)
     engine.set_rules(rule_set, 0)
-    made = {name: active.made for name, active in engine.active.items()}
-    assert all(each.sequence for each in made.values())
+    made = {name: active.compiled for name, active in engine.active.items()}
+    assert all(each.linear_pattern for each in made.values())
     seen: list[Any] = []
     for batch, follow in zip(batches, followed, strict=True):
         for name, active in engine.active.items():
-            active.made = made[name] if follow else replace(made[name], sequence=None)
+            active.compiled = made[name] if follow else replace(made[name], linear_pattern=None)
         columns = pa.RecordBatch.from_pylist(batch, SCHEMA)
         zeros = pa.repeat(pa.scalar(0), len(batch))
-        rows = Rows(columns, columns["t"], zeros, columns["seq"], 0)
+        rows = OrderedRows(columns, columns["t"], zeros, columns["seq"], 0)
         seen.append([told(each) for each in engine.process(rows)])
-        seen.append({rule.id: str(engine.standings(rule.id)) for rule in rules})
+        seen.append({rule.id: str(engine.run_states(rule.id)) for rule in rules})
         engine.keys.save()
         seen.append([engine.keys.first_held(), list(engine.failed)])
     over = [told(each) for each in engine.advance(END)]
@@ -204,7 +207,7 @@ def test_a_run_that_began_before_goes_on_and_another_is_over() -> None:
     found = ran(([rule], [given_[:2], given_[2:]]), [True, True], timed=True)
 
     assert found[3] == [
-        ("r", 1, (2,), Match, (("a", 1), ("b", 2)), 6, 6, 2),
+        ("r", 1, (2,), PatternMatch, (("a", 1), ("b", 2)), 6, 6, 2),
         ("r", 1, (1,), Timeout, (("a", 0),), 6, "`b`", 3),
     ]
 
@@ -262,8 +265,8 @@ def test_runs_taken_over_from_a_version_that_branched_are_told_as_matchers_tell_
         )
         for version, pattern in enumerate(versions, 1)
     )
-    old_set, _ = RuleSet().updated([old])
-    new_set, _ = old_set.updated([new])
+    old_set, _ = RuleSet().apply_update([old])
+    new_set, _ = old_set.apply_update([new])
 
     def seen(*, followed: bool) -> list[Any]:
         engine = Engine(KeyedState("runs"))
@@ -271,16 +274,16 @@ def test_runs_taken_over_from_a_version_that_branched_are_told_as_matchers_tell_
         for window, (rules, names) in enumerate(((old_set, first), (new_set, then))):
             engine.set_rules(rules, window)
             (active,) = engine.active.values()
-            assert window == 0 or active.made.sequence is not None
+            assert window == 0 or active.compiled.linear_pattern is not None
             if not followed:
-                active.made = replace(active.made, sequence=None)
+                active.compiled = replace(active.compiled, linear_pattern=None)
             numbers = pa.array(range(window * len(first), window * len(first) + len(names)))
             columns = [pa.array(list(names)), pa.array([1] * len(names)), numbers, numbers]
             batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-            rows = Rows(batch, numbers, pa.array([window] * len(names)), numbers, 0)
+            rows = OrderedRows(batch, numbers, pa.array([window] * len(names)), numbers, 0)
             found += [told(each) for each in engine.process(rows)]
             engine.keys.save()
-        return [*found, str(engine.standings("r"))]
+        return [*found, str(engine.run_states("r"))]
 
     by_matchers = seen(followed=False)
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, Skip, compile_pattern
-from streambroker_core.cep.engine.trace import dry_run, standings
-from streambroker_core.cep.nfa.condition_bits import Truths
-from streambroker_core.cep.nfa.matcher import Limits, Matcher
+from streambroker_core.cep.engine.trace import dry_run, list_run_states
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.matcher import Matcher, RunLimits
 from streambroker_core.cep.nfa.snapshot import read, write
-from streambroker_core.cep.pattern.match_buffer import Event, chain
+from streambroker_core.cep.pattern.match_buffer import Event, list_chain
 from streambroker_core.control.operators.operator import StateError
 from support.pattern_examples import END, automaton_of, inputs, pairs, patterns
 
@@ -33,10 +33,10 @@ def test_runs_go_on_from_bytes_as_if_nothing_had_been(
     automaton = automaton_of(pattern.skipping(Skip(strategy=strategy)))
     if automaton is None:
         return
-    truths = Truths(automaton)
+    truths = ConditionBits(automaton)
 
     def new(rule: Any = RULE) -> Matcher:
-        return Matcher(automaton, truths, Limits(runs=None))
+        return Matcher(automaton, truths, RunLimits(runs=None))
 
     plain, stored = new(), new()
     for seq, (name, time) in enumerate(events):
@@ -55,7 +55,7 @@ def test_runs_go_on_from_bytes_as_if_nothing_had_been(
 def loaded(text: str) -> Matcher:
     pattern = Pattern.begin("a").where('n == "a"').one_or_more().followed_by("b").where('n == "b"')
     automaton = compile_pattern(pattern.within("100us"))
-    matcher = Matcher(automaton, Truths(automaton))
+    matcher = Matcher(automaton, ConditionBits(automaton))
     for seq, name in enumerate(text):
         matcher.process(Event(seq, seq, {"n": name, "payload": "x" * 100}))
     return matcher
@@ -74,7 +74,7 @@ def test_an_event_that_many_runs_hold_is_written_once() -> None:
 def test_events_come_back_with_all_that_they_had() -> None:
     pattern = Pattern.begin("a").where('n == "a"').one_or_more().followed_by("b").where('n == "b"')
     automaton = compile_pattern(pattern)
-    matcher = Matcher(automaton, Truths(automaton))
+    matcher = Matcher(automaton, ConditionBits(automaton))
     given: list[tuple[int, int, dict[str, Any], int]] = [
         (3, -7, {"n": "a", "more": [1, None], "much": Decimal("1.50")}, 90),
         (5, 2**60, {"n": "a", "more": None, "much": datetime(2013, 1, 1, tzinfo=timezone.utc)}, 91),
@@ -85,9 +85,9 @@ def test_events_come_back_with_all_that_they_had() -> None:
     blob = write({RULE: matcher})
     assert blob is not None
 
-    runs = read(blob, lambda rule: Matcher(automaton, Truths(automaton)))[RULE].runs
+    runs = read(blob, lambda rule: Matcher(automaton, ConditionBits(automaton)))[RULE].runs
 
-    found = {node.event.seq: node.event for run in runs for node in chain(run.node)}
+    found = {node.event.seq: node.event for run in runs for node in list_chain(run.node)}
     assert [(e.seq, e.time, e.row, e.clock) for e in found.values()] == given
     assert [(run.state, run.start, run.began) for run in runs] == [
         (run.state, run.start, run.began) for run in matcher.runs
@@ -119,11 +119,11 @@ def test_bytes_of_a_newer_release_or_damaged_ones_are_refused() -> None:
 
 
 def test_explain_says_where_each_run_stands() -> None:
-    assert [str(each) for each in standings(loaded("ax"))] == [
+    assert [str(each) for each in list_run_states(loaded("ax"))] == [
         'taken: a 1; waits for more `a` (`a`: n == "a")',
         'taken: a 1; waits for `b` (`b`: n == "b")',
     ]
-    assert {each.ends_at for each in standings(loaded("ax"))} == {100}
+    assert {each.ends_at for each in list_run_states(loaded("ax"))} == {100}
 
 
 def test_a_dry_run_says_what_each_event_did_and_what_is_left() -> None:
@@ -152,12 +152,12 @@ def test_a_match_that_waits_for_an_earlier_run_goes_on_waiting_from_bytes() -> N
         .followed_by("y").where('n == "c" && last(x.n) == "b"').within("9us")
     )  # fmt: skip
     automaton = compile_pattern(pattern)
-    matcher = Matcher(automaton, Truths(automaton))
+    matcher = Matcher(automaton, ConditionBits(automaton))
     for seq, name in enumerate("abc"):
         matcher.process(Event(seq, seq, {"n": name}))
     blob = write({RULE: matcher})
     assert blob is not None
 
-    again = read(blob, lambda rule: Matcher(automaton, Truths(automaton)))[RULE]
+    again = read(blob, lambda rule: Matcher(automaton, ConditionBits(automaton)))[RULE]
 
     assert [pairs(match) for match in again.advance(9)[0]] == [(("x", 1), ("y", 2))]

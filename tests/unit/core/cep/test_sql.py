@@ -172,7 +172,7 @@ def test_measures_are_taken_from_a_match() -> None:
     given = {"A": events(1, None, 5)}
 
     def of(function: str, field: str | None = "x", stage: str | None = "A") -> Any:
-        return Measure(name="m", function=function, stage=stage, field=field).of(given)
+        return Measure(name="m", function=function, stage=stage, field=field).evaluate(given)
 
     assert [of(f) for f in ("first", "last", "count", "sum", "avg", "min", "max")] == [
         1, 5, 2, 6, 3.0, 1, 5,

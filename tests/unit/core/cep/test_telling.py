@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streambroker_core.cep.engine.engine import Result
-from streambroker_core.cep.engine.outputs import Teller
-from streambroker_core.cep.nfa.matcher import Match, events_of
-from streambroker_core.cep.pattern.match_buffer import Event, Node
+from streambroker_core.cep.engine.engine import RuleResult
+from streambroker_core.cep.engine.outputs import OutputWriter
+from streambroker_core.cep.nfa.matcher import PatternMatch, events_by_stage
+from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.rule import PatternProcessor
 
 NAMES = ("a", 'b "quoted"', "c")
@@ -32,16 +32,16 @@ def no_rule(name: str, version: int) -> PatternProcessor:
     raise AssertionError(f"{name}, {version} is asked for")
 
 
-def told(nodes: list[Node]) -> list[dict[str, list[Any]]]:
+def told(nodes: list[RunNode]) -> list[dict[str, list[Any]]]:
     """What a teller writes of the matches that end with nodes."""
-    results = [Result("r", 1, (), Match(node, NAMES, 0, 0), 0) for node in nodes]
-    ((_, batch),) = Teller({}).tell(results, no_rule).batches
+    results = [RuleResult("r", 1, (), PatternMatch(node, NAMES, 0, 0), 0) for node in nodes]
+    ((_, batch),) = OutputWriter({}).write(results, no_rule).batches
     return [json.loads(text) for text in batch.column("events").to_pylist()]
 
 
-def alone(node: Node) -> dict[str, list[Mapping[str, Any]]]:
+def alone(node: RunNode) -> dict[str, list[Mapping[str, Any]]]:
     """The same, stage by stage."""
-    stages = events_of(node, NAMES).items()
+    stages = events_by_stage(node, NAMES).items()
     return {stage: [event.row for event in events] for stage, events in stages}
 
 
@@ -54,10 +54,10 @@ def test_runs_with_a_common_past_are_told_as_if_they_were_alone(
     rows: list[dict[str, Any]], steps: list[tuple[int, int, int]], cut: int
 ) -> None:
     events = [Event(number, number, row) for number, row in enumerate(rows)]
-    nodes: list[Node] = []
+    nodes: list[RunNode] = []
     for event, stage, before in steps:
         known = nodes[before % len(nodes)] if nodes and before >= 0 else None
-        nodes.append(Node(events[event % len(events)], stage, known))
+        nodes.append(RunNode(events[event % len(events)], stage, known))
     first, second = nodes[:cut], nodes[cut:]
     for part in (first, second, nodes):  # again what was told before
         if part:
@@ -66,9 +66,9 @@ def test_runs_with_a_common_past_are_told_as_if_they_were_alone(
 
 def test_stages_are_told_in_the_order_of_the_pattern_where_a_group_comes_back() -> None:
     rows = [Event(n, n, {"n": n}) for n in range(4)]
-    node: Node | None = None
+    node: RunNode | None = None
     for event, stage in zip(rows, (0, 1, 0, 1), strict=True):
-        node = Node(event, stage, node)
+        node = RunNode(event, stage, node)
     assert node is not None
     (found,) = told([node])
     assert found == {"a": [{"n": 0}, {"n": 2}], 'b "quoted"': [{"n": 1}, {"n": 3}]}
@@ -78,5 +78,5 @@ def test_stages_are_told_in_the_order_of_the_pattern_where_a_group_comes_back() 
 @pytest.mark.parametrize("count", [1, 5])
 def test_rows_that_hold_the_end_of_one_and_the_begin_of_the_next_are_told_whole(count: int) -> None:
     rows = [{"n": [{"n": 1}, {"n": 2}], "v": '},{"n":'} for _ in range(count)]
-    nodes = [Node(Event(n, n, row), 0, None) for n, row in enumerate(rows)]
+    nodes = [RunNode(Event(n, n, row), 0, None) for n, row in enumerate(rows)]
     assert [each["a"] for each in told(nodes)] == [[row] for row in rows]

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from streambroker_core.cep.nfa.condition_bits import _Fields, _term_and_number
-from streambroker_core.cep.pattern.conditions import Text, condition
+from streambroker_core.cep.nfa.condition_bits import _compile_term_comparison, _EventFields
+from streambroker_core.cep.pattern.conditions import TextCondition, to_condition
 from streambroker_core.cep.pattern.match_buffer import Event
 
 VALUES: list[Any] = [
@@ -25,12 +25,12 @@ VALUES: list[Any] = [
 def test_a_term_and_a_number_are_compared_as_any_expression_is(
     operation: str, number: str, value: Any
 ) -> None:
-    given = condition(f"sum(a.price) {operation} {number}", "b")
-    assert isinstance(given, Text)
+    given = to_condition(f"sum(a.price) {operation} {number}", "b")
+    assert isinstance(given, TextCondition)
     ((name, _),) = given.terms
     terms = {name: lambda last, event: value}
     event = cast(Event, SimpleNamespace(row={}))
     decide: Any = given.expression.test
-    quick = _term_and_number(given.expression.tree, terms)
+    quick = _compile_term_comparison(given.expression.tree, terms)
     assert quick is not None
-    assert quick(event, None) is (decide(_Fields(terms, event, None)) is True)
+    assert quick(event, None) is (decide(_EventFields(terms, event, None)) is True)

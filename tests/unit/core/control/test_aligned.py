@@ -21,8 +21,8 @@ from streambroker_core.control.tuples import (
     Delivery,
     Limits,
     Target,
-    logged,
-    order_of,
+    make_logged_tuple,
+    sort_key,
 )
 from support.aligned import Note
 from support.one_window import (
@@ -379,11 +379,11 @@ def test_what_a_query_was_sent_and_passes_on_is_not_limited() -> None:
 
 
 def test_what_stands_in_a_control_log_has_its_identity_from_there() -> None:
-    one = logged("log-7", 12, type_="T", text='{"x":1}')
+    one = make_logged_tuple("log-7", 12, type_="T", text='{"x":1}')
     assert (one.id, one.emitter, one.epoch, one.seq) == ("log-7/12", "log-7", 0, 12)
     assert one.delivery is Delivery.BEGIN
-    later = logged("log-7", 13, type_="T", text="{}", delivery=Delivery.AT_TIME, at=5)
-    assert sorted([later, one], key=order_of) == [one, later]
+    later = make_logged_tuple("log-7", 13, type_="T", text="{}", delivery=Delivery.AT_TIME, at=5)
+    assert sorted([later, one], key=sort_key) == [one, later]
 
 
 def test_time_that_passes_behind_the_rows_holds_to_the_end_of_the_window() -> None:

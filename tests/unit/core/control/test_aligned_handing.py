@@ -11,10 +11,10 @@ import pytest
 
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
-from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
+from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
 from streambroker_core.control.runtime.emitter import Stage
 from streambroker_core.control.runtime.packing import by_bucket, pack_control
-from streambroker_core.control.runtime.runner import AlignedRunner, ControlCounts, Outcome
+from streambroker_core.control.runtime.runner import AlignedRunner, ControlCounts, WindowResult
 from streambroker_core.control.tuples import (
     ControlError,
     ControlTuple,
@@ -53,7 +53,7 @@ def given_to(target: Target, make: Callable[[], Operator] = Seeing) -> tuple[lis
 
 
 def test_an_addressed_tuple_is_handed_to_whom_it_is_meant_for_and_passed_on_by_others() -> None:
-    at = bucket_of_key([7], KEYED)
+    at = bucket_for_key([7], KEYED)
     assert given_to(Target()) == ([0, 1, 2, 3], 0)
     assert given_to(Target(operator="op")) == ([0, 1, 2, 3], 0)
     assert given_to(Target(operator="other")) == ([], 1)
@@ -163,7 +163,7 @@ def test_a_tuple_that_nobody_can_be_handed_fails_the_window_or_passes_the_operat
     class Strict(Typed):
         strict = True
 
-    def ran(of: Stage) -> Outcome:
+    def ran(of: Stage) -> WindowResult:
         runner = AlignedRunner(Strict, of, layouts={"in": KEYED})
         packed = [row for at, row in by_bucket(pack_control([(0, one)], "in", 4)) if at == 1]
         return runner.run(window(bucket=1, buckets=4), packed, {})

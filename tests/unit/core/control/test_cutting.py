@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.control.tuples.window_bounds import (
     ControlHead,
-    epochs_of_window,
-    head_of,
-    merged,
+    count_window_epochs,
+    make_control_head,
+    merge_controls,
 )
 
 NONE = frozenset[str]()
@@ -46,32 +46,32 @@ def heads(*epochs: str) -> list[ControlHead]:
 
 
 def test_epochs_without_tuples_are_taken_together() -> None:
-    assert epochs_of_window(heads("", "", "")) == 3
+    assert count_window_epochs(heads("", "", "")) == 3
 
 
 def test_a_batch_ends_with_the_first_epoch_that_has_an_end() -> None:
-    assert epochs_of_window(heads("", "e", "", "e")) == 2
-    assert epochs_of_window(heads("e", "e")) == 1
+    assert count_window_epochs(heads("", "e", "", "e")) == 2
+    assert count_window_epochs(heads("e", "e")) == 1
 
 
 def test_a_batch_ends_before_an_epoch_that_has_a_begin_unless_it_begins_with_it() -> None:
-    assert epochs_of_window(heads("", "b", "")) == 1
-    assert epochs_of_window(heads("b", "", "b")) == 2
-    assert epochs_of_window(heads("be", "")) == 1
+    assert count_window_epochs(heads("", "b", "")) == 1
+    assert count_window_epochs(heads("b", "", "b")) == 2
+    assert count_window_epochs(heads("be", "")) == 1
 
 
 def test_mergeable_types_do_not_cut_and_others_beside_them_do() -> None:
-    assert epochs_of_window(heads("w", "vw", "w"), MERGEABLE) == 3
-    assert epochs_of_window(heads("w", "we", "w"), MERGEABLE) == 2
-    assert epochs_of_window(heads("w", "w"), NONE) == 1
+    assert count_window_epochs(heads("w", "vw", "w"), MERGEABLE) == 3
+    assert count_window_epochs(heads("w", "we", "w"), MERGEABLE) == 2
+    assert count_window_epochs(heads("w", "w"), NONE) == 1
 
 
 def test_nothing_is_taken_of_nothing() -> None:
-    assert epochs_of_window([]) == 0
+    assert count_window_epochs([]) == 0
 
 
 def test_a_head_tells_what_cuts_and_nothing_else() -> None:
-    head = head_of(
+    head = make_control_head(
         4,
         [control(d.value, 4, delivery=d) for d in Delivery],
     )
@@ -90,7 +90,7 @@ def test_cut_again_and_again_every_row_comes_before_the_ends_of_its_epoch_and_af
 ) -> None:
     rest, windows = heads(*epochs), list[list[ControlHead]]()
     while rest:
-        taken = epochs_of_window(rest, MERGEABLE)
+        taken = count_window_epochs(rest, MERGEABLE)
         assert taken >= 1
         windows.append(rest[:taken])
         rest = rest[taken:]
@@ -107,16 +107,16 @@ def test_of_mergeable_tuples_of_one_emitter_the_last_holds() -> None:
         control("watermark", 2),
         control("watermark", 1, of="f"),
     )
-    assert merged([last, first, other], MERGEABLE) == [last, other]
-    assert merged([first, last], NONE) == [first, last]
+    assert merge_controls([last, first, other], MERGEABLE) == [last, other]
+    assert merge_controls([first, last], NONE) == [first, last]
 
 
 def test_tuples_with_a_place_or_a_time_of_their_own_are_not_merged() -> None:
     for delivery in (Delivery.IMMEDIATE, Delivery.AT_TIME):
         given = [control("watermark", epoch, delivery=delivery) for epoch in (1, 2)]
-        assert merged(given, MERGEABLE) == given
+        assert merge_controls(given, MERGEABLE) == given
 
 
 def test_tuples_that_are_not_mergeable_all_stay_in_their_order() -> None:
     given = [control("eof", 2), control("watermark", 1), control("eof", 1)]
-    assert merged(given, MERGEABLE) == given
+    assert merge_controls(given, MERGEABLE) == given

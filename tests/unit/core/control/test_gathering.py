@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.ordering import in_order
-from streambroker_core.control.runtime.packing import by_bucket, numbers, unpack
-from streambroker_core.control.runtime.row_packer import Gathering
+from streambroker_core.control.runtime.ordering import sort_rows
+from streambroker_core.control.runtime.packing import by_bucket, consecutive_numbers, unpack
+from streambroker_core.control.runtime.row_packer import RowPacker
 
 KEYED = Layout(port="in", buckets=3, key=(("k", pa.int64()),))
 
@@ -20,9 +20,9 @@ def batch(*keys: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"k": pa.array(keys, pa.int64())})
 
 
-def packed(gathering: Gathering, pieces: list[tuple[int, list[int]]]) -> list[pa.RecordBatch]:
+def packed(gathering: RowPacker, pieces: list[tuple[int, list[int]]]) -> list[pa.RecordBatch]:
     given = [one for seq, keys in pieces for one in gathering.add(batch(*keys), seq)]
-    return [*given, *gathering.end()]
+    return [*given, *gathering.flush()]
 
 
 def rows_of(given: list[pa.RecordBatch]) -> dict[int, list[tuple[int, int]]]:
@@ -35,7 +35,7 @@ def rows_of(given: list[pa.RecordBatch]) -> dict[int, list[tuple[int, int]]]:
             assert row.seq == rows.column(0)[0].as_py()
             found.setdefault(bucket, []).append(rows)
     return {
-        bucket: list(zip(*in_order("in", some).to_pydict().values(), strict=True))
+        bucket: list(zip(*sort_rows("in", some).to_pydict().values(), strict=True))
         for bucket, some in found.items()
     }
 
@@ -52,30 +52,30 @@ def test_pieces_make_no_difference(keys: list[list[int]], order: object, rows: i
         pieces.append((seq, some))
         seq += len(some)
     order.shuffle(pieces)  # type: ignore[attr-defined]
-    whole = Gathering(KEYED)
+    whole = RowPacker(KEYED)
     whole_rows = [key for some in keys for key in some]
-    expected = [*whole.add(batch(*whole_rows), 0), *whole.end()]
-    assert rows_of(packed(Gathering(KEYED, rows=rows), pieces)) == rows_of(expected)
+    expected = [*whole.add(batch(*whole_rows), 0), *whole.flush()]
+    assert rows_of(packed(RowPacker(KEYED, rows=rows), pieces)) == rows_of(expected)
 
 
 def test_rows_wait_until_there_are_enough_of_them_or_enough_bytes() -> None:
-    few = Gathering(KEYED, rows=4)
+    few = RowPacker(KEYED, rows=4)
     assert list(few.add(batch(1, 2, 3), 0)) == []
     (whole,) = few.add(batch(4), 3)
     assert sum(row.n for _, row in by_bucket(whole)) == 4
-    assert list(few.end()) == []
-    small = Gathering(KEYED, size=2 * 8)
+    assert list(few.flush()) == []
+    small = RowPacker(KEYED, size=2 * 8)
     assert [len(list(small.add(batch(1), seq))) for seq in range(4)] == [0, 1, 0, 1]
 
 
 def test_each_bucket_has_one_packed_row_of_many_pieces() -> None:
-    (whole,) = packed(Gathering(KEYED), [(seq * 10, list(range(10))) for seq in range(100)])
+    (whole,) = packed(RowPacker(KEYED), [(seq * 10, list(range(10))) for seq in range(100)])
     assert sorted(bucket for bucket, _ in by_bucket(whole)) == [0, 1, 2]
 
 
 def test_two_rows_with_one_place_are_refused() -> None:
-    gathering = Gathering(KEYED)
-    list(gathering.add(batch(1, 2), numbers(0, 2)))
+    gathering = RowPacker(KEYED)
+    list(gathering.add(batch(1, 2), consecutive_numbers(0, 2)))
     list(gathering.add(batch(3), 1))
     with pytest.raises(OperatorError, match="does not rise from row to row"):
-        list(gathering.end())
+        list(gathering.flush())

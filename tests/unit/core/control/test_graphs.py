@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from streambroker_core.control.runtime.control_rows import Placed
-from streambroker_core.control.runtime.runner import Outcome
+from streambroker_core.control.runtime.control_rows import PositionedControl
+from streambroker_core.control.runtime.runner import WindowResult
 from streambroker_core.control.tuples import Delivery
-from streambroker_core.control.tuples.window_bounds import epochs_of_window, head_of
+from streambroker_core.control.tuples.window_bounds import count_window_epochs, make_control_head
 from support.aligned import (
     Entry,
     Graph,
@@ -51,7 +51,7 @@ def test_operators_see_what_the_model_says_in_20_000_graphs(
     check(graph, script, seed + part)
 
 
-def results(plant: Plant) -> dict[tuple[str, int], Outcome]:
+def results(plant: Plant) -> dict[tuple[str, int], WindowResult]:
     """Return what windows came to, without the number of copies, which is that of partitions."""
     return {where: replace(one, control={}) for where, one in plant.outcomes.items()}
 
@@ -84,11 +84,11 @@ def seen_of_stream(
         [note("c", one, 0, number, seq) for seq, one in enumerate(deliveries)]
         for number, (_, deliveries) in enumerate(epochs)
     ]
-    heads = [head_of(number, given) for number, given in enumerate(controls)]
+    heads = [make_control_head(number, given) for number, given in enumerate(controls)]
     script, first = list[Turn](), 0
     while first < len(epochs):
-        until = first + epochs_of_window(heads[first : first + most])
-        rows, placed = list[Row](), list[Placed]()
+        until = first + count_window_epochs(heads[first : first + most])
+        rows, placed = list[Row](), list[PositionedControl]()
         for number in range(first, until):
             middle = len(rows) + len(epochs[number][0]) // 2
             rows += epochs[number][0]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from streambroker_core.control.operators.keyed_state import (
     BLOCK_KEYS,
     KeyedState,
+    time_from_key,
     time_key,
-    time_of,
 )
 from streambroker_core.control.operators.operator import Changes, StateError
 
@@ -197,7 +197,7 @@ def test_a_value_put_again_is_no_change() -> None:
 def test_times_compare_as_keys_do() -> None:
     times = [-(1 << 62), -5, -1, 0, 1, 255, 256, 1 << 62]
     assert sorted(map(time_key, reversed(times))) == [time_key(time) for time in times]
-    assert [time_of(time_key(time) + b"key") for time in times] == times
+    assert [time_from_key(time_key(time) + b"key") for time in times] == times
 
 
 def test_a_root_of_a_newer_release_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window
-from streambroker_core.control.tuples import ControlTuple, Delivery, order_of
+from streambroker_core.control.tuples import ControlTuple, Delivery, sort_key
 
 WINDOW = Window(number=3, time=0, watermark=None, bucket=0, buckets=4)
 
@@ -48,7 +48,7 @@ def test_tuples_are_ordered_by_epoch_then_emitter_then_sequence_and_buckets_as_n
         control("q.op.2", 2, 10),
         control("q.op.10", 2, 0),
     ]
-    assert sorted(ordered[2:] + ordered[:2], key=order_of) == ordered
+    assert sorted(ordered[2:] + ordered[:2], key=sort_key) == ordered
 
 
 def test_a_payload_changed_by_one_receiver_is_whole_for_the_next() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streambroker_core.control.operators.operator import Operator, Window
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedControl, Stage
 from streambroker_core.control.runtime.packing import by_bucket, pack_control
 from streambroker_core.control.runtime.runner import AlignedRunner
@@ -79,7 +79,7 @@ def test_a_tuple_that_is_emitted_when_another_is_handed_over_comes_before_it_goe
     assert names == ["before", "one", "after", "before", "two", "after"]
 
 
-def emitted(make: type[Operator], given: list[Placed]) -> list[Placed]:
+def emitted(make: type[Operator], given: list[PositionedControl]) -> list[PositionedControl]:
     runner = AlignedRunner(make, Stage(query="q", operator="a", buckets=1))
     window = Window(number=1, time=0, watermark=None, bucket=0, buckets=1)
     packed = [one for _, one in by_bucket(pack_control(given, "in", 1))]

@@ -15,22 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.control.operators.operator import Input, OperatorError
-from streambroker_core.control.runtime.buckets import Layout, bucket_of_key, buckets_of, layout_of
-from streambroker_core.control.runtime.control_rows import Placed, merge, to_batch
+from streambroker_core.control.runtime.buckets import (
+    Layout,
+    assign_buckets,
+    bucket_for_key,
+    make_layout,
+)
+from streambroker_core.control.runtime.control_rows import PositionedControl, merge_batch, to_batch
 from streambroker_core.control.runtime.ordering import (
     CHUNK,
-    by_column,
-    by_port,
-    in_order,
-    in_places,
+    iter_by_column,
+    iter_by_port,
+    sort_by_position,
+    sort_rows,
 )
 from streambroker_core.control.runtime.packing import (
     NO_BUCKET,
     PACKED,
     Packed,
     by_bucket,
+    consecutive_numbers,
     merge_control,
-    numbers,
     pack,
     pack_control,
     pack_watermark,
@@ -73,7 +78,7 @@ def test_each_row_is_in_the_bucket_of_its_key_once() -> None:
         arrival = unpack(one)
         assert (arrival.port, arrival.layout) == ("in", "mix64-1;4;k:int64")
         for seq, k, v in zip(*rows_of(one).to_pydict().values(), strict=True):
-            assert bucket == bucket_of_key([k], KEYED)
+            assert bucket == bucket_for_key([k], KEYED)
             assert (seq, v) == (1_000 + k, str(k))
             found[k] += 1
         assert one.seq == rows_of(one).column(0)[0].as_py()
@@ -106,7 +111,9 @@ def splitmix(number: int) -> int:
 def test_the_hash_is_that_of_the_format(kind: pa.DataType, value: Any, number: int) -> None:
     layout = Layout(port="in", buckets=1 << 16, key=(("k", kind),))
     rows = pa.RecordBatch.from_arrays([pa.array([value], kind)], ["k"])
-    assert buckets_of(rows, layout, numbers(0, 1))[0].as_py() == splitmix(number) >> 48
+    assert (
+        assign_buckets(rows, layout, consecutive_numbers(0, 1))[0].as_py() == splitmix(number) >> 48
+    )
 
 
 def test_equal_keys_of_different_columns_meet() -> None:
@@ -117,7 +124,7 @@ def test_equal_keys_of_different_columns_meet() -> None:
         (pa.array([float("nan")]), pa.array([-float("nan")])),
     ):
         one, other = (
-            buckets_of(pa.RecordBatch.from_arrays([it], ["k"]), wide, numbers(0, 1))
+            assign_buckets(pa.RecordBatch.from_arrays([it], ["k"]), wide, consecutive_numbers(0, 1))
             for it in (left, right)
         )
         assert one.equals(other)
@@ -129,7 +136,9 @@ def test_keys_are_spread_evenly() -> None:
         (Layout(port="in", key=(("k", pa.string()),)), [f"key{k}" for k in range(64_000)]),
         (Layout(port="in"), list(range(64_000))),
     ):
-        found = Counter(buckets_of(batch(k=values), layout, numbers(0, 64_000)).to_pylist())
+        found = Counter(
+            assign_buckets(batch(k=values), layout, consecutive_numbers(0, 64_000)).to_pylist()
+        )
         assert set(found) == set(range(64))
         assert max(found.values()) < 1_200
 
@@ -137,9 +146,9 @@ def test_keys_are_spread_evenly() -> None:
 def test_keys_of_several_columns_are_told_apart_by_place() -> None:
     layout = Layout(port="in", buckets=1 << 16, key=(("a", pa.string()), ("b", pa.string())))
     rows = batch(a=["x", "y", "x"], b=["y", "x", "y"])
-    one, other, again = buckets_of(rows, layout, numbers(0, 3)).to_pylist()
+    one, other, again = assign_buckets(rows, layout, consecutive_numbers(0, 3)).to_pylist()
     assert one == again != other
-    assert bucket_of_key(["x", "y"], layout) == one
+    assert bucket_for_key(["x", "y"], layout) == one
 
 
 def test_a_broadcast_row_is_in_every_bucket() -> None:
@@ -153,7 +162,7 @@ def test_null_keys_are_refused_or_in_the_first_bucket() -> None:
     with pytest.raises(OperatorError, match="column k of input in is null in 1 rows"):
         pack(rows, KEYED, 0)
     layout = Layout(port="in", buckets=64, key=(("k", pa.int64()),), nulls=True)
-    assert buckets_of(rows, layout, numbers(0, 2))[1].as_py() == 0
+    assert assign_buckets(rows, layout, consecutive_numbers(0, 2))[1].as_py() == 0
 
 
 @pytest.mark.parametrize(
@@ -179,12 +188,12 @@ def test_a_sequence_has_to_rise() -> None:
 
 def test_the_layout_of_an_input_takes_the_types_of_its_key_from_the_rows() -> None:
     schema = pa.schema([("k", pa.int32()), ("v", pa.string())])
-    keyed = layout_of(Input(name="in", key=("v", "k")), schema, 8, nulls=True)
+    keyed = make_layout(Input(name="in", key=("v", "k")), schema, 8, nulls=True)
     assert keyed.text() == "mix64-1;8;v:string,k:int32"
     assert keyed.nulls
-    assert layout_of(Input(broadcast=True), schema, 8).text() == "mix64-1;8;broadcast"
+    assert make_layout(Input(broadcast=True), schema, 8).text() == "mix64-1;8;broadcast"
     with pytest.raises(OperatorError, match="has the key k, x, and its rows have no column x"):
-        layout_of(Input(key=("k", "x")), schema, 8)
+        make_layout(Input(key=("k", "x")), schema, 8)
 
 
 def test_layouts_that_cannot_be_are_refused() -> None:
@@ -196,9 +205,9 @@ def test_layouts_that_cannot_be_are_refused() -> None:
     with pytest.raises(OperatorError, match=r"a key of type list.*: a key can be a text"):
         pack(batch(k=[[1]]), nested, 0)
     with pytest.raises(ControlError, match="has 2 values; input in has k"):
-        bucket_of_key([1, 2], KEYED)
+        bucket_for_key([1, 2], KEYED)
     with pytest.raises(ControlError, match="does not fit column k of input in, which is int64"):
-        bucket_of_key(["x"], KEYED)
+        bucket_for_key(["x"], KEYED)
 
 
 def test_parts_of_a_sequence_do_not_overflow() -> None:
@@ -233,16 +242,16 @@ def test_control_goes_to_every_bucket_each_identity_once_at_its_first_place() ->
 
 
 def test_copies_are_joined_at_their_first_place_wherever_it_is_read() -> None:
-    merged: dict[str, Placed] = {}
+    merged: dict[str, PositionedControl] = {}
     for placed in ([(5, control(0)), (7, control(1))], [(3, control(1)), (9, control(0))]):
         for _, one in by_bucket(pack_control(placed, "in", 1)):
             merge_control(one, merged)
     assert merged == {"e/1/0": (5, control(0)), "e/1/1": (3, control(1))}
     whole = to_batch([(4, control(2)), (2, control(2))])
-    merge(whole, merged)
+    merge_batch(whole, merged)
     assert merged["e/1/2"] == (2, control(2))
     with pytest.raises(ControlError, match="are not control tuples"):
-        merge(whole.replace_schema_metadata(None), merged)
+        merge_batch(whole.replace_schema_metadata(None), merged)
 
 
 def test_payloads_that_are_none_are_refused() -> None:
@@ -288,13 +297,13 @@ def test_many_tuples_of_one_emitter_take_little_room() -> None:
 
 
 def steps(
-    batches: list[pa.RecordBatch], placed: list[Placed], bucket: int = 0
+    batches: list[pa.RecordBatch], placed: list[PositionedControl], bucket: int = 0
 ) -> list[list[int] | str]:
     found = arrived(batches, bucket)
-    tables = {"in": in_order("in", found)} if found else {}
+    tables = {"in": sort_rows("in", found)} if found else {}
     return [
         one.id if isinstance(one, ControlTuple) else one.column("k").to_pylist()
-        for _, one in by_port(tables, {"in": in_places(placed)}, ["in"])
+        for _, one in iter_by_port(tables, {"in": sort_by_position(placed)}, ["in"])
     ]
 
 
@@ -334,13 +343,13 @@ def test_two_rows_with_one_sequence_are_refused() -> None:
     for first, second in ((0, 0), (0, 1)):
         given = [pack(batch(k=[1, 2]), ONE, first), pack(batch(k=[3, 4]), ONE, second)]
         with pytest.raises(OperatorError, match=f"two rows of input in have the sequence {second}"):
-            in_order("in", arrived(given, 0))
+            sort_rows("in", arrived(given, 0))
 
 
 def test_rows_with_other_columns_are_refused() -> None:
     given = [pack(batch(k=[1]), ONE, 0), pack(batch(v=[1]), ONE, 1)]
     with pytest.raises(OperatorError, match="come with the columns k int64 and with v int64"):
-        in_order("in", arrived(given, 0))
+        sort_rows("in", arrived(given, 0))
 
 
 def test_long_runs_are_cut_at_the_same_rows_however_they_arrived() -> None:
@@ -352,14 +361,14 @@ def test_long_runs_are_cut_at_the_same_rows_however_they_arrived() -> None:
 
 def test_inputs_are_merged_by_a_column_side_first_at_ties_nulls_last() -> None:
     tables = {
-        "main": in_order(
+        "main": sort_rows(
             "main", arrived([pack(batch(t=[3, None, 1, 2], v=[1, 2, 3, 4]), ONE, 0)], 0)
         ),
-        "side": in_order("side", arrived([pack(batch(t=[2, 5, 2], v=[7, 8, 9]), ONE, 0)], 0)),
+        "side": sort_rows("side", arrived([pack(batch(t=[2, 5, 2], v=[7, 8, 9]), ONE, 0)], 0)),
     }
     found = [
         (port, one.column("v").to_pylist())
-        for port, one in by_column(tables, "t", ["side", "main"])
+        for port, one in iter_by_column(tables, "t", ["side", "main"])
         if not isinstance(one, ControlTuple)
     ]
     assert found == [
@@ -372,22 +381,22 @@ def test_inputs_are_merged_by_a_column_side_first_at_ties_nulls_last() -> None:
 
 
 def test_a_column_to_merge_by_has_to_be_there_with_one_type() -> None:
-    one = in_order("x", arrived([pack(batch(t=[1]), ONE, 0)], 0))
+    one = sort_rows("x", arrived([pack(batch(t=[1]), ONE, 0)], 0))
     for rows, message in (
         (batch(u=[1]), "rows of input y have no column t"),
         (batch(t=["1"]), "is int64 in x, string in y: cast it to one type"),
     ):
-        other = in_order("y", arrived([pack(rows, ONE, 0)], 0))
+        other = sort_rows("y", arrived([pack(rows, ONE, 0)], 0))
         with pytest.raises(OperatorError, match=message):
-            list(by_column({"x": one, "y": other}, "t", ["x", "y"]))
-    assert list(by_column({}, "t", ["x"])) == []
+            list(iter_by_column({"x": one, "y": other}, "t", ["x", "y"]))
+    assert list(iter_by_column({}, "t", ["x"])) == []
 
 
 def walked(table: pa.Table, *places: int) -> list[list[int] | str]:
     placed = [(place, control(seq)) for seq, place in enumerate(places)]
     return [
         one.id if isinstance(one, ControlTuple) else one.column("k").to_pylist()
-        for _, one in by_port({"in": table}, {"in": in_places(placed)}, ["in"])
+        for _, one in iter_by_port({"in": table}, {"in": sort_by_position(placed)}, ["in"])
     ]
 
 
@@ -407,7 +416,7 @@ def test_columns_that_are_too_long_for_one_batch_are_walked_batch_by_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "streambroker_core.control.runtime.ordering._without_sequence",
+        "streambroker_core.control.runtime.ordering._drop_sequence",
         lambda table: table.drop_columns(["_seq"]).to_batches(),
     )
     table = table_of([0, 1, 2], [3], [4, 5])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
-from streambroker_core.control.tuples.payloads import Payloads, encode, mergeable, type_name
+from streambroker_core.control.tuples.payloads import Payloads, encode, list_mergeable, type_name
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def test_equal_payloads_have_equal_text() -> None:
 def test_the_type_has_the_name_that_the_class_gives_it() -> None:
     assert type_name(Mark) == "watermark"
     assert Payloads([Mark]).decode(sent(Mark(at=3))) == Mark(at=3)
-    assert mergeable([Mark, Part]) == {"watermark"}
+    assert list_mergeable([Mark, Part]) == {"watermark"}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.control.operators.operator import OperatorError
-from streambroker_core.control.runtime.packing import numbers, sequence
-from streambroker_core.control.runtime.spacing import in_front, made_of, slot_bits, spaced
+from streambroker_core.control.runtime.packing import consecutive_numbers, sequence
+from streambroker_core.control.runtime.spacing import (
+    derive_positions,
+    position_before,
+    slot_bits,
+    space_positions,
+)
 
 BASE = sequence(rank=2, part=7)
 
@@ -28,11 +33,14 @@ def test_however_often_rows_are_made_anew_runs_and_tuples_between_them_keep_thei
     bits = slot_bits(rows)
     at = sorted(one for one in cuts if one < rows)
     bounds = [0, *at, rows]
-    runs = [spaced(numbers(BASE + low, high - low), bits) for low, high in pairwise(bounds)]
-    tuples = [in_front(BASE + one, bits, number) for one in at for number in (0, 1)]
+    runs = [
+        space_positions(consecutive_numbers(BASE + low, high - low), bits)
+        for low, high in pairwise(bounds)
+    ]
+    tuples = [position_before(BASE + one, bits, number) for one in at for number in (0, 1)]
     for times in counts:
         runs = [
-            made_of(run, len(run) * many, "f") if len(run) else run
+            derive_positions(run, len(run) * many, "f") if len(run) else run
             for run, many in zip(runs, times, strict=False)
         ]
         for number, run in enumerate(runs):
@@ -47,17 +55,17 @@ def test_however_often_rows_are_made_anew_runs_and_tuples_between_them_keep_thei
 
 def test_tuples_in_front_of_one_row_have_places_of_their_own() -> None:
     bits = slot_bits(3)
-    (row,) = spaced(pa.array([BASE + 1]), bits).to_pylist()
-    places = [in_front(BASE + 1, bits, number) for number in range(3)]
+    (row,) = space_positions(pa.array([BASE + 1]), bits).to_pylist()
+    places = [position_before(BASE + 1, bits, number) for number in range(3)]
     assert places == sorted(set(places))
     assert places[-1] < row
-    assert in_front(BASE + 3, bits) > spaced(pa.array([BASE + 2]), bits)[0].as_py()
+    assert position_before(BASE + 3, bits) > space_positions(pa.array([BASE + 2]), bits)[0].as_py()
 
 
 def test_more_rows_than_there_is_room_for_are_refused_by_name() -> None:
     bits = slot_bits((1 << 36) - 1)
     assert bits == 4
-    one = spaced(pa.array([BASE]), bits)
-    assert len(made_of(one, 4, "f")) == 4
+    one = space_positions(pa.array([BASE]), bits)
+    assert len(derive_positions(one, 4, "f")) == 4
     with pytest.raises(OperatorError, match="f made 5 rows of 1, and there is no room"):
-        made_of(one, 5, "f")
+        derive_positions(one, 5, "f")

@@ -25,13 +25,17 @@ from recording import Record, Recorder
 from streambroker_core.control.operators.operator import Blobs, Changes, Operator, Window
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedRows, Stage
 from streambroker_core.control.runtime.packing import Packed, by_bucket, pack, pack_control
-from streambroker_core.control.runtime.runner import AlignedRunner, Outcome
+from streambroker_core.control.runtime.runner import AlignedRunner, WindowResult
 from streambroker_core.control.tuples import ControlTuple, Delivery
-from streambroker_core.control.tuples.payloads import encode, mergeable
-from streambroker_core.control.tuples.window_bounds import epochs_of_window, head_of, merged
+from streambroker_core.control.tuples.payloads import encode, list_mergeable
+from streambroker_core.control.tuples.window_bounds import (
+    count_window_epochs,
+    make_control_head,
+    merge_controls,
+)
 
 BUCKETS = 4
 
@@ -100,7 +104,7 @@ class Line:
         rows = [one for one in emitted if isinstance(one, EmittedRows)]
         if level == len(self.makes) - 1:
             return [one.batch for one in rows]
-        controls: list[Placed] = [
+        controls: list[PositionedControl] = [
             (one.position, one.control) for one in emitted if not isinstance(one, EmittedRows)
         ]
         return [
@@ -110,7 +114,7 @@ class Line:
 
     def _bucket(
         self, level: int, stage: Stage, bucket: int, packed: list[Packed], watermark: int | None
-    ) -> Outcome:
+    ) -> WindowResult:
         blobs = self.state.setdefault((level, bucket), {})
         window = Window(
             number=self.number, time=0, watermark=watermark, bucket=bucket, buckets=BUCKETS
@@ -165,12 +169,12 @@ def test_watermarks_do_not_cut_and_of_those_in_one_window_the_last_holds() -> No
             seen.append(payload.time)
             return True
 
-    kinds = mergeable([Watermark, EndOfFile])
+    kinds = list_mergeable([Watermark, EndOfFile])
     epochs = [[told(Watermark(10 * number), number)] for number in range(1, 4)]
-    heads = [head_of(number, controls) for number, controls in enumerate(epochs)]
-    assert epochs_of_window(heads, kinds) == 3
+    heads = [make_control_head(number, controls) for number, controls in enumerate(epochs)]
+    assert count_window_epochs(heads, kinds) == 3
     line = Line([Following])
-    line.window([], *merged([one for controls in epochs for one in controls], kinds))
+    line.window([], *merge_controls([one for controls in epochs for one in controls], kinds))
     assert seen == [30] * BUCKETS
 
 
@@ -230,10 +234,13 @@ def test_a_file_ends_in_every_bucket_with_its_rows_and_under_one_identity(seed: 
         ([(k, 1) for k in range(5)], [told(EndOfFile("f1"), 1)]),
         ([(k, 1) for k in range(7)], [told(EndOfFile("f2"), 2)]),
     ]
-    line, heads = Line([Filing], seed=seed), [head_of(at, it[1]) for at, it in enumerate(epochs)]
+    line, heads = (
+        Line([Filing], seed=seed),
+        [make_control_head(at, it[1]) for at, it in enumerate(epochs)],
+    )
     files, next_ = [], 0
     while next_ < len(epochs):
-        taken = epochs[next_ : next_ + epochs_of_window(heads[next_:])]
+        taken = epochs[next_ : next_ + count_window_epochs(heads[next_:])]
         rows = [row for of, _ in taken for row in of]
         files.append(line.window(rows, *(one for _, controls in taken for one in controls)))
         next_ += len(taken)

@@ -16,8 +16,8 @@ from streambroker_core.side import (
     Views,
     fixed,
 )
-from streambroker_core.side.join.joiner import Joining
-from streambroker_core.side.windows import last_of as last_window_of
+from streambroker_core.side.join.joiner import Joiner
+from streambroker_core.side.windows import last_instant as last_window_of
 from support.sides import Runner, Sink, batch_of
 
 TIME = pa.timestamp("us", "UTC")
@@ -57,19 +57,19 @@ def test_many_windows_that_end_at_once_cost_each_its_own(
     opened = 0
     ends = 0
 
-    def last_of(*of: Any) -> int:
+    def last_instant(*of: Any) -> int:
         nonlocal ends
         ends += 1
         return real(*of)
 
-    def open_(self: Joining, number: int, start: int | None) -> None:
+    def open_(self: Joiner, number: int, start: int | None) -> None:
         nonlocal opened
         opened += 1
         again(self, number, start)
 
-    real, again = last_window_of, Joining.opened
-    monkeypatch.setattr(f"{Joining.__module__}.last_of", last_of)
-    monkeypatch.setattr(Joining, "opened", open_)
+    real, again = last_window_of, Joiner.retry_window
+    monkeypatch.setattr(f"{Joiner.__module__}.last_instant", last_instant)
+    monkeypatch.setattr(Joiner, "retry_window", open_)
     schema = pa.schema([*WORDS, ("t", TIME)])
     side = SideInput(
         name="words", kind="list", schema=schema, value="word", windows=fixed(1), event_time="t",

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from streambroker_core.control.operators.operator import StateError
 from streambroker_core.side.state import pages as leaves_module
 from streambroker_core.side.state.column_codec import pack, unpack
-from streambroker_core.side.state.pages import Leaves
-from streambroker_core.side.state.row_log import Rows
-from streambroker_core.side.state.sorted_runs import Level, level_of_rows, lists_of_rows
+from streambroker_core.side.state.pages import PagedMap
+from streambroker_core.side.state.row_log import RowLog
+from streambroker_core.side.state.sorted_runs import SortedRun, run_from_rows, run_of_lists
 
 ONE = pa.struct([("v", pa.int64())])
 SEVERAL = pa.list_(ONE)
@@ -24,28 +24,28 @@ Entry = tuple[int, int, bool]
 
 @pytest.fixture(autouse=True)
 def small_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaves_module, "LEAF", 4)
+    monkeypatch.setattr(leaves_module, "PAGE_ENTRIES", 4)
 
 
-def rows_of(entries: list[Entry]) -> Level:
+def rows_of(entries: list[Entry]) -> SortedRun:
     keys, values, gone = ([entry[n] for entry in entries] for n in range(3))
     structs = pa.StructArray.from_arrays([pa.array(values, pa.int64())], fields=list(ONE))
     size = len(entries)
-    return Level(
+    return SortedRun(
         pa.array(keys, pa.int64()), pa.nulls(size, pa.int64()), pa.array(gone, pa.bool_()), structs
     )
 
 
-def opened(store: Store, *, many: bool) -> Leaves:
-    return Leaves("x", pa.int64(), SEVERAL if many else ONE, store)
+def opened(store: Store, *, many: bool) -> PagedMap:
+    return PagedMap("x", pa.int64(), SEVERAL if many else ONE, store)
 
 
-def put(leaves: Leaves, entries: list[Entry], *, many: bool) -> None:
+def put(leaves: PagedMap, entries: list[Entry], *, many: bool) -> None:
     rows = rows_of(entries)
-    leaves.add(lists_of_rows(rows) if many else level_of_rows(rows, latest=False))
+    leaves.add(run_of_lists(rows) if many else run_from_rows(rows, latest=False))
 
 
-def keep(leaves: Leaves, store: Store) -> dict[str, bytes | None]:
+def keep(leaves: PagedMap, store: Store) -> dict[str, bytes | None]:
     changes = leaves.changes()
     for name, data in changes.items():
         if data is None:
@@ -55,12 +55,12 @@ def keep(leaves: Leaves, store: Store) -> dict[str, bytes | None]:
     return changes
 
 
-def seen(leaves: Leaves, keys: list[int | None]) -> list[list[int]]:
-    found = leaves.look(pa.array(keys, pa.int64()))
+def seen(leaves: PagedMap, keys: list[int | None]) -> list[list[int]]:
+    found = leaves.lookup(pa.array(keys, pa.int64()))
     values = found.values.to_pylist()
     return [
         [] if not there else [one["v"] for one in (v if isinstance(v, list) else [v])]
-        for v, there in zip(values, found.there.to_pylist(), strict=True)
+        for v, there in zip(values, found.has_value.to_pylist(), strict=True)
     ]
 
 
@@ -96,7 +96,7 @@ def test_leaves_hold_what_a_dictionary_holds(steps: list[Any], many: bool) -> No
             leaves.remove(pa.array(told, pa.int64()))
             model = {key: values for key, values in model.items() if key not in told}
         elif what == "pop":
-            leaves.pop_to(told)
+            leaves.pop_until(told)
             model = {key: values for key, values in model.items() if key > told}
         else:
             keep(leaves, store)
@@ -183,7 +183,7 @@ def test_rows_are_appended_as_chunks_that_become_few() -> None:
     store: Store = {}
     written = []
     for number in range(64):
-        rows = Rows("r", (pa.int64(),), store)
+        rows = RowLog("r", (pa.int64(),), store)
         rows.add(pa.array([number]))
         changes = rows.changes()
         written.append(sum(len(data) for data in changes.values() if data is not None))
@@ -192,17 +192,17 @@ def test_rows_are_appended_as_chunks_that_become_few() -> None:
                 del store[name]
             else:
                 store[name] = data
-    assert Rows("r", (pa.int64(),), store).all()[0].to_pylist() == list(range(64))
+    assert RowLog("r", (pa.int64(),), store).read_all()[0].to_pylist() == list(range(64))
     assert len(store) < 10
     assert sum(written) / 64 < 1500
 
 
 def test_rows_that_are_taken_are_gone() -> None:
     store: Store = {}
-    rows = Rows("r", (pa.int64(),), store)
+    rows = RowLog("r", (pa.int64(),), store)
     rows.add(pa.array([1, 2]))
     store.update({k: v for k, v in rows.changes().items() if v is not None})
-    again = Rows("r", (pa.int64(),), store)
-    assert again.take()[0].to_pylist() == [1, 2]
+    again = RowLog("r", (pa.int64(),), store)
+    assert again.pop_all()[0].to_pylist() == [1, 2]
     assert len(again) == 0
     assert again.changes() == dict.fromkeys(store)

@@ -9,7 +9,7 @@ import pytest
 
 from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator
 from streambroker_core.side.errors import SideTooLargeError
-from streambroker_core.side.join.static_table import content_of
+from streambroker_core.side.join.static_table import build_content
 from support.sides import Runner
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -89,4 +89,4 @@ def test_a_version_of_a_table_has_a_limit_of_bytes() -> None:
     table = pa.table({"currency": [f"c{n}" for n in range(100)], "rate": [1.0] * 100})
     says = r"bytes of a version: [\d,]+, the limit is 1,000; raise the limit"
     with pytest.raises(SideTooLargeError, match=says):
-        content_of(rates(static=True, max_bytes=1000), table)
+        build_content(rates(static=True, max_bytes=1000), table)

@@ -29,10 +29,16 @@ from streambroker_core.side.errors import (
     SideError,
     SideSchemaError,
 )
-from streambroker_core.side.join.static_table import Shelf, content_of
-from streambroker_core.side.state.read_rows import fitting
-from streambroker_core.side.state.sorted_runs import Level, level_of_rows
-from streambroker_core.side.windows import assign, first_start, sessions, side_start, sliding
+from streambroker_core.side.join.static_table import TableCache, build_content
+from streambroker_core.side.state.read_rows import select_columns
+from streambroker_core.side.state.sorted_runs import SortedRun, run_from_rows
+from streambroker_core.side.windows import (
+    assign_windows,
+    first_start,
+    sessions,
+    side_start,
+    sliding,
+)
 from support.sides import Runner, Sink, batch_of, control_of
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
@@ -129,7 +135,7 @@ def test_rows_with_other_columns_are_refused_by_name() -> None:
 def test_a_column_without_any_value_is_taken_for_the_type_that_is_defined() -> None:
     runner = Runner(lambda: SideOperator(joined(rates(value="rate"))), twice=False)
     batch = pa.record_batch([["EUR"], pa.nulls(1)], names=["currency", "rate"])
-    assert fitting("rates", batch, RATES).to_pylist() == [{"currency": "EUR", "rate": None}]
+    assert select_columns("rates", batch, RATES).to_pylist() == [{"currency": "EUR", "rate": None}]
     runner.window([rate("EUR", None)], watermark=None, now=0)
     assert runner.run.ended[0].figures()["inputs"]["rates"]["entries"] == 1
 
@@ -346,11 +352,11 @@ def test_a_table_is_checked_before_it_is_announced() -> None:
     side = rates(static=True, update="refuse")
     table = pa.table({"currency": ["EUR", "EUR"], "rate": [1.0, 2.0]})
     with pytest.raises(SideError, match="a table with several rows for one value"):
-        content_of(side, table)
+        build_content(side, table)
     with pytest.raises(SideError, match="column rate is missing"):
-        content_of(side, pa.table({"currency": ["EUR"]}))
+        build_content(side, pa.table({"currency": ["EUR"]}))
     with pytest.raises(SideError, match="rows of a version: 2, the limit is 1"):
-        content_of(rates(static=True, max_entries=1), table)
+        build_content(rates(static=True, max_entries=1), table)
 
 
 def test_a_shelf_reads_a_version_once_and_keeps_the_last_ones() -> None:
@@ -360,7 +366,7 @@ def test_a_shelf_reads_a_version_once_and_keeps_the_last_ones() -> None:
         read.append(version)
         return pa.table({"currency": [version], "rate": [1.0]})
 
-    shelf, side = Shelf(table), rates(static=True)
+    shelf, side = TableCache(table), rates(static=True)
     for version in ("1", "2", "1", "3", "4", "1", "2"):
         shelf(side, version)
     assert read == ["1", "2", "3", "4", "2"]
@@ -390,10 +396,10 @@ def test_a_table_has_no_input_for_rows() -> None:
 
 def test_keys_that_ascend_are_taken_as_they_lie() -> None:
     keys = pa.array(["a", "b", "c"])
-    rows = Level(keys, pa.nulls(3, pa.int64()), pa.array([False] * 3), pa.array([1, 2, 3]))
-    assert level_of_rows(rows, latest=False) is rows
-    twice = Level(*(pa.concat_arrays([one, one.slice(2)]) for one in rows.columns))
-    assert level_of_rows(twice, latest=False).keys.to_pylist() == ["a", "b", "c"]
+    rows = SortedRun(keys, pa.nulls(3, pa.int64()), pa.array([False] * 3), pa.array([1, 2, 3]))
+    assert run_from_rows(rows, latest=False) is rows
+    twice = SortedRun(*(pa.concat_arrays([one, one.slice(2)]) for one in rows.columns))
+    assert run_from_rows(twice, latest=False).keys.to_pylist() == ["a", "b", "c"]
 
 
 def test_names_of_side_inputs_are_known() -> None:
@@ -404,7 +410,7 @@ def test_names_of_side_inputs_are_known() -> None:
 @pytest.mark.parametrize("windows", [fixed(10), sliding(6, 2), sliding(5, 2)])
 def test_equal_windows_are_mapped_to_themselves(windows: Any) -> None:
     times = pa.array([t * 1_000_000 + d for t in range(-12, 12) for d in (-1, 0, 1)], pa.int64())
-    rows, starts = assign(windows, times)
+    rows, starts = assign_windows(windows, times)
     assert side_start(windows, windows, starts).equals(starts)
     for at, start in zip(rows.to_pylist(), starts.to_pylist(), strict=True):
         assert start <= times[at].as_py() < start + windows.size

@@ -9,7 +9,7 @@ import pytest
 
 from streambroker_core.side import Enrich, SideInput, SideJoin, fixed, sessions
 from streambroker_core.side.errors import SideDefinitionError
-from streambroker_core.side.state.layout import shape_of
+from streambroker_core.side.state.layout import build_layout
 
 TIME = pa.timestamp("us", "UTC")
 SIDE = {
@@ -26,7 +26,7 @@ SINGLE = {"kind": "singleton", "key": ()}
 def shaped(side: dict[str, Any], join: dict[str, Any], enrich: dict[str, Any] | None) -> None:
     added = () if enrich is None else (Enrich(**{**ENRICH, **enrich}),)
     one = SideInput(**{**SIDE, **side})
-    shape_of(SideJoin(**{**MAIN, "inputs": (one,), "enrich": added, **join}))
+    build_layout(SideJoin(**{**MAIN, "inputs": (one,), "enrich": added, **join}))
 
 
 @pytest.mark.parametrize(

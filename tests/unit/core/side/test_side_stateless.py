@@ -14,10 +14,10 @@ from streambroker_core.control.operators.operator import Window
 from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator, SideVersion, fixed
 from streambroker_core.side.describe import explain
 from streambroker_core.side.errors import SideDefinitionError, SideError
-from streambroker_core.side.join.stateless import meet, views_of
-from streambroker_core.side.join.static_table import content_of
+from streambroker_core.side.join.stateless import build_views, join_rows
+from streambroker_core.side.join.static_table import build_content
 from streambroker_core.side.state.input_state import Content
-from streambroker_core.side.state.layout import shape_of
+from streambroker_core.side.state.layout import build_layout
 from support.sides import Sink, batch_of
 
 TRADES = pa.schema([("id", pa.string()), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
@@ -58,7 +58,7 @@ def with_state(
     sink = Sink()
     operator.bind(Window(number=0, time=0, watermark=None, bucket=0, buckets=1), sink)
     operator.begin_window()
-    operator.obey(SideVersion(input="rates", version="v1"))
+    operator.apply_control(SideVersion(input="rates", version="v1"))
     for batch in batches:
         operator.process("main", batch)
     operator.end_window()
@@ -79,16 +79,16 @@ def test_a_row_sees_what_it_sees_in_an_operator_with_state(
     columns = {"k": [k for k, _ in rows], "rate": [r for _, r in rows]}
     notes = [f"n{number}" for number in range(len(rows))]
     join = join_of(kind)
-    content = content_of(join.inputs[0], pa.table({**columns, "note": notes}, schema=RATES))
+    content = build_content(join.inputs[0], pa.table({**columns, "note": notes}, schema=RATES))
     batches = [
         batch_of([{"id": f"{n}", "k": k, "at": n} for n, k in enumerate(some)], TRADES)
         for some in keys
     ]
-    views = views_of(join, {"rates": ("v1", content)})
+    views = build_views(join, {"rates": ("v1", content)})
     found = [
         row
         for batch in batches
-        for made in meet(join, function, batch, views)
+        for made in join_rows(join, function, batch, views)
         for row in made.to_pylist()
     ]
     assert found == with_state(join, function, content, batches)
@@ -96,15 +96,17 @@ def test_a_row_sees_what_it_sees_in_an_operator_with_state(
 
 def test_a_function_is_called_with_rows_and_gives_rows_or_nothing() -> None:
     join = join_of("map")
-    content = content_of(join.inputs[0], RATES.empty_table())
-    views, rows = views_of(join, {"rates": ("v1", content)}), batch_of([{"id": "1"}], TRADES)
-    assert list(meet(join, lambda batch, views: None, rows, views)) == []
-    assert list(meet(join, lambda batch, views: batch.slice(0, 0), rows, views)) == []
+    content = build_content(join.inputs[0], RATES.empty_table())
+    views, rows = build_views(join, {"rates": ("v1", content)}), batch_of([{"id": "1"}], TRADES)
+    assert list(join_rows(join, lambda batch, views: None, rows, views)) == []
+    assert list(join_rows(join, lambda batch, views: batch.slice(0, 0), rows, views)) == []
     called: list[pa.RecordBatch] = []
-    assert list(meet(join, lambda batch, _: called.append(batch), rows.slice(0, 0), views)) == []
+    assert (
+        list(join_rows(join, lambda batch, _: called.append(batch), rows.slice(0, 0), views)) == []
+    )
     assert called == []
     with pytest.raises(SideError, match="The function with side inputs gave int"):
-        list(meet(join, lambda batch, views: 7, rows, views))
+        list(join_rows(join, lambda batch, views: 7, rows, views))
 
 
 TABLE = side("map")
@@ -133,17 +135,17 @@ ENRICH = Enrich(input="rates", on=("k",))
 )
 def test_what_needs_state_is_refused_with_what_to_do(told: dict[str, Any], why: str) -> None:
     join = SideJoin(schema=TRADES, inputs=(TABLE,), enrich=(ENRICH,), stateless=True)
-    assert shape_of(join).join is join
+    assert build_layout(join).join is join
     with pytest.raises(SideDefinitionError, match=why):
-        shape_of(replace(join, **told))
+        build_layout(replace(join, **told))
 
 
 def test_what_could_never_work_is_refused_as_with_state() -> None:
     join = SideJoin(schema=TRADES, inputs=(TABLE,), stateless=True)
     with pytest.raises(SideDefinitionError, match="`on` has 0 columns, its key 1"):
-        shape_of(replace(join, enrich=(Enrich(input="rates"),)))
+        build_layout(replace(join, enrich=(Enrich(input="rates"),)))
     with pytest.raises(SideDefinitionError, match="missing `never` is not known"):
-        shape_of(replace(join, enrich=(replace(ENRICH, missing="never"),)))  # type: ignore[arg-type]
+        build_layout(replace(join, enrich=(replace(ENRICH, missing="never"),)))  # type: ignore[arg-type]
 
 
 def test_what_holds_is_told_without_what_does_not_apply() -> None:

@@ -16,8 +16,8 @@ from streambroker_core.side.errors import (
     SideSchemaError,
     SideTooLargeError,
 )
-from streambroker_core.side.join.static_table import content_of
-from streambroker_core.side.join.views import Views, view_of
+from streambroker_core.side.join.static_table import build_content
+from streambroker_core.side.join.views import Views, make_view
 from support.sides import Runner
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64()), ("bank", pa.string())])
@@ -28,7 +28,7 @@ def view(*rows: tuple[Any, ...], schema: pa.Schema = RATES, **told: Any) -> Any:
     side = SideInput(**{**known, "schema": schema, **told})
     columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
     table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema)
-    return view_of(side, content_of(side, table), "v1")
+    return make_view(side, build_content(side, table), "v1")
 
 
 def texts(*keys: str | None) -> pa.Array:
@@ -136,7 +136,7 @@ class Large:
 def test_a_table_that_arrow_cannot_make_one_is_refused_and_not_cut_off() -> None:
     side = SideInput(name="rates", kind="map", key=("currency",), schema=RATES, static=True)
     with pytest.raises(SideTooLargeError, match="bytes of texts in one column: 3,221,225,472"):
-        content_of(side, Large())
+        build_content(side, Large())
 
 
 def test_what_a_function_does_to_a_value_is_not_for_the_next_row() -> None:

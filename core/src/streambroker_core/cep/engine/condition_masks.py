@@ -12,19 +12,19 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.cep.nfa.compiled import Compiled
+from streambroker_core.cep.nfa.compiled import CompiledRule
 from streambroker_core.expression import Expression, tree
 
 Mask: TypeAlias = "Callable[[pa.RecordBatch, MutableMapping[str, pa.BooleanArray]], Any]"
 """Takes rows and the masks of predicates on them so far; returns a boolean for each row."""
 MaskMaker: TypeAlias = "Callable[[Expression, pa.Schema], Mask]"
 
-_FEW = 4
+_MIN_LOOKUPS = 4
 """From so many comparisons of one column with texts on, they are looked up together."""
-_BITS = 62
+_BITS_PER_WORD = 62
 """So many conditions have their bits in one int64."""
-_SCHEMAS = 64
-_MADE: dict[tuple[MaskMaker, pa.Schema], dict[str, Mask]] = {}
+_MAX_SCHEMAS = 64
+_MASK_CACHE: dict[tuple[MaskMaker, pa.Schema], dict[str, Mask]] = {}
 
 
 def row_by_row(expression: Expression, schema: pa.Schema) -> Mask:
@@ -40,13 +40,13 @@ def row_by_row(expression: Expression, schema: pa.Schema) -> Mask:
     return mask
 
 
-def _known(maker: MaskMaker, schema: pa.Schema) -> dict[str, Mask]:
+def _cached_masks(maker: MaskMaker, schema: pa.Schema) -> dict[str, Mask]:
     """Return the masks that were made for a schema so far, by the texts of their expressions."""
-    known = _MADE.get((maker, schema))
+    known = _MASK_CACHE.get((maker, schema))
     if known is None:
-        if len(_MADE) >= _SCHEMAS:
-            _MADE.clear()
-        known = _MADE[maker, schema] = {}
+        if len(_MASK_CACHE) >= _MAX_SCHEMAS:
+            _MASK_CACHE.clear()
+        known = _MASK_CACHE[maker, schema] = {}
     return known
 
 
@@ -64,7 +64,7 @@ class Hits:
         self.rows, self.bits = rows, bits
 
 
-class Conditions:
+class ConditionMasks:
     """The conditions of all rules, by their texts; made for one schema.
 
     Args:
@@ -74,27 +74,29 @@ class Conditions:
     """
 
     def __init__(
-        self, rules: Iterable[Compiled], schema: pa.Schema, maker: MaskMaker = row_by_row
+        self, rules: Iterable[CompiledRule], schema: pa.Schema, maker: MaskMaker = row_by_row
     ) -> None:
-        known = _known(maker, schema)
+        known = _cached_masks(maker, schema)
         self._masks: dict[str, Mask] = {}
         lookups: dict[str, dict[str, str]] = {}
         for each in rules:
-            for text, part in zip(each.texts, each.truths.parts, strict=True):
+            for text, part in zip(
+                each.condition_texts, each.condition_bits.local_parts, strict=True
+            ):
                 if text is None or part is None or text in self._masks:
                     continue
                 if text not in known:
                     known[text] = maker(part, schema)
                 self._masks[text] = known[text]
-                _look_up(lookups, text, part, schema)
-        self._lookups = {name: each for name, each in lookups.items() if len(each) >= _FEW}
+                _add_lookup(lookups, text, part, schema)
+        self._lookups = {name: each for name, each in lookups.items() if len(each) >= _MIN_LOOKUPS}
 
-    def of(self, batch: pa.RecordBatch) -> BatchHits:
+    def evaluate(self, batch: pa.RecordBatch) -> BatchHits:
         """Return who has to see which rows of a batch."""
         return BatchHits(batch, self._masks, self._lookups)
 
 
-def _look_up(
+def _add_lookup(
     lookups: dict[str, dict[str, str]], text: str, part: Expression, schema: pa.Schema
 ) -> None:
     node = part.tree
@@ -117,18 +119,20 @@ class BatchHits:
     ) -> None:
         self._batch, self._masks = batch, masks
         self._cache: dict[str, pa.BooleanArray] = {}
-        self._made: dict[str, Any] = {}
-        self._found: dict[str, list[int]] = {}
+        self._evaluated: dict[str, Any] = {}
+        self._lookup_rows: dict[str, list[int]] = {}
         for name, texts in lookups.items():
-            self._found |= _found(batch.column(batch.schema.get_field_index(name)), texts)
+            self._lookup_rows |= _find_lookup_rows(
+                batch.column(batch.schema.get_field_index(name)), texts
+            )
 
-    def of(self, rule: Compiled) -> Hits:
+    def hits_for(self, rule: CompiledRule) -> Hits:
         """Return the rows that fulfil at least one condition of a rule, or all if it sees all."""
-        texts = rule.texts
-        if rule.automaton.appetite == "all" or None in texts or not texts:
+        texts = rule.condition_texts
+        if rule.automaton.event_need == "all" or None in texts or not texts:
             rows = pa.arange(0, self._batch.num_rows)
-        elif self._found and all(text in self._found for text in texts):
-            return self._few(texts)
+        elif self._lookup_rows and all(text in self._lookup_rows for text in texts):
+            return self._hits_from_lookups(texts)
         else:
             masks = [self._mask(text) for text in dict.fromkeys(texts) if text is not None]
             some = masks[0]
@@ -137,10 +141,10 @@ class BatchHits:
             rows = pc.indices_nonzero(some)
         return Hits(rows, self._bits(texts, rows))
 
-    def _few(self, texts: tuple[str | None, ...]) -> Hits:
+    def _hits_from_lookups(self, texts: tuple[str | None, ...]) -> Hits:
         bits: dict[int, int] = {}
         for place, text in enumerate(texts):
-            for row in self._found[text or ""]:
+            for row in self._lookup_rows[text or ""]:
                 bits[row] = bits.get(row, 0) | 1 << place
         rows = sorted(bits)
         return Hits(pa.array(rows, pa.int64()), [bits[row] for row in rows])
@@ -148,14 +152,14 @@ class BatchHits:
     def _bits(self, texts: tuple[str | None, ...], rows: pa.Array) -> list[int]:
         """Return the bits of rows, up to 62 conditions at once."""
         bits: list[int] = [0] * len(rows)
-        for low in range(0, len(texts), _BITS):
-            part = self._numbers(texts[low : low + _BITS], rows).to_pylist()
+        for low in range(0, len(texts), _BITS_PER_WORD):
+            part = self._bits_as_integers(texts[low : low + _BITS_PER_WORD], rows).to_pylist()
             bits = (
                 [one | other << low for one, other in zip(bits, part, strict=True)] if low else part
             )
         return bits
 
-    def _numbers(self, texts: tuple[str | None, ...], rows: pa.Array) -> Any:
+    def _bits_as_integers(self, texts: tuple[str | None, ...], rows: pa.Array) -> Any:
         always = sum(1 << place for place, text in enumerate(texts) if text is None)
         total = pa.repeat(pa.scalar(always, pa.int64()), len(rows))
         for place, text in enumerate(texts):
@@ -165,13 +169,13 @@ class BatchHits:
         return total
 
     def _mask(self, text: str) -> Any:
-        made = self._made.get(text)
+        made = self._evaluated.get(text)
         if made is None:
-            made = self._made[text] = self._masks[text](self._batch, self._cache)
+            made = self._evaluated[text] = self._masks[text](self._batch, self._cache)
         return made
 
 
-def _found(column: Any, texts: dict[str, str]) -> dict[str, list[int]]:
+def _find_lookup_rows(column: Any, texts: dict[str, str]) -> dict[str, list[int]]:
     """Return the rows in which a column has each of many texts, in one pass."""
     values = list(texts)
     found: dict[str, list[int]] = {text: [] for text in texts.values()}

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.cep.engine.condition_masks import Conditions, Hits, MaskMaker, row_by_row
-from streambroker_core.cep.engine.key_store import KeyStore, place_of, values_of
-from streambroker_core.cep.engine.row_view import Chosen, Gaps, Rows, View
-from streambroker_core.cep.engine.trace import Standing, standings
-from streambroker_core.cep.nfa.compiled import Compiled, compiled
-from streambroker_core.cep.nfa.linear_matcher import Follower, may_exceed
-from streambroker_core.cep.nfa.matcher import NEVER, Match, Matcher, Run, Timeout
-from streambroker_core.cep.nfa.nfa import Automaton
-from streambroker_core.cep.nfa.snapshot import RuleKey
+from streambroker_core.cep.engine.condition_masks import ConditionMasks, Hits, MaskMaker, row_by_row
+from streambroker_core.cep.engine.key_store import KeyStore, decode_key, encode_key
+from streambroker_core.cep.engine.row_view import GapRows, OrderedRows, RowView, SelectedRows
+from streambroker_core.cep.engine.trace import RunState, list_run_states
+from streambroker_core.cep.nfa.compiled import CompiledRule, compile_rule
+from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
+from streambroker_core.cep.nfa.matcher import NEVER, Matcher, PatternMatch, Run, Timeout
+from streambroker_core.cep.nfa.nfa import Nfa
+from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.key_selectors import Selector
-from streambroker_core.cep.pattern.match_buffer import Event, Node
+from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
@@ -35,11 +35,11 @@ from streambroker_core.control.operators.keyed_state import KeyedState
 Key: TypeAlias = "tuple[Any, ...]"
 BY_TIME = -1
 """What led to a result was time, not a row."""
-_MANY = 16
+_MANY_RULES = 16
 """From so many rules of one key on, what they ask of rows is read for all rows at once."""
 
 
-class Result(NamedTuple):
+class RuleResult(NamedTuple):
     """A match or a timed-out partial match of a rule, or why the rule stopped.
 
     Attributes:
@@ -53,7 +53,7 @@ class Result(NamedTuple):
     rule: str
     version: int
     key: Key
-    outcome: Match | Timeout | RunError
+    outcome: PatternMatch | Timeout | RunError
     trigger: int
 
 
@@ -63,7 +63,7 @@ _new_result = tuple.__new__
 
 @dataclass(slots=True)
 class Metrics:
-    """What a rule has done in this bucket since the object was made; see `RuleFigures`.
+    """What a rule has done in this bucket since the object was made; see `RuleMetrics`.
 
     ``alive`` goes on from what the object was given.
     """
@@ -77,63 +77,71 @@ class Metrics:
 
 
 @dataclass(slots=True, kw_only=True)
-class Active:
+class ActiveRule:
     """A rule in force.
 
     Attributes:
-        made: the rule, made ready.
+        compiled: the rule, made ready.
         name: its id and version.
         since: the window from which on it is in the set.
-        sees: the first window whose rows it sees.
+        visible_from: the first window whose rows it sees.
         until: time from which on the next version holds; `NEVER` for none.
-        timed: its timed-out partial matches are told; they are counted anyway.
-        plain: whether an event can begin a run depends on the event alone.
-        begins: by the bits of an event, whether it can begin a run; as far as it was asked.
+        reports_timeouts: its timed-out partial matches are told; they are counted anyway.
+        starts_locally: whether an event can begin a run depends on the event alone.
+        begins_by_bits: by the bits of an event, whether it can begin a run; as far as it was asked.
     """
 
-    made: Compiled
+    compiled: CompiledRule
     since: int
-    sees: int = 0
+    visible_from: int = 0
     until: int = NEVER
-    timed: bool = True
-    name: RuleKey = field(init=False)
-    plain: bool = field(init=False)
-    begins: dict[int, bool] = field(default_factory=dict)
+    reports_timeouts: bool = True
+    name: RuleVersionKey = field(init=False)
+    starts_locally: bool = field(init=False)
+    begins_by_bits: dict[int, bool] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         automaton = self.automaton
-        self.name = self.made.rule.id, self.made.rule.version
-        self.plain = not automaton.asked[automaton.start] & self.made.truths.run_bits
+        self.name = self.compiled.rule.id, self.compiled.rule.version
+        self.starts_locally = (
+            not automaton.needed_bits[automaton.start] & self.compiled.condition_bits.run_bits
+        )
 
     @property
     def rule(self) -> PatternProcessor:
         """The rule."""
-        return self.made.rule
+        return self.compiled.rule
 
     @property
-    def automaton(self) -> Automaton:
+    def automaton(self) -> Nfa:
         """The automaton of its pattern."""
-        return self.made.automaton
+        return self.compiled.automaton
 
     def matcher(self) -> Matcher:
         """Return a matcher without runs."""
-        return Matcher(self.made.automaton, self.made.truths, self.made.rule.limits)
+        return Matcher(
+            self.compiled.automaton, self.compiled.condition_bits, self.compiled.rule.limits
+        )
 
     def can_begin(self, bits: int) -> bool:
         """Tell whether an event of which these conditions hold may begin a run."""
-        begins = self.begins.get(bits)
+        begins = self.begins_by_bits.get(bits)
         if begins is None:
-            automaton = self.made.automaton
-            begins = not self.plain or bool(automaton.decide(automaton.start, bits).steps)
-            self.begins[bits] = begins
+            automaton = self.compiled.automaton
+            begins = not self.starts_locally or bool(automaton.decide(automaton.start, bits).steps)
+            self.begins_by_bits[bits] = begins
         return begins
 
-    def sight(self, rows: Rows) -> pa.BooleanArray | None:
+    def visible_rows(self, rows: OrderedRows) -> pa.BooleanArray | None:
         """Return which rows are of its time and were sent for it; None for all."""
         masks = []
-        if self.sees and rows.batch.num_rows and pc.min(rows.arrived).as_py() < self.sees:
-            masks.append(pc.greater_equal(rows.arrived, self.sees))
+        if (
+            self.visible_from
+            and rows.batch.num_rows
+            and pc.min(rows.arrival_windows).as_py() < self.visible_from
+        ):
+            masks.append(pc.greater_equal(rows.arrival_windows, self.visible_from))
         if self.rule.starts is not None:
             masks.append(pc.greater_equal(rows.times, self.rule.starts))
         if self.until != NEVER:
@@ -149,7 +157,8 @@ class Engine:
         key: the stream's key columns; none for one key for all.
         maker: makes masks of conditions.
         clock: nanoseconds, for figures alone; it does not have to go on.
-        timed: says whether the timed-out partial matches of a rule are told; None for all.
+        reports_timeouts: says whether the timed-out partial matches of a rule are told; None for
+            all.
 
     Attributes:
         active: the rules in force, by id and version.
@@ -163,15 +172,20 @@ class Engine:
         key: Selector = (),
         maker: MaskMaker = row_by_row,
         clock: Callable[[], int] = int,
-        timed: Callable[[PatternProcessor], bool] | None = None,
+        reports_timeouts: Callable[[PatternProcessor], bool] | None = None,
     ) -> None:
-        self._key, self._maker, self._clock, self._timed = key, maker, clock, timed
-        self.active: dict[RuleKey, Active] = {}
-        self.failed: list[RuleKey] = []
-        self.keys = KeyStore(state, self._new)
-        self._conditions: dict[Selector, tuple[pa.Schema, Conditions]] = {}
+        self._key, self._maker, self._clock, self._reports_timeouts = (
+            key,
+            maker,
+            clock,
+            reports_timeouts,
+        )
+        self.active: dict[RuleVersionKey, ActiveRule] = {}
+        self.failed: list[RuleVersionKey] = []
+        self.keys = KeyStore(state, self._make_matcher)
+        self._conditions: dict[Selector, tuple[pa.Schema, ConditionMasks]] = {}
 
-    def _new(self, name: RuleKey) -> Matcher | None:
+    def _make_matcher(self, name: RuleVersionKey) -> Matcher | None:
         active = self.active.get(name)
         return None if active is None else active.matcher()
 
@@ -180,8 +194,8 @@ class Engine:
         rules: RuleSet,
         window: int,
         *,
-        since: Mapping[RuleKey, int] | None = None,
-        sees: Callable[[Active], int] | None = None,
+        since: Mapping[RuleVersionKey, int] | None = None,
+        visible_from: Callable[[ActiveRule], int] | None = None,
     ) -> None:
         """Put a set of rules in force.
 
@@ -192,91 +206,97 @@ class Engine:
             rules: the set.
             window: this window, from which on those are in the set that were not.
             since: windows from which on rules were in the set already; for a restored bucket.
-            sees: returns the first window whose rows a rule sees that is new to the engine; None
-                for all rows.
+            visible_from: returns the first window whose rows a rule sees that is new to the engine;
+                None for all rows.
         """
         before, self.active = self.active, {}
         for rule in rules:
             known = before.get((rule.id, rule.version))
             if known is None:
                 name = rule.id, rule.version
-                known = Active(
-                    made=compiled(rule),
+                known = ActiveRule(
+                    compiled=compile_rule(rule),
                     since=(since or {}).get(name, window),
-                    timed=self._timed is None or self._timed(rule),
+                    reports_timeouts=self._reports_timeouts is None or self._reports_timeouts(rule),
                 )
-                known.sees = 0 if sees is None else sees(known)
+                known.visible_from = 0 if visible_from is None else visible_from(known)
             until = rules.until(rule)
             known.until = NEVER if until is None else until
             self.active[known.name] = known
         self._conditions.clear()
         gone = {name for name in before if name not in self.active}
         if gone:
-            heirs = self._heirs(before, gone)
+            heirs = self._successors(before, gone)
             for old, new in heirs.items():
                 self.active[new].metrics.alive += before[old].metrics.alive
             self.keys.forget(gone, heirs)
 
-    def _heirs(
-        self, before: Mapping[RuleKey, Active], gone: set[RuleKey]
-    ) -> dict[RuleKey, RuleKey]:
+    def _successors(
+        self, before: Mapping[RuleVersionKey, ActiveRule], removed: set[RuleVersionKey]
+    ) -> dict[RuleVersionKey, RuleVersionKey]:
         """Return the new versions that take over the partial matches of those that are gone."""
         return {
             old: new.name
-            for old in gone
+            for old in removed
             for new in self.active.values()
             if new.rule.id == old[0]
             and new.rule.keep_matches
             and new.name not in before
-            and same_shape(before[old].automaton, new.automaton)
+            and is_same_shape(before[old].automaton, new.automaton)
         }
 
-    def process(self, rows: Rows, only: Selector | None = None) -> list[Result]:
+    def process(self, rows: OrderedRows, only_selector: Selector | None = None) -> list[RuleResult]:
         """Let rules see rows; results come in the order of the rows that led to them.
 
         Args:
             rows: the rows.
-            only: the key whose rules see them, for copies made for that key; None for all rules.
+            only_selector: the key whose rules see them, for copies made for that key; None for all
+                rules.
 
         Raises:
             RunError: a rule failed that is to fail the query.
         """
-        results: list[Result] = []
+        results: list[RuleResult] = []
         for selector in {active.rule.key or self._key: None for active in self.active.values()}:
-            if only not in (None, selector):
+            if only_selector not in (None, selector):
                 continue
             rules = [a for a in self.active.values() if (a.rule.key or self._key) == selector]
             conditions = self._conditions_of(selector, rules, rows.batch.schema)
-            whole, hits = View(rows, selector, many=len(rules) >= _MANY), conditions.of(rows.batch)
+            whole, hits = (
+                RowView(rows, selector, read_all=len(rules) >= _MANY_RULES),
+                conditions.evaluate(rows.batch),
+            )
             for active in rules:
                 view, found = whole, hits
-                sight = active.sight(rows)
+                sight = active.visible_rows(rows)
                 if sight is not None:
-                    view = View(rows.where(sight), selector)
-                    found = conditions.of(view.rows.batch)
+                    view = RowView(rows.filter(sight), selector)
+                    found = conditions.evaluate(view.rows.batch)
                 try:
-                    self._see(active, view, found.of(active.made), results)
+                    self._process_rule(active, view, found.hits_for(active.compiled), results)
                 except RunError as error:
-                    results.append(self.stop(active.rule, error, self._last(rows)))
+                    results.append(self.disable_rule(active.rule, error, self._last_seq(rows)))
         results.sort(key=_trigger)
         if results:
-            rows.fill()
+            rows.load_events()
         return results
 
     @staticmethod
-    def _last(rows: Rows) -> int:
+    def _last_seq(rows: OrderedRows) -> int:
         return int(rows.seqs[-1].as_py()) if len(rows.seqs) else BY_TIME
 
     def _conditions_of(
-        self, selector: Selector, rules: list[Active], schema: pa.Schema
-    ) -> Conditions:
+        self, selector: Selector, rules: list[ActiveRule], schema: pa.Schema
+    ) -> ConditionMasks:
         made = self._conditions.get(selector)
         if made is None or made[0] != schema:
-            made = (schema, Conditions([one.made for one in rules], schema, self._maker))
+            made = (schema, ConditionMasks([one.compiled for one in rules], schema, self._maker))
             self._conditions[selector] = made
         return made[1]
 
-    def stop(self, rule: PatternProcessor, error: RunError, row: int = BY_TIME) -> Result:
+    def disable_rule(
+        self, rule: PatternProcessor, error: RunError, row: int = BY_TIME
+    ) -> RuleResult:
         """Turn a rule off that failed, and free its runs.
 
         Args:
@@ -293,148 +313,162 @@ class Engine:
         self.active.pop(name, None)
         self.failed.append(name)
         self.keys.forget({name}, {})
-        return Result(*name, (), error, row)
+        return RuleResult(*name, (), error, row)
 
-    def _see(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
+    def _process_rule(
+        self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
+    ) -> None:
         count, began = len(hits.bits), self._clock()
         active.metrics.tested += count
-        if active.automaton.appetite == "gaps":
-            self._see_gaps(active, view, hits, results)
+        if active.automaton.event_need == "gaps":
+            self._process_gaps(active, view, hits, results)
         elif count:
-            self._see_hits(active, view, hits, results)
+            self._process_hits(active, view, hits, results)
         active.metrics.nanoseconds += self._clock() - began
 
-    def _see_hits(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
+    def _process_hits(
+        self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
+    ) -> None:
         """Let a rule see the rows that fulfil some condition of it."""
-        rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.at(hits.rows)
-        chosen.keys.read(chosen.codes)
-        if self._follow(active, rows, chosen, hits.bits, results):
+        rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.select(hits.rows)
+        chosen.keys.load(chosen.codes)
+        if self._process_linear(active, rows, chosen, hits.bits, results):
             return
-        rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
+        rows.load_columns(
+            chosen,
+            active.compiled.condition_bits.needed_fields,
+            whole=active.compiled.condition_bits.needs_whole_rows,
+        )
         name, keys = active.name, dict[int, bytes]()
         for place, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
             if code not in mine:
-                keys[code] = chosen.keys.place(code)
-                mine[code] = self.keys.of(keys[code]).get(name)
+                keys[code] = chosen.keys.key_at(code)
+                mine[code] = self.keys.matchers_for(keys[code]).get(name)
             matcher = mine[code]
             if matcher is None and not active.can_begin(bits):
                 continue
-            event = rows.event(place, seq, time)
+            event = rows.event_at(place, seq, time)
             mine[code] = self._step(active, keys[code], matcher, event, bits, results)
 
-    def _see_gaps(self, active: Active, view: View, hits: Hits, results: list[Result]) -> None:
+    def _process_gaps(
+        self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
+    ) -> None:
         """Let a rule see also, where a key has runs, the first row of each gap between hits."""
-        gaps, rows = Gaps(view, hits), view.rows
+        gaps, rows = GapRows(view, hits), view.rows
         chosen = gaps.chosen
-        chosen.keys.read(chosen.codes)
-        if self._follow(active, rows, chosen, gaps.bits, results):
+        chosen.keys.load(chosen.codes)
+        if self._process_linear(active, rows, chosen, gaps.bits, results):
             return
-        rows.read(chosen, active.made.truths.fields, whole=active.made.truths.whole)
-        for code, low, high in gaps.by_key():
-            place = chosen.keys.place(code)
-            matcher = self.keys.of(place).get(active.name)
+        rows.load_columns(
+            chosen,
+            active.compiled.condition_bits.needed_fields,
+            whole=active.compiled.condition_bits.needs_whole_rows,
+        )
+        for code, low, high in gaps.iter_keys():
+            place = chosen.keys.key_at(code)
+            matcher = self.keys.matchers_for(place).get(active.name)
             for at in range(low, high):
                 bits = gaps.bits[at]
                 if matcher is None and not (bits and active.can_begin(bits)):
                     continue
-                event = rows.event(chosen.places[at], chosen.seqs[at], chosen.times[at])
+                event = rows.event_at(chosen.indices[at], chosen.seqs[at], chosen.times[at])
                 matcher = self._step(active, place, matcher, event, bits, results)
 
-    def _follow(
+    def _process_linear(
         self,
-        active: Active,
-        rows: Rows,
-        chosen: Chosen,
+        active: ActiveRule,
+        rows: OrderedRows,
+        chosen: SelectedRows,
         bits: list[int],
-        results: list[Result],
+        results: list[RuleResult],
     ) -> bool:
         """Let a plain sequence see rows; tell whether it is one whose runs can be followed."""
-        sequence, keys, name = active.made.sequence, chosen.keys, active.name
+        sequence, keys, name = active.compiled.linear_pattern, chosen.keys, active.name
         if sequence is None:
             return False
         before: dict[int, list[Run]] = {}
         for code in dict.fromkeys(chosen.codes):
-            matcher = self.keys.of(keys.place(code)).get(name)
+            matcher = self.keys.matchers_for(keys.key_at(code)).get(name)
             if matcher is not None:
                 before[code] = matcher.runs
-                if not sequence.has(matcher.runs):
+                if not sequence.can_follow(matcher.runs):
                     return False
         if may_exceed(active.rule.limits.runs, chosen.codes, before):
             return False
 
         def event(row: int) -> Event:
-            return rows.event(chosen.places[row], chosen.seqs[row], chosen.times[row])
+            return rows.event_at(chosen.indices[row], chosen.seqs[row], chosen.times[row])
 
-        follower, metrics = Follower(sequence, before), active.metrics
-        follower.see(chosen.codes, chosen.seqs, chosen.times, bits)
+        follower, metrics = LinearMatcher(sequence, before), active.metrics
+        follower.process(chosen.codes, chosen.seqs, chosen.times, bits)
         metrics.matches += follower.matches
         metrics.timeouts += follower.timeouts
-        for row, code, outcome in follower.ended(event, timed=active.timed):
-            key = values_of(keys.place(code))
-            results.append(_new_result(Result, (*name, key, outcome, chosen.seqs[row])))
-        for code, runs in follower.changed(event):
-            matchers = self.keys.of(keys.place(code))
+        for row, code, outcome in follower.iter_ended(event, timed=active.reports_timeouts):
+            key = decode_key(keys.key_at(code))
+            results.append(_new_result(RuleResult, (*name, key, outcome, chosen.seqs[row])))
+        for code, runs in follower.iter_changed(event):
+            matchers = self.keys.matchers_for(keys.key_at(code))
             metrics.alive += len(runs) - len(before.get(code, ()))
             if runs:
-                matchers.setdefault(name, active.matcher()).put(runs)
+                matchers.setdefault(name, active.matcher()).set_runs(runs)
             else:
                 matchers.pop(name, None)
         return True
 
     def _step(
         self,
-        active: Active,
-        place: bytes,
+        active: ActiveRule,
+        key_bytes: bytes,
         matcher: Matcher | None,
         event: Event,
         bits: int,
-        results: list[Result],
+        results: list[RuleResult],
     ) -> Matcher | None:
         """Give a key's matcher an event; return the matcher if it has runs then."""
         if matcher is None:
-            matcher = self.keys.of(place)[active.name] = active.matcher()
+            matcher = self.keys.matchers_for(key_bytes)[active.name] = active.matcher()
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
         matches, timeouts = matcher.process(event, bits)
         metrics.alive += len(matcher.runs) - alive
         metrics.dropped += matcher.dropped - dropped
         if matches or timeouts:
-            self._tell(active, place, matches, timeouts, event.seq, results)
+            self._append_results(active, key_bytes, matches, timeouts, event.seq, results)
         if matcher.runs or matcher.held:
             return matcher
-        del self.keys.of(place)[active.name]
+        del self.keys.matchers_for(key_bytes)[active.name]
         return None
 
-    def explain(self, rule: str, key: Key) -> list[Standing]:
+    def explain(self, rule: str, key: Key) -> list[RunState]:
         """Return where the runs of a rule stand in a key, for those who ask why nothing matched.
 
         Args:
             rule: its id; all its versions are looked at.
             key: values of the rule's key columns, or of the stream's if it has none.
         """
-        found: list[Standing] = []
+        found: list[RunState] = []
         for active in self.active.values():
             if active.rule.id == rule:
-                matchers = self.keys.of(place_of(active.rule.key or self._key, key))
+                matchers = self.keys.matchers_for(encode_key(active.rule.key or self._key, key))
                 if active.name in matchers:
-                    found += standings(matchers[active.name])
+                    found += list_run_states(matchers[active.name])
         return found
 
-    def standings(self, rule: str) -> dict[Key, list[Standing]]:
+    def run_states(self, rule: str) -> dict[Key, list[RunState]]:
         """Return where the runs of a rule stand, by the values of their keys.
 
         Args:
             rule: its id; all its versions are looked at.
         """
-        found: dict[Key, list[Standing]] = {}
+        found: dict[Key, list[RunState]] = {}
         names = [name for name in self.active if name[0] == rule]
-        for place in self.keys.places():
+        for place in self.keys.list_keys():
             for name in names:
-                matcher = self.keys.of(place).get(name)
+                matcher = self.keys.matchers_for(place).get(name)
                 if matcher is not None:
-                    found.setdefault(values_of(place), []).extend(standings(matcher))
+                    found.setdefault(decode_key(place), []).extend(list_run_states(matcher))
         return found
 
-    def advance(self, time: int) -> list[Result]:
+    def advance(self, time: int) -> list[RuleResult]:
         """Tell what time has ended, and free what a later version has replaced by then.
 
         Partial matches are handed over first, so that time ends them for the version that has them.
@@ -442,10 +476,10 @@ class Engine:
         Raises:
             RunError: a rule failed that is to fail the query.
         """
-        results: list[Result] = []
-        for at in self.handovers(time):
+        results: list[RuleResult] = []
+        for at in self.handover_times(time):
             results += self.hand_over(at)
-        results += self._pass(time, self.active)
+        results += self._advance(time, self.active)
         return results
 
     def first_replaced(self) -> int | None:
@@ -453,32 +487,32 @@ class Engine:
         ending = [active for active in self.active.values() if active.until != NEVER]
         return min((active.until for active in ending if active.metrics.alive), default=None)
 
-    def handovers(self, time: int) -> list[int]:
+    def handover_times(self, time: int) -> list[int]:
         """Return the times up to this one at which a version takes over from the one before it."""
         ending = [active for active in self.active.values() if active.until <= time]
-        return sorted({active.until for active in ending if self._next(active) is not None})
+        return sorted({active.until for active in ending if self._successor(active) is not None})
 
-    def hand_over(self, time: int) -> list[Result]:
+    def hand_over(self, time: int) -> list[RuleResult]:
         """End the versions that others replace by a time, and no other; as of `advance`."""
-        return self._pass(time, {n for n, active in self.active.items() if active.until <= time})
+        return self._advance(time, {n for n, active in self.active.items() if active.until <= time})
 
-    def _next(self, old: Active) -> RuleKey | None:
+    def _successor(self, old: ActiveRule) -> RuleVersionKey | None:
         """Return the scheduled version that takes over the partial matches of the one before it."""
         for new in self.active.values():
             follows = new.rule.id == old.rule.id and new.rule.starts == old.until
-            if follows and new.rule.keep_matches and same_shape(old.automaton, new.automaton):
+            if follows and new.rule.keep_matches and is_same_shape(old.automaton, new.automaton):
                 return new.name
         return None
 
-    def _pass(self, time: int, names: Collection[RuleKey]) -> list[Result]:
-        results: list[Result] = []
-        for place in self.keys.due(time):
-            for name in [name for name in self.keys.of(place) if name in names]:
-                matcher, active = self.keys.of(place).get(name), self.active.get(name)
+    def _advance(self, time: int, names: Collection[RuleVersionKey]) -> list[RuleResult]:
+        results: list[RuleResult] = []
+        for place in self.keys.due_keys(time):
+            for name in [name for name in self.keys.matchers_for(place) if name in names]:
+                matcher, active = self.keys.matchers_for(place).get(name), self.active.get(name)
                 if matcher is not None and active is not None and matcher.due <= time:
                     self._expire(active, place, matcher, min(time, active.until), results)
         over = sorted(name for name, active in self.active.items() if active.until <= time)
-        heirs = {name: self._next(self.active[name]) for name in over}
+        heirs = {name: self._successor(self.active[name]) for name in over}
         for name in over:
             old, heir = self.active.pop(name), heirs[name]
             if heir is not None:
@@ -489,64 +523,71 @@ class Engine:
         return results
 
     def _expire(
-        self, active: Active, place: bytes, matcher: Matcher, time: int, results: list[Result]
+        self,
+        active: ActiveRule,
+        key_bytes: bytes,
+        matcher: Matcher,
+        time: int,
+        results: list[RuleResult],
     ) -> None:
         alive, began = len(matcher.runs), self._clock()
         try:
             matches, timeouts = matcher.advance(time)
         except RunError as error:
-            results.append(self.stop(active.rule, error))
+            results.append(self.disable_rule(active.rule, error))
             return
         active.metrics.alive += len(matcher.runs) - alive
         active.metrics.nanoseconds += self._clock() - began
-        self._tell(active, place, matches, timeouts, BY_TIME, results)
+        self._append_results(active, key_bytes, matches, timeouts, BY_TIME, results)
         if not matcher.runs and not matcher.held:
-            self.keys.of(place).pop(active.name, None)
+            self.keys.matchers_for(key_bytes).pop(active.name, None)
 
-    def _tell(
+    def _append_results(
         self,
-        active: Active,
-        place: bytes,
-        matches: list[Match],
+        active: ActiveRule,
+        key_bytes: bytes,
+        matches: list[PatternMatch],
         timeouts: list[Timeout],
         trigger: int,
-        results: list[Result],
+        results: list[RuleResult],
     ) -> None:
         """Add results; partial matches that differ in nothing but where they wait are told once."""
-        (name, version), key, metrics = active.name, values_of(place), active.metrics
+        (name, version), key, metrics = active.name, decode_key(key_bytes), active.metrics
         if len(timeouts) > 1:
             told: dict[tuple[int, ...], Timeout] = {}
             for timeout in timeouts:
-                told.setdefault(_mark(timeout), timeout)
+                told.setdefault(_timeout_identity(timeout), timeout)
             timeouts = list(told.values())
         metrics.timeouts += len(timeouts)
         metrics.matches += len(matches)
-        outcomes: list[Match | Timeout] = [*timeouts, *matches] if active.timed else [*matches]
-        results += [_new_result(Result, (name, version, key, one, trigger)) for one in outcomes]
+        outcomes: list[PatternMatch | Timeout] = (
+            [*timeouts, *matches] if active.reports_timeouts else [*matches]
+        )
+        results += [_new_result(RuleResult, (name, version, key, one, trigger)) for one in outcomes]
 
 
-def _trigger(result: Result) -> int:
+def _trigger(result: RuleResult) -> int:
     return result.trigger
 
 
-def _mark(timeout: Timeout) -> tuple[int, ...]:
+def _timeout_identity(timeout: Timeout) -> tuple[int, ...]:
     """Return what partial matches have in common that are told once."""
     mark = [timeout.time]
-    node: Node | None = timeout.node
+    node: RunNode | None = timeout.node
     while node is not None:
         mark += (node.stage, node.event.seq)
-        node = node.before
+        node = node.previous
     return tuple(mark)
 
 
-def same_shape(one: Automaton, other: Automaton) -> bool:
+def is_same_shape(left: Nfa, right: Nfa) -> bool:
     """Tell whether two automata differ in nothing but their conditions."""
 
-    def shape(automaton: Automaton) -> object:
+    def shape(automaton: Nfa) -> object:
         states = [
             (
                 state.kind,
-                state.twin,
+                state.is_duplicate,
                 state.gap,
                 [(edge.action, edge.target, edge.stage, edge.gap) for edge in state.edges],
             )
@@ -554,4 +595,4 @@ def same_shape(one: Automaton, other: Automaton) -> bool:
         ]
         return automaton.stages, automaton.start, automaton.window, states, automaton.pattern.skip
 
-    return shape(one) == shape(other)
+    return shape(left) == shape(right)

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def without_cycles(function: Callable[P, T]) -> Callable[P, T]:
+def gc_paused(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function during which nobody looks for cycles, if somebody did before."""
 
     @wraps(function)

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.cep.engine.key_store import place_of
-from streambroker_core.cep.pattern.key_selectors import Selector, key_expression, name_of
+from streambroker_core.cep.engine.key_store import encode_key
+from streambroker_core.cep.pattern.key_selectors import Selector, key_expression, selector_text
 
-SELECTOR, PLACE, FIRST = "_selector", "_place", "_first"
+SELECTOR, KEY_BYTES, FIRST = "_selector", "_place", "_first"
 """Columns of copies: what the key is made of, the key as bytes, whether it is the first copy."""
 
 
@@ -26,30 +26,30 @@ def key_columns(batch: pa.RecordBatch, selector: Selector) -> list[pa.Array]:
     Raises:
         FilterError: a part is neither a column nor an expression.
     """
-    return [_plain(_column(batch, text)) for text in selector]
+    return [_normalize_floats(_key_part(batch, text)) for text in selector]
 
 
-def _column(batch: pa.RecordBatch, text: str) -> pa.Array:
+def _key_part(batch: pa.RecordBatch, text: str) -> pa.Array:
     if text in batch.schema.names:
         return batch.column(text)
     fetch, names = key_expression(text)
     used = [name for name in batch.schema.names if name in names]
     columns = [batch.column(name) for name in used]
     if used and not any(pa.types.is_nested(column.type) for column in columns):
-        codes, values = coded(columns)
+        codes, values = encode_columns(columns)
         found = [fetch(dict(zip(used, each, strict=True))) for each in values]
         return pa.array(found).take(codes)
     return pa.array([fetch(row) for row in batch.select(used).to_pylist()])
 
 
-def _plain(column: pa.Array) -> pa.Array:
+def _normalize_floats(column: pa.Array) -> pa.Array:
     if not pa.types.is_floating(column.type):
         return column
     column = pc.add(pc.cast(column, pa.float64()), 0.0)
     return pc.if_else(pc.is_nan(column), float("nan"), column)
 
 
-def coded(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[tuple[Any, ...]]]:
+def encode_columns(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[tuple[Any, ...]]]:
     """Return a number for each row, from 0 without gaps, and what each number stands for.
 
     Args:
@@ -58,20 +58,20 @@ def coded(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[tuple[Any, ...]]]
     codes = [column.dictionary_encode("encode") for column in columns]
     if len(codes) == 1:
         return codes[0].indices, [(value,) for value in codes[0].dictionary.to_pylist()]
-    joined = reduce(_joined, codes[1:], codes[0].indices)
+    joined = reduce(_combine_codes, codes[1:], codes[0].indices)
     first = pc.index_in(pa.arange(0, len(pc.unique(joined))).cast(joined.type), joined)
     values = (column.take(first).to_pylist() for column in columns)
     return joined, list(zip(*values, strict=True))
 
 
-def _joined(before: pa.Array, column: pa.DictionaryArray) -> pa.Array:
+def _combine_codes(before: pa.Array, column: pa.DictionaryArray) -> pa.Array:
     """Return a number for each pair of a number so far and a value, without gaps again."""
     size = pa.scalar(max(1, len(column.dictionary)), pa.int64())
     pairs = pc.add(pc.multiply(pc.cast(before, pa.int64()), size), column.indices)
     return pairs.dictionary_encode().indices
 
 
-def copies(batch: pa.RecordBatch, selectors: Sequence[Selector]) -> pa.RecordBatch:
+def copy_rows(batch: pa.RecordBatch, selectors: Sequence[Selector]) -> pa.RecordBatch:
     """Return one copy of each row for each key, as a `PatternOperator` with ``copied`` takes them.
 
     Args:
@@ -81,12 +81,12 @@ def copies(batch: pa.RecordBatch, selectors: Sequence[Selector]) -> pa.RecordBat
     Raises:
         FilterError: a part of a key is neither a column nor an expression.
     """
-    names = [*batch.schema.names, SELECTOR, PLACE, FIRST]
+    names = [*batch.schema.names, SELECTOR, KEY_BYTES, FIRST]
     parts = []
     for number, selector in enumerate(selectors):
         added = [
-            pa.repeat(pa.scalar(name_of(selector)), batch.num_rows),
-            _places(batch, selector),
+            pa.repeat(pa.scalar(selector_text(selector)), batch.num_rows),
+            _key_bytes(batch, selector),
             pa.repeat(pa.scalar(number == 0), batch.num_rows),
         ]
         parts.append(pa.RecordBatch.from_arrays([*batch.columns, *added], names=names))
@@ -94,8 +94,8 @@ def copies(batch: pa.RecordBatch, selectors: Sequence[Selector]) -> pa.RecordBat
     return whole[0] if whole else parts[0]
 
 
-def _places(batch: pa.RecordBatch, selector: Selector) -> pa.Array:
+def _key_bytes(batch: pa.RecordBatch, selector: Selector) -> pa.Array:
     if not selector:
-        return pa.repeat(pa.scalar(place_of((), ()), pa.binary()), batch.num_rows)
-    codes, values = coded(key_columns(batch, selector))
-    return pa.array([place_of(selector, each) for each in values], pa.binary()).take(codes)
+        return pa.repeat(pa.scalar(encode_key((), ()), pa.binary()), batch.num_rows)
+    codes, values = encode_columns(key_columns(batch, selector))
+    return pa.array([encode_key(selector, each) for each in values], pa.binary()).take(codes)

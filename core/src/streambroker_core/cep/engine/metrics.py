@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuleFigures:
+class RuleMetrics:
     """What a rule did.
 
     Attributes:
@@ -33,7 +33,7 @@ class RuleFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class RuleFailure:
     """A rule that failed, and is off in its bucket.
 
     Attributes:
@@ -50,7 +50,7 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowFigures:
+class WindowMetrics:
     """What a window of a bucket came to.
 
     Attributes:
@@ -68,9 +68,9 @@ class WindowFigures:
 
     bucket: int
     window: int
-    rules: tuple[RuleFigures, ...]
+    rules: tuple[RuleMetrics, ...]
     complete: bool = True
-    stopped: tuple[Stopped, ...] = ()
+    stopped: tuple[RuleFailure, ...] = ()
     waiting: int = 0
     first: int | None = None
     watermark: int | None = None

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from streambroker_core.cep.engine.engine import BY_TIME, Result
-from streambroker_core.cep.nfa.matcher import Match, Timeout, events_of
+from streambroker_core.cep.engine.engine import BY_TIME, RuleResult
+from streambroker_core.cep.nfa.matcher import PatternMatch, Timeout, events_by_stage
 from streambroker_core.cep.pattern.errors import PatternArgumentError, RunError
-from streambroker_core.cep.pattern.match_buffer import Event, Node, Row, fill
+from streambroker_core.cep.pattern.match_buffer import Event, Row, RunNode, load_fields
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.control.tuples import END_OF_TIME
 
@@ -41,14 +41,14 @@ FAILURES = pa.schema(
     ]
 )
 """Columns of errors."""
-_LEAD = RESULTS.names[:2]
+_LEAD_COLUMNS = RESULTS.names[:2]
 
 _json = json.JSONEncoder(default=str, separators=(",", ":")).encode
 _quoted = lru_cache(maxsize=4_096)(_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class MatchedEvents:
     """A match or a timed-out partial match, as a function gets it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Found:
     waited: str | None = None
 
 
-Made: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"
+FunctionResult: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +84,20 @@ class MatchFunction:
     """
 
     schema: pa.Schema
-    matched: Callable[[Found], Made]
-    timed_out: Callable[[Found], Made] | None = None
+    matched: Callable[[MatchedEvents], FunctionResult]
+    timed_out: Callable[[MatchedEvents], FunctionResult] | None = None
 
     def __post_init__(self) -> None:
-        taken = [name for name in _LEAD if name in self.schema.names]
+        taken = [name for name in _LEAD_COLUMNS if name in self.schema.names]
         if taken:
             raise PatternArgumentError(
                 f"a function's rows have a column {taken[0]} of their own",
-                remedy=f"rename it: {' and '.join(_LEAD)} are put before the columns",
+                remedy=f"rename it: {' and '.join(_LEAD_COLUMNS)} are put before the columns",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class MatchOutput:
     """What came of results.
 
     Attributes:
@@ -109,7 +109,7 @@ class Told:
     failures: list[tuple[PatternProcessor, RunError]]
 
 
-class Teller:
+class OutputWriter:
     """Makes rows of results.
 
     Args:
@@ -131,79 +131,81 @@ class Teller:
         own = (output for output in OUTPUTS if timeouts or output != TIMEOUTS)
         self.outputs = (*own, *sorted(functions))
 
-    def timed(self, rule: PatternProcessor) -> bool:
+    def reports_timeouts(self, rule: PatternProcessor) -> bool:
         """Tell whether the timed-out partial matches of a rule are wanted."""
         function = self._functions.get(rule.function or "")
         return self._timeouts or (function is not None and function.timed_out is not None)
 
-    def tell(self, results: list[Result], rule_of: Callable[[str, int], PatternProcessor]) -> Told:
+    def write(
+        self, results: list[RuleResult], find_rule: Callable[[str, int], PatternProcessor]
+    ) -> MatchOutput:
         """Return rows of matches and time-outs, in their order.
 
         A rule whose function fails is told no further.
 
         Args:
             results: what rules have led to; errors are left out.
-            rule_of: returns the rule with an id and a version.
+            find_rule: returns the rule with an id and a version.
         """
-        _read(results)
-        plain: dict[str, list[Result]] = {}
+        _load_rows(results)
+        plain: dict[str, list[RuleResult]] = {}
         made: dict[str, list[dict[str, Any]]] = {}
         failed: dict[tuple[str, int], tuple[PatternProcessor, RunError]] = {}
         for result in results:
             if result[:2] in failed or isinstance(result.outcome, RunError):
                 continue
-            rule = rule_of(result.rule, result.version) if self._functions else None
-            call = self._call(rule, result)
+            rule = find_rule(result.rule, result.version) if self._functions else None
+            call = self._function_for(rule, result)
             if call is None or rule is None:
-                output = MATCHES if isinstance(result.outcome, Match) else TIMEOUTS
+                output = MATCHES if isinstance(result.outcome, PatternMatch) else TIMEOUTS
                 plain.setdefault(output, []).append(result)
                 continue
             name = rule.function or ""
             try:
-                rows = _rows(self._functions[name], call(_found(result)), result)
+                rows = _check_rows(self._functions[name], call(_to_matched_events(result)), result)
                 made.setdefault(name, []).extend(rows)
             except Exception as error:
-                failed[result[:2]] = rule, _error(name, error)
-        batches = [(output, _batch(plain[output])) for output in OUTPUTS if output in plain]
+                failed[result[:2]] = rule, _make_error(name, error)
+        batches = [(output, _to_batch(plain[output])) for output in OUTPUTS if output in plain]
         for name, rows in sorted(made.items()):
             if rows:
                 batches.append((name, pa.RecordBatch.from_pylist(rows, self._schema(name))))
-        return Told(batches=batches, failures=list(failed.values()))
+        return MatchOutput(batches=batches, failures=list(failed.values()))
 
     def _schema(self, name: str) -> pa.Schema:
-        return with_rule(self._functions[name].schema)
+        return with_rule_columns(self._functions[name].schema)
 
-    def _call(
-        self, rule: PatternProcessor | None, result: Result
-    ) -> Callable[[Found], Made] | None:
+    def _function_for(
+        self, rule: PatternProcessor | None, result: RuleResult
+    ) -> Callable[[MatchedEvents], FunctionResult] | None:
         function = None if rule is None else self._functions.get(rule.function or "")
         if function is None:
             return None
-        return function.matched if isinstance(result.outcome, Match) else function.timed_out
+        return function.matched if isinstance(result.outcome, PatternMatch) else function.timed_out
 
 
-def with_rule(schema: pa.Schema) -> pa.Schema:
+def with_rule_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns of an output of a function: the rule's id and version come first."""
     return pa.schema([RESULTS.field(0), RESULTS.field(1), *schema])
 
 
-def _read(results: list[Result]) -> None:
+def _load_rows(results: list[RuleResult]) -> None:
     """Read the rows of what time has ended; those of the others are read with their batch."""
     events = []
     for result in results:
         if result.trigger == BY_TIME and not isinstance(result.outcome, RunError):
-            node: Node | None = result.outcome.node
+            node: RunNode | None = result.outcome.node
             while node is not None:
                 events.append(node.event)
-                node = node.before
-    fill(events)
+                node = node.previous
+    load_fields(events)
 
 
-def _found(result: Result) -> Found:
+def _to_matched_events(result: RuleResult) -> MatchedEvents:
     outcome = result.outcome
-    assert isinstance(outcome, Match | Timeout)  # noqa: S101 - errors are told otherwise
+    assert isinstance(outcome, PatternMatch | Timeout)  # noqa: S101 - errors are told otherwise
     time, noticed = _times(outcome)
-    return Found(
+    return MatchedEvents(
         rule=result.rule,
         version=result.version,
         key=result.key,
@@ -214,12 +216,14 @@ def _found(result: Result) -> Found:
     )
 
 
-def _times(outcome: Match | Timeout) -> tuple[int, int]:
-    noticed = outcome.noticed if isinstance(outcome, Match) else outcome.time
+def _times(outcome: PatternMatch | Timeout) -> tuple[int, int]:
+    noticed = outcome.noticed if isinstance(outcome, PatternMatch) else outcome.time
     return outcome.time, outcome.time if noticed == END_OF_TIME else noticed
 
 
-def _rows(function: MatchFunction, made: Made, result: Result) -> list[dict[str, Any]]:
+def _check_rows(
+    function: MatchFunction, returned: FunctionResult, result: RuleResult
+) -> list[dict[str, Any]]:
     """Return the rows that a function made.
 
     Raises:
@@ -227,9 +231,9 @@ def _rows(function: MatchFunction, made: Made, result: Result) -> list[dict[str,
         TypeError: they are no rows.
         ArrowException: a value does not have the type of its column.
     """
-    if made is None:
+    if returned is None:
         return []
-    given = [made] if isinstance(made, Mapping) else list(made)
+    given = [returned] if isinstance(returned, Mapping) else list(returned)
     names, rows = function.schema.names, list[dict[str, Any]]()
     for row in given:
         more = [name for name in row if name not in names]
@@ -237,15 +241,15 @@ def _rows(function: MatchFunction, made: Made, result: Result) -> list[dict[str,
             raise ValueError(f"a row has `{more[0]}`, and its columns are {', '.join(names)}")
         rows.append(dict(row))
     pa.RecordBatch.from_pylist(rows, function.schema)
-    lead = dict(zip(_LEAD, result[:2], strict=True))
+    lead = dict(zip(_LEAD_COLUMNS, result[:2], strict=True))
     return [lead | row for row in rows]
 
 
-def _error(name: str, error: Exception) -> RunError:
+def _make_error(name: str, error: Exception) -> RunError:
     return RunError(f"function `{name}`", f"it raised {type(error).__name__}: {error}")
 
 
-def _batch(results: list[Result]) -> pa.RecordBatch:
+def _to_batch(results: list[RuleResult]) -> pa.RecordBatch:
     times = [_times(result.outcome) for result in results]  # type: ignore[arg-type]
     keys: dict[tuple[str, tuple[Any, ...]], str] = {}
     texts = []
@@ -261,27 +265,27 @@ def _batch(results: list[Result]) -> pa.RecordBatch:
         texts,
         [time for time, _ in times],
         [noticed for _, noticed in times],
-        _texts(results),
+        _all_events_json(results),
     ]
     arrays = [pa.array(each, one.type) for each, one in zip(columns, RESULTS, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=RESULTS)
 
 
-def _texts(results: list[Result]) -> list[str]:
+def _all_events_json(results: list[RuleResult]) -> list[str]:
     """Return what results have taken as JSON; each event, and each shared past, is written once."""
     lasts = [(each.outcome.node, each.outcome.names) for each in results]  # type: ignore[union-attr]
     new: dict[int, Event] = {}
     for node, _ in lasts:
-        each: Node | None = node
+        each: RunNode | None = node
         while each is not None and each.text is None:
             if each.event.text is None:
                 new[id(each.event)] = each.event
-            each = each.before
-    _write(list(new.values()))
+            each = each.previous
+    _write_event_texts(list(new.values()))
     return [_events_json(node, names) for node, names in lasts]
 
 
-def _write(events: list[Event]) -> None:
+def _write_event_texts(events: list[Event]) -> None:
     """Write the rows of events as JSON.
 
     All in one go, which costs half: `},{` and the name that all rows begin with stand between two
@@ -300,26 +304,26 @@ def _write(events: list[Event]) -> None:
         event.text = _json(event.row)
 
 
-def _events_json(node: Node, names: tuple[str, ...]) -> str:
+def _events_json(node: RunNode, names: tuple[str, ...]) -> str:
     """Return what was taken up to a node as JSON: stage → rows, in order."""
-    before = node.before
+    before = node.previous
     if before is not None and before.text is None:
-        before.text = _lead(before, names)
-    lead = _lead(node, names)
+        before.text = _json_prefix(before, names)
+    lead = _json_prefix(node, names)
     if lead:
         return f"{lead}]}}"
-    stages = events_of(node, names).items()
+    stages = events_by_stage(node, names).items()
     texts = ((stage, ",".join(each.text or "" for each in taken)) for stage, taken in stages)
     return f"{{{','.join(f'{_quoted(stage)}:[{text}]' for stage, text in texts)}}}"
 
 
-def _lead(node: Node, names: tuple[str, ...]) -> str:
+def _json_prefix(node: RunNode, names: tuple[str, ...]) -> str:
     """Return the JSON up to a node, without its end; empty if a stage comes back, as in a group."""
-    new: list[Node] = []
-    known: Node | None = node
+    new: list[RunNode] = []
+    known: RunNode | None = node
     while known is not None and known.text is None:
         new.append(known)
-        known = known.before
+        known = known.previous
     lead, stage = "{", -1
     if known is not None:
         lead, stage = known.text or "", known.stage

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.cep.engine.condition_masks import Hits
-from streambroker_core.cep.engine.key_columns import coded, key_columns
-from streambroker_core.cep.engine.key_store import place_of
+from streambroker_core.cep.engine.key_columns import encode_columns, key_columns
+from streambroker_core.cep.engine.key_store import encode_key
 from streambroker_core.cep.pattern.key_selectors import Selector
-from streambroker_core.cep.pattern.match_buffer import Event, fill
+from streambroker_core.cep.pattern.match_buffer import Event, load_fields
 
 _NOT_READ = object()
 _LETTERS: Mapping[pa.DataType, Literal["i", "q", "Q"]] = {
@@ -29,90 +29,95 @@ _SINCE = {
 """The instants from which microseconds are counted, as Arrow gives them."""
 
 
-class Rows:
+class OrderedRows:
     """Rows in the order in which they are to be seen.
 
     Attributes:
         batch: the rows.
         times: their event times, or the clock, in microseconds.
-        arrived: the windows in which they came.
+        arrival_windows: the windows in which they came.
         seqs: their numbers.
         clock: the pinned clock of the window.
-        places: their keys as bytes, where they are copies made for one key; else None.
+        key_bytes: their keys as bytes, where they are copies made for one key; else None.
     """
 
     __slots__ = (
-        "_known", "_values", "arrived", "batch", "clock", "places", "seqs", "times",
+        "_events", "_values", "arrival_windows", "batch", "clock", "key_bytes", "seqs", "times",
     )  # fmt: skip
 
     def __init__(
         self,
         batch: pa.RecordBatch,
         times: pa.Array,
-        arrived: pa.Array,
+        arrival_windows: pa.Array,
         seqs: pa.Array,
         clock: int,
         *,
-        places: pa.Array | None = None,
-        known: dict[int, Event] | None = None,
+        key_bytes: pa.Array | None = None,
+        events: dict[int, Event] | None = None,
     ) -> None:
-        self.batch, self.times, self.arrived, self.seqs = batch, times, arrived, seqs
-        self.clock, self.places = clock, places
-        self._known: dict[int, Event] = {} if known is None else known
+        self.batch, self.times, self.arrival_windows, self.seqs = (
+            batch,
+            times,
+            arrival_windows,
+            seqs,
+        )
+        self.clock, self.key_bytes = clock, key_bytes
+        self._events: dict[int, Event] = {} if events is None else events
         self._values: dict[str, dict[int, Any]] = {}
 
-    def where(self, chosen: pa.BooleanArray) -> Rows:
+    def filter(self, chosen: pa.BooleanArray) -> OrderedRows:
         """Return some of the rows; their events are the same ones."""
-        return Rows(
+        return OrderedRows(
             self.batch.filter(chosen),
             self.times.filter(chosen),
-            self.arrived.filter(chosen),
+            self.arrival_windows.filter(chosen),
             self.seqs.filter(chosen),
             self.clock,
-            places=None if self.places is None else self.places.filter(chosen),
-            known=self._known,
+            key_bytes=None if self.key_bytes is None else self.key_bytes.filter(chosen),
+            events=self._events,
         )
 
-    def event(self, row: int, seq: int, time: int) -> Event:
+    def event_at(self, row: int, seq: int, time: int) -> Event:
         """Return a row as an event, the same one for all rules."""
-        event = self._known.get(seq)
+        event = self._events.get(seq)
         if event is None:
-            event = self._known[seq] = Event(seq, time, None, self.clock, self, row)
+            event = self._events[seq] = Event(seq, time, None, self.clock, self, row)
         return event
 
-    def fill(self) -> None:
+    def load_events(self) -> None:
         """Read all fields of the rows that are events."""
-        fill(self._known.values())
+        load_fields(self._events.values())
 
-    def fields(self, places: list[int]) -> list[dict[str, Any]]:
+    def fields(self, rows: list[int]) -> list[dict[str, Any]]:
         """Return all fields of rows."""
-        taken, names = self.batch.take(pa.array(places, pa.int64())), self.batch.schema.names
-        columns = [values(column) for column in taken.columns]
+        taken, names = self.batch.take(pa.array(rows, pa.int64())), self.batch.schema.names
+        columns = [to_python_values(column) for column in taken.columns]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def value(self, name: str, place: int) -> Any:
+    def value(self, name: str, row: int) -> Any:
         """Return a field of a row; None if there is no such column."""
         values = self._values.setdefault(name, {})
-        value = values.get(place, _NOT_READ)
+        value = values.get(row, _NOT_READ)
         if value is _NOT_READ:
             at = self.batch.schema.get_field_index(name)
-            value = values[place] = None if at < 0 else self.batch.column(at)[place].as_py()
+            value = values[row] = None if at < 0 else self.batch.column(at)[row].as_py()
         return value
 
-    def read(self, chosen: Chosen, names: frozenset[str], *, whole: bool) -> None:
+    def load_columns(self, chosen: SelectedRows, names: frozenset[str], *, whole: bool) -> None:
         """Read what will be asked of rows in one go: columns, or all of them."""
         if whole:
-            places = zip(chosen.places, chosen.seqs, chosen.times, strict=True)
-            fill([self.event(place, seq, time) for place, seq, time in places])
+            places = zip(chosen.indices, chosen.seqs, chosen.times, strict=True)
+            load_fields([self.event_at(place, seq, time) for place, seq, time in places])
             return
         for name in names:
             at = self.batch.schema.get_field_index(name)
             if at >= 0:
-                found = values(self.batch.column(at).take(chosen.rows))
-                self._values.setdefault(name, {}).update(zip(chosen.places, found, strict=True))
+                found = to_python_values(self.batch.column(at).take(chosen.rows))
+                self._values.setdefault(name, {}).update(zip(chosen.indices, found, strict=True))
 
 
-def integers(column: pa.Array) -> list[int]:
+def to_integers(column: pa.Array) -> list[int]:
     """Return integers, of which none is null, without the object that Arrow makes of each."""
     letter = _LETTERS.get(column.type)
     if letter is None or column.null_count or not len(column):
@@ -122,7 +127,7 @@ def integers(column: pa.Array) -> list[int]:
     return memoryview(column.buffers()[1]).cast(letter)[low : low + len(column)].tolist()
 
 
-def values(column: pa.Array) -> list[Any]:
+def to_python_values(column: pa.Array) -> list[Any]:
     """Return what ``to_pylist`` does; instants of UTC or of no zone in a sixth of its time."""
     since = _SINCE.get(column.type)
     if since is not None:
@@ -132,16 +137,16 @@ def values(column: pa.Array) -> list[Any]:
     return read
 
 
-class Keys:
+class KeyCodes:
     """The keys of some rows, of which a rule takes notice of few: made when they are asked for.
 
     Attributes:
         codes: a number for each row, the same for rows of one key.
     """
 
-    __slots__ = ("_made", "_selector", "_values", "codes")
+    __slots__ = ("_key_bytes", "_selector", "_values", "codes")
 
-    def __init__(self, rows: Rows, selector: Selector, at: pa.Array | None = None) -> None:
+    def __init__(self, rows: OrderedRows, selector: Selector, at: pa.Array | None = None) -> None:
         """Number the keys.
 
         Args:
@@ -150,10 +155,10 @@ class Keys:
             at: of these rows only, whose keys are made of columns; None for all.
         """
         self._selector: Selector | None = selector
-        self._made: dict[int, bytes] = {}
-        if rows.places is not None:
+        self._key_bytes: dict[int, bytes] = {}
+        if rows.key_bytes is not None:
             self._selector = None
-            columns = [rows.places if at is None else rows.places.take(at)]
+            columns = [rows.key_bytes if at is None else rows.key_bytes.take(at)]
         elif at is None:
             columns = key_columns(rows.batch, selector)
         else:
@@ -167,92 +172,92 @@ class Keys:
             self.codes = pa.repeat(pa.scalar(0, pa.int32()), rows.batch.num_rows)
             self._values = [()]
         else:
-            self.codes, self._values = coded(columns)
+            self.codes, self._values = encode_columns(columns)
 
-    def read(self, codes: list[int]) -> None:
+    def load(self, codes: list[int]) -> None:
         """Make the keys with these numbers in one go, where they are of one column."""
         if not isinstance(self._values, pa.Array):
             return
-        new = [code for code in dict.fromkeys(codes) if code not in self._made]
+        new = [code for code in dict.fromkeys(codes) if code not in self._key_bytes]
         found = self._values.take(pa.array(new, pa.int64())).to_pylist()
         if self._selector is not None:
-            found = [place_of(self._selector, (value,)) for value in found]
-        self._made.update(zip(new, found, strict=True))
+            found = [encode_key(self._selector, (value,)) for value in found]
+        self._key_bytes.update(zip(new, found, strict=True))
 
-    def place(self, code: int) -> bytes:
+    def key_at(self, code: int) -> bytes:
         """Return the key with a number, as `KeyStore` has it."""
-        place = self._made.get(code)
+        place = self._key_bytes.get(code)
         if place is None and isinstance(self._values, pa.Array):
-            self.read([code])
-            place = self._made[code]
+            self.load([code])
+            place = self._key_bytes[code]
         elif place is None:
-            place = self._made[code] = place_of(self._selector or (), self._values[code])
+            place = self._key_bytes[code] = encode_key(self._selector or (), self._values[code])
         return place
 
 
-class Chosen(NamedTuple):
+class SelectedRows(NamedTuple):
     """Some rows: where they are in the batch, their numbers, times and keys.
 
     Attributes:
-        rows: as in `places`.
+        rows: as in `indices`.
         keys: what the codes stand for.
     """
 
     rows: pa.Array
-    places: list[int]
+    indices: list[int]
     seqs: list[int]
     times: list[int]
     codes: list[int]
-    keys: Keys
+    keys: KeyCodes
 
 
-class View:
+class RowView:
     """Rows by a key.
 
     Args:
         rows: the rows.
         selector: what the key is made of: columns or expressions; none for one key for all.
-        many: it will be asked for rows so often that all are read at once.
+        read_all: it will be asked for rows so often that all are read at once.
     """
 
-    def __init__(self, rows: Rows, selector: Selector, *, many: bool = False) -> None:
-        self.rows, self._selector, self._many = rows, selector, many
+    def __init__(self, rows: OrderedRows, selector: Selector, *, read_all: bool = False) -> None:
+        self.rows, self._selector, self._read_all = rows, selector, read_all
         self._lists: tuple[list[int], ...] | None = None
-        self._keys: Keys | None = None
+        self._keys: KeyCodes | None = None
         self._order: tuple[pa.Array, pa.Array] | None = None
         columns = set(rows.batch.schema.names)
         # An expression is asked of all rows at once, so that its values are of one type.
-        by_part = rows.places is not None or (selector and columns.issuperset(selector))
-        self._left = rows.batch.num_rows // 2 if by_part and not many else 0
+        by_part = rows.key_bytes is not None or (selector and columns.issuperset(selector))
+        self._remaining = rows.batch.num_rows // 2 if by_part and not read_all else 0
         """So many rows may have keys of their own before those of all are cheaper."""
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> KeyCodes:
         """The keys of all rows."""
         if self._keys is None:
-            self._keys = Keys(self.rows, self._selector)
+            self._keys = KeyCodes(self.rows, self._selector)
         return self._keys
 
-    def at(self, rows: pa.Array) -> Chosen:
+    def select(self, rows: pa.Array) -> SelectedRows:
         """Return some of the rows."""
-        places = integers(rows)
-        if self._many:
+        places = to_integers(rows)
+        if self._read_all:
             if self._lists is None:
                 columns = self.rows.seqs, self.rows.times, self.keys.codes
-                self._lists = tuple(integers(column) for column in columns)
+                self._lists = tuple(to_integers(column) for column in columns)
             seqs, times, codes = ([each[place] for place in places] for each in self._lists)
-            return Chosen(rows, places, seqs, times, codes, self.keys)
-        if self._keys is None and len(places) < self._left:
-            self._left -= len(places)
-            keys = Keys(self.rows, self._selector, rows)
-            codes = integers(keys.codes)
+            return SelectedRows(rows, places, seqs, times, codes, self.keys)
+        if self._keys is None and len(places) < self._remaining:
+            self._remaining -= len(places)
+            keys = KeyCodes(self.rows, self._selector, rows)
+            codes = to_integers(keys.codes)
         else:
             keys = self.keys
-            codes = integers(keys.codes.take(rows))
-        seqs, times = (integers(each.take(rows)) for each in (self.rows.seqs, self.rows.times))
-        return Chosen(rows, places, seqs, times, codes, keys)
+            codes = to_integers(keys.codes.take(rows))
+        seqs, times = (to_integers(each.take(rows)) for each in (self.rows.seqs, self.rows.times))
+        return SelectedRows(rows, places, seqs, times, codes, keys)
 
-    def order(self) -> tuple[pa.Array, pa.Array]:
+    def order_by_key(self) -> tuple[pa.Array, pa.Array]:
         """Return all rows, those of one key together, and where the rows of a key begin."""
         if self._order is None:
             rows = pc.sort_indices(self.keys.codes)
@@ -263,7 +268,7 @@ class View:
         return self._order
 
 
-class Gaps:
+class GapRows:
     """Rows key by key: those that fulfil some condition, and the first row of each gap between.
 
     What is before the first of them and behind the last counts as a gap.
@@ -273,18 +278,18 @@ class Gaps:
         bits: what holds of each; 0 of those in gaps.
     """
 
-    def __init__(self, view: View, hits: Hits) -> None:
-        rows, first = view.order()
+    def __init__(self, view: RowView, hits: Hits) -> None:
+        rows, first = view.order_by_key()
         found = pc.index_in(rows, value_set=pc.cast(hits.rows, rows.type))
         hit = pc.is_valid(found)
         behind = pa.concat_arrays(
             [pa.array([False] * min(1, len(hit)), pa.bool_()), hit.slice(0, max(0, len(hit) - 1))]
         )
         at = pc.indices_nonzero(pc.or_(pc.or_(hit, first), behind))
-        self.chosen = view.at(rows.take(at))
+        self.chosen = view.select(rows.take(at))
         self.bits = [0 if each is None else hits.bits[each] for each in found.take(at).to_pylist()]
 
-    def by_key(self) -> Iterator[tuple[int, int, int]]:
+    def iter_keys(self) -> Iterator[tuple[int, int, int]]:
         """Yield the number of each key, and from and up to which place its rows are chosen."""
         codes = self.chosen.codes
         low = 0

@@ -6,18 +6,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from streambroker_core.cep.engine.key_store import place_of, values_of
+from streambroker_core.cep.engine.key_store import decode_key, encode_key
 from streambroker_core.cep.nfa.compiler import compile_pattern
-from streambroker_core.cep.nfa.condition_bits import Truths
-from streambroker_core.cep.nfa.matcher import NEVER, Limits, Match, Matcher, Run, Timeout, events_of
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.matcher import (
+    NEVER,
+    Matcher,
+    PatternMatch,
+    Run,
+    RunLimits,
+    Timeout,
+    events_by_stage,
+)
 from streambroker_core.cep.nfa.nfa import STOP
-from streambroker_core.cep.pattern.key_selectors import key_of
-from streambroker_core.cep.pattern.match_buffer import Event, Node, Row
+from streambroker_core.cep.pattern.key_selectors import compute_key
+from streambroker_core.cep.pattern.match_buffer import Event, Row, RunNode
 from streambroker_core.cep.pattern.pattern import Pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RunState:
     """Where a run stands.
 
     Attributes:
@@ -42,24 +50,24 @@ class Standing:
         return f"taken: {taken}; waits for {self.waits}{f' ({wanted})' if wanted else ''}"
 
 
-def standings(matcher: Matcher) -> list[Standing]:
+def list_run_states(matcher: Matcher) -> list[RunState]:
     """Return where the runs of a key stand, in the order of their first events."""
-    found = [_standing(matcher, run, held=False) for run in matcher.runs]
-    return found + [_standing(matcher, run, held=True) for run in matcher.held]
+    found = [_describe_run(matcher, run, held=False) for run in matcher.runs]
+    return found + [_describe_run(matcher, run, held=True) for run in matcher.held]
 
 
-def _standing(matcher: Matcher, run: Run, *, held: bool) -> Standing:
+def _describe_run(matcher: Matcher, run: Run, *, held: bool) -> RunState:
     automaton = matcher.automaton
     conditions: dict[str, str] = {}
-    for state in automaton.reach(run.state):
+    for state in automaton.closure(run.state):
         for edge in automaton.states[state].edges:
             if edge.action == "take" and edge.target != STOP:
                 name = automaton.stages[edge.stage]
                 asked = [c for n, c in enumerate(automaton.conditions) if edge.guard.need >> n & 1]
                 conditions[name] = " && ".join(map(str, asked)) or "any event"
-    return Standing(
-        taken=events_of(run.node, automaton.stages),
-        waits="" if held else automaton.states[run.state].waits,
+    return RunState(
+        taken=events_by_stage(run.node, automaton.stages),
+        waits="" if held else automaton.states[run.state].waits_for,
         conditions={} if held else conditions,
         ends_at=None if run.due == NEVER else run.due,
         held=held,
@@ -67,7 +75,7 @@ def _standing(matcher: Matcher, run: Run, *, held: bool) -> Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class TraceEvent:
     """What one event did in a dry run.
 
     Attributes:
@@ -86,7 +94,7 @@ class Seen:
     began: bool
     took: tuple[int, ...]
     ended: tuple[int, ...]
-    matches: tuple[Match, ...]
+    matches: tuple[PatternMatch, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +109,11 @@ class DryRun:
         left: where runs stand in the end, by key.
     """
 
-    matches: list[tuple[tuple[Any, ...], Match]]
+    matches: list[tuple[tuple[Any, ...], PatternMatch]]
     timeouts: list[tuple[tuple[Any, ...], Timeout]]
-    seen: list[Seen]
+    seen: list[TraceEvent]
     most_runs: int
-    left: dict[tuple[Any, ...], list[Standing]]
+    left: dict[tuple[Any, ...], list[RunState]]
 
 
 def dry_run(
@@ -114,7 +122,7 @@ def dry_run(
     *,
     time: str | Callable[[Row], int],
     key: tuple[str, ...] = (),
-    limits: Limits | None = None,
+    limits: RunLimits | None = None,
 ) -> DryRun:
     """Return what a pattern would have made of stored events.
 
@@ -130,21 +138,21 @@ def dry_run(
         RunError: a function raised, or a skip has no target.
     """
     automaton = compile_pattern(pattern)
-    truths, matchers = Truths(automaton), dict[bytes, Matcher]()
+    truths, matchers = ConditionBits(automaton), dict[bytes, Matcher]()
     out = DryRun(matches=[], timeouts=[], seen=[], most_runs=0, left={})
     most = 0
-    for seq, row in enumerate(sorted(rows, key=lambda row: _time_of(row, time))):
-        place = place_of(key, key_of(key, row))
+    for seq, row in enumerate(sorted(rows, key=lambda row: _event_time(row, time))):
+        place = encode_key(key, compute_key(key, row))
         matcher = matchers.get(place)
         if matcher is None:
-            matcher = matchers[place] = Matcher(automaton, truths, limits or Limits())
-        event = Event(seq, _time_of(row, time), row)
-        seen, timeouts = _seen(matcher, event, values_of(place))
+            matcher = matchers[place] = Matcher(automaton, truths, limits or RunLimits())
+        event = Event(seq, _event_time(row, time), row)
+        seen, timeouts = _trace_event(matcher, event, decode_key(place))
         out.seen.append(seen)
         out.matches.extend((seen.key, match) for match in seen.matches)
         out.timeouts.extend((seen.key, each) for each in timeouts)
         most = max(most, len(matcher.runs))
-    left = {values_of(place): standings(each) for place, each in matchers.items()}
+    left = {decode_key(place): list_run_states(each) for place, each in matchers.items()}
     return DryRun(
         matches=out.matches,
         timeouts=out.timeouts,
@@ -154,18 +162,20 @@ def dry_run(
     )
 
 
-def _seen(matcher: Matcher, event: Event, key: tuple[Any, ...]) -> tuple[Seen, list[Timeout]]:
+def _trace_event(
+    matcher: Matcher, event: Event, key: tuple[Any, ...]
+) -> tuple[TraceEvent, list[Timeout]]:
     before = {_identity(run) for run in matcher.runs}
-    bits = matcher.truths.local(event)
+    bits = matcher.condition_bits.evaluate_local(event)
     matches, timeouts = matcher.process(event, bits)
-    over = {_first(each) for each in timeouts}
+    over = {_first_seq(each) for each in timeouts}
     after = matcher.runs
     took = {run.start for run in after if run.node.event is event}
-    took |= {_first(match) for match in matches if _last(match) == event.seq}
-    alive = {run.start for run in after} | {_first(match) for match in matches}
+    took |= {_first_seq(match) for match in matches if _last_seq(match) == event.seq}
+    alive = {run.start for run in after} | {_first_seq(match) for match in matches}
     conditions = matcher.automaton.conditions
     return (
-        Seen(
+        TraceEvent(
             event=event,
             key=key,
             holds=tuple(str(c) for n, c in enumerate(conditions) if bits >> n & 1),
@@ -178,19 +188,19 @@ def _seen(matcher: Matcher, event: Event, key: tuple[Any, ...]) -> tuple[Seen, l
     )
 
 
-def _identity(run: Run) -> tuple[int, Node]:
+def _identity(run: Run) -> tuple[int, RunNode]:
     return run.start, run.node
 
 
-def _first(found: Match | Timeout) -> int:
-    return min(event.seq for events in found.events.values() for event in events)
+def _first_seq(outcome: PatternMatch | Timeout) -> int:
+    return min(event.seq for events in outcome.events.values() for event in events)
 
 
-def _last(found: Match) -> int:
-    return max(event.seq for events in found.events.values() for event in events)
+def _last_seq(outcome: PatternMatch) -> int:
+    return max(event.seq for events in outcome.events.values() for event in events)
 
 
-def _time_of(row: Row, column: str | Callable[[Row], int]) -> int:
+def _event_time(row: Row, column: str | Callable[[Row], int]) -> int:
     if not isinstance(column, str):
         return column(row)
     time = row[column]

@@ -12,7 +12,7 @@ from streambroker_core.control.operators.operator import Blobs, Changes, StateEr
 _NAME = "waiting/"
 
 
-class Segment:
+class BufferedWindow:
     """Rows that came in one window and still wait.
 
     Attributes:
@@ -27,31 +27,33 @@ class Segment:
         self.first, self.count, self.rows = first, count, rows
 
 
-class Waiting:
+class WatermarkBuffer:
     """All rows that wait in a bucket, in the order in which they came.
 
     Args:
         column: has the event time.
         blobs: the state.
-        told: what `tell` returned.
+        dumped: what `dump` returned.
     """
 
-    def __init__(self, column: str, blobs: Blobs, told: list[list[int]]) -> None:
+    def __init__(self, column: str, blobs: Blobs, dumped: list[list[int]]) -> None:
         self._column, self._blobs = column, blobs
-        self._segments = {number: Segment(first, count, None) for number, first, count in told}
-        self._read = frozenset(self._segments)
+        self._segments = {
+            number: BufferedWindow(first, count, None) for number, first, count in dumped
+        }
+        self._stored_windows = frozenset(self._segments)
         self._changed: set[int] = set()
 
-    def put(self, rows: pa.RecordBatch, window: int) -> None:
+    def add(self, rows: pa.RecordBatch, window: int) -> None:
         """Let rows wait that came in a window; they have times, and at least one is there."""
-        first = pc.min(microseconds(rows, self._column)).as_py()
+        first = pc.min(event_times(rows, self._column)).as_py()
         known = self._segments.get(window)
         if known is not None:
-            rows, first = _joined([self._rows(window), rows]), min(first, known.first)
-        self._segments[window] = Segment(first, rows.num_rows, rows)
+            rows, first = _concat([self._rows(window), rows]), min(first, known.first)
+        self._segments[window] = BufferedWindow(first, rows.num_rows, rows)
         self._changed.add(window)
 
-    def take(self, time: int) -> tuple[pa.RecordBatch, pa.Array] | None:
+    def pop_until(self, time: int) -> tuple[pa.RecordBatch, pa.Array] | None:
         """Take out the rows up to a time, in the order in which they came.
 
         Returns:
@@ -63,7 +65,7 @@ class Waiting:
             if segment.first > time:
                 continue
             rows = self._rows(window)
-            times = microseconds(rows, self._column)
+            times = event_times(rows, self._column)
             passed = pc.less_equal(times, time)
             left = pc.invert(passed)
             parts.append(rows.filter(passed))
@@ -74,22 +76,22 @@ class Waiting:
             else:
                 first = pc.min(times.filter(left)).as_py()
                 rows = rows.filter(left)
-                self._segments[window] = Segment(first, rows.num_rows, rows)
-        return (_joined(parts), pa.concat_arrays(windows)) if parts else None
+                self._segments[window] = BufferedWindow(first, rows.num_rows, rows)
+        return (_concat(parts), pa.concat_arrays(windows)) if parts else None
 
     def count(self) -> int:
         """Return how many rows wait."""
         return sum(segment.count for segment in self._segments.values())
 
-    def first(self) -> int | None:
+    def earliest_time(self) -> int | None:
         """Return the earliest time among the rows; None if there are none."""
         return min((segment.first for segment in self._segments.values()), default=None)
 
-    def oldest(self) -> int | None:
+    def oldest_window(self) -> int | None:
         """Return the first window of which rows wait; None if there are none."""
         return min(self._segments, default=None)
 
-    def tell(self) -> list[list[int]]:
+    def dump(self) -> list[list[int]]:
         """Return what is not in blobs, as JSON value."""
         return [[number, one.first, one.count] for number, one in self._segments.items()]
 
@@ -99,8 +101,8 @@ class Waiting:
         for number in sorted(self._changed):
             segment = self._segments.get(number)
             if segment is not None:
-                out[f"{_NAME}{number}"] = _ipc(self._rows(number))
-            elif number in self._read:
+                out[f"{_NAME}{number}"] = _to_ipc(self._rows(number))
+            elif number in self._stored_windows:
                 out[f"{_NAME}{number}"] = None
         return out
 
@@ -111,13 +113,13 @@ class Waiting:
             if blob is None:
                 raise StateError(f"state {_NAME}{window} is missing: the store has lost a blob.")
             try:
-                segment.rows = _joined(pa.ipc.open_stream(blob).read_all().to_batches())
+                segment.rows = _concat(pa.ipc.open_stream(blob).read_all().to_batches())
             except (pa.ArrowException, IndexError) as error:
                 raise StateError(f"state {_NAME}{window} is damaged: {error}.") from error
         return segment.rows
 
 
-def microseconds(batch: pa.RecordBatch | pa.Table, column: str) -> Any:
+def event_times(batch: pa.RecordBatch | pa.Table, column: str) -> Any:
     """Return the times of a column in microseconds since 1970, as int64."""
     times = batch.column(column)
     if pa.types.is_timestamp(times.type):
@@ -125,11 +127,11 @@ def microseconds(batch: pa.RecordBatch | pa.Table, column: str) -> Any:
     return pc.cast(times, pa.int64())
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _ipc(rows: pa.RecordBatch) -> bytes:
+def _to_ipc(rows: pa.RecordBatch) -> bytes:
     """Return rows as bytes, which are the same however they were cut out of others."""
     rows = rows.take(pa.arange(0, rows.num_rows))  # texts of other rows stay behind
     sink = pa.BufferOutputStream()

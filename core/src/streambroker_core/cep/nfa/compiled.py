@@ -6,52 +6,56 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streambroker_core.cep.nfa.compiler import compile_pattern
-from streambroker_core.cep.nfa.condition_bits import Truths
-from streambroker_core.cep.nfa.linear_matcher import PlainSequence, plain_sequence
-from streambroker_core.cep.nfa.nfa import Automaton
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.linear_matcher import LinearPattern, compile_linear
+from streambroker_core.cep.nfa.nfa import Nfa
 from streambroker_core.cep.pattern.rule import PatternProcessor
 
-_MOST = 20_000
-_COMPILED: dict[int, Compiled] = {}
+_MAX_CACHED = 20_000
+_CACHE: dict[int, CompiledRule] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompiledRule:
     """A rule and what was made of it.
 
     Attributes:
         rule: the rule.
         automaton: of its pattern.
-        truths: decides its conditions.
-        texts: what each condition demands of the event alone, as text; None for nothing.
-        sequence: the pattern, if it is a plain sequence.
+        condition_bits: decides its conditions.
+        condition_texts: what each condition demands of the event alone, as text; None for nothing.
+        linear_pattern: the pattern, if it is a plain sequence.
     """
 
     rule: PatternProcessor
-    automaton: Automaton
-    truths: Truths
-    texts: tuple[str | None, ...]
-    sequence: PlainSequence | None = None
+    automaton: Nfa
+    condition_bits: ConditionBits
+    condition_texts: tuple[str | None, ...]
+    linear_pattern: LinearPattern | None = None
 
 
-def compiled(rule: PatternProcessor) -> Compiled:
+def compile_rule(rule: PatternProcessor) -> CompiledRule:
     """Return a rule made ready; for one object the same each time.
 
     Raises:
         PatternError: its pattern contradicts itself.
     """
-    made = _COMPILED.get(id(rule))
+    made = _CACHE.get(id(rule))
     if made is None or made.rule is not rule:
-        if len(_COMPILED) >= _MOST:
-            _COMPILED.clear()
+        if len(_CACHE) >= _MAX_CACHED:
+            _CACHE.clear()
         automaton = compile_pattern(rule.pattern)
-        truths = Truths(automaton)
-        texts = tuple(None if part is None else str(part) for part in truths.parts)
-        sequence = plain_sequence(automaton, truths)
-        made = Compiled(
-            rule=rule, automaton=automaton, truths=truths, texts=texts, sequence=sequence
+        truths = ConditionBits(automaton)
+        texts = tuple(None if part is None else str(part) for part in truths.local_parts)
+        sequence = compile_linear(automaton, truths)
+        made = CompiledRule(
+            rule=rule,
+            automaton=automaton,
+            condition_bits=truths,
+            condition_texts=texts,
+            linear_pattern=sequence,
         )
-        _COMPILED[id(rule)] = made
+        _CACHE[id(rule)] = made
     return made
 
 
@@ -61,5 +65,5 @@ def shortest_timeout(rules: Iterable[PatternProcessor]) -> int:
     Args:
         rules: the rules; their times are in microseconds.
     """
-    times = (compiled(rule).automaton.shortest() for rule in rules)
+    times = (compile_rule(rule).automaton.shortest_timeout() for rule in rules)
     return min((time for time in times if time), default=0)

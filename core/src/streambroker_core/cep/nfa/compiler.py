@@ -11,30 +11,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from streambroker_core.cep.nfa.nfa import FINAL, STOP, Automaton, Edge, Guard, State
-from streambroker_core.cep.pattern.conditions import Condition, terms_of
-from streambroker_core.cep.pattern.conditions import name_of as name_of_term
-from streambroker_core.cep.pattern.durations import text_of
+from streambroker_core.cep.nfa.nfa import FINAL, STOP, Edge, Guard, Nfa, NfaState
+from streambroker_core.cep.pattern.conditions import Condition, list_terms
+from streambroker_core.cep.pattern.conditions import format_term as name_of_term
+from streambroker_core.cep.pattern.durations import format_micros
 from streambroker_core.cep.pattern.errors import PatternError, PatternUnsupportedError
-from streambroker_core.cep.pattern.pattern import NEGATED, Element, Group, Pattern, Stage, name_of
+from streambroker_core.cep.pattern.pattern import (
+    NEGATED,
+    Element,
+    Group,
+    Pattern,
+    PatternStage,
+    element_name,
+)
 
-Nots: TypeAlias = "tuple[int, ...]"
+NegationBits: TypeAlias = "tuple[int, ...]"
 """Bits of the negated stages that hold until the next event is taken."""
-Bars: TypeAlias = "tuple[Guard, ...]"
+GreedyGuards: TypeAlias = "tuple[Guard, ...]"
 """Events that a greedy stage before keeps for itself."""
-Ways: TypeAlias = "tuple[tuple[Bars, Guard], ...]"
+GreedyBranches: TypeAlias = "tuple[tuple[GreedyGuards, Guard], ...]"
 """What a greedy stage keeps from what follows it, each with when that is so."""
-Follow: TypeAlias = "Callable[[Nots, Bars], int]"
+NextStateBuilder: TypeAlias = "Callable[[NegationBits, GreedyGuards], int]"
 """Makes the first state of what follows."""
-Maker: TypeAlias = "Callable[[_Entry, Nots, Bars], int]"
+ElementBuilder: TypeAlias = "Callable[[_Entry, NegationBits, GreedyGuards], int]"
 """Makes the first state of an element."""
 
 
-MAX_DEPTH, _OF_STAGE = 800, 5
+MAX_DEPTH, _CALLS_PER_STAGE = 800, 5
 """Calls within calls of a pattern, which Python limits to 1,000, and those of a stage."""
 
 
-def compile_pattern(pattern: Pattern) -> Automaton:
+def compile_pattern(pattern: Pattern) -> Nfa:
     """Return the automaton of a pattern.
 
     Raises:
@@ -42,12 +49,13 @@ def compile_pattern(pattern: Pattern) -> Automaton:
     """
     if _depth(pattern.elements) > MAX_DEPTH:
         raise PatternUnsupportedError(
-            f"the pattern has more than {MAX_DEPTH // _OF_STAGE} stages, or takes them too often",
+            f"the pattern has more than {MAX_DEPTH // _CALLS_PER_STAGE} stages, or takes them too"
+            f" often",
             remedy="write fewer stages, counting those of a repeated group each time, or two rules",
         )
-    window = window_of(pattern)
-    _check(pattern, window)
-    return _Compiler(pattern).automaton(window)
+    window = compute_window(pattern)
+    _check_pattern(pattern, window)
+    return _NfaCompiler(pattern).build(window)
 
 
 def _depth(elements: tuple[Element, ...]) -> int:
@@ -56,13 +64,13 @@ def _depth(elements: tuple[Element, ...]) -> int:
     for element in elements:
         often = element.quantifier.high or element.quantifier.low
         if isinstance(element, Group):
-            depth += _OF_STAGE + often * (2 + _depth(element.elements))
+            depth += _CALLS_PER_STAGE + often * (2 + _depth(element.elements))
         else:
-            depth += _OF_STAGE + often - 1
+            depth += _CALLS_PER_STAGE + often - 1
     return depth
 
 
-def window_of(pattern: Pattern) -> int:
+def compute_window(pattern: Pattern) -> int:
     """Return the time of a whole match, the least of all that are given; 0 for no limit."""
     given: list[int] = []
     waiting: list[Element] = list(pattern.elements)
@@ -75,12 +83,12 @@ def window_of(pattern: Pattern) -> int:
     return min(given, default=0)
 
 
-def _check(pattern: Pattern, window: int) -> None:
+def _check_pattern(pattern: Pattern, window: int) -> None:
     names = {stage.name for stage in pattern.stages()}
     for stage in pattern.stages():
         _check_stage(stage, window, names)
     skip = pattern.skip
-    targets = {element.name for element in pattern.elements if isinstance(element, Stage)}
+    targets = {element.name for element in pattern.elements if isinstance(element, PatternStage)}
     if skip.stage is not None and skip.stage not in targets:
         inside = skip.stage in names
         raise PatternError(
@@ -92,12 +100,12 @@ def _check(pattern: Pattern, window: int) -> None:
     if last.contiguity == "not_followed_by" and not window and not last.within_previous:
         raise PatternError(
             "not_followed_by is the last stage and there is no window",
-            stage=name_of(last),
+            stage=element_name(last),
             remedy="say with within() until when no such event may come",
         )
 
 
-def _check_stage(stage: Stage, window: int, names: set[str]) -> None:
+def _check_stage(stage: PatternStage, window: int, names: set[str]) -> None:
     limits = {
         "window from the event before": stage.within_previous,
         "gap": stage.quantifier.inner_gap,
@@ -105,12 +113,12 @@ def _check_stage(stage: Stage, window: int, names: set[str]) -> None:
     for what, limit in limits.items():
         if limit and window and limit > window:
             raise PatternError(
-                f"the {what}, {text_of(limit)}, is longer than the window of the whole match,"
-                f" {text_of(window)}",
+                f"the {what}, {format_micros(limit)}, is longer than the window of the whole match,"
+                f" {format_micros(window)}",
                 stage=stage.name,
                 remedy="make it shorter, or leave it out",
             )
-    for term in (*terms_of(stage.condition), *terms_of(stage.until)):
+    for term in (*list_terms(stage.condition), *list_terms(stage.until)):
         if term.stage is not None and term.stage not in names:
             raise PatternError(
                 f"`{name_of_term(term)}` asks for a stage that is not there",
@@ -125,29 +133,31 @@ class _Entry:
 
     Attributes:
         contiguity: from the stage or, for the head of a group, from the group.
-        beside: states to which it proceeds without having taken an event, and when.
-        until: bits of the stop conditions of the groups around.
+        bypasses: states to which it proceeds without having taken an event, and when.
+        until_bits: bits of the stop conditions of the groups around.
     """
 
     contiguity: str
-    beside: tuple[tuple[int, Guard], ...] = ()
-    until: tuple[int, ...] = ()
+    bypasses: tuple[tuple[int, Guard], ...] = ()
+    until_bits: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
-class _Compiler:
+class _NfaCompiler:
     pattern: Pattern
-    states: list[State] = field(default_factory=lambda: [State("final"), State("stop")])
+    states: list[NfaState] = field(default_factory=lambda: [NfaState("final"), NfaState("stop")])
     bits: dict[Condition, int] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def automaton(self, window: int) -> Automaton:
+    def build(self, window: int) -> Nfa:
         self.names = [stage.name for stage in self.pattern.stages()]
         self._warn(window)
-        first = self._chain(self.pattern.elements, lambda nots, bars: FINAL, (), (), last=True)
+        first = self._chain_builder(
+            self.pattern.elements, lambda nots, bars: FINAL, (), (), last=True
+        )
         start = first(_Entry(contiguity="begin"), (), ())
-        return Automaton(
+        return Nfa(
             pattern=self.pattern,
             stages=tuple(self.names),
             conditions=tuple(self.bits),
@@ -169,12 +179,13 @@ class _Compiler:
         windows = {each.within for each in self.pattern.elements if each.within is not None}
         if len(windows) > 1:
             self.warnings.append(
-                f"windows of the whole match differ; the least counts: {text_of(window)}"
+                f"windows of the whole match differ; the least counts: {format_micros(window)}"
             )
         first = self.pattern.elements[0]
         if first.within_previous and first.quantifier.kind == "one":
             self.warnings.append(
-                f"stage `{name_of(first)}` is the first, and no event is before it, so its window"
+                f"stage `{element_name(first)}` is the first, and no event is before it, so its"
+                f" window"
                 " from the event before is ignored; give it to the next stage"
             )
         self._warn_of_greedy()
@@ -206,105 +217,130 @@ class _Compiler:
 
     # Conditions as bits.
 
-    def _bit(self, condition: Condition) -> int:
+    def _condition_bit(self, condition: Condition) -> int:
         return self.bits.setdefault(condition, 1 << len(self.bits))
 
-    def _own(self, element: Element) -> tuple[int, ...]:
+    def _stop_bits(self, element: Element) -> tuple[int, ...]:
         """Return the bit of an element's own stop condition, if it has one."""
-        return () if element.until is None else (self._bit(element.until),)
+        return () if element.until is None else (self._condition_bit(element.until),)
 
-    def _takes(self, stage: Stage, until: tuple[int, ...]) -> Guard:
-        need = 0 if stage.condition is None else self._bit(stage.condition)
+    def _take_guard(self, stage: PatternStage, until: tuple[int, ...]) -> Guard:
+        need = 0 if stage.condition is None else self._condition_bit(stage.condition)
         return Guard(need, sum(set(until)))
 
-    def _keeps(self, stage: Stage, until: tuple[int, ...]) -> Ways:
+    def _greedy_branches(self, stage: PatternStage, until: tuple[int, ...]) -> GreedyBranches:
         """Return what a stage keeps from what follows it."""
         quantifier = stage.quantifier
         if not quantifier.greedy or quantifier.low == quantifier.high:
             return (((), Guard()),)
-        take = self._takes(stage, until)
+        take = self._take_guard(stage, until)
         if stage.until is None:
             return (((take,), Guard()),)
-        bit = self._bit(stage.until)
+        bit = self._condition_bit(stage.until)
         return (((), Guard(bit)), ((Guard(take.need),), Guard(0, bit)))
 
-    def _ignores(self, stage: Stage, contiguity: str, until: tuple[int, ...]) -> Guard | None:
+    def _ignore_guard(
+        self, stage: PatternStage, contiguity: str, until: tuple[int, ...]
+    ) -> Guard | None:
         """Return when a stage lets an event pass; None for never."""
         denied = sum(set(until))
         if contiguity in ("followed_by_any", "combinations"):
             return Guard(0, denied)
         if contiguity in ("followed_by", "relaxed") and stage.condition is not None:
-            return Guard(0, denied | self._bit(stage.condition))
+            return Guard(0, denied | self._condition_bit(stage.condition))
         return None
 
     # States.
 
-    def _state(self, waits: str, *, twin: bool = False) -> int:
-        self.states.append(State("normal", waits, twin))
+    def _add_state(self, waits_for: str, *, is_duplicate: bool = False) -> int:
+        self.states.append(NfaState("normal", waits_for, is_duplicate))
         return len(self.states) - 1
 
-    def _add(self, state: int, edge: Edge, bars: Bars = ()) -> None:
+    def _add_edge(self, state: int, edge: Edge, greedy_guards: GreedyGuards = ()) -> None:
         if not edge.guard.need & edge.guard.deny:
-            self.states[state].edges.append(replace(edge, barred=(*edge.barred, *bars)))
+            self.states[state].edges.append(
+                replace(edge, blocked_by=(*edge.blocked_by, *greedy_guards))
+            )
 
-    def _stops(self, state: int, nots: Nots, bars: Bars = ()) -> None:
-        for bit in nots:
-            self._add(state, Edge(action="proceed", target=STOP, guard=Guard(bit)), bars)
+    def _add_stop_edges(
+        self, state: int, negations: NegationBits, greedy_guards: GreedyGuards = ()
+    ) -> None:
+        for bit in negations:
+            self._add_edge(
+                state, Edge(action="proceed", target=STOP, guard=Guard(bit)), greedy_guards
+            )
 
-    def _chain(
+    def _chain_builder(
         self,
         elements: tuple[Element, ...],
-        tail: Follow,
+        tail: NextStateBuilder,
         until: tuple[int, ...],
-        behind: Nots,
+        following_negations: NegationBits,
         *,
         last: bool,
-    ) -> Maker:
+    ) -> ElementBuilder:
         """Return the function that makes the first state of a chain.
 
         Args:
             elements: the chain.
             tail: makes the state of what follows it.
             until: bits of the stop conditions of the groups around it.
-            behind: bits of the not_followed_by stages right behind it.
+            following_negations: bits of the not_followed_by stages right behind it.
             last: nothing follows it.
         """
-        after: Follow = tail
+        after: NextStateBuilder = tail
         for index in reversed(range(len(elements))):
             element = elements[index]
             is_last = last and index == len(elements) - 1
-            maker = self._maker(element, after, behind, is_last=is_last)
-            after = _remembered(_plainly(maker, element.contiguity, until))
-            is_not = isinstance(element, Stage) and element.contiguity == "not_followed_by"
-            behind = (*behind, self._seen(element).need) if is_not else ()  # type: ignore[arg-type]
+            maker = self._element_builder(element, after, following_negations, is_last=is_last)
+            after = _memoize(_bind_entry(maker, element.contiguity, until))
+            is_not = isinstance(element, PatternStage) and element.contiguity == "not_followed_by"
+            following_negations = (
+                (*following_negations, self._match_guard(element).need)  # type: ignore[arg-type]
+                if is_not
+                else ()
+            )
         return maker
 
-    def _maker(self, element: Element, after: Follow, behind: Nots, *, is_last: bool) -> Maker:
+    def _element_builder(
+        self,
+        element: Element,
+        build_next: NextStateBuilder,
+        following_negations: NegationBits,
+        *,
+        is_last: bool,
+    ) -> ElementBuilder:
         if isinstance(element, Group):
-            return lambda entry, nots, bars: _GroupLoop(self, element, after, behind, entry).first(
-                nots, bars
-            )
+            return lambda entry, nots, bars: _GroupLoop(
+                self, element, build_next, following_negations, entry
+            ).build_first(nots, bars)
         if element.contiguity in NEGATED:
-            return lambda entry, nots, bars: self._negation(
-                element, after, nots, bars, is_last=is_last
+            return lambda entry, nots, bars: self._build_negation(
+                element, build_next, nots, bars, is_last=is_last
             )
-        return lambda entry, nots, bars: _Loop(self, element, after, behind, entry).first(
-            nots, bars
-        )
+        return lambda entry, nots, bars: _Loop(
+            self, element, build_next, following_negations, entry
+        ).build_first(nots, bars)
 
-    def _seen(self, stage: Stage) -> Guard:
-        return Guard(0 if stage.condition is None else self._bit(stage.condition))
+    def _match_guard(self, stage: PatternStage) -> Guard:
+        return Guard(0 if stage.condition is None else self._condition_bit(stage.condition))
 
-    def _negation(
-        self, stage: Stage, after: Follow, nots: Nots, bars: Bars, *, is_last: bool
+    def _build_negation(
+        self,
+        stage: PatternStage,
+        build_next: NextStateBuilder,
+        negations: NegationBits,
+        greedy_guards: GreedyGuards,
+        *,
+        is_last: bool,
     ) -> int:
-        seen = self._seen(stage)
+        seen = self._match_guard(stage)
         if stage.contiguity == "not_followed_by":
             if not is_last:
-                return after((*nots, seen.need), bars)
-            return self._pending(stage, seen, nots, bars)
-        state = self._state(f"no `{stage.name}` next")
-        target = after(nots, ())
+                return build_next((*negations, seen.need), greedy_guards)
+            return self._build_pending(stage, seen, negations, greedy_guards)
+        state = self._add_state(f"no `{stage.name}` next")
+        target = build_next(negations, ())
         if stage.condition is not None:
             action: Edge = Edge(
                 action="ignore" if target == FINAL else "proceed",
@@ -312,32 +348,44 @@ class _Compiler:
                 guard=Guard(0, seen.need),
                 gap=stage.within_previous or 0,
             )
-            self._add(state, action, bars)
-        self._add(state, Edge(action="proceed", target=STOP, guard=seen), bars)
-        self._stops(state, nots, bars)
+            self._add_edge(state, action, greedy_guards)
+        self._add_edge(state, Edge(action="proceed", target=STOP, guard=seen), greedy_guards)
+        self._add_stop_edges(state, negations, greedy_guards)
         return state
 
-    def _pending(self, stage: Stage, seen: Guard, nots: Nots, bars: Bars) -> int:
-        state = self._state(f"no `{stage.name}` until the window ends")
+    def _build_pending(
+        self,
+        stage: PatternStage,
+        match_guard: Guard,
+        negations: NegationBits,
+        greedy_guards: GreedyGuards,
+    ) -> int:
+        state = self._add_state(f"no `{stage.name}` until the window ends")
         self.states[state].kind = "pending"
         self.states[state].gap = stage.within_previous or 0
         if stage.condition is not None:
-            self._add(state, Edge(action="ignore", target=state, guard=Guard(0, seen.need)), bars)
-        self._stops(state, (seen.need, *nots), bars)
+            self._add_edge(
+                state,
+                Edge(action="ignore", target=state, guard=Guard(0, match_guard.need)),
+                greedy_guards,
+            )
+        self._add_stop_edges(state, (match_guard.need, *negations), greedy_guards)
         return state
 
 
-def _plainly(maker: Maker, contiguity: str, until: tuple[int, ...]) -> Follow:
-    return lambda nots, bars: maker(_Entry(contiguity=contiguity, until=until), nots, bars)
+def _bind_entry(
+    builder: ElementBuilder, contiguity: str, until: tuple[int, ...]
+) -> NextStateBuilder:
+    return lambda nots, bars: builder(_Entry(contiguity=contiguity, until_bits=until), nots, bars)
 
 
-def _remembered(follow: Follow) -> Follow:
-    made: dict[tuple[Nots, Bars], int] = {}
+def _memoize(builder: NextStateBuilder) -> NextStateBuilder:
+    made: dict[tuple[NegationBits, GreedyGuards], int] = {}
 
-    def again(nots: Nots, bars: Bars) -> int:
+    def again(nots: NegationBits, bars: GreedyGuards) -> int:
         key = (tuple(sorted(set(nots))), bars)
         if key not in made:
-            made[key] = follow(*key)
+            made[key] = builder(*key)
         return made[key]
 
     return again
@@ -347,153 +395,195 @@ class _Loop:
     """The states of one stage: one for each number of events that it may have taken."""
 
     def __init__(
-        self, compiler: _Compiler, stage: Stage, after: Follow, looped: Nots, entry: _Entry
+        self,
+        compiler: _NfaCompiler,
+        stage: PatternStage,
+        build_next: NextStateBuilder,
+        loop_negations: NegationBits,
+        entry: _Entry,
     ) -> None:
-        self._make, self._stage, self._after = compiler, stage, after
-        self._entry, self._looped = entry, looped
+        self._compiler, self._stage, self._build_next = compiler, stage, build_next
+        self._entry, self._loop_negations = entry, loop_negations
         self._number = compiler.names.index(stage.name)
-        own = self._own = compiler._own(stage)
-        self._take = compiler._takes(stage, (*own, *entry.until))
-        self._kept = compiler._keeps(stage, (*own, *entry.until))
+        own = self._stop_bits = compiler._stop_bits(stage)
+        self._take_guard = compiler._take_guard(stage, (*own, *entry.until_bits))
+        self._greedy_branches = compiler._greedy_branches(stage, (*own, *entry.until_bits))
 
-    def first(self, nots: Nots, bars: Bars) -> int:
+    def build_first(self, negations: NegationBits, greedy_guards: GreedyGuards) -> int:
         """Make the state that waits for the first event; everything behind it first."""
         stage, quantifier = self._stage, self._stage.quantifier
-        taken = self._repeated(1)
-        state = self._make._state(f"`{stage.name}`")
+        taken = self._build_repeated(1)
+        state = self._compiler._add_state(f"`{stage.name}`")
         gap = stage.within_previous or 0 if quantifier.kind == "one" else quantifier.first_gap
-        self._takes(state, taken, gap, bars)
+        self._add_take_edge(state, taken, gap, greedy_guards)
         if quantifier.optional:
-            self._leave(state, nots, bars)
-        for target, guard in self._entry.beside:
-            self._make._add(state, Edge(action="proceed", target=target, guard=guard), bars)
-        passing = self._make._ignores(stage, self._entry.contiguity, self._entry.until)
-        twin = quantifier.optional or bool(self._entry.beside)
-        self._wait(state, taken, gap, passing, nots, bars, twin=twin)
+            self._add_leave_edges(state, negations, greedy_guards)
+        for target, guard in self._entry.bypasses:
+            self._compiler._add_edge(
+                state, Edge(action="proceed", target=target, guard=guard), greedy_guards
+            )
+        passing = self._compiler._ignore_guard(
+            stage, self._entry.contiguity, self._entry.until_bits
+        )
+        twin = quantifier.optional or bool(self._entry.bypasses)
+        self._add_wait_edges(
+            state, taken, gap, passing, negations, greedy_guards, with_duplicate=twin
+        )
         return state
 
-    def _repeated(self, count: int) -> int:
+    def _build_repeated(self, count: int) -> int:
         """Make the state of a run that has taken this many events of the stage."""
         quantifier, high = self._stage.quantifier, self._stage.quantifier.high
         if high is not None and count >= high:
-            return self._after((), self._kept[0][0])
-        state = self._make._state(f"more `{self._stage.name}`")
+            return self._build_next((), self._greedy_branches[0][0])
+        state = self._compiler._add_state(f"more `{self._stage.name}`")
         endless = high is None and count >= quantifier.low
-        taken = state if endless else self._repeated(count + 1)
+        taken = state if endless else self._build_repeated(count + 1)
         leaving = count >= quantifier.low
         if leaving:
-            self._leave(state, (), ())
-        self._takes(state, taken, quantifier.inner_gap, ())
-        until = (*self._own, *self._entry.until)
-        passing = self._make._ignores(self._stage, quantifier.inner, until)
-        self._wait(state, taken, quantifier.inner_gap, passing, self._looped, (), twin=leaving)
+            self._add_leave_edges(state, (), ())
+        self._add_take_edge(state, taken, quantifier.inner_gap, ())
+        until = (*self._stop_bits, *self._entry.until_bits)
+        passing = self._compiler._ignore_guard(self._stage, quantifier.inner, until)
+        self._add_wait_edges(
+            state,
+            taken,
+            quantifier.inner_gap,
+            passing,
+            self._loop_negations,
+            (),
+            with_duplicate=leaving,
+        )
         return state
 
-    def _leave(self, state: int, nots: Nots, bars: Bars) -> None:
-        for kept, guard in self._kept:
-            target = self._after(nots, kept)
-            self._make._add(state, Edge(action="proceed", target=target, guard=guard), bars)
+    def _add_leave_edges(
+        self, state: int, negations: NegationBits, greedy_guards: GreedyGuards
+    ) -> None:
+        for kept, guard in self._greedy_branches:
+            target = self._build_next(negations, kept)
+            self._compiler._add_edge(
+                state, Edge(action="proceed", target=target, guard=guard), greedy_guards
+            )
 
-    def _takes(self, state: int, target: int, gap: int, bars: Bars) -> None:
-        edge = Edge(action="take", target=target, guard=self._take, stage=self._number, gap=gap)
-        self._make._add(state, edge, bars)
+    def _add_take_edge(
+        self, state: int, target: int, gap: int, greedy_guards: GreedyGuards
+    ) -> None:
+        edge = Edge(
+            action="take", target=target, guard=self._take_guard, stage=self._number, gap=gap
+        )
+        self._compiler._add_edge(state, edge, greedy_guards)
 
-    def _wait(
+    def _add_wait_edges(
         self,
         state: int,
-        taken: int,
+        taken_state: int,
         gap: int,
-        passing: Guard | None,
-        nots: Nots,
-        bars: Bars,
+        ignore_guard: Guard | None,
+        negations: NegationBits,
+        greedy_guards: GreedyGuards,
         *,
-        twin: bool,
+        with_duplicate: bool,
     ) -> None:
         """Let events pass: in the state itself or, so that leaving is tried once, in a twin."""
-        self._make._stops(state, nots, bars)
-        if passing is None:
+        self._compiler._add_stop_edges(state, negations, greedy_guards)
+        if ignore_guard is None:
             return
         other = state
-        if twin:
-            other = self._make._state(self._make.states[state].waits, twin=True)
-            self._takes(other, taken, gap, bars)
-            self._make._add(other, Edge(action="ignore", target=other, guard=passing), bars)
-            self._make._stops(other, nots, bars)
-        self._make._add(state, Edge(action="ignore", target=other, guard=passing), bars)
+        if with_duplicate:
+            other = self._compiler._add_state(
+                self._compiler.states[state].waits_for, is_duplicate=True
+            )
+            self._add_take_edge(other, taken_state, gap, greedy_guards)
+            self._compiler._add_edge(
+                other, Edge(action="ignore", target=other, guard=ignore_guard), greedy_guards
+            )
+            self._compiler._add_stop_edges(other, negations, greedy_guards)
+        self._compiler._add_edge(
+            state, Edge(action="ignore", target=other, guard=ignore_guard), greedy_guards
+        )
 
 
 class _GroupLoop:
     """The states of a group: a chain for each round, the last of a loop leading back to itself."""
 
     def __init__(
-        self, compiler: _Compiler, group: Group, after: Follow, looped: Nots, entry: _Entry
+        self,
+        compiler: _NfaCompiler,
+        group: Group,
+        build_next: NextStateBuilder,
+        loop_negations: NegationBits,
+        entry: _Entry,
     ) -> None:
-        self._make, self._group, self._after = compiler, group, after
-        self._entry, self._looped = entry, looped
-        self._until = (*compiler._own(group), *entry.until)
+        self._compiler, self._group, self._build_next = compiler, group, build_next
+        self._entry, self._loop_negations = entry, loop_negations
+        self._until = (*compiler._stop_bits(group), *entry.until_bits)
 
-    def first(self, nots: Nots, bars: Bars) -> int:
+    def build_first(self, negations: NegationBits, greedy_guards: GreedyGuards) -> int:
         """Make the state that waits for the first event of the first round."""
-        beside = self._entry.beside
+        beside = self._entry.bypasses
         if self._group.quantifier.optional:
-            beside = (*beside, *self._left_out(nots))
-        return self._round(0, self._entry.contiguity, beside, nots, bars)
+            beside = (*beside, *self._bypasses(negations))
+        return self._build_round(0, self._entry.contiguity, beside, negations, greedy_guards)
 
-    def _left_out(self, nots: Nots) -> list[tuple[int, Guard]]:
+    def _bypasses(self, negations: NegationBits) -> list[tuple[int, Guard]]:
         """Return the states behind the group; a greedy stage at its end keeps its events."""
         until, last = self._until, self._group.elements[-1]
         while isinstance(last, Group):
-            until = (*self._make._own(last), *until)
+            until = (*self._compiler._stop_bits(last), *until)
             last = last.elements[-1]
-        keeps = self._make._keeps(last, (*self._make._own(last), *until))
-        return [(self._after(nots, kept), guard) for kept, guard in keeps]
+        keeps = self._compiler._greedy_branches(last, (*self._compiler._stop_bits(last), *until))
+        return [(self._build_next(negations, kept), guard) for kept, guard in keeps]
 
-    def _round(
+    def _build_round(
         self,
         done: int,
         contiguity: str,
-        beside: tuple[tuple[int, Guard], ...],
-        nots: Nots,
-        bars: Bars,
+        bypasses: tuple[tuple[int, Guard], ...],
+        negations: NegationBits,
+        greedy_guards: GreedyGuards,
     ) -> int:
-        tail = _remembered(lambda carried, kept: self._done(done + 1, carried, kept))
-        head = self._make._chain(self._group.elements, tail, self._until, self._looped, last=False)
-        entry = _Entry(contiguity=contiguity, beside=beside, until=self._until)
-        return head(entry, nots, bars)
+        tail = _memoize(lambda carried, kept: self._build_done(done + 1, carried, kept))
+        head = self._compiler._chain_builder(
+            self._group.elements, tail, self._until, self._loop_negations, last=False
+        )
+        entry = _Entry(contiguity=contiguity, bypasses=bypasses, until_bits=self._until)
+        return head(entry, negations, greedy_guards)
 
-    def _done(self, done: int, nots: Nots, bars: Bars) -> int:
+    def _build_done(self, done: int, negations: NegationBits, greedy_guards: GreedyGuards) -> int:
         """Make the state of a run that has completed this many rounds."""
         quantifier = self._group.quantifier
         if quantifier.high is not None and done >= quantifier.high:
-            return self._after(nots, bars)
-        held = (*nots, *self._looped)
+            return self._build_next(negations, greedy_guards)
+        held = (*negations, *self._loop_negations)
         if quantifier.high is None and done >= quantifier.low:
-            return self._endless(done, nots, bars)
+            return self._build_endless(done, negations, greedy_guards)
         leaving = done >= quantifier.low
-        beside = ((self._after(nots, bars), Guard()),) if leaving else ()
-        return self._round(done, quantifier.inner, beside, held, bars)
+        beside = ((self._build_next(negations, greedy_guards), Guard()),) if leaving else ()
+        return self._build_round(done, quantifier.inner, beside, held, greedy_guards)
 
-    def _endless(self, done: int, nots: Nots, bars: Bars) -> int:
+    def _build_endless(
+        self, done: int, negations: NegationBits, greedy_guards: GreedyGuards
+    ) -> int:
         """Make the state from which the group is done again, or left."""
-        state = self._make._state(f"`{name_of(self._group)}` again")
-        made = {(tuple(sorted(set(nots))), bars): state}
+        state = self._compiler._add_state(f"`{element_name(self._group)}` again")
+        made = {(tuple(sorted(set(negations))), greedy_guards): state}
 
-        def tail(carried: Nots, kept: Bars) -> int:
+        def tail(carried: NegationBits, kept: GreedyGuards) -> int:
             key = (tuple(sorted(set(carried))), kept)
             if key not in made:
-                made[key] = self._make._state(f"`{name_of(self._group)}` again")
+                made[key] = self._compiler._add_state(f"`{element_name(self._group)}` again")
                 lead(made[key], *key)
             return made[key]
 
-        def lead(again: int, carried: Nots, kept: Bars) -> None:
-            beside = ((self._after(carried, kept), Guard()),)
-            head = self._make._chain(
-                self._group.elements, tail, self._until, self._looped, last=False
+        def lead(again: int, carried: NegationBits, kept: GreedyGuards) -> None:
+            beside = ((self._build_next(carried, kept), Guard()),)
+            head = self._compiler._chain_builder(
+                self._group.elements, tail, self._until, self._loop_negations, last=False
             )
             inner = self._group.quantifier.inner
-            entry = _Entry(contiguity=inner, beside=beside, until=self._until)
-            first = head(entry, (*carried, *self._looped), kept)
-            self._make._add(again, Edge(action="proceed", target=first))
+            entry = _Entry(contiguity=inner, bypasses=beside, until_bits=self._until)
+            first = head(entry, (*carried, *self._loop_negations), kept)
+            self._compiler._add_edge(again, Edge(action="proceed", target=first))
 
-        lead(state, nots, bars)
+        lead(state, negations, greedy_guards)
         return state

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from streambroker_core.cep.nfa.condition_bits import Truths
-from streambroker_core.cep.nfa.nfa import FINAL, Automaton, Decision, Step
+from streambroker_core.cep.nfa.condition_bits import ConditionBits
+from streambroker_core.cep.nfa.nfa import FINAL, Decision, Nfa, RunStep
 from streambroker_core.cep.pattern.errors import RunError
-from streambroker_core.cep.pattern.match_buffer import Event, Node, chain
+from streambroker_core.cep.pattern.match_buffer import Event, RunNode, list_chain
 from streambroker_core.cep.pattern.pattern import Skip
 
 NEVER = 2**64
@@ -31,7 +31,7 @@ class Run(NamedTuple):
     """
 
     state: int
-    node: Node
+    node: RunNode
     start: int
     began: int
     due: int
@@ -41,7 +41,7 @@ _new_run = tuple.__new__
 """Makes a run without the call that a named tuple makes of its own."""
 
 
-class Match:
+class PatternMatch:
     """A complete match.
 
     Attributes:
@@ -53,38 +53,38 @@ class Match:
 
     __slots__ = ("names", "node", "noticed", "time")
 
-    def __init__(self, node: Node, names: tuple[str, ...], time: int, noticed: int) -> None:
+    def __init__(self, node: RunNode, names: tuple[str, ...], time: int, noticed: int) -> None:
         self.node, self.names = node, names
         self.time, self.noticed = time, noticed
 
     @property
     def events(self) -> dict[str, list[Event]]:
         """By stage, in the order of the pattern; stages that took nothing are left out."""
-        return events_of(self.node, self.names)
+        return events_by_stage(self.node, self.names)
 
 
 class Timeout:
     """A partial match whose time is over.
 
     Attributes:
-        node, names: as of `Match`.
+        node, names: as of `PatternMatch`.
         time: when it was over.
         waited: what it waited for.
     """
 
     __slots__ = ("names", "node", "time", "waited")
 
-    def __init__(self, node: Node, names: tuple[str, ...], time: int, waited: str) -> None:
+    def __init__(self, node: RunNode, names: tuple[str, ...], time: int, waited: str) -> None:
         self.node, self.names = node, names
         self.time, self.waited = time, waited
 
     @property
     def events(self) -> dict[str, list[Event]]:
-        """By stage, as of `Match`."""
-        return events_of(self.node, self.names)
+        """By stage, as of `PatternMatch`."""
+        return events_by_stage(self.node, self.names)
 
 
-def events_of(node: Node, names: tuple[str, ...]) -> dict[str, list[Event]]:
+def events_by_stage(node: RunNode, names: tuple[str, ...]) -> dict[str, list[Event]]:
     """Return what a run has taken, by stage.
 
     Args:
@@ -92,14 +92,14 @@ def events_of(node: Node, names: tuple[str, ...]) -> dict[str, list[Event]]:
         names: of the stages, by their numbers.
     """
     taken: dict[int, list[Event]] = {}
-    last: Node | None = node
+    last: RunNode | None = node
     while last is not None:
         known = taken.get(last.stage)
         if known is None:
             taken[last.stage] = [last.event]
         else:
             known.append(last.event)
-        last = last.before
+        last = last.previous
     found = {}
     for stage in sorted(taken):
         events = taken[stage]
@@ -110,26 +110,26 @@ def events_of(node: Node, names: tuple[str, ...]) -> dict[str, list[Event]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """How much one key may keep of one rule.
 
     Attributes:
         runs: partial matches and matches that wait; None for any number.
         policy: what goes beyond: ``drop_oldest`` gives up those that began first, ``refuse`` begins
             no new ones, ``fail`` stops the rule.
-        most: how many runs need no look at them.
+        unchecked_runs: how many runs need no look at them.
     """
 
     runs: int | None = 10_000
     policy: str = "drop_oldest"
-    most: int = field(init=False, repr=False)
+    unchecked_runs: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         unlimited = self.runs is None or self.policy == "refuse"
-        object.__setattr__(self, "most", NEVER if unlimited else self.runs)
+        object.__setattr__(self, "unchecked_runs", NEVER if unlimited else self.runs)
 
 
-_USUAL = Limits()
+_DEFAULT_LIMITS = RunLimits()
 
 
 class Matcher:
@@ -137,7 +137,7 @@ class Matcher:
 
     Args:
         automaton: of the pattern.
-        truths: says what holds of events.
+        condition_bits: says what holds of events.
         limits: how many runs it may have.
 
     Attributes:
@@ -147,23 +147,35 @@ class Matcher:
         due: when time next ends a run.
         dropped: runs given up because of the limits.
         changed: whether runs are others than at first.
-        most: how many runs need no look at the limits.
+        unchecked_runs: how many runs need no look at the limits.
     """
 
     __slots__ = (
-        "automaton", "changed", "dropped", "due", "held", "limits", "most", "runs", "truths",
+        "automaton",
+        "changed",
+        "condition_bits",
+        "dropped",
+        "due",
+        "held",
+        "limits",
+        "runs",
+        "unchecked_runs",
     )  # fmt: skip
 
-    def __init__(self, automaton: Automaton, truths: Truths, limits: Limits = _USUAL) -> None:
-        self.automaton, self.truths, self.limits = automaton, truths, limits
+    def __init__(
+        self, automaton: Nfa, condition_bits: ConditionBits, limits: RunLimits = _DEFAULT_LIMITS
+    ) -> None:
+        self.automaton, self.condition_bits, self.limits = automaton, condition_bits, limits
         self.runs: list[Run] = []
         self.held: list[Run] = []
         self.due = NEVER
         self.dropped = 0
         self.changed = False
-        self.most = limits.most
+        self.unchecked_runs = limits.unchecked_runs
 
-    def process(self, event: Event, bits: int | None = None) -> tuple[list[Match], list[Timeout]]:
+    def process(
+        self, event: Event, bits: int | None = None
+    ) -> tuple[list[PatternMatch], list[Timeout]]:
         """Take the next event of the key.
 
         Args:
@@ -175,38 +187,38 @@ class Matcher:
                 runs are then is not promised; the rule has to be given up.
         """
         matches, timeouts = ([], []) if event.time < self.due else self.advance(event.time)
-        truths, automaton = self.truths, self.automaton
+        truths, automaton = self.condition_bits, self.automaton
         if bits is None:
-            bits = truths.local(event)
+            bits = truths.evaluate_local(event)
         runs: list[Run] = []
         found: list[Run] = []
         same = True
-        asked, made = automaton.asked, automaton.made
+        asked, made = automaton.needed_bits, automaton.decisions
         open_ = truths.run_bits & bits  # of the others the event alone has decided
         for run in self.runs:
             state, own = run.state, bits
             ask = asked[state]
             if ask & open_:
-                own = truths.of_run(bits, ask, event, run.node)
+                own = truths.evaluate_run(bits, ask, event, run.node)
             decision = made[state].get(own & ask) or automaton.decide(state, own)
-            if decision.same:
+            if decision.is_unchanged:
                 runs.append(run)
             else:
                 same = False
-                self._continued(run, event, decision, runs, found)
+                self._continue_run(run, event, decision, runs, found)
         state, own = automaton.start, bits
         ask = asked[state]
         if ask & open_:
-            own = truths.of_run(bits, ask, event, None)
+            own = truths.evaluate_run(bits, ask, event, None)
         decision = made[state].get(own & ask) or automaton.decide(state, own)
-        if (decision.steps and self._begun(event, decision, runs, found)) or not same:
+        if (decision.steps and self._begin_runs(event, decision, runs, found)) or not same:
             self.changed = True
-            self.runs = runs if len(runs) <= self.most else self._limited(runs)
+            self.runs = runs if len(runs) <= self.unchecked_runs else self._apply_limits(runs)
         if found or self.held:
-            matches += self._released(found, event.time)
+            matches += self._release(found, event.time)
         return matches, timeouts
 
-    def advance(self, now: int) -> tuple[list[Match], list[Timeout]]:
+    def advance(self, now: int) -> tuple[list[PatternMatch], list[Timeout]]:
         """Let time go on: what it ends becomes a match or a timed-out partial match.
 
         Raises:
@@ -228,63 +240,65 @@ class Matcher:
         self.runs, self.due = left, due
         pending = [run for run in over if states[run.state].kind == "pending"]
         timeouts = [
-            Timeout(run.node, self.automaton.stages, run.due, states[run.state].waits)
+            Timeout(run.node, self.automaton.stages, run.due, states[run.state].waits_for)
             for run in over
-            if states[run.state].kind != "pending" and not self._silent(run)
+            if states[run.state].kind != "pending" and not self._is_duplicate(run)
         ]
-        return self._released(pending, now), timeouts
+        return self._release(pending, now), timeouts
 
-    def _silent(self, run: Run) -> bool:
+    def _is_duplicate(self, run: Run) -> bool:
         """Tell whether another run with the same past goes on, as this one is only its twin."""
         window = self.automaton.window
         in_whole = bool(window) and run.due == run.began + window
-        return self.automaton.states[run.state].twin and not in_whole
+        return self.automaton.states[run.state].is_duplicate and not in_whole
 
-    def _continued(
-        self, run: Run, event: Event, decision: Decision, runs: list[Run], found: list[Run]
+    def _continue_run(
+        self, run: Run, event: Event, decision: Decision, runs: list[Run], completed: list[Run]
     ) -> None:
         for step in decision.steps:
             if step.gap and event.time - run.node.event.time >= step.gap:
                 continue
-            if step.take:
-                node = Node(event, step.stage, run.node)
-                self._taken(step, node, run.start, run.began, decision, runs, found)
-            elif step.match:
-                found.append(run)
-            elif not decision.stopped:
-                runs.append(self.run_in(step.target, run.node, run.start, run.began))
+            if step.takes_event:
+                node = RunNode(event, step.stage, run.node)
+                self._take_event(step, node, run.start, run.began, decision, runs, completed)
+            elif step.is_match:
+                completed.append(run)
+            elif not decision.is_stopped:
+                runs.append(self.make_run(step.target, run.node, run.start, run.began))
 
-    def _begun(self, event: Event, decision: Decision, runs: list[Run], found: list[Run]) -> bool:
+    def _begin_runs(
+        self, event: Event, decision: Decision, runs: list[Run], completed: list[Run]
+    ) -> bool:
         """Begin runs with an event; return whether any, or a match, began."""
         began = False
         for step in decision.steps:
-            if step.take:
-                if self._full(len(runs)):
+            if step.takes_event:
+                if self._is_full(len(runs)):
                     self.dropped += 1
                     continue
                 began = True
-                node = Node(event, step.stage, None)
-                self._taken(step, node, event.seq, event.time, decision, runs, found)
+                node = RunNode(event, step.stage, None)
+                self._take_event(step, node, event.seq, event.time, decision, runs, completed)
         return began
 
-    def _taken(
+    def _take_event(
         self,
-        step: Step,
-        node: Node,
+        step: RunStep,
+        node: RunNode,
         start: int,
         began: int,
         decision: Decision,
         runs: list[Run],
-        found: list[Run],
+        completed: list[Run],
     ) -> None:
-        if step.target != FINAL and not decision.stopped:
-            runs.append(self.run_in(step.target, node, start, began))
-        if step.match:
-            found.append(_new_run(Run, (FINAL, node, start, began, NEVER)))
+        if step.target != FINAL and not decision.is_stopped:
+            runs.append(self.make_run(step.target, node, start, began))
+        if step.is_match:
+            completed.append(_new_run(Run, (FINAL, node, start, began, NEVER)))
 
-    def run_in(self, state: int, node: Node, start: int, began: int) -> Run:
+    def make_run(self, state: int, node: RunNode, start: int, began: int) -> Run:
         """Return a run in a state, with the time at which it is over."""
-        window, longest = self.automaton.window, self.automaton.longest[state]
+        window, longest = self.automaton.window, self.automaton.time_limits[state]
         due = began + window if window else NEVER
         if longest:
             due = min(due, node.event.time + longest)
@@ -292,17 +306,17 @@ class Matcher:
             self.due = due
         return _new_run(Run, (state, node, start, began, due))
 
-    def put(self, runs: list[Run]) -> None:
+    def set_runs(self, runs: list[Run]) -> None:
         """Have other runs, in the order in which they are asked."""
         self.runs, self.changed = runs, True
         self.due = min((run.due for run in runs), default=NEVER)
 
-    def _full(self, runs: int) -> bool:
+    def _is_full(self, runs: int) -> bool:
         limit = self.limits
         return limit.policy == "refuse" and limit.runs is not None and runs >= limit.runs
 
-    def _limited(self, runs: list[Run]) -> list[Run]:
-        most = self.most
+    def _apply_limits(self, runs: list[Run]) -> list[Run]:
+        most = self.unchecked_runs
         if self.limits.policy == "fail":
             raise RunError(
                 "its limits", f"one key has {len(runs)} runs, at most {most} are allowed"
@@ -310,36 +324,38 @@ class Matcher:
         self.dropped += len(runs) - most
         return sorted(runs, key=lambda run: run.start)[-most:]
 
-    def _released(self, found: list[Run], now: int) -> list[Match]:
+    def _release(self, completed: list[Run], now: int) -> list[PatternMatch]:
         skip = self.automaton.pattern.skip
         if skip.strategy == "no_skip":
-            return [self._match(run, now) for run in found] if found else []
-        self.held = sorted([*self.held, *found], key=lambda run: run.start)
-        matches: list[Match] = []
+            return [self._to_match(run, now) for run in completed] if completed else []
+        self.held = sorted([*self.held, *completed], key=lambda run: run.start)
+        matches: list[PatternMatch] = []
         while self.held:
             earliest = self.held[0]
             if any(run.start < earliest.start for run in self.runs):
                 break
             del self.held[0]
-            matches.append(self._match(earliest, now))
-            pruned = self._pruned(skip, earliest)
+            matches.append(self._to_match(earliest, now))
+            pruned = self._prune_filter(skip, earliest)
             self.runs = [run for run in self.runs if not pruned(run)]
             self.held = [run for run in self.held if not pruned(run)]
         return matches
 
-    def _pruned(self, skip: Skip, match: Run) -> Callable[[Run], bool]:
+    def _prune_filter(self, skip: Skip, match: Run) -> Callable[[Run], bool]:
         """Return what a match ends: itself has been told already."""
         if skip.strategy == "skip_to_next":
             return lambda run: run.start == match.start
         if skip.strategy == "skip_past_last":
             last = match.node.event.seq
             return lambda run: run.start <= last
-        target = self._target(skip, match)
+        target = self._skip_target(skip, match)
         return lambda run: target is not None and run.start < target
 
-    def _target(self, skip: Skip, match: Run) -> int | None:
+    def _skip_target(self, skip: Skip, match: Run) -> int | None:
         names = self.automaton.stages
-        taken = [node.event.seq for node in chain(match.node) if names[node.stage] == skip.stage]
+        taken = [
+            node.event.seq for node in list_chain(match.node) if names[node.stage] == skip.stage
+        ]
         if not taken:
             if skip.throw_on_miss:
                 raise RunError(skip.strategy, f"stage `{skip.stage}` took no event of the match")
@@ -352,9 +368,9 @@ class Matcher:
             )
         return target
 
-    def _match(self, run: Run, now: int) -> Match:
+    def _to_match(self, run: Run, now: int) -> PatternMatch:
         if run.state == FINAL:
-            return Match(run.node, self.automaton.stages, run.node.event.time, now)
+            return PatternMatch(run.node, self.automaton.stages, run.node.event.time, now)
         pending = self.automaton.states[run.state].kind == "pending"
         time = run.due if pending else now
-        return Match(run.node, self.automaton.stages, time, now)
+        return PatternMatch(run.node, self.automaton.stages, time, now)

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from streambroker_core.cep.pattern.conditions import Condition
 from streambroker_core.cep.pattern.pattern import Pattern
 
-Action: TypeAlias = Literal["take", "ignore", "proceed"]
-Appetite: TypeAlias = Literal["matching", "gaps", "all"]
+EdgeAction: TypeAlias = Literal["take", "ignore", "proceed"]
+EventNeed: TypeAlias = Literal["matching", "gaps", "all"]
 FINAL, STOP = 0, 1
 """The states of a match, and of a run that a negated stage ends."""
 
@@ -30,7 +30,7 @@ class Guard(NamedTuple):
         """Tell whether it holds of an event."""
         return bits & self.need == self.need and not bits & self.deny
 
-    def and_(self, other: Guard) -> Guard | None:
+    def combine(self, other: Guard) -> Guard | None:
         """Return both in one; None if they contradict each other."""
         need, deny = self.need | other.need, self.deny | other.deny
         return None if need & deny else Guard(need, deny)
@@ -44,59 +44,59 @@ class Edge:
         action: what becomes of the event.
         target: the state behind it.
         guard: when it is open.
-        barred: it is closed whenever one of these holds.
+        blocked_by: it is closed whenever one of these holds.
         stage: number of the stage that takes the event.
         gap: longest time since the event taken before, exclusive; 0 for no limit. On the way past
             a state it is that of every edge behind.
     """
 
-    action: Action
+    action: EdgeAction
     target: int
     guard: Guard = field(default_factory=Guard)
-    barred: tuple[Guard, ...] = ()
+    blocked_by: tuple[Guard, ...] = ()
     stage: int = -1
     gap: int = 0
 
-    def open(self, bits: int) -> bool:
+    def is_open(self, bits: int) -> bool:
         """Tell whether an event may go this way."""
-        return self.guard.holds(bits) and not any(bar.holds(bits) for bar in self.barred)
+        return self.guard.holds(bits) and not any(bar.holds(bits) for bar in self.blocked_by)
 
 
 @dataclass(slots=True)
-class State:
+class NfaState:
     """A state; built by the compiler, fixed afterwards.
 
     Attributes:
         kind: ``pending`` is a match once its time has passed.
-        waits: what it waits for, for people.
-        twin: it repeats what another run waits for, so its end is not told.
+        waits_for: what it waits for, for people.
+        is_duplicate: it repeats what another run waits for, so its end is not told.
         gap: of a pending state: time since the event before, after which it is a match; 0 for none.
         edges: the ways out, in the order in which their runs follow each other.
     """
 
     kind: Literal["normal", "final", "stop", "pending"]
-    waits: str = ""
-    twin: bool = False
+    waits_for: str = ""
+    is_duplicate: bool = False
     gap: int = 0
     edges: list[Edge] = field(default_factory=list)
 
 
-class Step(NamedTuple):
+class RunStep(NamedTuple):
     """What an event does to a run: one of its continuations.
 
     Attributes:
-        take: it takes the event; else it goes on without.
+        takes_event: it takes the event; else it goes on without.
         target: the state it is in then.
         stage: number of the stage that takes the event.
         gap: only if so little time has passed since the event before; 0 for always.
-        match: the run is (also) a match with this event.
+        is_match: the run is (also) a match with this event.
     """
 
-    take: bool
+    takes_event: bool
     target: int
     stage: int = -1
     gap: int = 0
-    match: bool = False
+    is_match: bool = False
 
 
 class Decision(NamedTuple):
@@ -104,17 +104,17 @@ class Decision(NamedTuple):
 
     Attributes:
         steps: its continuations, in order.
-        stopped: a negated stage has seen its event: only matches survive.
-        same: the run just stays where it is.
+        is_stopped: a negated stage has seen its event: only matches survive.
+        is_unchanged: the run just stays where it is.
     """
 
-    steps: tuple[Step, ...]
-    stopped: bool
-    same: bool
+    steps: tuple[RunStep, ...]
+    is_stopped: bool
+    is_unchanged: bool
 
 
 @dataclass(slots=True, kw_only=True)
-class Automaton:
+class Nfa:
     """A compiled pattern.
 
     Attributes:
@@ -124,7 +124,7 @@ class Automaton:
         states: all states; 0 is a match, 1 the end by a negated stage.
         start: where every run begins.
         window: time of a match, exclusive, in microseconds; 0 for no limit.
-        appetite: which events it has to see: those that match some condition; also whether
+        event_need: which events it has to see: those that match some condition; also whether
             others stood between them; or all.
         warnings: what is allowed and hardly meant.
     """
@@ -132,43 +132,45 @@ class Automaton:
     pattern: Pattern
     stages: tuple[str, ...]
     conditions: tuple[Condition, ...]
-    states: tuple[State, ...]
+    states: tuple[NfaState, ...]
     start: int
     window: int
     warnings: tuple[str, ...] = ()
-    appetite: Appetite = "all"
-    asked: list[int] = field(default_factory=list)
+    event_need: EventNeed = "all"
+    needed_bits: list[int] = field(default_factory=list)
     """By state: the bits that what it does depends on."""
-    longest: list[int] = field(default_factory=list)
+    time_limits: list[int] = field(default_factory=list)
     """By state: the time after the event before at which it is over; 0 for never."""
-    made: list[dict[int, Decision]] = field(default_factory=list)
+    decisions: list[dict[int, Decision]] = field(default_factory=list)
     """By state and the bits that it depends on: the decisions that were worked out."""
 
     def __post_init__(self) -> None:
-        reached = [self.reach(number) for number in range(len(self.states))]
-        self.asked = [self._bits_of(states) for states in reached]
-        self.longest = [self._longest(number, reached[number]) for number in range(len(reached))]
-        self.made = [{} for _ in self.states]
-        self.appetite = self._appetite()
+        reached = [self.closure(number) for number in range(len(self.states))]
+        self.needed_bits = [self._guard_bits(states) for states in reached]
+        self.time_limits = [
+            self._time_limit(number, reached[number]) for number in range(len(reached))
+        ]
+        self.decisions = [{} for _ in self.states]
+        self.event_need = self._compute_event_need()
 
     def decide(self, state: int, bits: int) -> Decision:
         """Return what an event, of which these conditions hold, does to a run."""
-        bits &= self.asked[state]
-        decision = self.made[state].get(bits)
+        bits &= self.needed_bits[state]
+        decision = self.decisions[state].get(bits)
         if decision is None:
-            decision = self.made[state][bits] = self._decide(state, bits)
+            decision = self.decisions[state][bits] = self._decide(state, bits)
         return decision
 
     def can_be_empty(self) -> bool:
         """Tell whether every stage may be left out; an empty match is never told."""
-        return FINAL in self.reach(self.start)
+        return FINAL in self.closure(self.start)
 
-    def shortest(self) -> int:
+    def shortest_timeout(self) -> int:
         """Return the shortest time after which time may end a run; 0 for never."""
-        times = [self.window, *(self.longest[state] for state in self._waiting())]
+        times = [self.window, *(self.time_limits[state] for state in self._resting_states())]
         return min((time for time in times if time), default=0)
 
-    def reach(self, state: int) -> list[int]:
+    def closure(self, state: int) -> list[int]:
         """Return a state and all that are reached by proceeding, whatever the event."""
         seen, waiting = {state: None}, [state]
         while waiting:
@@ -178,12 +180,12 @@ class Automaton:
                     waiting.append(edge.target)
         return list(seen)
 
-    def _bits_of(self, states: Iterable[int]) -> int:
+    def _guard_bits(self, states: Iterable[int]) -> int:
         bits = 0
         for state in states:
             for edge in self.states[state].edges:
                 bits |= edge.guard.need | edge.guard.deny
-                for bar in edge.barred:
+                for bar in edge.blocked_by:
                     bits |= bar.need | bar.deny
                 if edge.action == "take":
                     bits |= self._proceeding_bits(edge.target)
@@ -191,27 +193,27 @@ class Automaton:
 
     def _proceeding_bits(self, state: int) -> int:
         bits = 0
-        for each in self.reach(state):
+        for each in self.closure(state):
             for edge in self.states[each].edges:
                 if edge.action == "proceed":
                     bits |= edge.guard.need | edge.guard.deny
-                    for bar in edge.barred:
+                    for bar in edge.blocked_by:
                         bits |= bar.need | bar.deny
         return bits
 
-    def _longest(self, state: int, reached: list[int]) -> int:
+    def _time_limit(self, state: int, reached: list[int]) -> int:
         if self.states[state].kind == "pending":
             return self.states[state].gap
         if any(self.states[each].kind == "pending" for each in reached):
             return 0
         gaps = [
             _shorter(gap, edge.gap)
-            for edge, gap in self._ways(state)
+            for edge, gap in self._reachable_edges(state)
             if edge.action == "take" or (edge.action == "ignore" and edge.target == FINAL)
         ]
         return max(gaps) if gaps and all(gaps) else 0
 
-    def _ways(self, state: int, bits: int | None = None) -> Iterator[tuple[Edge, int]]:
+    def _reachable_edges(self, state: int, bits: int | None = None) -> Iterator[tuple[Edge, int]]:
         """Yield the edges that are reached by proceeding, with the least gap on the way there.
 
         Args:
@@ -222,7 +224,7 @@ class Automaton:
         while waiting:
             current, gap = waiting.pop()
             for edge in self.states[current].edges:
-                if bits is not None and not edge.open(bits):
+                if bits is not None and not edge.is_open(bits):
                     continue
                 yield edge, gap
                 behind = (edge.target, _shorter(gap, edge.gap))
@@ -230,7 +232,7 @@ class Automaton:
                     seen.add(behind)
                     waiting.append(behind)
 
-    def _waiting(self) -> set[int]:
+    def _resting_states(self) -> set[int]:
         """Return the states in which a run can be between two events."""
         return {
             edge.target
@@ -239,58 +241,58 @@ class Automaton:
             if edge.action != "proceed" and edge.target > STOP
         }
 
-    def _appetite(self) -> Appetite:
+    def _compute_event_need(self) -> EventNeed:
         for state in self.states:
             for edge in state.edges:
                 if not edge.guard.need and (edge.action == "take" or edge.target == STOP):
                     return "all"
-        restless = [state for state in self._waiting() if not self._idle(state)]
+        restless = [state for state in self._resting_states() if not self._is_idle(state)]
         after = [step.target for state in restless for step in self._decide(state, 0).steps]
-        if not all(target <= STOP or self._idle(target) for target in after):
+        if not all(target <= STOP or self._is_idle(target) for target in after):
             return "all"
         return "gaps" if restless else "matching"
 
-    def _idle(self, state: int) -> bool:
+    def _is_idle(self, state: int) -> bool:
         """Tell whether an event that matches nothing leaves a run able to do what it could do."""
         decision = self._decide(state, 0)
-        if decision.stopped or not decision.steps or any(one.match for one in decision.steps):
+        if decision.is_stopped or not decision.steps or any(one.is_match for one in decision.steps):
             return False
-        able = [ability for step in decision.steps for ability in self._abilities(step.target)]
-        return set(self._abilities(state)) == set(able)
+        able = [ability for step in decision.steps for ability in self._enabled_edges(step.target)]
+        return set(self._enabled_edges(state)) == set(able)
 
-    def _abilities(self, state: int) -> list[tuple[object, ...]]:
+    def _enabled_edges(self, state: int) -> list[tuple[object, ...]]:
         """Return what a run in a state may come to do with some next event, or without any."""
         pending = self.states[state].kind == "pending"
         return [("pending", state)] * pending + [
-            (edge.action, edge.target, edge.stage, edge.guard, edge.barred, edge.gap)
-            for each in self.reach(state)
+            (edge.action, edge.target, edge.stage, edge.guard, edge.blocked_by, edge.gap)
+            for each in self.closure(state)
             for edge in self.states[each].edges
             if edge.action == "take" or edge.target <= STOP
         ]
 
     def _decide(self, state: int, bits: int) -> Decision:
-        steps: list[Step] = []
+        steps: list[RunStep] = []
         stopped = False
-        for edge, gap in self._ways(state, bits):
+        for edge, gap in self._reachable_edges(state, bits):
             if edge.action == "proceed":
                 stopped = stopped or edge.target == STOP
             else:
                 steps.append(self._step(edge, _shorter(gap, edge.gap), bits))
-        same = not stopped and steps == [Step(False, state)]
+        same = not stopped and steps == [RunStep(False, state)]
         return Decision(tuple(steps), stopped, same)
 
-    def _step(self, edge: Edge, gap: int, bits: int) -> Step:
+    def _step(self, edge: Edge, gap: int, bits: int) -> RunStep:
         if edge.action == "ignore":
-            return Step(False, edge.target, gap=gap, match=edge.target == FINAL)
-        match = edge.target == FINAL or self._ends(edge.target, bits)
-        return Step(True, edge.target, edge.stage, gap, match)
+            return RunStep(False, edge.target, gap=gap, is_match=edge.target == FINAL)
+        match = edge.target == FINAL or self._reaches_match(edge.target, bits)
+        return RunStep(True, edge.target, edge.stage, gap, match)
 
-    def _ends(self, state: int, bits: int) -> bool:
+    def _reaches_match(self, state: int, bits: int) -> bool:
         """Tell whether a match is reached from a state by proceeding with the event just taken."""
         seen, waiting = {state}, [state]
         while waiting:
             for edge in self.states[waiting.pop()].edges:
-                if edge.action != "proceed" or edge.target in seen or not edge.open(bits):
+                if edge.action != "proceed" or edge.target in seen or not edge.is_open(bits):
                     continue
                 if edge.target == FINAL:
                     return True

@@ -13,55 +13,55 @@ from typing import Any, TypeAlias
 
 from streambroker_core.cep.nfa.matcher import NEVER, Matcher, Run
 from streambroker_core.cep.nfa.nfa import FINAL
-from streambroker_core.cep.nfa.value_codec import Reader, Writer
-from streambroker_core.cep.pattern.match_buffer import Event, Node
+from streambroker_core.cep.nfa.value_codec import ValueReader, ValueWriter
+from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.control.operators.operator import StateError
 
 VERSION = 1
-RuleKey: TypeAlias = "tuple[str, int]"
+RuleVersionKey: TypeAlias = "tuple[str, int]"
 """Id and version of a rule."""
-New: TypeAlias = "Callable[[RuleKey], Matcher | None]"
+MatcherFactory: TypeAlias = "Callable[[RuleVersionKey], Matcher | None]"
 """Returns a matcher without runs; None for a rule that is gone, whose runs are left out."""
 
 _PLAIN = frozenset((type(None), bool, int, float, str))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def nodes_of(matchers: Iterable[Matcher]) -> dict[int, Node]:
+def collect_nodes(matchers: Iterable[Matcher]) -> dict[int, RunNode]:
     """Return all nodes of runs by their identity, each behind the one before it in its chain."""
-    seen: dict[int, Node] = {}
+    seen: dict[int, RunNode] = {}
     for matcher in matchers:
         for runs in (matcher.runs, matcher.held):
             for run in runs:
-                node: Node | None = run.node
-                new: list[Node] = []
+                node: RunNode | None = run.node
+                new: list[RunNode] = []
                 while node is not None and id(node) not in seen:
                     new.append(node)
-                    node = node.before
+                    node = node.previous
                 for each in reversed(new):
                     seen[id(each)] = each
     return seen
 
 
 def write(
-    matchers: Mapping[RuleKey, Matcher], nodes: Mapping[int, Node] | None = None
+    matchers: Mapping[RuleVersionKey, Matcher], nodes: Mapping[int, RunNode] | None = None
 ) -> bytes | None:
     """Return the runs of all rules of a key; None if there are none.
 
     Args:
         matchers: of all rules.
-        nodes: what `nodes_of` returns for them, if it is known.
+        nodes: what `collect_nodes` returns for them, if it is known.
     """
     alive = {rule: each for rule, each in matchers.items() if each.runs or each.held}
     if not alive:
         return None
-    nodes = nodes_of(alive.values()) if nodes is None else nodes
+    nodes = collect_nodes(alive.values()) if nodes is None else nodes
     places: dict[int, int] = {}
     events: list[Event] = []
     numbers: dict[int, int] = {}
     chains: list[int] = []
     for number, (mark, node) in enumerate(nodes.items()):
-        event, before = node.event, node.before
+        event, before = node.event, node.previous
         place = places.get(id(event))
         if place is None:
             place = places[id(event)] = len(events)
@@ -72,32 +72,32 @@ def write(
     if len(events) > 1:
         names = list(dict.fromkeys(name for event in events for name in event.row))
     rules = [
-        [name, version, _runs(matcher.runs, numbers), _runs(matcher.held, numbers)]
+        [name, version, _encode_runs(matcher.runs, numbers), _encode_runs(matcher.held, numbers)]
         for (name, version), matcher in alive.items()
     ]
-    return _encode([VERSION, names, _events(events, names), chains, rules]).encode()
+    return _encode([VERSION, names, _encode_events(events, names), chains, rules]).encode()
 
 
-def _events(events: list[Event], names: list[str]) -> list[list[Any]]:
+def _encode_events(events: list[Event], names: list[str]) -> list[list[Any]]:
     """Return number, time since the event before, clock and fields of each event."""
     out, time = [], 0
     for event in events:
         row = event.row
         values = [row.get(name) for name in names]
         if not _PLAIN.issuperset(map(type, values)):
-            values = [value if type(value) in _PLAIN else _rare(value) for value in values]
+            values = [value if type(value) in _PLAIN else _encode_rare(value) for value in values]
         out.append([event.seq, event.time - time, event.clock, *values])
         time = event.time
     return out
 
 
-def _rare(value: Any) -> dict[str, str]:
-    out = Writer()
-    out.value(value)
-    return {"": b64encode(out.done()).decode()}
+def _encode_rare(value: Any) -> dict[str, str]:
+    out = ValueWriter()
+    out.write_value(value)
+    return {"": b64encode(out.to_bytes()).decode()}
 
 
-def _runs(runs: list[Run], numbers: Mapping[int, int]) -> list[int]:
+def _encode_runs(runs: list[Run], numbers: Mapping[int, int]) -> list[int]:
     out: list[int] = []
     for run in runs:
         out += (run.state, numbers[id(run.node)])
@@ -106,17 +106,17 @@ def _runs(runs: list[Run], numbers: Mapping[int, int]) -> list[int]:
 
 def read(
     data: bytes,
-    new: New,
-    heirs: Mapping[RuleKey, RuleKey] | None = None,
-    gone: list[RuleKey] | None = None,
-) -> dict[RuleKey, Matcher]:
+    make_matcher: MatcherFactory,
+    successors: Mapping[RuleVersionKey, RuleVersionKey] | None = None,
+    removed: list[RuleVersionKey] | None = None,
+) -> dict[RuleVersionKey, Matcher]:
     """Return the matchers of a key.
 
     Args:
         data: what `write` returned.
-        new: makes matchers.
-        heirs: rules that take over the runs of others, whose automata have the same states.
-        gone: takes the rules whose runs are left out.
+        make_matcher: makes matchers.
+        successors: rules that take over the runs of others, whose automata have the same states.
+        removed: takes the rules whose runs are left out.
 
     Raises:
         StateError: the blob is damaged, or of a newer release.
@@ -130,21 +130,21 @@ def read(
             )
         names, given, chains, rules = parts
         events = _read_events(names, given)
-        nodes: list[Node] = []
+        nodes: list[RunNode] = []
         firsts: list[Event] = []
         for at in range(0, len(chains), 3):
             event, before = events[chains[at]], chains[at + 2]
-            nodes.append(Node(event, chains[at + 1], None if before < 0 else nodes[before]))
+            nodes.append(RunNode(event, chains[at + 1], None if before < 0 else nodes[before]))
             firsts.append(event if before < 0 else firsts[before])
-        matchers: dict[RuleKey, Matcher] = {}
+        matchers: dict[RuleVersionKey, Matcher] = {}
         for name, number, runs, held in rules:
             rule = name, number
-            if heirs:
-                rule = heirs.get(rule, rule)
-            matcher = new(rule)
+            if successors:
+                rule = successors.get(rule, rule)
+            matcher = make_matcher(rule)
             if matcher is None:
-                if gone is not None:
-                    gone.append(rule)
+                if removed is not None:
+                    removed.append(rule)
                 continue
             if held:
                 matcher.held = _read_runs(held, nodes, firsts, matcher)
@@ -156,8 +156,8 @@ def read(
         raise StateError(f"state of patterns is damaged: {error}.") from error
 
 
-def _read_rare(given: dict[str, str]) -> Any:
-    return Reader(b64decode(given[""], validate=True)).value()
+def _read_rare(encoded: dict[str, str]) -> Any:
+    return ValueReader(b64decode(encoded[""], validate=True)).read_value()
 
 
 _raw = json.JSONDecoder(object_hook=_read_rare).raw_decode
@@ -173,22 +173,22 @@ def _decode(data: bytes) -> list[Any]:
     return found
 
 
-def _read_events(names: list[str], given: list[list[Any]]) -> list[Event]:
+def _read_events(names: list[str], encoded: list[list[Any]]) -> list[Event]:
     events, time = [], 0
-    for seq, passed, clock, *values in given:
+    for seq, passed, clock, *values in encoded:
         time += passed
         events.append(Event(seq, time, dict(zip(names, values, strict=True)), clock))
     return events
 
 
 def _read_runs(
-    given: list[int], nodes: list[Node], firsts: list[Event], matcher: Matcher
+    encoded: list[int], nodes: list[RunNode], firsts: list[Event], matcher: Matcher
 ) -> list[Run]:
     runs = []
-    for at in range(0, len(given), 2):
-        state, node, first = given[at], nodes[given[at + 1]], firsts[given[at + 1]]
+    for at in range(0, len(encoded), 2):
+        state, node, first = encoded[at], nodes[encoded[at + 1]], firsts[encoded[at + 1]]
         if state == FINAL:
             runs.append(Run(FINAL, node, first.seq, first.time, NEVER))
         else:
-            runs.append(matcher.run_in(state, node, first.seq, first.time))
+            runs.append(matcher.make_run(state, node, first.seq, first.time))
     return runs

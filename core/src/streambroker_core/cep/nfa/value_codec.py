@@ -19,23 +19,23 @@ _NULL, _FALSE, _TRUE, _INT, _REAL, _TEXT, _BYTES, _LIST, _MAP, _DECIMAL, _DATE, 
     13
 )
 _BYTE = [bytes([number]) for number in range(128)]
-KIND_OF_INTEGER = _BYTE[_INT]
+INTEGER_TAG = _BYTE[_INT]
 """Stands before an integer that is a value."""
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - timestamps without a zone stay so
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def integer(value: int, begin: bytes = b"") -> bytes:
+def encode_integer(value: int, prefix: bytes = b"") -> bytes:
     """Return an integer as bytes: seven bits a byte, the sign in the lowest.
 
     Args:
         value: the integer.
-        begin: what stands before it.
+        prefix: what stands before it.
     """
     value = value << 1 if value >= 0 else (-value << 1) - 1
     if value < 128:
-        return begin + _BYTE[value]
-    out = bytearray(begin)
+        return prefix + _BYTE[value]
+    out = bytearray(prefix)
     while value > 127:
         out.append(value & 127 | 128)
         value >>= 7
@@ -43,34 +43,34 @@ def integer(value: int, begin: bytes = b"") -> bytes:
     return bytes(out)
 
 
-class Writer:
+class ValueWriter:
     """Collects bytes.
 
     Args:
-        begin: what stands before them.
+        prefix: what stands before them.
     """
 
-    def __init__(self, begin: bytes = b"") -> None:
-        self._out = bytearray(begin)
+    def __init__(self, prefix: bytes = b"") -> None:
+        self._out = bytearray(prefix)
 
-    def done(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return all that was written."""
         return bytes(self._out)
 
-    def number(self, value: int) -> None:
-        """Write an integer, as `integer` does."""
-        self._out += integer(value)
+    def write_integer(self, value: int) -> None:
+        """Write an integer, as `encode_integer` does."""
+        self._out += encode_integer(value)
 
-    def text(self, value: str) -> None:
+    def write_text(self, value: str) -> None:
         """Write a text."""
-        self.raw(value.encode("utf-8", "surrogatepass"))
+        self.write_bytes(value.encode("utf-8", "surrogatepass"))
 
-    def raw(self, value: bytes) -> None:
+    def write_bytes(self, value: bytes) -> None:
         """Write bytes, with their number."""
-        self.number(len(value))
+        self.write_integer(len(value))
         self._out += value
 
-    def value(self, value: Any) -> None:  # noqa: C901 - one branch for each kind
+    def write_value(self, value: Any) -> None:  # noqa: C901 - one branch for each kind
         """Write a value of a row.
 
         Raises:
@@ -83,41 +83,41 @@ class Writer:
                 self._out.append(_TRUE if value else _FALSE)
             case int():
                 self._out.append(_INT)
-                self.number(value)
+                self.write_integer(value)
             case float():
                 self._out.append(_REAL)
                 self._out += _FLOAT.pack(value)
             case str():
                 self._out.append(_TEXT)
-                self.text(value)
+                self.write_text(value)
             case bytes() | bytearray() | memoryview():
                 self._out.append(_BYTES)
-                self.raw(bytes(value))
+                self.write_bytes(bytes(value))
             case list() | tuple():
                 self._out.append(_LIST)
-                self.number(len(value))
+                self.write_integer(len(value))
                 for item in value:
-                    self.value(item)
+                    self.write_value(item)
             case Mapping():
                 self._out.append(_MAP)
-                self.number(len(value))
+                self.write_integer(len(value))
                 for name, item in value.items():
-                    self.text(str(name))
-                    self.value(item)
+                    self.write_text(str(name))
+                    self.write_value(item)
             case _:
-                self._rare(value)
+                self._write_rare(value)
 
-    def _rare(self, value: Any) -> None:
+    def _write_rare(self, value: Any) -> None:
         if isinstance(value, Decimal):
             self._out.append(_DECIMAL)
-            self.text(str(value))
+            self.write_text(str(value))
         elif isinstance(value, datetime):
             self._out.append(_TIME if value.tzinfo is None else _UTC)
             plain = value if value.tzinfo is None else _in_utc(value)
-            self.number((plain - _EPOCH) // _MICROSECOND)
+            self.write_integer((plain - _EPOCH) // _MICROSECOND)
         elif isinstance(value, date):
             self._out.append(_DATE)
-            self.number(value.toordinal())
+            self.write_integer(value.toordinal())
         else:
             raise StateError(
                 f"a {type(value).__name__} cannot be kept in state: leave its column out of what"
@@ -129,80 +129,80 @@ def _in_utc(value: datetime) -> datetime:
     return value.astimezone(timezone.utc).replace(tzinfo=None)
 
 
-class Reader:
-    """Reads what a `Writer` wrote."""
+class ValueReader:
+    """Reads what a `ValueWriter` wrote."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
-    def number(self) -> int:
+    def read_integer(self) -> int:
         """Read an integer."""
         value = shift = 0
         while True:
-            byte = self._byte()
+            byte = self._read_byte()
             value |= (byte & 127) << shift
             if byte < 128:
                 return -(value + 1 >> 1) if value & 1 else value >> 1
             shift += 7
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         """Read a text."""
         try:
-            return self.raw().decode("utf-8", "surrogatepass")
+            return self.read_bytes().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
             raise StateError(f"state of patterns is damaged: {error}.") from error
 
-    def raw(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Read bytes."""
-        size = self.number()
+        size = self.read_integer()
         self._at += size
         if size < 0 or self._at > len(self._data):
             raise StateError("state of patterns is damaged: it ends within a value.")
         return self._data[self._at - size : self._at]
 
-    def value(self) -> Any:
+    def read_value(self) -> Any:
         """Read a value of a row.
 
         Raises:
             StateError: there is none.
         """
         try:
-            return self._value()
+            return self._decode_value()
         except (struct.error, ValueError, ArithmeticError, RecursionError) as error:
             raise StateError(f"state of patterns is damaged: {error}.") from error
 
-    def _value(self) -> Any:  # noqa: C901 - one branch for each kind
-        kind = self._byte()
+    def _decode_value(self) -> Any:  # noqa: C901 - one branch for each kind
+        kind = self._read_byte()
         match kind:
             case 0:
                 return None
             case 1 | 2:
                 return kind == _TRUE
             case 3:
-                return self.number()
+                return self.read_integer()
             case 4:
                 self._at += 8
                 return _FLOAT.unpack_from(self._data, self._at - 8)[0]
             case 5:
-                return self.text()
+                return self.read_text()
             case 6:
-                return self.raw()
+                return self.read_bytes()
             case 7:
-                return [self.value() for _ in range(self.number())]
+                return [self.read_value() for _ in range(self.read_integer())]
             case 8:
-                return {self.text(): self.value() for _ in range(self.number())}
+                return {self.read_text(): self.read_value() for _ in range(self.read_integer())}
             case 9:
-                return Decimal(self.text())
+                return Decimal(self.read_text())
             case 10:
-                return date.fromordinal(self.number())
+                return date.fromordinal(self.read_integer())
             case 11 | 12:
-                time = _EPOCH + self.number() * _MICROSECOND
+                time = _EPOCH + self.read_integer() * _MICROSECOND
                 return time if kind == _TIME else time.replace(tzinfo=timezone.utc)
             case _:
                 raise StateError(f"state of patterns is damaged: {kind} is no kind of value.")
 
-    def _byte(self) -> int:
+    def _read_byte(self) -> int:
         if self._at >= len(self._data):
             raise StateError("state of patterns is damaged: it ends within a value.")
         self._at += 1

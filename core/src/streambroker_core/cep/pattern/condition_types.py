@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from streambroker_core.cep.pattern.conditions import All, Condition, Some, Text, name_of
+from streambroker_core.cep.pattern.conditions import (
+    All,
+    Condition,
+    Some,
+    TextCondition,
+    format_term,
+)
 from streambroker_core.cep.pattern.errors import ConditionError
 from streambroker_core.cep.pattern.match_buffer import Term
-from streambroker_core.errors import position_in
+from streambroker_core.errors import locate
 from streambroker_core.expression import check_filter
 from streambroker_core.expression.filter_types import column_type
 from streambroker_core.model.schema import Column, Schema
@@ -13,7 +19,7 @@ from streambroker_core.model.schema import Column, Schema
 _COUNTS = ("count", "timestamp", "processing_time")
 
 
-def check_condition(given: Condition | None, schema: Schema) -> None:
+def check_condition(condition: Condition | None, schema: Schema) -> None:
     """Refuse a condition of which a part cannot be asked of these columns, as filters are refused.
 
     Python functions are not looked at.
@@ -21,38 +27,44 @@ def check_condition(given: Condition | None, schema: Schema) -> None:
     Raises:
         ExpressionError: a column is unknown, or of another type than it is compared with.
     """
-    if isinstance(given, All | Some):
-        for item in given.items:
+    if isinstance(condition, All | Some):
+        for item in condition.items:
             check_condition(item, schema)
-    elif isinstance(given, Text):
+    elif isinstance(condition, TextCondition):
         types = {column.name: column.type for column in schema}
-        terms = tuple(Column(name, _type_of(given, term, types)) for name, term in given.terms)
-        check_filter(given.expression, (*schema, *terms))
+        terms = tuple(
+            Column(name, _term_type(condition, term, types)) for name, term in condition.terms
+        )
+        check_filter(condition.expression, (*schema, *terms))
 
 
-def _type_of(given: Text, term: Term, types: dict[str, str]) -> str:
+def _term_type(condition: TextCondition, term: Term, types: dict[str, str]) -> str:
     """Return the type of a term's answers."""
     if term.function in _COUNTS or term.field is None:
         return "bigint"
     column, *path = term.field.split(".")
     if column not in types:
-        raise _refusal(given, term, f"unknown column `{column}`", "a column of the stream")
+        raise _make_error(condition, term, f"unknown column `{column}`", "a column of the stream")
     found = types[column]
     for name in path:
-        fields = _fields_of(found)
+        fields = _struct_fields(found)
         if name not in fields:
             known = ", ".join(fields) or "none"
-            raise _refusal(given, term, f"`{term.field}`", f"a field of a struct; it has {known}")
+            raise _make_error(
+                condition, term, f"`{term.field}`", f"a field of a struct; it has {known}"
+            )
         found = fields[name]
     kind = column_type(found).kind
     if term.function not in ("sum", "avg"):
         return found
     if kind not in ("integer", "float"):
-        raise _refusal(given, term, f"`{name_of(term)}` of type {found}", "a column of numbers")
+        raise _make_error(
+            condition, term, f"`{format_term(term)}` of type {found}", "a column of numbers"
+        )
     return "double" if kind == "float" or term.function == "avg" else "bigint"
 
 
-def _fields_of(struct: str) -> dict[str, str]:
+def _struct_fields(struct: str) -> dict[str, str]:
     """Return the fields of a type that Spark writes as ``struct<x:int,y:struct<z:string>>``."""
     if not struct.startswith("struct<"):
         return {}
@@ -66,9 +78,7 @@ def _fields_of(struct: str) -> dict[str, str]:
     return {name: kind for name, _, kind in (part.partition(":") for part in parts)}
 
 
-def _refusal(given: Text, term: Term, found: str, expected: str) -> ConditionError:
-    source = given.expression.source
-    at = max(0, source.find(name_of(term)))
-    return ConditionError(
-        position=position_in(source, at), found=found, expected=expected, hint=None
-    )
+def _make_error(condition: TextCondition, term: Term, actual: str, expected: str) -> ConditionError:
+    source = condition.expression.source
+    at = max(0, source.find(format_term(term)))
+    return ConditionError(position=locate(source, at), found=actual, expected=expected, hint=None)

@@ -16,17 +16,17 @@ from typing import Any, TypeAlias
 
 from streambroker_core.cep.pattern.errors import ConditionError, PatternArgumentError
 from streambroker_core.cep.pattern.match_buffer import Row, Term
-from streambroker_core.errors import ExpressionError, position_in
+from streambroker_core.errors import ExpressionError, locate
 from streambroker_core.expression import Expression, parse, tree
 from streambroker_core.expression.strings import quote, unquote
 
-Function: TypeAlias = "Callable[[Row, Any], bool]"
+ConditionFunction: TypeAlias = "Callable[[Row, Any], bool]"
 """A function of the event's row and a `RunView`; what is not true is false."""
 
 _OF_FIELD = ("sum", "avg", "min", "max", "first", "last")
 _TIMES = ("timestamp", "processing_time")
 TERMS = ("count", *_OF_FIELD, "previous", *_TIMES)
-_MARK = "__t"
+_PLACEHOLDER = "__t"
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _PATH = rf"{_WORD}(?:\.{_WORD})*"
 _CALL = re.compile(
@@ -44,7 +44,7 @@ _FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextCondition:
     """An expression over the event's fields and terms.
 
     Attributes:
@@ -60,14 +60,14 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCondition:
     """A Python function, known by name; conditions with one name are equal."""
 
     name: str
-    function: Function
+    function: ConditionFunction
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and self.name == other.name
+    def __eq__(self, right: object) -> bool:
+        return isinstance(right, FunctionCondition) and self.name == right.name
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -96,94 +96,104 @@ class Some:
         return " or ".join(f"({item})" for item in self.items)
 
 
-Condition: TypeAlias = "Text | Call | All | Some"
+Condition: TypeAlias = "TextCondition | FunctionCondition | All | Some"
 
 
-def condition(given: str | Condition | Function, stage: str | None = None) -> Condition:
+def to_condition(
+    source: str | Condition | ConditionFunction, stage: str | None = None
+) -> Condition:
     """Return what was given as a condition.
 
     Args:
-        given: a text, a function, or a condition.
+        source: a text, a function, or a condition.
         stage: where it stands, for messages.
 
     Raises:
         ConditionError: the text is no condition; says where and what to write instead.
         PatternArgumentError: it is blank, or none of these.
     """
-    if isinstance(given, Text | Call | All | Some):
-        return given
-    if isinstance(given, str):
-        if not given.strip():
+    if isinstance(source, TextCondition | FunctionCondition | All | Some):
+        return source
+    if isinstance(source, str):
+        if not source.strip():
             raise PatternArgumentError(
                 "a condition is blank", stage=stage, remedy="leave it out if every event matches"
             )
-        return read(given)
-    if callable(given):
-        return Call(getattr(given, "__name__", type(given).__name__), given)
+        return parse_text(source)
+    if callable(source):
+        return FunctionCondition(getattr(source, "__name__", type(source).__name__), source)
     raise PatternArgumentError(
-        f"{given!r} is no condition", stage=stage, remedy="give a text or a function"
+        f"{source!r} is no condition", stage=stage, remedy="give a text or a function"
     )
 
 
-def calls_of(given: Condition | None) -> Iterator[Call]:
+def iter_calls(condition: Condition | None) -> Iterator[FunctionCondition]:
     """Yield the functions of a condition."""
-    if isinstance(given, Call):
-        yield given
-    elif isinstance(given, All | Some):
-        for item in given.items:
-            yield from calls_of(item)
+    if isinstance(condition, FunctionCondition):
+        yield condition
+    elif isinstance(condition, All | Some):
+        for item in condition.items:
+            yield from iter_calls(item)
 
 
-def both(one: Condition | None, other: Condition) -> Condition:
+def combine_and(left: Condition | None, right: Condition) -> Condition:
     """Return the condition that both hold; None holds always."""
-    if one is None:
-        return other
-    if isinstance(one, Text) and isinstance(other, Text):
-        return _joined(tree.And, one, other)
-    return All((*(one.items if isinstance(one, All) else (one,)), other))
+    if left is None:
+        return right
+    if isinstance(left, TextCondition) and isinstance(right, TextCondition):
+        return _join_texts(tree.And, left, right)
+    return All((*(left.items if isinstance(left, All) else (left,)), right))
 
 
-def either(one: Condition | None, other: Condition) -> Condition | None:
+def combine_or(left: Condition | None, right: Condition) -> Condition | None:
     """Return the condition that one of them holds; None holds always."""
-    if one is None:
+    if left is None:
         return None
-    if isinstance(one, Text) and isinstance(other, Text):
-        return _joined(tree.Or, one, other)
-    return Some((*(one.items if isinstance(one, Some) else (one,)), other))
+    if isinstance(left, TextCondition) and isinstance(right, TextCondition):
+        return _join_texts(tree.Or, left, right)
+    return Some((*(left.items if isinstance(left, Some) else (left,)), right))
 
 
-def _joined(kind: type[tree.And] | type[tree.Or], one: Text, other: Text) -> Text:
+def _join_texts(
+    kind: type[tree.And] | type[tree.Or], left: TextCondition, right: TextCondition
+) -> TextCondition:
     items: list[tree.Predicate] = []
-    for each in (one, other):
+    for each in (left, right):
         node = each.expression.tree
         assert node is not None  # noqa: S101 - blank conditions are refused
         items += node.items if isinstance(node, kind) else (node,)
     expression = Expression(kind="filter", tree=kind(tuple(items)))
-    return Text(expression, tuple(dict(one.terms + other.terms).items()))
+    return TextCondition(expression, tuple(dict(left.terms + right.terms).items()))
 
 
-def read(text: str) -> Text:
+def parse_text(text: str) -> TextCondition:
     """Read a condition.
 
     Raises:
         ConditionError: it is no expression, or a term has a wrong form.
     """
-    if _MARK in text:
-        raise _refusal(text, text.index(_MARK), f"`{_MARK}`", "a name that does not begin so", None)
+    if _PLACEHOLDER in text:
+        raise _make_error(
+            text,
+            text.index(_PLACEHOLDER),
+            f"`{_PLACEHOLDER}`",
+            "a name that does not begin so",
+            None,
+        )
     marks: dict[str, tuple[str, Term]] = {}
-    plain = _CALL.sub(lambda found: _marked(text, found, marks), text)
+    plain = _CALL.sub(lambda found: _mark_term(text, found, marks), text)
     try:
         expression = parse(plain, "filter")
     except ExpressionError as error:
-        raise _told(text, error, marks) from None
+        raise _restore_terms(text, error, marks) from None
     node = expression.tree
     assert node is not None  # noqa: S101 - blank texts are refused before
-    names = {mark: name_of(term) for mark, (_, term) in marks.items()}
-    terms = tuple({name_of(term): term for _, term in marks.values()}.items())
-    return Text(Expression(kind="filter", tree=_renamed(node, names), source=text), terms)
+    names = {mark: format_term(term) for mark, (_, term) in marks.items()}
+    terms = tuple({format_term(term): term for _, term in marks.values()}.items())
+    return TextCondition(Expression(kind="filter", tree=_rename(node, names), source=text), terms)
 
 
-def name_of(term: Term) -> str:
+def format_term(term: Term) -> str:
     """Return a term as it is written."""
     if term.function == "part":
         return term.field or ""
@@ -193,20 +203,22 @@ def name_of(term: Term) -> str:
     return f"{term.function}({stage}{'' if term.field is None else f'.{term.field}'})"
 
 
-def _marked(text: str, found: re.Match[str], marks: dict[str, tuple[str, Term]]) -> str:
-    if found["text"]:
-        return found[0]
-    term = _term(text, found)
-    mark = f"{_MARK}{len(marks)}"
-    mark += "_" * (len(found[0]) - len(mark))
-    marks[mark] = (found[0], term)
+def _mark_term(
+    text: str, term_match: re.Match[str], placeholders: dict[str, tuple[str, Term]]
+) -> str:
+    if term_match["text"]:
+        return term_match[0]
+    term = _parse_term(text, term_match)
+    mark = f"{_PLACEHOLDER}{len(placeholders)}"
+    mark += "_" * (len(term_match[0]) - len(mark))
+    placeholders[mark] = (term_match[0], term)
     return mark
 
 
-def _term(text: str, found: re.Match[str]) -> Term:
-    if found["path"]:
-        return Term("part", None, found["path"])
-    function, inside = found["function"], found["inside"]
+def _parse_term(text: str, term_match: re.Match[str]) -> Term:
+    if term_match["path"]:
+        return Term("part", None, term_match["path"])
+    function, inside = term_match["function"], term_match["inside"]
     if function in _TIMES and not inside.strip():
         return Term(function)
     if function == "previous" and (field := _FIELD.match(inside)):
@@ -216,23 +228,23 @@ def _term(text: str, found: re.Match[str]) -> Term:
         stage = unquote(parts["stage"], 0) if parts["stage"][0] == '"' else parts["stage"]
         if (parts["field"] is None) == (function == "count"):
             return Term(function, stage, parts["field"])
-    raise _refusal(
-        text, found.start(), f"`{found[0]}`", f"`{_FORMS[function]}`",
+    raise _make_error(
+        text, term_match.start(), f"`{term_match[0]}`", f"`{_FORMS[function]}`",
         'a stage whose name is no word is written in quotes, as in `count("a b")`',
     )  # fmt: skip
 
 
-def _refusal(text: str, at: int, found: str, expected: str, hint: str | None) -> ConditionError:
-    return ConditionError(position=position_in(text, at), found=found, expected=expected, hint=hint)
+def _make_error(text: str, at: int, actual: str, expected: str, hint: str | None) -> ConditionError:
+    return ConditionError(position=locate(text, at), found=actual, expected=expected, hint=hint)
 
 
-def _told(
-    text: str, error: ExpressionError, marks: Mapping[str, tuple[str, Term]]
+def _restore_terms(
+    text: str, error: ExpressionError, placeholders: Mapping[str, tuple[str, Term]]
 ) -> ConditionError:
     """Return the error with the terms as they were written."""
 
     def plain(sentence: str) -> str:
-        for mark, (source, _) in marks.items():
+        for mark, (source, _) in placeholders.items():
             sentence = sentence.replace(mark, source)
         return sentence
 
@@ -240,71 +252,75 @@ def _told(
     if hint and hint.startswith("the functions are "):
         hint = f"{hint}, and of a run {', '.join(f'`{form}`' for form in _FORMS.values())}"
     offset = error.position["offset"]
-    return _refusal(text, offset, plain(error.found), plain(error.expected), hint)
+    return _make_error(text, offset, plain(error.found), plain(error.expected), hint)
 
 
-def _renamed(node: Any, names: Mapping[str, str]) -> Any:
+def _rename(node: Any, names: Mapping[str, str]) -> Any:
     """Return a tree with other names."""
     match node:
         case tree.Name() | tree.Has() | tree.Subscript():
             return replace(node, name=names.get(node.name, node.name))
         case tree.And():
-            return tree.And(tuple(_renamed(item, names) for item in node.items), node.at)
+            return tree.And(tuple(_rename(item, names) for item in node.items), node.at)
         case tree.Or():
-            return tree.Or(tuple(_renamed(item, names) for item in node.items), node.at)
+            return tree.Or(tuple(_rename(item, names) for item in node.items), node.at)
         case tree.Not() | tree.Negate() | tree.Invert():
-            return replace(node, operand=_renamed(node.operand, names))
+            return replace(node, operand=_rename(node.operand, names))
         case tree.Comparison() | tree.Arithmetic():
-            return replace(node, left=_renamed(node.left, names), right=_renamed(node.right, names))
+            return replace(node, left=_rename(node.left, names), right=_rename(node.right, names))
         case tree.Membership():
             return replace(
-                node, item=_renamed(node.item, names), container=_renamed(node.container, names)
+                node, item=_rename(node.item, names), container=_rename(node.container, names)
             )
-        case tree.Match():
-            return replace(node, subject=_renamed(node.subject, names))
+        case tree.StringTest():
+            return replace(node, subject=_rename(node.subject, names))
         case _:
             return node
 
 
-def is_local(given: Condition) -> bool:
+def is_local(condition: Condition) -> bool:
     """Tell whether a condition depends on the event alone."""
-    return isinstance(given, Text) and not given.terms
+    return isinstance(condition, TextCondition) and not condition.terms
 
 
-def local_part(given: Condition) -> Expression | None:
+def local_part(condition: Condition) -> Expression | None:
     """Return what the event alone has to fulfil for a condition to hold; None for nothing."""
-    match given:
-        case Text():
-            node = given.expression.tree
+    match condition:
+        case TextCondition():
+            node = condition.expression.tree
             return (
-                None if node is None else _local(node, frozenset(name for name, _ in given.terms))
+                None
+                if node is None
+                else _local(node, frozenset(name for name, _ in condition.terms))
             )
         case All():
-            parts = [part.tree for part in map(local_part, given.items) if part is not None]
+            parts = [part.tree for part in map(local_part, condition.items) if part is not None]
             nodes = [part for part in parts if part is not None]
-            return _filter(tree.And, nodes) if nodes else None
+            return _make_filter(tree.And, nodes) if nodes else None
         case Some():
-            found = [local_part(item) for item in given.items]
+            found = [local_part(item) for item in condition.items]
             every = [part.tree for part in found if part is not None and part.tree is not None]
-            return _filter(tree.Or, every) if len(every) == len(found) else None
+            return _make_filter(tree.Or, every) if len(every) == len(found) else None
         case _:
             return None
 
 
-def rest_of(given: Condition) -> Condition:
+def remaining_condition(condition: Condition) -> Condition:
     """Return what is left of a condition where `local_part` holds; of a local one, itself."""
-    match given:
-        case Text() if isinstance(given.expression.tree, tree.And):
-            terms = frozenset(name for name, _ in given.terms)
-            items = [each for each in given.expression.tree.items if tree.names(each) & terms]
+    match condition:
+        case TextCondition() if isinstance(condition.expression.tree, tree.And):
+            terms = frozenset(name for name, _ in condition.terms)
+            items = [each for each in condition.expression.tree.items if tree.names(each) & terms]
             if not items:
-                return given
-            return Text(_filter(tree.And, items), given.terms)
+                return condition
+            return TextCondition(_make_filter(tree.And, items), condition.terms)
         case All():
-            rests = tuple(rest_of(item) for item in given.items if not is_local(item))
-            return All(rests) if rests else given
+            rests = tuple(
+                remaining_condition(item) for item in condition.items if not is_local(item)
+            )
+            return All(rests) if rests else condition
         case _:
-            return given
+            return condition
 
 
 def _local(node: tree.Predicate, terms: frozenset[str]) -> Expression | None:
@@ -312,39 +328,41 @@ def _local(node: tree.Predicate, terms: frozenset[str]) -> Expression | None:
         return Expression(kind="filter", tree=node)
     if isinstance(node, tree.And):
         items = [item for item in node.items if not tree.names(item) & terms]
-        return _filter(tree.And, items) if items else None
+        return _make_filter(tree.And, items) if items else None
     return None
 
 
-def _filter(kind: type[tree.And] | type[tree.Or], nodes: list[Any]) -> Expression:
+def _make_filter(kind: type[tree.And] | type[tree.Or], nodes: list[Any]) -> Expression:
     items: list[Any] = []
     for node in nodes:
         items += node.items if isinstance(node, kind) else (node,)
     return Expression(kind="filter", tree=items[0] if len(items) == 1 else kind(tuple(items)))
 
 
-def terms_of(given: Condition | None) -> list[Term]:
+def list_terms(condition: Condition | None) -> list[Term]:
     """Return what a condition asks of the past."""
-    match given:
-        case Text():
-            return [term for _, term in given.terms]
+    match condition:
+        case TextCondition():
+            return [term for _, term in condition.terms]
         case All() | Some():
-            return [term for item in given.items for term in terms_of(item)]
+            return [term for item in condition.items for term in list_terms(item)]
         case _:
             return []
 
 
-def fields_of(given: Condition | None) -> frozenset[str] | None:
+def list_fields(condition: Condition | None) -> frozenset[str] | None:
     """Return the fields that a condition reads; None if that cannot be known."""
-    match given:
+    match condition:
         case None:
             return frozenset()
-        case Text():
-            asked = {term.field and term.field.split(".")[0] for term in terms_of(given)} - {None}
-            names = given.expression.names() - {name for name, _ in given.terms}
+        case TextCondition():
+            asked = {term.field and term.field.split(".")[0] for term in list_terms(condition)} - {
+                None
+            }
+            names = condition.expression.names() - {name for name, _ in condition.terms}
             return frozenset(names | {field for field in asked if field is not None})
         case All() | Some():
-            parts = [fields_of(item) for item in given.items]
+            parts = [list_fields(item) for item in condition.items]
             known = [part for part in parts if part is not None]
             return frozenset().union(*known) if len(known) == len(parts) else None
         case _:

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta, timezone
 from streambroker_core.cep.pattern.errors import PatternArgumentError
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 
-__all__ = ["Duration", "instant", "microseconds", "text_of", "text_of_instant"]
+__all__ = ["Duration", "format_instant", "format_micros", "to_instant", "to_microseconds"]
 
 _UNITS = {"us": 1, "ms": 10**3, "s": 10**6, "m": 60_000_000, "h": 3600 * 10**6, "d": 86400 * 10**6}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def microseconds(value: Duration, *, stage: str | None = None) -> int:
+def to_microseconds(value: Duration, *, stage: str | None = None) -> int:
     """Return a duration as whole microseconds, 0 or more.
 
     Raises:
@@ -25,7 +25,7 @@ def microseconds(value: Duration, *, stage: str | None = None) -> int:
     return whole
 
 
-def instant(value: object) -> int | None:
+def to_instant(value: object) -> int | None:
     """Return a time as microseconds since 1970; None for always.
 
     Args:
@@ -53,7 +53,7 @@ def instant(value: object) -> int | None:
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 
-def text_of_instant(micros: int) -> str | int:
+def format_instant(micros: int) -> str | int:
     """Return microseconds since 1970 as ISO 8601; as they are where no calendar has them."""
     try:
         time = _EPOCH + timedelta(microseconds=micros)
@@ -62,7 +62,7 @@ def text_of_instant(micros: int) -> str | int:
     return time.isoformat().replace("+00:00", "Z")
 
 
-def text_of(duration: int) -> str:
+def format_micros(duration: int) -> str:
     """Return microseconds as text, in the largest unit that leaves a whole number."""
     for unit in ("d", "h", "m", "s", "ms"):
         if duration and duration % _UNITS[unit] == 0:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from streambroker_core.cep.pattern.match_buffer import Row
 from streambroker_core.errors import FilterError
 from streambroker_core.expression import parse, tree
-from streambroker_core.expression.evaluate import fetch_of, test_of
+from streambroker_core.expression.evaluate import compile_fetch, compile_test
 
 Selector: TypeAlias = "tuple[str, ...]"
 """What a key is made of: names of columns, or expressions."""
@@ -45,10 +45,10 @@ def key_expression(text: str) -> tuple[Callable[[Mapping[str, Any]], Any], froze
             expected="a column, or an expression over columns",
             hint=None,
         )
-    return (fetch_of if isinstance(node, _OPERANDS) else test_of)(node), names
+    return (compile_fetch if isinstance(node, _OPERANDS) else compile_test)(node), names
 
 
-def key_of(selector: Selector, row: Row) -> list[Any]:
+def compute_key(selector: Selector, row: Row) -> list[Any]:
     """Return the key of a row; a part that cannot be computed is None.
 
     Raises:
@@ -57,6 +57,6 @@ def key_of(selector: Selector, row: Row) -> list[Any]:
     return [row[part] if part in row else key_expression(part)[0](row) for part in selector]
 
 
-def name_of(selector: Selector) -> str:
+def selector_text(selector: Selector) -> str:
     """Return a selector as one text."""
     return json.dumps(list(selector), separators=(",", ":"))

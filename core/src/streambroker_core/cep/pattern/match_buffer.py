@@ -19,13 +19,13 @@ _NOTHING = object()
 """No event of the stage was taken yet."""
 
 
-class Source(Protocol):
+class FieldSource(Protocol):
     """Where the fields of events come from that were not asked for yet."""
 
-    def fields(self, places: list[int]) -> list[dict[str, Any]]:
+    def fields(self, rows: list[int]) -> list[dict[str, Any]]:
         """Return all fields of rows."""
 
-    def value(self, name: str, place: int) -> Any:
+    def value(self, name: str, row: int) -> Any:
         """Return a field of a row; None if there is none."""
 
 
@@ -39,7 +39,7 @@ class Event:
         text: its fields as JSON, once they were told.
     """
 
-    __slots__ = ("_place", "_row", "_source", "clock", "seq", "text", "time")
+    __slots__ = ("_row", "_source", "_source_row", "clock", "seq", "text", "time")
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Event:
         time: int,
         row: Row | None,
         clock: int = 0,
-        source: Source | None = None,
-        place: int = 0,
+        source: FieldSource | None = None,
+        source_row: int = 0,
     ) -> None:
         """Make one.
 
@@ -58,32 +58,32 @@ class Event:
             row: its fields; None if ``source`` has them.
             clock: the processing time in microseconds.
             source: gives fields, instead of ``row``.
-            place: the row in the source.
+            source_row: the row in the source.
         """
         self.seq = seq
         self.time = time
         self.clock = clock
         self.text: str | None = None
-        self._row, self._source, self._place = row, source, place
+        self._row, self._source, self._source_row = row, source, source_row
 
     @property
     def row(self) -> Row:
         """All its fields."""
         if self._row is None:
-            fill([self])
+            load_fields([self])
         return self._row  # type: ignore[return-value]
 
     def get(self, name: str) -> Any:
         """Return a field; None if there is none."""
         if self._row is not None:
             return self._row.get(name)
-        return self._source.value(name, self._place)  # type: ignore[union-attr]
+        return self._source.value(name, self._source_row)  # type: ignore[union-attr]
 
     def __repr__(self) -> str:
         return f"Event({self.seq}, {self.time}, {dict(self.row)})"
 
 
-def fill(events: Iterable[Event]) -> None:
+def load_fields(events: Iterable[Event]) -> None:
     """Read the fields of events that were not read yet, those of one source at once."""
     lacking: dict[int, list[Event]] = {}
     for event in events:
@@ -91,12 +91,12 @@ def fill(events: Iterable[Event]) -> None:
             lacking.setdefault(id(event._source), []).append(event)
     for given in lacking.values():
         source = given[0]._source
-        rows = source.fields([event._place for event in given])  # type: ignore[union-attr]
+        rows = source.fields([event._source_row for event in given])  # type: ignore[union-attr]
         for event, row in zip(given, rows, strict=True):
             event._row, event._source = row, None
 
 
-class Node:
+class RunNode:
     """An event that a run took, for which stage, and what it took before.
 
     Attributes:
@@ -104,12 +104,12 @@ class Node:
         text: what was taken up to it as JSON without its end, once it was told what came of it.
     """
 
-    __slots__ = ("before", "event", "memo", "stage", "text")
+    __slots__ = ("event", "memo", "previous", "stage", "text")
 
-    def __init__(self, event: Event, stage: int, before: Node | None) -> None:
+    def __init__(self, event: Event, stage: int, previous: RunNode | None) -> None:
         self.event = event
         self.stage = stage
-        self.before = before
+        self.previous = previous
         self.memo: dict[str, Any] | None = None
         self.text: str | None = None
 
@@ -130,28 +130,28 @@ class Term:
     field: str | None = None
 
 
-Ask: TypeAlias = "Callable[[Node | None, Event], Any]"
+TermEvaluator: TypeAlias = "Callable[[RunNode | None, Event], Any]"
 """Answers a term: of the last node of a run, None before it has begun, and the tested event."""
 
 
-def chain(node: Node | None) -> list[Node]:
+def list_chain(node: RunNode | None) -> list[RunNode]:
     """Return the nodes from the first event taken to the last."""
-    nodes: list[Node] = []
+    nodes: list[RunNode] = []
     while node is not None:
         nodes.append(node)
-        node = node.before
+        node = node.previous
     nodes.reverse()
     return nodes
 
 
-def _inside(value: Any, path: list[str]) -> Any:
+def _get_nested(value: Any, path: list[str]) -> Any:
     """Return a field of a struct within structs; None if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def asker(term: Term, stages: frozenset[int]) -> Ask:
+def make_evaluator(term: Term, stages: frozenset[int]) -> TermEvaluator:
     """Return the function that answers a term; its None is unknown.
 
     Args:
@@ -164,14 +164,16 @@ def asker(term: Term, stages: frozenset[int]) -> Ask:
         return lambda node, event: event.clock
     column, *path = (term.field or "").split(".")
     if term.function == "part":
-        return lambda node, event: _inside(event.get(column), path)
+        return lambda node, event: _get_nested(event.get(column), path)
     if term.function == "previous":
-        return lambda node, event: None if node is None else _inside(node.event.get(column), path)
+        return lambda node, event: (
+            None if node is None else _get_nested(node.event.get(column), path)
+        )
     if term.function == "avg":
-        return _average(term, stages)
-    fold = _folder(term, stages)
+        return _make_average(term, stages)
+    fold = _make_fold(term, stages)
 
-    def ask(node: Node | None, event: Event) -> Any:
+    def ask(node: RunNode | None, event: Event) -> Any:
         del event
         answer = fold(node)
         return None if answer is _NOTHING else answer
@@ -179,11 +181,11 @@ def asker(term: Term, stages: frozenset[int]) -> Ask:
     return ask
 
 
-def _average(term: Term, stages: frozenset[int]) -> Ask:
-    sum_of = _folder(Term("sum", term.stage, term.field), stages)
-    count_of = _folder(Term("values", term.stage, term.field), stages)
+def _make_average(term: Term, stages: frozenset[int]) -> TermEvaluator:
+    sum_of = _make_fold(Term("sum", term.stage, term.field), stages)
+    count_of = _make_fold(Term("values", term.stage, term.field), stages)
 
-    def ask(node: Node | None, event: Event) -> Any:
+    def ask(node: RunNode | None, event: Event) -> Any:
         del event
         total, count = sum_of(node), count_of(node)
         return total / count if count and total is not None else None
@@ -191,14 +193,14 @@ def _average(term: Term, stages: frozenset[int]) -> Ask:
     return ask
 
 
-def _folder(term: Term, stages: frozenset[int]) -> Callable[[Node | None], Any]:
+def _make_fold(term: Term, stages: frozenset[int]) -> Callable[[RunNode | None], Any]:
     """Return what folds over the events of a stage, from the last node on that knows the answer."""
     name, field = f"{term.function} {term.stage}.{term.field}", term.field
     column, *path = (field or "").split(".")
     step, nothing = _FOLDS[term.function]
 
-    def fold(node: Node | None) -> Any:
-        waiting: list[Node] = []
+    def fold(node: RunNode | None) -> Any:
+        waiting: list[RunNode] = []
         value = nothing
         while node is not None:
             memo = node.memo
@@ -206,10 +208,10 @@ def _folder(term: Term, stages: frozenset[int]) -> Callable[[Node | None], Any]:
                 value = memo[name]
                 break
             waiting.append(node)
-            node = node.before
+            node = node.previous
         for each in reversed(waiting):
             if each.stage in stages:
-                found = None if field is None else _inside(each.event.get(column), path)
+                found = None if field is None else _get_nested(each.event.get(column), path)
                 value = step(value, found)
             if each.memo is None:
                 each.memo = {}
@@ -229,21 +231,21 @@ def _add(total: Any, value: Any) -> Any:
 
 
 def _least(least: Any, value: Any) -> Any:
-    if value is None or not _comparable(least, value):
+    if value is None or not _is_comparable(least, value):
         return least
     return value if least is None or value < least else least
 
 
 def _greatest(greatest: Any, value: Any) -> Any:
-    if value is None or not _comparable(greatest, value):
+    if value is None or not _is_comparable(greatest, value):
         return greatest
     return value if greatest is None or value > greatest else greatest
 
 
-def _comparable(one: Any, other: Any) -> bool:
-    if type(other) not in (int, float, str):
+def _is_comparable(left: Any, right: Any) -> bool:
+    if type(right) not in (int, float, str):
         return False
-    return one is None or isinstance(one, str) == isinstance(other, str)
+    return left is None or isinstance(left, str) == isinstance(right, str)
 
 
 _FOLDS: dict[str, tuple[Fold, Any]] = {

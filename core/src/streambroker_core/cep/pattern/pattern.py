@@ -14,8 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from streambroker_core.cep.pattern.conditions import Condition, Function, both, condition, either
-from streambroker_core.cep.pattern.durations import Duration, microseconds, text_of
+from streambroker_core.cep.pattern.conditions import (
+    Condition,
+    ConditionFunction,
+    combine_and,
+    combine_or,
+    to_condition,
+)
+from streambroker_core.cep.pattern.durations import Duration, format_micros, to_microseconds
 from streambroker_core.cep.pattern.errors import (
     PatternArgumentError,
     PatternError,
@@ -34,7 +40,7 @@ NEGATED = ("not_next", "not_followed_by")
 SKIPS: tuple[SkipStrategy, ...] = (
     "no_skip", "skip_to_next", "skip_past_last", "skip_to_first", "skip_to_last",
 )  # fmt: skip
-_MOST = 1_000
+_MAX_COPIES = 1_000
 """Copies of a stage: each is a state of the automaton."""
 
 
@@ -47,7 +53,7 @@ class Quantifier:
         low: the least number of events of a stage that is not left out.
         high: the greatest; None for no limit.
         inner: contiguity between the events of the stage.
-        inner_given: it was chosen, and cannot be chosen again.
+        has_inner: it was chosen, and cannot be chosen again.
         optional: the stage may be left out.
         greedy: what follows takes no event that the stage could take.
         gap: longest time to each event of the stage from the event before it, exclusive, in
@@ -60,7 +66,7 @@ class Quantifier:
     low: int = 1
     high: int | None = 1
     inner: Inner = "relaxed"
-    inner_given: bool = field(default=False, compare=False)
+    has_inner: bool = field(default=False, compare=False)
     optional: bool = False
     greedy: bool = False
     gap: int = 0
@@ -78,7 +84,7 @@ class Quantifier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PatternStage:
     """One stage of a pattern.
 
     Attributes:
@@ -102,7 +108,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A pattern in the place of a stage; fields as those of `Stage`.
+    """A pattern in the place of a stage; fields as those of `PatternStage`.
 
     Attributes:
         elements: the first of them joins as ``begin``, which stands for the group's contiguity.
@@ -116,7 +122,7 @@ class Group:
     within_previous: int | None = None
 
 
-Element: TypeAlias = "Stage | Group"
+Element: TypeAlias = "PatternStage | Group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,73 +169,73 @@ class Pattern:
     @staticmethod
     def begin(first: str | Pattern, *, skip: Skip | None = None) -> Pattern:
         """Begin a pattern with a stage, or with a pattern as a group."""
-        return Pattern((), skip or Skip())._with(first, "begin")
+        return Pattern((), skip or Skip())._add(first, "begin")
 
     def next(self, stage: str | Pattern) -> Pattern:
         """Add a stage that takes the very next event."""
-        return self._with(stage, "next")
+        return self._add(stage, "next")
 
     def followed_by(self, stage: str | Pattern) -> Pattern:
         """Add a stage that takes the next event that matches."""
-        return self._with(stage, "followed_by")
+        return self._add(stage, "followed_by")
 
     def followed_by_any(self, stage: str | Pattern) -> Pattern:
         """Add a stage that takes any later event that matches, each in a match of its own."""
-        return self._with(stage, "followed_by_any")
+        return self._add(stage, "followed_by_any")
 
     def not_next(self, stage: str) -> Pattern:
         """Add that the very next event does not match."""
-        return self._with(stage, "not_next")
+        return self._add(stage, "not_next")
 
     def not_followed_by(self, stage: str) -> Pattern:
         """Add that no event matches until the next stage, or, at the end, until time is over."""
-        return self._with(stage, "not_followed_by")
+        return self._add(stage, "not_followed_by")
 
-    def where(self, given: str | Condition | Function) -> Pattern:
+    def where(self, given: str | Condition | ConditionFunction) -> Pattern:
         """Let the last stage take only events that also fulfil this.
 
         Raises:
             ConditionError: the text is no condition.
         """
-        stage = self._stage("where")
-        joined = both(stage.condition, condition(given, stage.name))
-        return self._replaced(replace(stage, condition=joined))
+        stage = self._last_stage("where")
+        joined = combine_and(stage.condition, to_condition(given, stage.name))
+        return self._replace_last(replace(stage, condition=joined))
 
-    def or_(self, given: str | Condition | Function) -> Pattern:
+    def or_(self, given: str | Condition | ConditionFunction) -> Pattern:
         """Let the last stage take events that fulfil this as well, instead of all so far."""
-        stage = self._stage("or_")
+        stage = self._last_stage("or_")
         if stage.condition is None:
-            return self._replaced(replace(stage, condition=condition(given, stage.name)))
-        joined = either(stage.condition, condition(given, stage.name))
-        return self._replaced(replace(stage, condition=joined))
+            return self._replace_last(replace(stage, condition=to_condition(given, stage.name)))
+        joined = combine_or(stage.condition, to_condition(given, stage.name))
+        return self._replace_last(replace(stage, condition=joined))
 
     def subtype(self, name: str, *, column: str = "type") -> Pattern:
         """Let the last stage take only events whose type, as a column says, is this."""
-        stage = self._stage("subtype")
+        stage = self._last_stage("subtype")
         typed = tree.Comparison("==", tree.Name(column), tree.Text(name))
-        from streambroker_core.cep.pattern.conditions import Text
+        from streambroker_core.cep.pattern.conditions import TextCondition
 
-        joined = both(stage.condition, Text(Expression(kind="filter", tree=typed)))
-        return self._replaced(replace(stage, condition=joined))
+        joined = combine_and(stage.condition, TextCondition(Expression(kind="filter", tree=typed)))
+        return self._replace_last(replace(stage, condition=joined))
 
-    def until(self, given: str | Condition | Function) -> Pattern:
+    def until(self, given: str | Condition | ConditionFunction) -> Pattern:
         """End the last stage's loop at an event that fulfils this."""
         last = self.elements[-1]
         if last.until is not None:
-            raise self._wrong("until is given twice", "join the two with `||`")
+            raise self._make_error("until is given twice", "join the two with `||`")
         if last.quantifier.kind != "at_least":
-            raise self._wrong(
+            raise self._make_error(
                 "until is for loops", "write one_or_more() or times_or_more(n) before it"
             )
-        return self._replaced(replace(last, until=condition(given, name_of(last))))
+        return self._replace_last(replace(last, until=to_condition(given, element_name(last))))
 
     def one_or_more(self, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
         """Let the last stage be taken once or more often; gaps as for `times`."""
-        return self._counted("at_least", 1, None, gap, gap_between)
+        return self._with_count("at_least", 1, None, gap, gap_between)
 
     def times_or_more(self, low: int, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
         """Let the last stage be taken this often or more; gaps as for `times`."""
-        return self._counted("at_least", low, None, gap, gap_between)
+        return self._with_count("at_least", low, None, gap, gap_between)
 
     def times(
         self,
@@ -250,38 +256,44 @@ class Pattern:
             gap_between: longest time from one event of the stage to the next, exclusive.
         """
         if high is not None and low == 0 and high > 0:
-            counted = self._counted("times", 1, high, gap, gap_between)
-            return counted if counted._quantifier().optional else counted.optional()
-        return self._counted("times", low, low if high is None else high, gap, gap_between)
+            counted = self._with_count("times", 1, high, gap, gap_between)
+            return counted if counted._last_quantifier().optional else counted.optional()
+        return self._with_count("times", low, low if high is None else high, gap, gap_between)
 
     def optional(self) -> Pattern:
         """Let the last stage be left out."""
-        self._positive("optional")
-        if self._quantifier().optional:
-            raise self._wrong("optional is given twice", "once is enough")
+        self._check_not_negated("optional")
+        if self._last_quantifier().optional:
+            raise self._make_error("optional is given twice", "once is enough")
         if len(self.elements) > 1 and self.elements[-2].quantifier.greedy:
-            raise self._wrong("an optional stage stands after a greedy one", "give up one of them")
-        return self._quantified(replace(self._quantifier(), optional=True))
+            raise self._make_error(
+                "an optional stage stands after a greedy one", "give up one of them"
+            )
+        return self._with_quantifier(replace(self._last_quantifier(), optional=True))
 
     def consecutive(self) -> Pattern:
         """Let nothing stand between the events of the last stage."""
-        return self._inner("consecutive", "strict")
+        return self._with_inner("consecutive", "strict")
 
     def allow_combinations(self) -> Pattern:
         """Let matching events between those of the last stage be left out."""
-        return self._inner("allow_combinations", "combinations")
+        return self._with_inner("allow_combinations", "combinations")
 
     def greedy(self) -> Pattern:
         """Let the last stage keep every event that it could take."""
-        quantifier = self._quantifier()
-        self._positive("greedy")
+        quantifier = self._last_quantifier()
+        self._check_not_negated("greedy")
         if isinstance(self.elements[-1], Group):
-            raise self._wrong("greedy is not for groups", "make a stage in the group greedy")
+            raise self._make_error("greedy is not for groups", "make a stage in the group greedy")
         if quantifier.kind == "one":
-            raise self._wrong("greedy is for stages that are taken several times", _COUNT_FIRST)
+            raise self._make_error(
+                "greedy is for stages that are taken several times", _COUNT_FIRST
+            )
         if quantifier.inner == "combinations":
-            raise self._wrong("greedy and allow_combinations exclude each other", "give up one")
-        return self._quantified(replace(quantifier, greedy=True))
+            raise self._make_error(
+                "greedy and allow_combinations exclude each other", "give up one"
+            )
+        return self._with_quantifier(replace(quantifier, greedy=True))
 
     def within(
         self,
@@ -297,7 +309,7 @@ class Pattern:
                 several times: give those a ``gap``.
         """
         last = self.elements[-1]
-        limit = microseconds(time, stage=name_of(last))
+        limit = to_microseconds(time, stage=element_name(last))
         if of not in ("first_and_last", "previous_and_current"):
             raise PatternArgumentError(
                 f"{of!r} is no kind of window", remedy="first_and_last or previous_and_current"
@@ -305,25 +317,26 @@ class Pattern:
         whole = of == "first_and_last"
         known = last.within if whole else last.within_previous
         if known is not None and known != limit:
-            raise self._wrong(
-                f"within is given twice, as {text_of(known)} and as {text_of(limit)}", "keep one"
+            raise self._make_error(
+                f"within is given twice, as {format_micros(known)} and as {format_micros(limit)}",
+                "keep one",
             )
         if whole:
-            return self._replaced(replace(last, within=limit))
-        return self._replaced(replace(last, within_previous=limit or None))
+            return self._replace_last(replace(last, within=limit))
+        return self._replace_last(replace(last, within_previous=limit or None))
 
     def skipping(self, skip: Skip) -> Pattern:
         """Return the pattern with another skip strategy."""
         return replace(self, skip=skip)
 
-    def stages(self) -> Iterator[Stage]:
+    def stages(self) -> Iterator[PatternStage]:
         """Yield all stages in the order of the pattern, those of groups too."""
-        return _stages(self.elements)
+        return _iter_stages(self.elements)
 
     # Each of these makes the next pattern, or says why there is none.
 
-    def _with(self, added: str | Pattern, contiguity: Contiguity) -> Pattern:
-        if self.elements and contiguity in NEGATED and self._quantifier().optional:
+    def _add(self, added: str | Pattern, contiguity: Contiguity) -> Pattern:
+        if self.elements and contiguity in NEGATED and self._last_quantifier().optional:
             raise PatternUnsupportedError(
                 f"{contiguity} stands after an optional stage",
                 stage=added if isinstance(added, str) else None,
@@ -336,7 +349,7 @@ class Pattern:
             element = Group(elements=added.elements, contiguity=contiguity)
             new = {stage.name for stage in added.stages()}
         else:
-            element, new = Stage(name=_checked(added), contiguity=contiguity), {added}
+            element, new = PatternStage(name=_check_name(added), contiguity=contiguity), {added}
         twice = new & {stage.name for stage in self.stages()}
         if twice:
             raise PatternError(
@@ -344,10 +357,10 @@ class Pattern:
             )
         return replace(self, elements=(*self.elements, element))
 
-    def _quantifier(self) -> Quantifier:
+    def _last_quantifier(self) -> Quantifier:
         return self.elements[-1].quantifier
 
-    def _stage(self, call: str) -> Stage:
+    def _last_stage(self, call: str) -> PatternStage:
         last = self.elements[-1]
         if isinstance(last, Group):
             raise PatternError(
@@ -355,7 +368,7 @@ class Pattern:
             )
         return last
 
-    def _counted(
+    def _with_count(
         self,
         kind: Literal["times", "at_least"],
         low: int,
@@ -363,58 +376,64 @@ class Pattern:
         gap: Duration,
         gap_between: Duration,
     ) -> Pattern:
-        self._positive("a quantifier")
-        before, last = self._quantifier(), self.elements[-1]
+        self._check_not_negated("a quantifier")
+        before, last = self._last_quantifier(), self.elements[-1]
         if before.kind != "one":
-            raise self._wrong("a quantifier is given twice", "one says how often")
+            raise self._make_error("a quantifier is given twice", "one says how often")
         wrong = type(low) is not int or (high is not None and type(high) is not int)
-        if wrong or low < 1 or (high is not None and high < low) or (high or low) > _MOST:
+        if wrong or low < 1 or (high is not None and high < low) or (high or low) > _MAX_COPIES:
             raise PatternArgumentError(
                 f"{low} to {'any number' if high is None else high} times is no number of times",
-                stage=name_of(last),
-                remedy=f"give whole numbers from 1 to {_MOST}, the lower one first",
+                stage=element_name(last),
+                remedy=f"give whole numbers from 1 to {_MAX_COPIES}, the lower one first",
             )
-        limit, between = (microseconds(one, stage=name_of(last)) for one in (gap, gap_between))
+        limit, between = (
+            to_microseconds(one, stage=element_name(last)) for one in (gap, gap_between)
+        )
         if limit and between:
-            raise self._wrong("gap and gap_between exclude each other", "give up one of them")
+            raise self._make_error("gap and gap_between exclude each other", "give up one of them")
         counted = replace(before, kind=kind, low=low, high=high, gap=limit, gap_between=between)
-        return self._quantified(counted)
+        return self._with_quantifier(counted)
 
-    def _inner(self, call: str, inner: Inner) -> Pattern:
-        quantifier = self._quantifier()
+    def _with_inner(self, call: str, inner: Inner) -> Pattern:
+        quantifier = self._last_quantifier()
         if quantifier.kind == "one":
-            raise self._wrong(f"{call} is for stages that are taken several times", _COUNT_FIRST)
-        if quantifier.inner_given:
-            raise self._wrong("the inner contiguity is given twice", "choose one")
+            raise self._make_error(
+                f"{call} is for stages that are taken several times", _COUNT_FIRST
+            )
+        if quantifier.has_inner:
+            raise self._make_error("the inner contiguity is given twice", "choose one")
         if quantifier.greedy and inner == "combinations":
-            raise self._wrong("greedy and allow_combinations exclude each other", "give up one")
-        return self._quantified(replace(quantifier, inner=inner, inner_given=True))
+            raise self._make_error(
+                "greedy and allow_combinations exclude each other", "give up one"
+            )
+        return self._with_quantifier(replace(quantifier, inner=inner, has_inner=True))
 
-    def _positive(self, call: str) -> None:
+    def _check_not_negated(self, call: str) -> None:
         if self.elements[-1].contiguity in NEGATED:
-            raise self._wrong(f"{call} is not for negated stages", "leave it out")
+            raise self._make_error(f"{call} is not for negated stages", "leave it out")
 
-    def _quantified(self, quantifier: Quantifier) -> Pattern:
-        return self._replaced(replace(self.elements[-1], quantifier=quantifier))
+    def _with_quantifier(self, quantifier: Quantifier) -> Pattern:
+        return self._replace_last(replace(self.elements[-1], quantifier=quantifier))
 
-    def _replaced(self, element: Element) -> Pattern:
+    def _replace_last(self, element: Element) -> Pattern:
         return replace(self, elements=(*self.elements[:-1], element))
 
-    def _wrong(self, problem: str, remedy: str) -> PatternError:
-        return PatternError(problem, stage=name_of(self.elements[-1]), remedy=remedy)
+    def _make_error(self, problem: str, remedy: str) -> PatternError:
+        return PatternError(problem, stage=element_name(self.elements[-1]), remedy=remedy)
 
 
 _COUNT_FIRST = "write one_or_more(), times(n) or times_or_more(n) before it"
 
 
-def name_of(element: Element) -> str:
+def element_name(element: Element) -> str:
     """Return the name of a stage, or those in a group, in parentheses."""
-    if isinstance(element, Stage):
+    if isinstance(element, PatternStage):
         return element.name
-    return f"({' '.join(name_of(each) for each in element.elements)})"
+    return f"({' '.join(element_name(each) for each in element.elements)})"
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not isinstance(name, str) or not name.strip() or ":" in name:
         raise PatternError(
             f"{name!r} cannot be a stage's name", remedy="a name is not blank and has no `:`"
@@ -422,9 +441,9 @@ def _checked(name: str) -> str:
     return name
 
 
-def _stages(elements: tuple[Element, ...]) -> Iterator[Stage]:
+def _iter_stages(elements: tuple[Element, ...]) -> Iterator[PatternStage]:
     for element in elements:
         if isinstance(element, Group):
-            yield from _stages(element.elements)
+            yield from _iter_stages(element.elements)
         else:
             yield element

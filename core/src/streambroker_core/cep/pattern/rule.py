@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from streambroker_core.cep.nfa.matcher import Limits
-from streambroker_core.cep.pattern.durations import instant
+from streambroker_core.cep.nfa.matcher import RunLimits
+from streambroker_core.cep.pattern.durations import to_instant
 from streambroker_core.cep.pattern.errors import PatternArgumentError
 from streambroker_core.cep.pattern.pattern import Pattern
 
@@ -45,7 +45,7 @@ class PatternProcessor:
     function: str | None = None
     on_error: OnError = "fail"
     keep_matches: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class PatternProcessor:
                 f"{key!r} cannot be a key", remedy="give a column or expression, or a tuple of them"
             )
         object.__setattr__(self, "key", parts)
-        object.__setattr__(self, "scheduled", instant(self.scheduled))
+        object.__setattr__(self, "scheduled", to_instant(self.scheduled))
         if not isinstance(self.pattern, Pattern):
             raise PatternArgumentError(
                 f"{self.pattern!r} is no pattern", remedy="begin one with Pattern.begin(name)"
@@ -85,4 +85,4 @@ class PatternProcessor:
     @property
     def starts(self) -> int | None:
         """``scheduled`` in microseconds since 1970."""
-        return instant(self.scheduled)
+        return to_instant(self.scheduled)

@@ -10,26 +10,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from streambroker_core.cep.nfa.matcher import Limits
+from streambroker_core.cep.nfa.matcher import RunLimits
 from streambroker_core.cep.pattern.conditions import (
     All,
-    Call,
     Condition,
-    Function,
+    ConditionFunction,
+    FunctionCondition,
     Some,
-    Text,
-    condition,
+    TextCondition,
+    to_condition,
 )
-from streambroker_core.cep.pattern.durations import instant, text_of, text_of_instant
+from streambroker_core.cep.pattern.durations import format_instant, format_micros, to_instant
 from streambroker_core.cep.pattern.errors import ConditionError, PatternArgumentError
 from streambroker_core.cep.pattern.pattern import (
     NEGATED,
     Element,
     Group,
     Pattern,
+    PatternStage,
     Quantifier,
     Skip,
-    Stage,
 )
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document_schema import (
@@ -40,7 +40,7 @@ from streambroker_core.cep.rules.document_schema import (
 )
 from streambroker_core.errors import ManifestError
 
-Functions: TypeAlias = "Mapping[str, Function]"
+Functions: TypeAlias = "Mapping[str, ConditionFunction]"
 """Python functions that conditions may name, as registered in the job."""
 
 _JOINS: dict[str, Callable[[Pattern, Any], Pattern]] = {
@@ -60,30 +60,32 @@ def read_rule(document: Any, functions: Functions | None = None) -> PatternProce
         PatternError: the pattern contradicts itself.
         ConditionError: a condition cannot be read.
     """
-    given = _fields(document, "", RULE_FIELDS, ("id", "version", "pattern"))
+    given = _read_fields(document, "", RULE_FIELDS, ("id", "version", "pattern"))
     key = given.get("key", ())
-    names = [key] if isinstance(key, str) else _list(key, "key")
+    names = [key] if isinstance(key, str) else _require_list(key, "key")
     return PatternProcessor(
-        id=_of(given["id"], str, "id"),
-        version=_of(given["version"], int, "version"),
+        id=_require_type(given["id"], str, "id"),
+        version=_require_type(given["version"], int, "version"),
         pattern=read_pattern(given["pattern"], functions, "pattern"),
-        key=tuple(_of(each, str, f"key[{place}]") for place, each in enumerate(names)),
-        scheduled=_time(given.get("scheduled")),
-        function=_of(given["function"], str, "function") if given.get("function") else None,
+        key=tuple(_require_type(each, str, f"key[{place}]") for place, each in enumerate(names)),
+        scheduled=_read_time(given.get("scheduled")),
+        function=_require_type(given["function"], str, "function")
+        if given.get("function")
+        else None,
         on_error=given.get("onError", "fail"),
-        keep_matches=_of(given.get("keepMatches", False), bool, "keepMatches"),
-        limits=_limits(given.get("limits", {})),
-        labels=dict(_of(given.get("labels", {}), dict, "labels")),
+        keep_matches=_require_type(given.get("keepMatches", False), bool, "keepMatches"),
+        limits=_read_limits(given.get("limits", {})),
+        labels=dict(_require_type(given.get("labels", {}), dict, "labels")),
     )
 
 
-def _limits(document: Any) -> Limits:
-    given = _fields(document, "limits", ("runs", "policy"))
-    limits = Limits(policy=given.get("policy", Limits().policy))
+def _read_limits(document: Any) -> RunLimits:
+    given = _read_fields(document, "limits", ("runs", "policy"))
+    limits = RunLimits(policy=given.get("policy", RunLimits().policy))
     if "runs" not in given:
         return limits
     runs = given["runs"]
-    return replace(limits, runs=None if runs is None else _of(runs, int, "limits.runs"))
+    return replace(limits, runs=None if runs is None else _require_type(runs, int, "limits.runs"))
 
 
 def write_rule(rule: PatternProcessor) -> dict[str, Any]:
@@ -92,14 +94,14 @@ def write_rule(rule: PatternProcessor) -> dict[str, Any]:
     if rule.key:
         out["key"] = list(rule.key)
     if rule.starts is not None:
-        out["scheduled"] = text_of_instant(rule.starts)
+        out["scheduled"] = format_instant(rule.starts)
     if rule.function is not None:
         out["function"] = rule.function
     if rule.on_error != "fail":
         out["onError"] = rule.on_error
     if rule.keep_matches:
         out["keepMatches"] = True
-    if rule.limits != Limits():
+    if rule.limits != RunLimits():
         out["limits"] = {"runs": rule.limits.runs, "policy": rule.limits.policy}
     if rule.labels:
         out["labels"] = dict(rule.labels)
@@ -110,12 +112,14 @@ def read_pattern(
     document: Any, functions: Functions | None = None, path: str = "pattern"
 ) -> Pattern:
     """Return the pattern of a document; raises as `read_rule`."""
-    given = _fields(document, path, PATTERN_FIELDS, ("stages",))
-    skip = _fields(given.get("skip", {}), f"{path}.skip", ("strategy", "stage", "throwOnMiss"))
+    given = _read_fields(document, path, PATTERN_FIELDS, ("stages",))
+    skip = _read_fields(given.get("skip", {}), f"{path}.skip", ("strategy", "stage", "throwOnMiss"))
     chosen = Skip(
         strategy=skip.get("strategy", "no_skip"),
         stage=skip.get("stage"),
-        throw_on_miss=_of(skip.get("throwOnMiss", False), bool, f"{path}.skip.throwOnMiss"),
+        throw_on_miss=_require_type(
+            skip.get("throwOnMiss", False), bool, f"{path}.skip.throwOnMiss"
+        ),
     )
     pattern = _read_stages(
         given["stages"], f"{path}.stages", {} if functions is None else functions, chosen
@@ -129,13 +133,13 @@ def _read_stages(
     document: Any, path: str, functions: Functions, skip: Skip | None = None
 ) -> Pattern:
     pattern: Pattern | None = None
-    for place, each in enumerate(_list(document, path)):
+    for place, each in enumerate(_require_list(document, path)):
         here = f"{path}[{place}]"
-        given = _fields(each, here, STAGE_FIELDS)
+        given = _read_fields(each, here, STAGE_FIELDS)
         if ("name" in given) == ("group" in given):
             raise ManifestError(path=here, reason="needs either `name` or `group`")
         inner: str | Pattern = (
-            _of(given["name"], str, f"{here}.name")
+            _require_type(given["name"], str, f"{here}.name")
             if "name" in given
             else _read_stages(given["group"], f"{here}.group", functions)
         )
@@ -145,43 +149,43 @@ def _read_stages(
                 raise ManifestError(path=f"{here}.join", reason="is for stages behind the first")
             pattern = Pattern.begin(inner, skip=skip)
         else:
-            pattern = _joined(pattern, join, inner, here)
+            pattern = _join(pattern, join, inner, here)
         pattern = _read_stage(pattern, given, here, functions)
     if pattern is None:
         raise ManifestError(path=path, reason="needs at least one stage")
     return pattern
 
 
-def _joined(pattern: Pattern, join: Any, inner: str | Pattern, here: str) -> Pattern:
+def _join(pattern: Pattern, join: Any, inner: str | Pattern, path: str) -> Pattern:
     if join not in _JOINS:
-        raise ManifestError(path=f"{here}.join", reason=f"has to be one of {', '.join(_JOINS)}")
+        raise ManifestError(path=f"{path}.join", reason=f"has to be one of {', '.join(_JOINS)}")
     return _JOINS[join](pattern, inner)
 
 
 def _read_stage(
-    pattern: Pattern, given: Mapping[str, Any], here: str, functions: Functions
+    pattern: Pattern, stage: Mapping[str, Any], path: str, functions: Functions
 ) -> Pattern:
-    if given.get("where") is not None:
-        pattern = pattern.where(_condition(given["where"], f"{here}.where", functions))
-    if given.get("times") is not None:
-        pattern = _read_times(pattern, given["times"], f"{here}.times")
-    if _of(given.get("optional", False), bool, f"{here}.optional"):
+    if stage.get("where") is not None:
+        pattern = pattern.where(_read_condition(stage["where"], f"{path}.where", functions))
+    if stage.get("times") is not None:
+        pattern = _read_times(pattern, stage["times"], f"{path}.times")
+    if _require_type(stage.get("optional", False), bool, f"{path}.optional"):
         pattern = pattern.optional()
-    if _of(given.get("greedy", False), bool, f"{here}.greedy"):
+    if _require_type(stage.get("greedy", False), bool, f"{path}.greedy"):
         pattern = pattern.greedy()
-    if given.get("until") is not None:
-        pattern = pattern.until(_condition(given["until"], f"{here}.until", functions))
-    if given.get("within") is not None:
-        pattern = pattern.within(given["within"])
-    if given.get("withinPrevious") is not None:
-        pattern = pattern.within(given["withinPrevious"], "previous_and_current")
+    if stage.get("until") is not None:
+        pattern = pattern.until(_read_condition(stage["until"], f"{path}.until", functions))
+    if stage.get("within") is not None:
+        pattern = pattern.within(stage["within"])
+    if stage.get("withinPrevious") is not None:
+        pattern = pattern.within(stage["withinPrevious"], "previous_and_current")
     return pattern
 
 
 def _read_times(pattern: Pattern, document: Any, path: str) -> Pattern:
     if type(document) is int:
         return pattern.times(document)
-    given = _fields(document, path, TIMES_FIELDS, ("from",))
+    given = _read_fields(document, path, TIMES_FIELDS, ("from",))
     low, gap, between = given["from"], given.get("gap", 0), given.get("gapBetween", 0)
     if given.get("to") is None:
         pattern = pattern.times_or_more(low, gap=gap, gap_between=between)
@@ -197,13 +201,13 @@ def _read_times(pattern: Pattern, document: Any, path: str) -> Pattern:
     return pattern.allow_combinations() if inner == "combinations" else pattern
 
 
-def _condition(document: Any, path: str, functions: Functions) -> Condition:
+def _read_condition(document: Any, path: str, functions: Functions) -> Condition:
     if isinstance(document, str):
         try:
-            return condition(document)
+            return to_condition(document)
         except ConditionError as error:
             raise error.at(path) from None
-    given = _fields(document, path, ("function", "all", "any"))
+    given = _read_fields(document, path, ("function", "all", "any"))
     if len(given) != 1:
         raise ManifestError(path=path, reason="needs one of `function`, `all` and `any`")
     ((kind, value),) = given.items()
@@ -214,10 +218,10 @@ def _condition(document: Any, path: str, functions: Functions) -> Condition:
                 path=f"{path}.function",
                 reason=f"is `{value}`, which the job has not registered; it has {known}",
             )
-        return Call(value, functions[value])
+        return FunctionCondition(value, functions[value])
     items = tuple(
-        _condition(each, f"{path}.{kind}[{place}]", functions)
-        for place, each in enumerate(_list(value, f"{path}.{kind}"))
+        _read_condition(each, f"{path}.{kind}[{place}]", functions)
+        for place, each in enumerate(_require_list(value, f"{path}.{kind}"))
     )
     return All(items) if kind == "all" else Some(items)
 
@@ -237,7 +241,7 @@ def write_pattern(pattern: Pattern) -> dict[str, Any]:
 
 def _write_element(element: Element) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    if isinstance(element, Stage):
+    if isinstance(element, PatternStage):
         out["name"] = element.name
     if element.contiguity != "begin":
         out["join"] = element.contiguity
@@ -250,9 +254,9 @@ def _write_element(element: Element) -> dict[str, Any]:
     if element.until is not None:
         out["until"] = write_condition(element.until)
     if element.within is not None:
-        out["within"] = text_of(element.within)
+        out["within"] = format_micros(element.within)
     if element.within_previous is not None:
-        out["withinPrevious"] = text_of(element.within_previous)
+        out["withinPrevious"] = format_micros(element.within_previous)
     return out
 
 
@@ -265,9 +269,9 @@ def _write_quantifier(quantifier: Quantifier) -> dict[str, Any]:
         if quantifier.inner != "relaxed":
             times["inner"] = quantifier.inner
         if quantifier.gap:
-            times["gap"] = text_of(quantifier.gap)
+            times["gap"] = format_micros(quantifier.gap)
         if quantifier.gap_between:
-            times["gapBetween"] = text_of(quantifier.gap_between)
+            times["gapBetween"] = format_micros(quantifier.gap_between)
         out["times"] = times
     if quantifier.optional:
         out["optional"] = True
@@ -276,53 +280,53 @@ def _write_quantifier(quantifier: Quantifier) -> dict[str, Any]:
     return out
 
 
-def write_condition(given: Condition) -> Any:
+def write_condition(condition: Condition) -> Any:
     """Return a condition as a document: a text, or a mapping."""
-    match given:
-        case Text():
-            return str(given)
-        case Call():
-            return {"function": given.name}
+    match condition:
+        case TextCondition():
+            return str(condition)
+        case FunctionCondition():
+            return {"function": condition.name}
         case All():
-            return {"all": [write_condition(item) for item in given.items]}
+            return {"all": [write_condition(item) for item in condition.items]}
         case Some():
-            return {"any": [write_condition(item) for item in given.items]}
+            return {"any": [write_condition(item) for item in condition.items]}
 
 
-def _fields(
-    document: Any, path: str, known: tuple[str, ...], needed: tuple[str, ...] = ()
+def _read_fields(
+    document: Any, path: str, allowed: tuple[str, ...], required: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     if not isinstance(document, Mapping):
         raise ManifestError(path=path, reason=f"has to be a mapping, not {document!r}")
     for name in document:
-        if name not in known:
+        if name not in allowed:
             raise ManifestError(
                 path=f"{path}.{name}".lstrip("."),
-                reason=f"is not known; the fields here are {', '.join(known)}",
+                reason=f"is not known; the fields here are {', '.join(allowed)}",
             )
-    for name in needed:
+    for name in required:
         if document.get(name) is None:
             raise ManifestError(path=f"{path}.{name}".lstrip("."), reason="is missing")
     return dict(document)
 
 
-def _list(document: Any, path: str) -> list[Any]:
+def _require_list(document: Any, path: str) -> list[Any]:
     if isinstance(document, str) or not isinstance(document, list | tuple):
         raise ManifestError(path=path, reason=f"has to be a list, not {document!r}")
     return list(document)
 
 
-def _of(value: Any, kind: type, path: str) -> Any:
+def _require_type(value: Any, kind: type, path: str) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         words = {str: "a text", int: "a whole number", bool: "true or false", dict: "a mapping"}
         raise ManifestError(path=path, reason=f"has to be {words[kind]}, not {value!r}")
     return value
 
 
-def _time(value: Any) -> int | None:
+def _read_time(value: Any) -> int | None:
     """Return microseconds since 1970 of a timestamp, which has to say its zone."""
     try:
-        return instant(value)
+        return to_instant(value)
     except PatternArgumentError:
         raise ManifestError(
             path="scheduled",

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from streambroker_core.cep.nfa.compiled import compiled
-from streambroker_core.cep.nfa.nfa import Automaton
+from streambroker_core.cep.nfa.compiled import compile_rule
+from streambroker_core.cep.nfa.nfa import Nfa
 from streambroker_core.cep.pattern.conditions import local_part
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.errors import ExpressionError, FilterError
@@ -35,7 +35,7 @@ class Relevance:
     why: str = ""
 
 
-def relevance_of(rules: RuleSet, schema: Schema) -> Relevance:
+def compute_relevance(rules: RuleSet, schema: Schema) -> Relevance:
     """Return which rows a set of rules has to see, with those that are scheduled or off.
 
     Args:
@@ -45,8 +45,8 @@ def relevance_of(rules: RuleSet, schema: Schema) -> Relevance:
     automata = []
     for name in sorted(rules.rules):
         for rule in rules.rules[name]:
-            automaton = compiled(rule).automaton
-            why = _problem(automaton, schema)
+            automaton = compile_rule(rule).automaton
+            why = _find_problem(automaton, schema)
             if why:
                 return Relevance(why=f"rule {rule.id}, version {rule.version}, {why}")
             automata.append(automaton)
@@ -54,9 +54,9 @@ def relevance_of(rules: RuleSet, schema: Schema) -> Relevance:
     return Relevance(why=TOO_LONG) if joint is None else Relevance(filter=str(joint))
 
 
-def _problem(automaton: Automaton, schema: Schema) -> str:
+def _find_problem(automaton: Nfa, schema: Schema) -> str:
     """Return why a rule has to see every row; empty if it has not."""
-    if automaton.appetite != "matching":
+    if automaton.event_need != "matching":
         return "takes any row, or asks what stands between its rows (`next`, `consecutive`, …)"
     for each in automaton.conditions:
         part = local_part(each)
@@ -69,7 +69,7 @@ def _problem(automaton: Automaton, schema: Schema) -> str:
     return ""
 
 
-def joint_predicate(automata: Iterable[Automaton]) -> Expression | None:
+def joint_predicate(automata: Iterable[Nfa]) -> Expression | None:
     """Return the filter that lets all rows pass that some rule has to see.
 
     Args:
@@ -82,7 +82,7 @@ def joint_predicate(automata: Iterable[Automaton]) -> Expression | None:
     """
     parts: dict[str, tree.Predicate] = {}
     for automaton in automata:
-        if automaton.appetite != "matching":
+        if automaton.event_need != "matching":
             return None
         for each in automaton.conditions:
             part = local_part(each)
@@ -92,22 +92,22 @@ def joint_predicate(automata: Iterable[Automaton]) -> Expression | None:
                 parts[str(Expression(kind="filter", tree=node))] = node
     if not parts:
         return parse("false", "filter")
-    joint = _any_of(parts)
+    joint = _disjunction(parts)
     if not _is_readable(joint):
-        wider = [_wider(node) for node in parts.values()]
-        joint = _any_of({str(Expression(kind="filter", tree=node)): node for node in wider})
+        wider = [_widen(node) for node in parts.values()]
+        joint = _disjunction({str(Expression(kind="filter", tree=node)): node for node in wider})
     return joint if _is_readable(joint) else None
 
 
 @lru_cache(maxsize=256)
-def _parts(text: str) -> frozenset[str]:
+def _disjuncts(text: str) -> frozenset[str]:
     """Return the parts of a filter of which a row has to pass one."""
     node = parse(text, "filter").tree
     items = node.items if isinstance(node, tree.Or) else [] if node is None else [node]
     return frozenset(str(Expression(kind="filter", tree=item)) for item in items)
 
 
-def covers(sent: str | None, automaton: Automaton) -> bool:
+def filter_covers(sent: str | None, automaton: Nfa) -> bool:
     """Tell whether all rows that a rule has to see certainly passed a filter.
 
     Args:
@@ -117,15 +117,15 @@ def covers(sent: str | None, automaton: Automaton) -> bool:
     if sent is None:
         return True
     needed = joint_predicate([automaton])
-    return needed is not None and _parts(str(needed)) <= _parts(sent)
+    return needed is not None and _disjuncts(str(needed)) <= _disjuncts(sent)
 
 
-def _any_of(parts: Mapping[str, tree.Predicate]) -> Expression:
+def _disjunction(parts: Mapping[str, tree.Predicate]) -> Expression:
     nodes = tuple(parts[text] for text in sorted(parts))
     return Expression(kind="filter", tree=nodes[0] if len(nodes) == 1 else tree.Or(nodes))
 
 
-def _wider(node: tree.Predicate) -> tree.Predicate:
+def _widen(node: tree.Predicate) -> tree.Predicate:
     """Return one part of a conjunction, which lets pass all that the whole does."""
     if not isinstance(node, tree.And):
         return node
@@ -133,9 +133,9 @@ def _wider(node: tree.Predicate) -> tree.Predicate:
     return (equal or node.items)[0]
 
 
-def with_filter(joint: Expression | None, given: Expression | None) -> Expression | None:
+def intersect_filters(left: Expression | None, right: Expression | None) -> Expression | None:
     """Return a filter that lets pass what both let pass; None lets everything pass."""
-    both = [each.tree for each in (joint, given) if each is not None and each.tree is not None]
+    both = [each.tree for each in (left, right) if each is not None and each.tree is not None]
     if not both:
         return None
     items: list[tree.Predicate] = []
@@ -145,15 +145,15 @@ def with_filter(joint: Expression | None, given: Expression | None) -> Expressio
 
 
 @lru_cache(maxsize=64)
-def narrowed(relevant: str, own: str | None) -> str | None:
+def narrow_filter(relevant: str, import_filter: str | None) -> str | None:
     """Return the text of the filter that both let pass; None if it would be too long.
 
     Args:
         relevant: what some rule has to see.
-        own: the filter that rows have to pass anyway; None for none.
+        import_filter: the filter that rows have to pass anyway; None for none.
     """
-    given = None if own is None else parse(own, "filter")
-    both = with_filter(parse(relevant, "filter"), given)
+    given = None if import_filter is None else parse(import_filter, "filter")
+    both = intersect_filters(parse(relevant, "filter"), given)
     return str(both) if both is not None and _is_readable(both) else None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from streambroker_core.cep.nfa.compiler import compile_pattern
 from streambroker_core.cep.pattern.condition_types import check_condition
-from streambroker_core.cep.pattern.conditions import fields_of
+from streambroker_core.cep.pattern.conditions import list_fields
 from streambroker_core.cep.pattern.errors import RuleError
 from streambroker_core.cep.pattern.key_selectors import Selector, key_expression
 from streambroker_core.cep.pattern.rule import PatternProcessor
@@ -31,11 +31,11 @@ FORMAT = 2
 """From 2 on, `gap` limits the first event of a stage as well; before, it was `gapBetween`."""
 MAX_BYTES = 262_144
 """Of the document of one rule, as JSON."""
-Change: TypeAlias = Literal["added", "kept", "replaced", "scheduled", "removed", "refused"]
+RuleChange: TypeAlias = Literal["added", "kept", "replaced", "scheduled", "removed", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RuleUpdate:
     """What became of one rule of an update.
 
     Attributes:
@@ -50,14 +50,14 @@ class Outcome:
 
     rule: str
     version: int | None
-    change: Change
+    change: RuleChange
     reason: str = ""
     message: str = ""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
+class UnreadableRule:
     """A rule that its source has and cannot read; it is refused alone.
 
     Attributes:
@@ -72,7 +72,7 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class RuleContext:
     """What rules of a job may refer to.
 
     Attributes:
@@ -136,44 +136,44 @@ class RuleSet:
         place = versions.index(rule)
         return versions[place + 1].starts if place + 1 < len(versions) else None
 
-    def updated(
+    def apply_update(
         self,
-        wanted: Iterable[Any],
-        context: Context | None = None,
+        desired: Iterable[Any],
+        context: RuleContext | None = None,
         listed: Collection[tuple[str, int]] = (),
-    ) -> tuple[RuleSet, list[Outcome]]:
+    ) -> tuple[RuleSet, list[RuleUpdate]]:
         """Return the set after an update, and what became of each rule.
 
         Of several versions of an id those count that are not below the highest one without a
         schedule.
 
         Args:
-            wanted: all rules that there are to be, as documents, `PatternProcessor` or, where
-                their source could not read them, `Unreadable`.
+            desired: all rules that there are to be, as documents, `PatternProcessor` or, where
+                their source could not read them, `UnreadableRule`.
             context: what they may refer to.
             listed: id and version of the rules of the last update. One of them takes the place of
                 a higher version that is not in the list any more.
         """
-        outcomes: list[Outcome] = []
-        read = _current(_read_all(wanted, context or Context(), outcomes))
+        outcomes: list[RuleUpdate] = []
+        read = _drop_outdated(_read_all(desired, context or RuleContext(), outcomes))
         rules: dict[str, tuple[PatternProcessor, ...]] = {}
         refused = {outcome.rule for outcome in outcomes}
         for rule in sorted(read, key=lambda each: (each.id, each.version)):
-            before = rules.get(rule.id, self._standing(rule.id, read))
+            before = rules.get(rule.id, self._retained_versions(rule.id, read))
             taken_back = (rule.id, rule.version) in listed and rule.id not in rules
-            taken_back = taken_back and _are_taken_back(before, rule, read)
-            change: Change = "replaced"
+            taken_back = taken_back and _is_rollback(before, rule, read)
+            change: RuleChange = "replaced"
             try:
                 if taken_back:
                     rules[rule.id] = (rule,)
                 else:
-                    rules[rule.id], change = _with(before, rule, self.rules.get(rule.id, ()))
+                    rules[rule.id], change = _add_version(before, rule, self.rules.get(rule.id, ()))
             except RuleError as error:
                 rules[rule.id] = before
-                outcomes.append(_refusal(rule.id, rule.version, error.reason, error.problem))
+                outcomes.append(_refused_update(rule.id, rule.version, error.reason, error.problem))
                 continue
             outcomes.append(
-                Outcome(
+                RuleUpdate(
                     rule=rule.id,
                     version=rule.version,
                     change=change,
@@ -184,14 +184,16 @@ class RuleSet:
             if name not in rules and name in refused:
                 rules[name] = self.rules[name]
         outcomes += [
-            Outcome(rule=name, version=self.rules[name][-1].version, change="removed")
+            RuleUpdate(rule=name, version=self.rules[name][-1].version, change="removed")
             for name in sorted(self.rules)
             if name not in rules
         ]
         kept = {name: versions for name, versions in rules.items() if versions}
-        return RuleSet(kept, self.disabled & _keys(kept)), outcomes
+        return RuleSet(kept, self.disabled & _rule_keys(kept)), outcomes
 
-    def _standing(self, name: str, read: list[PatternProcessor]) -> tuple[PatternProcessor, ...]:
+    def _retained_versions(
+        self, name: str, read: list[PatternProcessor]
+    ) -> tuple[PatternProcessor, ...]:
         """Return the versions that stay: those named again, and the one in force."""
         named = {(rule.id, rule.version) for rule in read}
         return tuple(
@@ -200,15 +202,15 @@ class RuleSet:
             if place == 0 or (rule.id, rule.version) in named
         )
 
-    def without(self, name: str, version: int) -> RuleSet:
+    def with_disabled(self, name: str, version: int) -> RuleSet:
         """Return the set with a rule off, until a new version comes or it is enabled."""
-        return replace(self, disabled=self.disabled | {(name, version)} & _keys(self.rules))
+        return replace(self, disabled=self.disabled | {(name, version)} & _rule_keys(self.rules))
 
-    def enabled(self, name: str) -> RuleSet:
+    def with_enabled(self, name: str) -> RuleSet:
         """Return the set with a rule on again."""
         return replace(self, disabled=frozenset(each for each in self.disabled if each[0] != name))
 
-    def settled(self, time: int) -> RuleSet:
+    def without_expired(self, time: int) -> RuleSet:
         """Return the set without versions that a scheduled one has replaced up to a time.
 
         It is this set where nothing was replaced.
@@ -218,7 +220,7 @@ class RuleSet:
             gone = sum(1 for rule in versions[1:] if (rule.starts is None or rule.starts <= time))
             rules[name] = versions[gone:]
             settled = settled and not gone
-        return self if settled else RuleSet(rules, self.disabled & _keys(rules))
+        return self if settled else RuleSet(rules, self.disabled & _rule_keys(rules))
 
     def document(self) -> dict[str, Any]:
         """Return the set as a document, the same for equal sets."""
@@ -243,22 +245,22 @@ class RuleSet:
             raise FormatTooNewError(path="format", found=version, newest=FORMAT, what="rule set")
         rules: dict[str, tuple[PatternProcessor, ...]] = {}
         for each in document["rules"]:
-            rule = read_rule(_of_format_1(each) if version < 2 else each, functions)
+            rule = read_rule(_upgrade_format_1(each) if version < 2 else each, functions)
             rules[rule.id] = (*rules.get(rule.id, ()), rule)
         return RuleSet(rules, frozenset((name, number) for name, number in document["disabled"]))
 
 
-def _of_format_1(part: Any) -> Any:
+def _upgrade_format_1(part: Any) -> Any:
     """Return a part of a rule's document with `gap` under its name of today."""
     if isinstance(part, list):
-        return [_of_format_1(each) for each in part]
+        return [_upgrade_format_1(each) for each in part]
     if not isinstance(part, dict):
         return part
     names = {"gap": "gapBetween"} if "from" in part else {}
-    return {names.get(name, name): _of_format_1(value) for name, value in part.items()}
+    return {names.get(name, name): _upgrade_format_1(value) for name, value in part.items()}
 
 
-def _are_taken_back(
+def _is_rollback(
     before: tuple[PatternProcessor, ...], rule: PatternProcessor, read: list[PatternProcessor]
 ) -> bool:
     """Tell whether the versions before are higher, and not in the list of wanted rules any more."""
@@ -267,34 +269,34 @@ def _are_taken_back(
     return bool(higher) and not named & set(higher)
 
 
-def _keys(rules: Mapping[str, tuple[PatternProcessor, ...]]) -> frozenset[tuple[str, int]]:
+def _rule_keys(rules: Mapping[str, tuple[PatternProcessor, ...]]) -> frozenset[tuple[str, int]]:
     return frozenset((rule.id, rule.version) for each in rules.values() for rule in each)
 
 
 def _read_all(
-    wanted: Iterable[Any], context: Context, outcomes: list[Outcome]
+    desired: Iterable[Any], context: RuleContext, outcomes: list[RuleUpdate]
 ) -> list[PatternProcessor]:
     read: list[PatternProcessor] = []
-    for place, each in enumerate(wanted):
-        if isinstance(each, Unreadable):
-            outcomes.append(_refusal(each.rule, each.version, "Invalid", each.problem))
+    for place, each in enumerate(desired):
+        if isinstance(each, UnreadableRule):
+            outcomes.append(_refused_update(each.rule, each.version, "Invalid", each.problem))
             continue
-        name, version = _name(each, place)
+        name, version = _read_name(each, place)
         try:
             rule = (
                 each if isinstance(each, PatternProcessor) else read_rule(each, context.functions)
             )
-            _check(rule, context)
+            _check_rule(rule, context)
         except RuleError as error:
-            outcomes.append(_refusal(rule.id, rule.version, error.reason, error.problem))
+            outcomes.append(_refused_update(rule.id, rule.version, error.reason, error.problem))
         except Exception as error:  # whatever is wrong with one rule concerns that one alone
-            outcomes.append(_refusal(name, version, "Invalid", problem_of(error)))
+            outcomes.append(_refused_update(name, version, "Invalid", describe_error(error)))
         else:
             read.append(rule)
     return read
 
 
-def problem_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return why a rule cannot be read, without a full stop."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -303,7 +305,7 @@ def problem_of(error: Exception) -> str:
     return f"it cannot be read, {type(error).__name__}: {error}".rstrip(".")
 
 
-def _current(read: list[PatternProcessor]) -> list[PatternProcessor]:
+def _drop_outdated(read: list[PatternProcessor]) -> list[PatternProcessor]:
     """Leave out the versions of an id below the highest one that has no schedule."""
     least: dict[str, int] = {}
     for rule in read:
@@ -312,18 +314,18 @@ def _current(read: list[PatternProcessor]) -> list[PatternProcessor]:
     return [rule for rule in read if rule.version >= least.get(rule.id, rule.version)]
 
 
-def _name(given: Any, place: int) -> tuple[str, int | None]:
-    if isinstance(given, PatternProcessor):
-        return given.id, given.version
-    fields = given if isinstance(given, Mapping) else {}
+def _read_name(source: Any, index: int) -> tuple[str, int | None]:
+    if isinstance(source, PatternProcessor):
+        return source.id, source.version
+    fields = source if isinstance(source, Mapping) else {}
     name, version = fields.get("id"), fields.get("version")
     return (
-        name if isinstance(name, str) else f"number {place}",
+        name if isinstance(name, str) else f"number {index}",
         version if type(version) is int else None,
     )
 
 
-def _check(rule: PatternProcessor, context: Context) -> None:
+def _check_rule(rule: PatternProcessor, context: RuleContext) -> None:
     compile_pattern(rule.pattern)
     size = len(json.dumps(write_rule(rule), ensure_ascii=False, allow_nan=False).encode())
     if size > MAX_BYTES:
@@ -359,7 +361,7 @@ def _check_fields(rule: PatternProcessor, fields: frozenset[str]) -> None:
     _check_key(rule, fields)
     for stage in rule.pattern.stages():
         for given in (stage.condition, stage.until):
-            for name in sorted((fields_of(given) or frozenset()) - fields):
+            for name in sorted((list_fields(given) or frozenset()) - fields):
                 raise RuleError(
                     rule.id,
                     "FieldUnknown",
@@ -394,12 +396,12 @@ def _check_key(rule: PatternProcessor, fields: frozenset[str]) -> None:
             raise RuleError(rule.id, "KeyUnknown", f"the stream has no column `{name}`")
 
 
-def _with(
+def _add_version(
     before: tuple[PatternProcessor, ...],
     rule: PatternProcessor,
-    standing: tuple[PatternProcessor, ...],
-) -> tuple[tuple[PatternProcessor, ...], Change]:
-    for each in standing:
+    current: tuple[PatternProcessor, ...],
+) -> tuple[tuple[PatternProcessor, ...], RuleChange]:
+    for each in current:
         if each.version == rule.version:
             if each != rule:
                 raise RuleError(
@@ -423,5 +425,5 @@ def _with(
     return (rule,), "replaced" if before else "added" if time is None else "scheduled"
 
 
-def _refusal(name: str, version: int | None, reason: str, message: str) -> Outcome:
-    return Outcome(rule=name, version=version, change="refused", reason=reason, message=message)
+def _refused_update(name: str, version: int | None, reason: str, message: str) -> RuleUpdate:
+    return RuleUpdate(rule=name, version=version, change="refused", reason=reason, message=message)

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streambroker_core.cep.nfa.compiler import compile_pattern
-from streambroker_core.cep.pattern.conditions import Function
+from streambroker_core.cep.pattern.conditions import ConditionFunction
 from streambroker_core.cep.rules.document import read_rule
 from streambroker_core.errors import ManifestError, StreambrokerError
 
 
-class _AnyFunction(Mapping[str, Function]):
+class _AnyFunction(Mapping[str, ConditionFunction]):
     """Has a function of every name; none of them is ever called."""
 
-    def __getitem__(self, name: str) -> Function:
+    def __getitem__(self, name: str) -> ConditionFunction:
         return lambda row, run: False
 
     def __contains__(self, name: object) -> bool:
@@ -33,7 +33,7 @@ class _AnyFunction(Mapping[str, Function]):
 _ANY = _AnyFunction()
 
 
-def problem_of(document: Any) -> StreambrokerError | None:
+def find_document_problem(document: Any) -> StreambrokerError | None:
     """Return what is wrong with a rule whatever the job is; None if nothing is.
 
     It is a `ManifestError`, a `PatternError` or a `ConditionError`, and says where.

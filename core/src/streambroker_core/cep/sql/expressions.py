@@ -13,7 +13,7 @@ from typing import Any
 from lark import Token
 
 from streambroker_core.cep.pattern.errors import RowPatternError
-from streambroker_core.errors import position_in
+from streambroker_core.errors import locate
 from streambroker_core.expression.strings import quote
 
 _OPERATORS = {
@@ -40,7 +40,7 @@ class Scope:
     first: bool
 
 
-def name_of(token: Any) -> str:
+def unquote_name(token: Any) -> str:
     """Return a name without its backticks."""
     return str(token).strip("`")
 
@@ -65,28 +65,28 @@ def render(node: Any, scope: Scope) -> str:
             sign = "-" if node.data == "negative" else ""
             return f"{sign}({render(children[0], scope)})"
         case "number" | "text" | "true" | "false":
-            return _literal(node)
+            return _render_literal(node)
         case "column":
-            return _name(children[0])
+            return _render_column(children[0])
         case "qualified":
-            return _qualified(children, scope)
+            return _render_qualified(children, scope)
         case "call":
-            return _call(children, scope)
+            return _render_call(children, scope)
         case data if data in _OPERATORS:
             return _OPERATORS[data].join(render(child, scope) for child in children)
         case _:
-            return _predicate(node, scope)
+            return _render_predicate(node, scope)
 
 
-def _predicate(node: Any, scope: Scope) -> str:
+def _render_predicate(node: Any, scope: Scope) -> str:
     tested, *rest = node.children
     match node.data:
         case "is_null" | "is_value":
-            answer = f"has({_plain(tested, scope)})"
+            answer = f"has({_render_operand(tested, scope)})"
             return answer if node.data == "is_value" else f"!{answer}"
         case "within":
             if all(each.data in ("number", "text", "true", "false") for each in rest):
-                items = ", ".join(_literal(each) for each in rest)
+                items = ", ".join(_render_literal(each) for each in rest)
                 return f"{render(tested, scope)} in [{items}]"
             left = render(tested, scope)
             return f"({' || '.join(f'{left} == {render(each, scope)}' for each in rest)})"
@@ -94,72 +94,72 @@ def _predicate(node: Any, scope: Scope) -> str:
             value, low, high = (render(each, scope) for each in node.children)
             return f"({value} >= {low} && {value} <= {high})"
         case _:
-            return _like(tested, rest[0], scope)
+            return _render_like(tested, rest[0], scope)
 
 
-def _like(tested: Any, form: Token, scope: Scope) -> str:
+def _render_like(tested: Any, form: Token, scope: Scope) -> str:
     text = form.value[1:-1].replace("''", "'")
     inner = text.strip("%")
     if "%" in inner or "_" in inner:
         raise RowPatternError(
             f"LIKE {form} is not supported; `%` may stand at the ends alone, `_` nowhere",
-            position=position_in(scope.text, form.start_pos or 0),
+            position=locate(scope.text, form.start_pos or 0),
         )
     function = {(True, True): "contains", (True, False): "endsWith", (False, True): "startsWith"}
     ends = (text.startswith("%"), text.endswith("%") and text != "")
     if ends == (False, False):
-        return f"{render(tested, scope)} == {_quoted(text)}"
-    return f"{function[ends]}({_plain(tested, scope)}, {_quoted(inner)})"
+        return f"{render(tested, scope)} == {_quote(text)}"
+    return f"{function[ends]}({_render_operand(tested, scope)}, {_quote(inner)})"
 
 
-def _plain(node: Any, scope: Scope) -> str:
+def _render_operand(node: Any, scope: Scope) -> str:
     if node.data not in ("column", "qualified", "call"):
         raise RowPatternError("IS NULL and LIKE are for columns, not for what is computed")
     return render(node, scope)
 
 
-def _literal(node: Any) -> str:
+def _render_literal(node: Any) -> str:
     if node.data == "text":
-        return _quoted(node.children[0].value[1:-1].replace("''", "'"))
+        return _quote(node.children[0].value[1:-1].replace("''", "'"))
     return str(node.children[0]) if node.data == "number" else str(node.data)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return quote(text, short=False)
 
 
-def _name(token: Any) -> str:
-    name = name_of(token)
+def _render_column(token: Any) -> str:
+    name = unquote_name(token)
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise RowPatternError(f"column `{name}` cannot be named in a condition")
     return name
 
 
-def _qualified(children: list[Any], scope: Scope) -> str:
-    variable, column = name_of(children[0]), _name(children[1])
+def _render_qualified(children: list[Any], scope: Scope) -> str:
+    variable, column = unquote_name(children[0]), _render_column(children[1])
     _check_variable(children[0], scope)
     return column if variable == scope.variable else f"last({variable}.{column})"
 
 
 def _check_variable(token: Token, scope: Scope) -> None:
-    if name_of(token) not in scope.variables:
+    if unquote_name(token) not in scope.variables:
         raise RowPatternError(
             f"`{token}` is no variable of the pattern; there are {', '.join(scope.variables)}",
-            position=position_in(scope.text, token.start_pos or 0),
+            position=locate(scope.text, token.start_pos or 0),
         )
 
 
-def _call(children: list[Any], scope: Scope) -> str:
+def _render_call(children: list[Any], scope: Scope) -> str:
     token, argument, offset = children
-    function, at = token.lower(), position_in(scope.text, token.start_pos or 0)
+    function, at = token.lower(), locate(scope.text, token.start_pos or 0)
     number = None if offset is None else int(offset)
     if function == "prev":
-        return _previous(argument, number, scope, at)
+        return _render_previous(argument, number, scope, at)
     if argument is None or argument.data != "qualified":
         raise RowPatternError(
             f"{token} needs a column of a variable, as in {token}(A.price)", position=at
         )
-    variable, column = name_of(argument.children[0]), _name(argument.children[1])
+    variable, column = unquote_name(argument.children[0]), _render_column(argument.children[1])
     _check_variable(argument.children[0], scope)
     own = variable == scope.variable
     if function == "last" and number == 1 and own:
@@ -170,10 +170,10 @@ def _call(children: list[Any], scope: Scope) -> str:
         )
     if not own:
         return f"count({variable})" if function == "count" else f"{function}({variable}.{column})"
-    return _with_tested(function, variable, column, at)
+    return _render_own_aggregate(function, variable, column, at)
 
 
-def _with_tested(function: str, variable: str, column: str, at: object) -> str:
+def _render_own_aggregate(function: str, variable: str, column: str, at: object) -> str:
     match function:
         case "last":
             return column
@@ -190,7 +190,7 @@ def _with_tested(function: str, variable: str, column: str, at: object) -> str:
             )
 
 
-def _previous(argument: Any, number: int | None, scope: Scope, at: object) -> str:
+def _render_previous(argument: Any, number: int | None, scope: Scope, at: object) -> str:
     if scope.first:
         raise RowPatternError(
             "PREV in the first variable is not supported: the row before is not in the match",
@@ -198,8 +198,8 @@ def _previous(argument: Any, number: int | None, scope: Scope, at: object) -> st
         )
     if number not in (None, 1) or argument is None or argument.data == "rows_":
         raise RowPatternError("PREV goes back one row: write PREV(x)", position=at)
-    if argument.data == "qualified" and name_of(argument.children[0]) != scope.variable:
+    if argument.data == "qualified" and unquote_name(argument.children[0]) != scope.variable:
         raise RowPatternError(
             f"PREV of another variable than {scope.variable} is not supported", position=at
         )
-    return f"previous({_name(argument.children[-1])})"
+    return f"previous({_render_column(argument.children[-1])})"

@@ -17,14 +17,14 @@ from lark.exceptions import UnexpectedInput
 from streambroker_core.cep.pattern.errors import RowPatternError
 from streambroker_core.cep.pattern.match_buffer import Event
 from streambroker_core.cep.pattern.pattern import Pattern, Skip, SkipStrategy
-from streambroker_core.cep.sql.expressions import Scope, name_of, render
+from streambroker_core.cep.sql.expressions import Scope, render, unquote_name
 from streambroker_core.cep.sql.grammar import GRAMMAR, REFUSED
-from streambroker_core.errors import position_in
+from streambroker_core.errors import locate
 
 _PARSER = Lark(GRAMMAR, parser="lalr", maybe_placeholders=True, propagate_positions=True)
 _PLAIN = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*(?:.|\n)*?\*/")
 _FACTORY = "pattern_processor_discoverer_factory"
-_MOST_BYTES = 64 * 1024
+_MAX_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Measure:
     stage: str | None
     field: str | None
 
-    def of(self, events: Mapping[str, list[Event]]) -> Any:
+    def evaluate(self, events: Mapping[str, list[Event]]) -> Any:
         """Return its value for a match; None if there is none."""
         stages = events.values() if self.stage is None else [events.get(self.stage, [])]
         rows = sorted((each for taken in stages for each in taken), key=lambda each: each.seq)
@@ -113,37 +113,35 @@ def read_row_pattern(
         RowPatternError: it cannot be read, is outside of the subset, or names what is not there.
         PatternError: it can be read, but the pattern contradicts itself.
     """
-    if len(text.encode()) > _MOST_BYTES:
-        raise RowPatternError(f"the text has more than {_MOST_BYTES} bytes")
-    _refuse(text)
+    if len(text.encode()) > _MAX_BYTES:
+        raise RowPatternError(f"the text has more than {_MAX_BYTES} bytes")
+    _check_unsupported(text)
     try:
         tree: Any = _PARSER.parse(text)
     except UnexpectedInput as error:
-        raise _unexpected(text, error) from None
+        raise _syntax_error(text, error) from None
     columns, table, clause = tree.children[0], tree.children[1], tree.children[2]
-    _known(text, table, tables, "stream")
-    names = () if columns.data == "everything" else tuple(map(name_of, columns.children))
-    given = {"table": name_of(table), "columns": names}
+    _check_name(text, table, tables, "stream")
+    names = () if columns.data == "everything" else tuple(map(unquote_name, columns.children))
+    given = {"table": unquote_name(table), "columns": names}
     parts = {part.data: part for part in clause.children}
-    given["key"], given["order"] = _names(parts["partition"]), _names(parts["order"])
+    given["key"], given["order"] = _read_names(parts["partition"]), _read_names(parts["order"])
     if not given["order"]:
         raise RowPatternError("ORDER BY is missing; it names the column with the event time")
     if clause.data == "dynamic":
-        return _dynamic(text, parts, factories, given)
-    return _fixed(text, parts, given)
+        return _build_dynamic(text, parts, factories, given)
+    return _build_fixed(text, parts, given)
 
 
-def _refuse(text: str) -> None:
+def _check_unsupported(text: str) -> None:
     plain = _PLAIN.sub(lambda found: " " * len(found[0]), text)
     for form, word in REFUSED.items():
         found = re.search(form, plain, re.IGNORECASE)
         if found:
-            raise RowPatternError(
-                f"{word} is not supported", position=position_in(text, found.start())
-            )
+            raise RowPatternError(f"{word} is not supported", position=locate(text, found.start()))
 
 
-def _unexpected(text: str, error: UnexpectedInput) -> RowPatternError:
+def _syntax_error(text: str, error: UnexpectedInput) -> RowPatternError:
     at = error.pos_in_stream if error.pos_in_stream is not None else len(text)
     at = len(text.rstrip()) if at < 0 else at
     word = re.compile(r"\w+|\S|\Z").match(text, at)
@@ -152,105 +150,110 @@ def _unexpected(text: str, error: UnexpectedInput) -> RowPatternError:
     words = ", ".join(each for each in expected if not each.startswith("__"))
     return RowPatternError(
         f"found {found}, expected {words.lower() or 'something else'}",
-        position=position_in(text, at),
+        position=locate(text, at),
     )
 
 
-def _known(text: str, token: Any, known: Collection[str], what: str) -> None:
-    if name_of(token) not in known:
+def _check_name(text: str, token: Any, allowed: Collection[str], what: str) -> None:
+    if unquote_name(token) not in allowed:
         raise RowPatternError(
-            f"there is no {what} `{name_of(token)}`; known: {', '.join(sorted(known)) or 'none'}",
-            position=position_in(text, token.start_pos),
+            f"there is no {what} `{unquote_name(token)}`; known:"
+            f" {', '.join(sorted(allowed)) or 'none'}",
+            position=locate(text, token.start_pos),
         )
 
 
-def _names(part: Any) -> tuple[str, ...]:
-    return tuple(name_of(child) for child in part.children if child is not None)
+def _read_names(part: Any) -> tuple[str, ...]:
+    return tuple(unquote_name(child) for child in part.children if child is not None)
 
 
-def _dynamic(
-    text: str, parts: dict[str, Any], factories: Collection[str], given: dict[str, Any]
+def _build_dynamic(
+    text: str, parts: dict[str, Any], factories: Collection[str], arguments: dict[str, Any]
 ) -> DynamicRowPattern:
     option, factory = parts["factory"].children
-    if name_of(option).lower() != _FACTORY:
+    if unquote_name(option).lower() != _FACTORY:
         raise RowPatternError(
             f"`{option}` is no option; write {_FACTORY} = name",
-            position=position_in(text, option.start_pos),
+            position=locate(text, option.start_pos),
         )
     if parts["measures"].children != [None]:
         raise RowPatternError(
             "MEASURES in MATCH_RECOGNIZE_DYNAMIC is not supported; the rules' functions make rows"
         )
-    _known(text, factory, factories, "factory")
-    return DynamicRowPattern(**given, factory=name_of(factory))
+    _check_name(text, factory, factories, "factory")
+    return DynamicRowPattern(**arguments, factory=unquote_name(factory))
 
 
-def _fixed(text: str, parts: dict[str, Any], given: dict[str, Any]) -> RowPattern:
+def _build_fixed(text: str, parts: dict[str, Any], arguments: dict[str, Any]) -> RowPattern:
     body, interval, unit = parts["pattern"].children
-    variables = _variables(body)
+    variables = _list_variables(body)
     conditions: dict[str, str] = {}
     first = variables[0]
     for definition in (each for each in parts["define"].children if each is not None):
         name, expression = definition.children
-        if name_of(name) not in variables:
+        if unquote_name(name) not in variables:
             raise RowPatternError(
                 f"`{name}` is defined and is not in the pattern",
-                position=position_in(text, name.start_pos),
+                position=locate(text, name.start_pos),
             )
-        scope = Scope(text, name_of(name), tuple(variables), first=name_of(name) == first)
-        conditions[name_of(name)] = render(expression, scope)
-    pattern = _sequence(text, body, conditions, _skip(parts["skip"]))
+        scope = Scope(text, unquote_name(name), tuple(variables), first=unquote_name(name) == first)
+        conditions[unquote_name(name)] = render(expression, scope)
+    pattern = _build_sequence(text, body, conditions, _read_skip(parts["skip"]))
     _check_end(text, body)
     if interval is not None:
-        pattern = pattern.within(_interval(text, interval, unit))
+        pattern = pattern.within(_read_interval(text, interval, unit))
     measures = [each for each in parts["measures"].children if each is not None]
     return RowPattern(
-        **given,
+        **arguments,
         pattern=pattern,
-        measures=tuple(_measure(text, each, variables) for each in measures),
+        measures=tuple(_read_measure(text, each, variables) for each in measures),
     )
 
 
-def _variables(body: Any) -> list[str]:
+def _list_variables(body: Any) -> list[str]:
     found: list[str] = []
     for factor in body.children:
         if factor.data == "group":
-            found += _variables(factor.children[0])
+            found += _list_variables(factor.children[0])
         else:
-            found.append(name_of(factor.children[0]))
+            found.append(unquote_name(factor.children[0]))
     return found
 
 
-def _skip(part: Any) -> Skip:
+def _read_skip(part: Any) -> Skip:
     (target,) = part.children
     if target is None:
         return Skip(strategy="skip_past_last")
     strategy: SkipStrategy = target.data
-    return Skip(strategy=strategy, stage=name_of(target.children[0]) if target.children else None)
+    return Skip(
+        strategy=strategy, stage=unquote_name(target.children[0]) if target.children else None
+    )
 
 
-def _sequence(
+def _build_sequence(
     text: str, body: Any, conditions: Mapping[str, str], skip: Skip | None = None
 ) -> Pattern:
     pattern: Pattern | None = None
     for factor in body.children:
         inner, quantifier = factor.children
         stage: str | Pattern = (
-            _sequence(text, inner, conditions) if factor.data == "group" else name_of(inner)
+            _build_sequence(text, inner, conditions)
+            if factor.data == "group"
+            else unquote_name(inner)
         )
         pattern = Pattern.begin(stage, skip=skip) if pattern is None else pattern.next(stage)
         if isinstance(stage, str) and stage in conditions:
             pattern = pattern.where(conditions[stage])
         if quantifier is not None:
-            pattern = _quantified(text, pattern, quantifier, factor)
+            pattern = _apply_quantifier(text, pattern, quantifier, factor)
     assert pattern is not None  # noqa: S101 - the grammar wants one factor
     return pattern
 
 
-def _quantified(text: str, pattern: Pattern, quantifier: Any, factor: Any) -> Pattern:
+def _apply_quantifier(text: str, pattern: Pattern, quantifier: Any, factor: Any) -> Pattern:
     count, reluctant = quantifier.children
     numbers = [None if each is None else int(each) for each in count.children]
-    low, high = _bounds(count.data, numbers)
+    low, high = _read_bounds(count.data, numbers)
     if (low, high) == (0, 1):
         return pattern.optional()
     if high is None:
@@ -262,13 +265,13 @@ def _quantified(text: str, pattern: Pattern, quantifier: Any, factor: Any) -> Pa
             raise RowPatternError(
                 "a greedy quantifier on a group is not supported; write `?` behind it to take as"
                 " few as possible",
-                position=position_in(text, factor.meta.start_pos),
+                position=locate(text, factor.meta.start_pos),
             )
         pattern = pattern.greedy()
     return pattern if low else pattern.optional()
 
 
-def _bounds(kind: str, numbers: list[int | None]) -> tuple[int, int | None]:
+def _read_bounds(kind: str, numbers: list[int | None]) -> tuple[int, int | None]:
     match kind:
         case "plus":
             return 1, None
@@ -290,30 +293,30 @@ def _check_end(text: str, body: Any) -> None:
         return
     count, reluctant = quantifier.children
     numbers = [None if each is None else int(each) for each in count.children]
-    low, high = _bounds(count.data, numbers)
+    low, high = _read_bounds(count.data, numbers)
     if reluctant is None and low != high:
         at: Any = inner.start_pos if isinstance(inner, Token) else inner.meta.start_pos
         raise RowPatternError(
             "a greedy quantifier at the end is not supported, as no row says that it is over; add"
             " a variable behind it, or write `?` behind the quantifier",
-            position=position_in(text, at),
+            position=locate(text, at),
         )
 
 
-def _interval(text: str, interval: Token, unit: Any) -> str:
+def _read_interval(text: str, interval: Token, unit: Any) -> str:
     number = interval.value[1:-1].strip()
     if not re.fullmatch(r"\d+(\.\d+)?", number):
         raise RowPatternError(
-            f"{interval} is no number", position=position_in(text, interval.start_pos or 0)
+            f"{interval} is no number", position=locate(text, interval.start_pos or 0)
         )
     word = unit.children[0].lower().rstrip("s")
     letters = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
     return f"{number}{letters[word]}"
 
 
-def _measure(text: str, part: Any, variables: list[str]) -> Measure:
+def _read_measure(text: str, part: Any, variables: list[str]) -> Measure:
     expression, name = part.children
-    given = Measure(name=name_of(name), function="last", stage=None, field=None)
+    given = Measure(name=unquote_name(name), function="last", stage=None, field=None)
     data, children = expression.data, expression.children
     function = "last"
     if data == "call":
@@ -325,12 +328,14 @@ def _measure(text: str, part: Any, variables: list[str]) -> Measure:
     if data == "rows_" and function == "count":
         return Measure(name=given.name, function="count", stage=None, field=None)
     if data == "column":
-        return Measure(name=given.name, function=function, stage=None, field=name_of(children[0]))
-    if data == "qualified" and name_of(children[0]) in variables:
-        stage, column = map(name_of, children)
+        return Measure(
+            name=given.name, function=function, stage=None, field=unquote_name(children[0])
+        )
+    if data == "qualified" and unquote_name(children[0]) in variables:
+        stage, column = map(unquote_name, children)
         return Measure(name=given.name, function=function, stage=stage, field=column)
     raise RowPatternError(
         f"measure `{given.name}` is not supported; write A.x, or one of FIRST, LAST, COUNT, SUM,"
         " AVG, MIN, MAX of it",
-        position=position_in(text, name.start_pos),
+        position=locate(text, name.start_pos),
     )

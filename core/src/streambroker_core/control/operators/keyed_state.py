@@ -34,7 +34,7 @@ def time_key(time: int) -> bytes:
     return (time + _SIGN).to_bytes(8, "big")
 
 
-def time_of(key: bytes) -> int:
+def time_from_key(key: bytes) -> int:
     """Return the time with which a key begins."""
     return int.from_bytes(key[:8], "big") - _SIGN
 
@@ -59,7 +59,7 @@ class _Block:
         del self.keys[bisect_left(self.keys, key)]
         self.size -= len(key) + _ENTRY.size + len(self.values.pop(key))
 
-    def upper_half(self) -> _Block:
+    def split_upper(self) -> _Block:
         """Take out the upper half of the keys."""
         half = len(self.keys) // 2
         keys = self.keys[half:]
@@ -69,7 +69,7 @@ class _Block:
         self.size -= size
         return _Block(keys, values, size)
 
-    def too_big(self) -> bool:
+    def is_too_big(self) -> bool:
         return len(self.keys) > 1 and (len(self.keys) > BLOCK_KEYS or self.size > BLOCK_BYTES)
 
 
@@ -98,7 +98,7 @@ class KeyedState:
         self._changed: set[int] = set()
         self._removed: set[int] = set()
         self._root_changed = False
-        self._form = _VERSION
+        self._format = _VERSION
         root = self._blobs.get(name)
         if root is not None:
             self._read_root(root)
@@ -113,7 +113,7 @@ class KeyedState:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set the value of a key."""
-        at = self._at(key)
+        at = self._find_block(key)
         if at is None:
             at = self._add(0, _Block(), b"")
         block = self._block(at)
@@ -121,19 +121,19 @@ class KeyedState:
             return
         block.put(key, value)
         self._changed.add(self._numbers[at])
-        if block.too_big():
+        if block.is_too_big():
             self._split(at)
 
     def delete(self, key: bytes) -> bool:
         """Remove a key; False if there is none."""
-        at = self._at(key)
+        at = self._find_block(key)
         if at is None or key not in self._block(at).values:
             return False
         block = self._block(at)
         block.remove(key)
         self._changed.add(self._numbers[at])
         if len(block.keys) < BLOCK_KEYS // 8:
-            self._join(at)
+            self._merge_small(at)
         return True
 
     def scan(self, start: bytes = b"", below: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -142,7 +142,7 @@ class KeyedState:
         Keys may be put and deleted meanwhile: those that were not yet given may or may not be.
         Reads one block at a time.
         """
-        found = self._from(start, below)
+        found = self._find_from(start, below)
         while found is not None:
             block, low = found
             high = len(block.keys) if below is None else bisect_left(block.keys, below)
@@ -153,7 +153,7 @@ class KeyedState:
                 value = block.values.get(key)
                 if value is not None:
                     yield key, value
-            found = self._from(keys[-1] + b"\0", below)
+            found = self._find_from(keys[-1] + b"\0", below)
 
     def first(self) -> bytes | None:
         """Return the lowest key; None if there is none."""
@@ -168,15 +168,15 @@ class KeyedState:
         }
         for number in sorted(self._changed - self._removed):
             out[f"{self._name}/{number}"] = _write(self._loaded[number])
-        if self._root_changed or (self._changed and self._form < _VERSION):
+        if self._root_changed or (self._changed and self._format < _VERSION):
             out[self._name] = self._write_root()
         return out
 
-    def _at(self, key: bytes) -> int | None:
+    def _find_block(self, key: bytes) -> int | None:
         return max(0, bisect_right(self._first, key) - 1) if self._first else None
 
-    def _from(self, start: bytes, below: bytes | None) -> tuple[_Block, int] | None:
-        at = self._at(start)
+    def _find_from(self, start: bytes, below: bytes | None) -> tuple[_Block, int] | None:
+        at = self._find_block(start)
         while at is not None and at < len(self._numbers):
             if below is not None and at and self._first[at] >= below:
                 return None
@@ -208,10 +208,10 @@ class KeyedState:
         return at
 
     def _split(self, at: int) -> None:
-        upper = self._block(at).upper_half()
+        upper = self._block(at).split_upper()
         self._add(at + 1, upper, upper.keys[0])
 
-    def _join(self, at: int) -> None:
+    def _merge_small(self, at: int) -> None:
         """Put a small block into the one before it, if there is room; an empty one goes."""
         block = self._block(at)
         if block.keys:
@@ -231,10 +231,11 @@ class KeyedState:
 
     def _read_root(self, data: bytes) -> None:
         try:
-            self._form, self._next, count = _HEAD.unpack_from(data)
-            if self._form > _VERSION:
+            self._format, self._next, count = _HEAD.unpack_from(data)
+            if self._format > _VERSION:
                 raise StateError(
-                    f"state {self._name} has form {self._form}, of a newer release; this one reads"
+                    f"state {self._name} has form {self._format}, of a newer release; this one"
+                    f" reads"
                     f" up to {_VERSION}. Start that release."
                 )
             at = _HEAD.size
@@ -266,7 +267,7 @@ def _read(data: bytes, name: str) -> _Block:
     try:
         mark, count = _BLOCK.unpack_from(data) if data else (0, 0)
         if mark != _MARK:
-            return _read_first_form(data)
+            return _read_format_1(data)
         sizes = struct.unpack_from(f"<{2 * count}I", data, _BLOCK.size)
     except struct.error as error:
         raise StateError(f"state {name} is damaged: {error}.") from error
@@ -278,7 +279,7 @@ def _read(data: bytes, name: str) -> _Block:
     return _Block(parts[:count], dict(zip(parts[:count], parts[count:], strict=True)), len(data))
 
 
-def _read_first_form(data: bytes) -> _Block:
+def _read_format_1(data: bytes) -> _Block:
     """Read a block of form 1: each key with its value, behind the sizes of both."""
     block, at = _Block(size=len(data)), 0
     while at < len(data):

@@ -41,7 +41,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from streambroker_core.control.tuples import EVERYBODY, ControlTuple, Delivery, Target
+from streambroker_core.control.tuples import ALL_TARGETS, ControlTuple, Delivery, Target
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Operator:
         *,
         delivery: Delivery | str = Delivery.END_WINDOW,
         at: int | None = None,
-        target: Target = EVERYBODY,
+        target: Target = ALL_TARGETS,
         output: str | None = None,
         once: str | None = None,
     ) -> ControlTuple:

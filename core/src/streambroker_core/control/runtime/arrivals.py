@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from streambroker_core.control.operators.operator import OperatorError
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import Stage
-from streambroker_core.control.runtime.ordering import in_order, in_places
+from streambroker_core.control.runtime.ordering import sort_by_position, sort_rows
 from streambroker_core.control.runtime.packing import Arrival, Packed, unpack
 from streambroker_core.control.tuples import (
     ControlLimitError,
     ControlTuple,
     Delivery,
     IdentityError,
-    order_of,
+    sort_key,
 )
 
 
@@ -33,16 +33,16 @@ class ArrivedControl:
     Every bucket is sent the same ones, so what is found out about them is found out once.
     """
 
-    def __init__(self, given: Iterable[Arrival] = ()) -> None:
+    def __init__(self, arrivals: Iterable[Arrival] = ()) -> None:
         """Put together what arrived.
 
         Raises:
             IdentityError: two tuples have one identity.
         """
-        self._ports: dict[str, dict[str, Placed]] = {}
+        self._ports: dict[str, dict[str, PositionedControl]] = {}
         self.duplicates: Counter[Delivery] = Counter()
-        for one in given:
-            self._take(one.port, one.control)
+        for one in arrivals:
+            self._add(one.port, one.control)
         self.received = Counter(
             one.delivery for by_id in self._ports.values() for _, one in by_id.values()
         )
@@ -50,32 +50,32 @@ class ArrivedControl:
             port: sum(len(one.text) for _, one in by_id.values())
             for port, by_id in self._ports.items()
         }
-        self._placed: dict[str, list[Placed]] = {}
+        self._positioned: dict[str, list[PositionedControl]] = {}
         self._sorted: dict[tuple[Sequence[str], Delivery], list[tuple[str, ControlTuple]]] = {}
 
-    def _take(self, port: str, placed: Iterable[Placed]) -> None:
+    def _add(self, port: str, positioned: Iterable[PositionedControl]) -> None:
         known = self._ports.setdefault(port, {})
-        for position, control in placed:
+        for position, control in positioned:
             other = known.get(control.id)
             if other is None:
                 known[control.id] = (position, control)
                 continue
-            if other[1].differs(control):
+            if other[1].differs_from(control):
                 raise IdentityError(other[1], control)
             self.duplicates[control.delivery] += 1
             if position < other[0]:
                 known[control.id] = (position, control)
 
-    def placed(self, port: str) -> Sequence[Placed]:
+    def positioned_tuples(self, port: str) -> Sequence[PositionedControl]:
         """Return the ``IMMEDIATE`` tuples of a port in the order of their places."""
-        if port not in self._placed:
+        if port not in self._positioned:
             given = self._ports.get(port, {}).values()
-            self._placed[port] = in_places(
+            self._positioned[port] = sort_by_position(
                 one for one in given if one[1].delivery is Delivery.IMMEDIATE
             )
-        return self._placed[port]
+        return self._positioned[port]
 
-    def sorted(
+    def sorted_tuples(
         self, ports: tuple[str, ...], delivery: Delivery
     ) -> Sequence[tuple[str, ControlTuple]]:
         """Return the tuples of all ports in order: position, epoch, emitter, sequence, port.
@@ -86,7 +86,7 @@ class ArrivedControl:
             return ()
         if (ports, delivery) not in self._sorted:
             found = [
-                (position, order_of(one), at, port, one)
+                (position, sort_key(one), at, port, one)
                 for at, port in enumerate(ports)
                 for position, one in self._ports.get(port, {}).values()
                 if one.delivery is delivery
@@ -107,7 +107,7 @@ class ArrivedControl:
         for port, given in self._ports.items():
             if len(given) <= limits.tuples and self._bytes[port] <= limits.bytes:
                 continue
-            own = [one for _, one in given.values() if one.is_of(stage.query)]
+            own = [one for _, one in given.values() if one.is_emitted_by(stage.query)]
             size = sum(len(one.text) for one in own)
             if len(own) <= limits.tuples and size <= limits.bytes:
                 continue
@@ -122,7 +122,7 @@ class ArrivedControl:
 
 
 @dataclass(slots=True)
-class Arrived:
+class WindowInput:
     """What a window has.
 
     Attributes:
@@ -138,7 +138,7 @@ class Arrived:
     rows: int = 0
 
 
-def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Arrived:
+def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> WindowInput:
     """Unpack and order what arrived.
 
     Raises:
@@ -147,7 +147,7 @@ def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Arr
         ControlError: a payload cannot be read, or two tuples have one identity.
         ControlLimitError: operators of the query have emitted too many control tuples.
     """
-    arrived, batches = Arrived(), dict[str, list[pa.RecordBatch]]()
+    arrived, batches = WindowInput(), dict[str, list[pa.RecordBatch]]()
     told: list[Arrival] = []
     for one in packed:
         found = unpack(one)
@@ -162,29 +162,29 @@ def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> Arr
         batches.setdefault(found.port, []).append(found.rows)
         arrived.rows += found.rows.num_rows
     for port, given in batches.items():
-        arrived.tables[port] = in_order(port, given)
+        arrived.tables[port] = sort_rows(port, given)
     if told:
-        arrived.control = _joint(told)
+        arrived.control = _merge_arrivals(told)
         arrived.control.check_limits(stage)
     return arrived
 
 
-def _joint(told: Sequence[Arrival]) -> ArrivedControl:
+def _merge_arrivals(arrivals: Sequence[Arrival]) -> ArrivedControl:
     """Put control tuples together; the last ones are remembered, as ``unpack`` remembers them."""
-    key = tuple(map(id, told))
-    if key not in _REMEMBERED:
-        if len(_REMEMBERED) >= _REMEMBER:
-            _REMEMBERED.clear()
-        _REMEMBERED[key] = (told, ArrivedControl(told))
-    return _REMEMBERED[key][1]
+    key = tuple(map(id, arrivals))
+    if key not in _CACHE:
+        if len(_CACHE) >= _MAX_CACHED:
+            _CACHE.clear()
+        _CACHE[key] = (arrivals, ArrivedControl(arrivals))
+    return _CACHE[key][1]
 
 
-_REMEMBER = 4
-_REMEMBERED: dict[tuple[int, ...], tuple[Sequence[Arrival], ArrivedControl]] = {}
+_MAX_CACHED = 4
+_CACHE: dict[tuple[int, ...], tuple[Sequence[Arrival], ArrivedControl]] = {}
 """By the objects that were unpacked, which are kept, so that no other ones have their ids."""
 
 
-def _check_layout(arrived: Arrived, port: str, layout: str, stage: Stage) -> None:
+def _check_layout(arrived: WindowInput, port: str, layout: str, stage: Stage) -> None:
     known = arrived.layouts.setdefault(port, layout)
     if known != layout:
         raise OperatorError(

@@ -58,7 +58,7 @@ class Layout:
         return f"{HASH};{self.buckets};{how}"
 
 
-def layout_of(input_: Input, schema: pa.Schema, buckets: int, *, nulls: bool = False) -> Layout:
+def make_layout(input_: Input, schema: pa.Schema, buckets: int, *, nulls: bool = False) -> Layout:
     """Return how an operator's input is spread, its key's types taken from the rows' schema.
 
     Raises:
@@ -79,19 +79,19 @@ def layout_of(input_: Input, schema: pa.Schema, buckets: int, *, nulls: bool = F
     )
 
 
-def buckets_of(batch: pa.RecordBatch, layout: Layout, seq: pa.Array) -> pa.Array:
+def assign_buckets(batch: pa.RecordBatch, layout: Layout, seq: pa.Array) -> pa.Array:
     """Return the bucket of each row, as int32.
 
     Raises:
         OperatorError: a key column is missing, cannot be cast, or has nulls.
     """
     if not layout.key:
-        return _spread(_mix(seq.cast(pa.int64()).view(_U64)), layout.buckets)
+        return _scale_to_buckets(_mix_bits(seq.cast(pa.int64()).view(_U64)), layout.buckets)
     columns = [_key_column(batch, name, kind, layout) for name, kind in layout.key]
     return _buckets(columns, layout)
 
 
-def bucket_of_key(values: Sequence[KeyValue], layout: Layout) -> int:
+def bucket_for_key(values: Sequence[KeyValue], layout: Layout) -> int:
     """Return the bucket of a key.
 
     Raises:
@@ -139,8 +139,8 @@ def _buckets(columns: Sequence[pa.Array], layout: Layout) -> pa.Array:
     mixed = None
     for column in columns:
         number = _number(column, layout)
-        mixed = _mix(number if mixed is None else pc.bit_wise_xor(mixed, number))
-    found = _spread(mixed, layout.buckets)
+        mixed = _mix_bits(number if mixed is None else pc.bit_wise_xor(mixed, number))
+    found = _scale_to_buckets(mixed, layout.buckets)
     return pc.fill_null(found, 0) if found.null_count else found
 
 
@@ -175,7 +175,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _mix(number: pa.Array) -> pa.Array:
+def _mix_bits(number: pa.Array) -> pa.Array:
     """Return well mixed uint64; the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
     mixed = pc.add(number, pa.scalar(0x9E3779B97F4A7C15, _U64))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -184,7 +184,7 @@ def _mix(number: pa.Array) -> pa.Array:
     return pc.bit_wise_xor(mixed, pc.shift_right(mixed, pa.scalar(31, _U64)))
 
 
-def _spread(mixed: pa.Array, buckets: int) -> pa.Array:
+def _scale_to_buckets(mixed: pa.Array, buckets: int) -> pa.Array:
     """Return the upper half of a hash, scaled to the number of buckets."""
     upper = pc.shift_right(mixed, pa.scalar(32, _U64))
     scaled = pc.multiply(upper, pa.scalar(buckets, _U64))

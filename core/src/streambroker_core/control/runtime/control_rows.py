@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streambroker_core.control.tuples import EVERYBODY, ControlError, ControlTuple, Target
+from streambroker_core.control.tuples import ALL_TARGETS, ControlError, ControlTuple, Target
 from streambroker_core.control.tuples.envelope import (
     DELIVERIES,
     VERSION,
@@ -49,23 +49,23 @@ def schema() -> pa.Schema:
     )
 
 
-Placed = tuple[int, ControlTuple]
+PositionedControl = tuple[int, ControlTuple]
 """A control tuple and its position: it stands before the first row whose sequence is not lower."""
 
 
-def to_batch(placed: Sequence[Placed]) -> pa.RecordBatch:
+def to_batch(positioned: Sequence[PositionedControl]) -> pa.RecordBatch:
     """Return Arrow rows, in the order given."""
-    positions = pa.array([position for position, _ in placed], pa.int64())
-    told = _columns([one for _, one in placed])
+    positions = pa.array([position for position, _ in positioned], pa.int64())
+    told = _cached_columns([one for _, one in positioned])
     return pa.RecordBatch.from_arrays([positions, *told], schema=schema())
 
 
-def _columns(given: Sequence[ControlTuple]) -> list[pa.Array]:
+def _cached_columns(controls: Sequence[ControlTuple]) -> list[pa.Array]:
     """Return what tuples say; the last are remembered, because each bucket sends on every tuple."""
     global _last  # one assignment, so that no thread sees a half
-    key, last = tuple(map(id, given)), _last
+    key, last = tuple(map(id, controls)), _last
     if last is None or last[0] != key:
-        _last = last = (key, given, _written(given))
+        _last = last = (key, controls, _to_columns(controls))
     return last[2]
 
 
@@ -73,38 +73,38 @@ _last: tuple[tuple[int, ...], Sequence[ControlTuple], list[pa.Array]] | None = N
 """Ids, the objects that have them, which so nothing else has, and their columns."""
 
 
-def _written(given: Sequence[ControlTuple]) -> list[pa.Array]:
+def _to_columns(controls: Sequence[ControlTuple]) -> list[pa.Array]:
     columns: Sequence[Sequence[Any]] = [
-        [one.type for one in given],
-        [one.id for one in given],
-        [one.delivery.value for one in given],
-        [one.at for one in given],
-        [one.epoch for one in given],
-        [one.emitter for one in given],
-        [one.seq for one in given],
-        [one.text for one in given],
-        [_target_text(one.target) for one in given],
+        [one.type for one in controls],
+        [one.id for one in controls],
+        [one.delivery.value for one in controls],
+        [one.at for one in controls],
+        [one.epoch for one in controls],
+        [one.emitter for one in controls],
+        [one.seq for one in controls],
+        [one.text for one in controls],
+        [_target_text(one.target) for one in controls],
     ]
     fields = list(schema())[1:]
     return [pa.array(column, one.type) for column, one in zip(columns, fields, strict=True)]
 
 
 def _target_text(target: Target) -> str | None:
-    return None if target == EVERYBODY else canonical(encode_target(target)).decode()
+    return None if target == ALL_TARGETS else canonical(encode_target(target)).decode()
 
 
-def from_batch(batch: pa.RecordBatch) -> list[Placed]:
+def from_batch(batch: pa.RecordBatch) -> list[PositionedControl]:
     """Read Arrow rows.
 
     Raises:
         FormatTooNewError: they are of a newer release.
         ControlError: they are no control tuples.
     """
-    _check(batch)
-    return _read(batch)
+    _check_batch(batch)
+    return _read_batch(batch)
 
 
-def merge(batch: pa.RecordBatch, into: dict[str, Placed]) -> None:
+def merge_batch(batch: pa.RecordBatch, into: dict[str, PositionedControl]) -> None:
     """Read Arrow rows into what is there by identity; of copies the first place stays.
 
     Of copies only identity and place are read: each bucket of an operator that takes control sends
@@ -113,7 +113,7 @@ def merge(batch: pa.RecordBatch, into: dict[str, Placed]) -> None:
     Raises:
         FormatTooNewError, ControlError: as for :func:`from_batch`.
     """
-    _check(batch)
+    _check_batch(batch)
     names, positions = (batch.column(name).to_pylist() for name in ("id", "position"))
     new = []
     for at, (name, position) in enumerate(zip(names, positions, strict=True)):
@@ -122,18 +122,18 @@ def merge(batch: pa.RecordBatch, into: dict[str, Placed]) -> None:
             new.append(at)
         elif position < known[0]:
             into[name] = (position, known[1])
-    for position, control in _read(batch.take(new)) if new else ():
-        keep_first(into, position, control)
+    for position, control in _read_batch(batch.take(new)) if new else ():
+        add_if_first(into, position, control)
 
 
-def keep_first(into: dict[str, Placed], position: int, control: ControlTuple) -> None:
+def add_if_first(into: dict[str, PositionedControl], position: int, control: ControlTuple) -> None:
     """Add a tuple by its identity; of copies the first place stays."""
     known = into.get(control.id)
     if known is None or position < known[0]:
         into[control.id] = (position, control)
 
 
-def _check(batch: pa.RecordBatch) -> None:
+def _check_batch(batch: pa.RecordBatch) -> None:
     found = (batch.schema.metadata or {}).get(_MARK)
     if found is not None and found.isdigit() and int(found) > VERSION:
         raise FormatTooNewError(path=_MARK.decode(), found=int(found), newest=VERSION, what=WHAT)
@@ -144,12 +144,12 @@ def _check(batch: pa.RecordBatch) -> None:
         )
 
 
-def _read(batch: pa.RecordBatch) -> list[Placed]:
+def _read_batch(batch: pa.RecordBatch) -> list[PositionedControl]:
     columns = (column.to_pylist() for column in batch.columns)
-    return [(position, _from_row(*of)) for position, *of in zip(*columns, strict=True)]
+    return [(position, _parse_row(*of)) for position, *of in zip(*columns, strict=True)]
 
 
-def _from_row(
+def _parse_row(
     type_: str,
     id_: str,
     delivery: str,
@@ -162,7 +162,7 @@ def _from_row(
 ) -> ControlTuple:
     try:
         of = DELIVERIES[delivery]
-        whom = EVERYBODY
+        whom = ALL_TARGETS
         if target is not None:
             whom = decode_target(Fields(json.loads(target), "target"))
     except (KeyError, ValueError, ManifestError) as error:

@@ -3,7 +3,7 @@
 Rows of an output are numbered by bucket and running number, so their order downstream does not
 depend on how many partitions there are. An ``IMMEDIATE`` tuple takes the next number of its output,
 so it has a place of its own between the rows. The position of any other tuple says when in the
-window it was emitted, in the same terms in every bucket: see :class:`Moment`.
+window it was emitted, in the same terms in every bucket: see :class:`WindowPhase`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from streambroker_core.control.tuples import (
     Delivery,
     Limits,
     Target,
-    delivery_of,
+    parse_delivery,
 )
 from streambroker_core.control.tuples.payloads import encode
 
 
-class Moment(IntEnum):
+class WindowPhase(IntEnum):
     """What an operator is doing when it emits; in order, and the same in all buckets."""
 
     BEGIN_WINDOW = 0
@@ -40,7 +40,7 @@ class Moment(IntEnum):
     END = 4
 
 
-_MOMENT_BITS, _STEP_BITS = 53, 24
+_PHASE_BITS, _STEP_BITS = 53, 24
 """A position is a moment, the number of the tuple that is being handed over, and a count of tuples
 that go on: what is emitted after such a one comes after it."""
 
@@ -90,32 +90,32 @@ class EmittedControl(NamedTuple):
 Emission = EmittedRows | EmittedControl
 
 
-class Emissions:
+class EmitBuffer:
     """Takes what an operator emits; the runtime's side of ``operator.Emitter``."""
 
     def __init__(
         self, stage: Stage, window: Window, outputs: tuple[str, ...], thread: Callable[[], int]
     ) -> None:
         self._stage, self._window, self._outputs = stage, window, outputs
-        self._thread, self._owner = thread, thread()
+        self._thread, self._owner_thread = thread, thread()
         self._next = dict.fromkeys(outputs, sequence(part=window.bucket))
         self._seq = self._bytes = self._tuples = 0
         self._schemas: dict[str, pa.Schema] = {}
         self._sent: dict[str, set[str]] = {tag: set() for tag in outputs}
-        self._moment, self._passed = 0, dict[Delivery, int]()
+        self._phase, self._forward_counts = 0, dict[Delivery, int]()
         self.emitted: list[Emission] = []
         self.counts: dict[Delivery, int] = {}
         self.rows = 0
 
-    def enter(self, moment: Moment, number: int = 0) -> None:
+    def enter_phase(self, phase: WindowPhase, number: int = 0) -> None:
         """Note what the operator does next.
 
         Args:
-            moment: what it does.
+            phase: what it does.
             number: which of the tuples of that moment it is handed.
         """
-        self._moment = (moment << _MOMENT_BITS) | (number << _STEP_BITS)
-        self._passed.clear()
+        self._phase = (phase << _PHASE_BITS) | (number << _STEP_BITS)
+        self._forward_counts.clear()
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
         """Take rows for an output.
@@ -129,7 +129,8 @@ class Emissions:
         if not known.equals(batch.schema):
             raise OperatorError(
                 f"operator {self._stage.operator} emits rows with the columns"
-                f" {_columns(batch.schema)} to output {tag}, and before with {_columns(known)}:"
+                f" {_describe_columns(batch.schema)} to output {tag}, and before with"
+                f" {_describe_columns(known)}:"
                 " an output has one schema."
             )
         if batch.num_rows:
@@ -157,17 +158,17 @@ class Emissions:
         self._check_thread()
         tags = self._outputs if output is None else (self._output(output),)
         if isinstance(payload, ControlTuple):
-            self._send(payload, tags, new=False)
+            self._emit_to(payload, tags, new=False)
             return payload
-        control = self._identified(payload, delivery_of(delivery), at, target, once)
-        self._send(control, tags, new=True)
+        control = self._make_control(payload, parse_delivery(delivery), at, target, once)
+        self._emit_to(control, tags, new=True)
         return control
 
     def forward(self, control: ControlTuple) -> bool:
         """Pass a received tuple on to all outputs; False if it went there before."""
-        return self._send(control, self._outputs, new=False)
+        return self._emit_to(control, self._outputs, new=False)
 
-    def _identified(
+    def _make_control(
         self,
         payload: object,
         delivery: Delivery,
@@ -205,7 +206,7 @@ class Emissions:
             target=target,
         )
 
-    def _send(self, control: ControlTuple, outputs: tuple[str, ...], *, new: bool) -> bool:
+    def _emit_to(self, control: ControlTuple, outputs: tuple[str, ...], *, new: bool) -> bool:
         name, sent = control.id, False
         for tag in outputs:
             if name in self._sent[tag]:
@@ -218,7 +219,9 @@ class Emissions:
         if not sent:
             return False
         if not new:
-            self._passed[control.delivery] = self._passed.get(control.delivery, 0) + 2
+            self._forward_counts[control.delivery] = (
+                self._forward_counts.get(control.delivery, 0) + 2
+            )
         self.counts[control.delivery] = self.counts.get(control.delivery, 0) + 1
         return True
 
@@ -226,7 +229,7 @@ class Emissions:
         if control.delivery is Delivery.IMMEDIATE:
             self._next[tag] += 1
             return self._next[tag] - 1
-        return self._moment | (self._passed.get(control.delivery, 0) + (not new))
+        return self._phase | (self._forward_counts.get(control.delivery, 0) + (not new))
 
     def _check_limits(self, control: ControlTuple) -> None:
         limits = self._stage.limits
@@ -241,7 +244,7 @@ class Emissions:
             )
 
     def _check_thread(self) -> None:
-        if self._thread() != self._owner:
+        if self._thread() != self._owner_thread:
             raise OperatorError(
                 f"operator {self._stage.operator} emits from another thread than the one that"
                 " calls it: collect there, and emit in the next callback."
@@ -258,5 +261,5 @@ class Emissions:
         return output
 
 
-def _columns(schema: pa.Schema) -> str:
+def _describe_columns(schema: pa.Schema) -> str:
     return ", ".join(f"{one.name} {one.type}" for one in schema)

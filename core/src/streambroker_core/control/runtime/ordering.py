@@ -14,18 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import OperatorError
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.packing import SEQ
-from streambroker_core.control.tuples import ControlTuple, order_of
+from streambroker_core.control.tuples import ControlTuple, sort_key
 
 CHUNK = 65_536
 """Rows that ``process`` gets at once, at most."""
 
-Step = tuple[str, pa.RecordBatch | ControlTuple]
+InputStep = tuple[str, pa.RecordBatch | ControlTuple]
 """Something for a port: rows without their sequence, or a control tuple."""
 
 
-def in_order(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+def sort_rows(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     """Return the rows of a port by rising ``_seq``.
 
     Raises:
@@ -34,8 +34,9 @@ def in_order(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     for batch in batches[1:]:
         if not batch.schema.equals(batches[0].schema):
             raise OperatorError(
-                f"rows of input {port} come with the columns {_columns(batches[0])} and with"
-                f" {_columns(batch)}: all rows of an input have the same columns."
+                f"rows of input {port} come with the columns {_describe_columns(batches[0])} and"
+                f" with"
+                f" {_describe_columns(batch)}: all rows of an input have the same columns."
             )
     spans = sorted(
         (
@@ -60,19 +61,21 @@ def in_order(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     return table
 
 
-def in_places(placed: Iterable[Placed]) -> list[Placed]:
+def sort_by_position(positioned: Iterable[PositionedControl]) -> list[PositionedControl]:
     """Return control tuples of one port by their places; those of one place in their order."""
-    return sorted(placed, key=lambda one: (one[0], order_of(one[1])))
+    return sorted(positioned, key=lambda one: (one[0], sort_key(one[1])))
 
 
-def by_port(
-    tables: Mapping[str, pa.Table], control: Mapping[str, Sequence[Placed]], ports: Sequence[str]
-) -> Iterator[Step]:
+def iter_by_port(
+    tables: Mapping[str, pa.Table],
+    control: Mapping[str, Sequence[PositionedControl]],
+    ports: Sequence[str],
+) -> Iterator[InputStep]:
     """Give rows and ``IMMEDIATE`` tuples, port by port, each port in its order.
 
     Args:
         tables: rows of each port.
-        control: tuples of each port, by their places: see :func:`in_places`.
+        control: tuples of each port, by their places: see :func:`sort_by_position`.
         ports: the order.
     """
     for port in ports:
@@ -81,16 +84,18 @@ def by_port(
         if table is None:
             yield from ((port, one) for _, one in placed)
             continue
-        rows, seq, first = _without_sequence(table), _sequences(table), 0
+        rows, seq, first = _drop_sequence(table), _sequences(table), 0
         for position, one in placed:
             until = bisect_left(seq, position, lo=first)
-            yield from _cut(port, rows, first, until)
+            yield from _iter_chunks(port, rows, first, until)
             yield port, one
             first = until
-        yield from _cut(port, rows, first, table.num_rows)
+        yield from _iter_chunks(port, rows, first, table.num_rows)
 
 
-def by_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]) -> Iterator[Step]:
+def iter_by_column(
+    tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]
+) -> Iterator[InputStep]:
     """Give rows of all ports merged by a column; at ties by port, then by sequence.
 
     Nulls come last.
@@ -125,8 +130,8 @@ def by_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[str])
     runs, first = pc.run_end_encode(of), 0
     for at, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         rows = pc.subtract(order.slice(first, end - first).cast(pa.int64()), starts[at])
-        part = _without_sequence(tables[found[at]].take(rows))
-        yield from _cut(found[at], part, 0, end - first)
+        part = _drop_sequence(tables[found[at]].take(rows))
+        yield from _iter_chunks(found[at], part, 0, end - first)
         first = end
 
 
@@ -145,7 +150,7 @@ def _check_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[s
         )
 
 
-def _without_sequence(table: pa.Table) -> list[pa.RecordBatch]:
+def _drop_sequence(table: pa.Table) -> list[pa.RecordBatch]:
     """Return the rows for an operator: one batch, or more if a column is too long for one."""
     rows = table.drop_columns([SEQ]).replace_schema_metadata(None)
     return list(rows.combine_chunks().to_batches())
@@ -158,7 +163,9 @@ def _sequences(table: pa.Table) -> Sequence[int]:
     return whole[column.offset : column.offset + len(column)]
 
 
-def _cut(port: str, batches: Sequence[pa.RecordBatch], first: int, until: int) -> Iterator[Step]:
+def _iter_chunks(
+    port: str, batches: Sequence[pa.RecordBatch], first: int, until: int
+) -> Iterator[InputStep]:
     for batch in batches:
         end = min(until, batch.num_rows)
         while first < end:
@@ -170,5 +177,5 @@ def _cut(port: str, batches: Sequence[pa.RecordBatch], first: int, until: int) -
             return
 
 
-def _columns(batch: pa.RecordBatch) -> str:
+def _describe_columns(batch: pa.RecordBatch) -> str:
     return ", ".join(f"{one.name} {one.type}" for one in batch.schema if one.name != SEQ)

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import OperatorError
-from streambroker_core.control.runtime.buckets import Layout, buckets_of
+from streambroker_core.control.runtime.buckets import Layout, assign_buckets
 from streambroker_core.control.runtime.control_rows import (
-    Placed,
+    PositionedControl,
+    add_if_first,
     from_batch,
-    keep_first,
-    merge,
+    merge_batch,
     to_batch,
 )
 from streambroker_core.control.tuples import ControlError
@@ -73,7 +73,7 @@ class Arrival:
     port: str
     layout: str = ""
     rows: pa.RecordBatch | None = None
-    control: tuple[Placed, ...] = ()
+    control: tuple[PositionedControl, ...] = ()
 
 
 def sequence(*, rank: int = 0, part: int = 0, number: int = 0) -> int:
@@ -97,7 +97,7 @@ def sequence(*, rank: int = 0, part: int = 0, number: int = 0) -> int:
     return (((rank << PART_BITS) | part) << RUNNING_BITS) | number
 
 
-def numbers(first: int, count: int) -> pa.Array:
+def consecutive_numbers(first: int, count: int) -> pa.Array:
     """Return ``count`` int64 in a row."""
     if not count:
         return pa.array([], pa.int64())
@@ -127,34 +127,40 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
             )
     if not batch.num_rows:
         return packed_rows([])
-    order = numbers(seq, batch.num_rows) if isinstance(seq, int) else _rising(seq, layout)
-    schema = _schema(batch.schema.remove_metadata(), layout)
+    order = (
+        consecutive_numbers(seq, batch.num_rows)
+        if isinstance(seq, int)
+        else _check_ascending(seq, layout)
+    )
+    schema = _packed_schema(batch.schema.remove_metadata(), layout)
     whole = pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
     if layout.broadcast:
-        one = _row(whole)
+        one = _pack_row(whole)
         return packed_rows((bucket, one) for bucket in range(layout.buckets))
-    found = buckets_of(batch, layout, order)
-    return packed_rows((bucket, _row(rows)) for bucket, rows in _split(whole, found))
+    found = assign_buckets(batch, layout, order)
+    return packed_rows((bucket, _pack_row(rows)) for bucket, rows in _split_by_bucket(whole, found))
 
 
-def pack_control(placed: Iterable[Placed], port: str, buckets: int) -> pa.RecordBatch:
+def pack_control(
+    positioned: Iterable[PositionedControl], port: str, buckets: int
+) -> pa.RecordBatch:
     """Pack control tuples, for all buckets. Of copies of one tuple the first in order stays."""
-    first: dict[str, Placed] = {}
-    for position, control in placed:
-        keep_first(first, position, control)
+    first: dict[str, PositionedControl] = {}
+    for position, control in positioned:
+        add_if_first(first, position, control)
     if not first:
         return packed_rows([])
-    one = control_row(sorted(first.values(), key=lambda one: one[0]), port)
+    one = pack_control_row(sorted(first.values(), key=lambda one: one[0]), port)
     return packed_rows((bucket, one) for bucket in range(buckets))
 
 
-def control_row(placed: Sequence[Placed], port: str) -> Packed:
+def pack_control_row(positioned: Sequence[PositionedControl], port: str) -> Packed:
     """Pack control tuples, each of which is there once, by rising position; at least one."""
-    whole = to_batch(placed)
+    whole = to_batch(positioned)
     meta = {**(whole.schema.metadata or {}), _VERSION: str(VERSION), _PORT: port}
     return Packed(
-        seq=placed[0][0],
-        n=len(placed),
+        seq=positioned[0][0],
+        n=len(positioned),
         payload=_write(whole.replace_schema_metadata(meta), _CONTROL_OPTIONS),
     )
 
@@ -209,29 +215,29 @@ def unpack(packed: Packed) -> Arrival:
         FormatTooNewError: it is of a newer release.
         ControlError: it is no packed row, or damaged.
     """
-    for payload, known in _REMEMBERED.get((packed.n, len(packed.payload)), ()):
+    for payload, known in _CACHE.get((packed.n, len(packed.payload)), ()):
         if payload == packed.payload:
             return known
-    metadata, batch = _opened(packed)
+    metadata, batch = _open_payload(packed)
     port = metadata[_PORT].decode()
     if _LAYOUT in metadata:
         return Arrival(port=port, layout=metadata[_LAYOUT].decode(), rows=batch)
-    found = Arrival(port=port, control=tuple(from_batch(_bare(batch, metadata))))
-    _remember(packed, found)
+    found = Arrival(port=port, control=tuple(from_batch(_strip_metadata(batch, metadata))))
+    _cache_arrival(packed, found)
     return found
 
 
-def merge_control(packed: Packed, into: dict[str, Placed]) -> None:
+def merge_control(packed: Packed, into: dict[str, PositionedControl]) -> None:
     """Read the control tuples of a packed row into what is there; see ``rows.merge``.
 
     Raises:
         FormatTooNewError, ControlError: as for :func:`unpack`.
     """
-    metadata, batch = _opened(packed)
-    merge(_bare(batch, metadata), into)
+    metadata, batch = _open_payload(packed)
+    merge_batch(_strip_metadata(batch, metadata), into)
 
 
-def _opened(packed: Packed) -> tuple[Mapping[bytes, bytes], pa.RecordBatch]:
+def _open_payload(packed: Packed) -> tuple[Mapping[bytes, bytes], pa.RecordBatch]:
     try:
         with pa.ipc.open_stream(packed.payload) as reader:
             metadata: Mapping[bytes, bytes] = reader.schema.metadata or {}
@@ -255,13 +261,13 @@ def _opened(packed: Packed) -> tuple[Mapping[bytes, bytes], pa.RecordBatch]:
     return metadata, batch
 
 
-def _bare(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> pa.RecordBatch:
+def _strip_metadata(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> pa.RecordBatch:
     """Return control tuples without what packing has added."""
     kept = {key: value for key, value in metadata.items() if key not in (_VERSION, _PORT)}
     return batch.replace_schema_metadata(kept)
 
 
-def _rising(seq: pa.Array, layout: Layout) -> pa.Array:
+def _check_ascending(seq: pa.Array, layout: Layout) -> pa.Array:
     seq = seq.cast(pa.int64())
     rises = pc.less(seq.slice(0, max(len(seq) - 1, 0)), seq.slice(1))
     if seq.null_count or not pc.all(rises, min_count=0).as_py():
@@ -272,29 +278,31 @@ def _rising(seq: pa.Array, layout: Layout) -> pa.Array:
     return seq
 
 
-def _remember(packed: Packed, arrival: Arrival) -> None:
+def _cache_arrival(packed: Packed, arrival: Arrival) -> None:
     """Remember the last control tuples read: every bucket gets the same ones."""
-    if sum(map(len, _REMEMBERED.values())) >= _REMEMBER:
-        _REMEMBERED.clear()
-    of = _REMEMBERED.setdefault((packed.n, len(packed.payload)), [])
+    if sum(map(len, _CACHE.values())) >= _MAX_CACHED:
+        _CACHE.clear()
+    of = _CACHE.setdefault((packed.n, len(packed.payload)), [])
     of.append((packed.payload, arrival))
 
 
-_REMEMBER = 16
-_REMEMBERED: dict[tuple[int, int], list[tuple[bytes, Arrival]]] = {}
+_MAX_CACHED = 16
+_CACHE: dict[tuple[int, int], list[tuple[bytes, Arrival]]] = {}
 """By number of rows and length, so that payloads of rows cost one look: payloads, what they are."""
 _CONTROL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 """Tuples of one emitter look much alike, and each bucket is sent a copy of all of them."""
 
 
 @lru_cache(maxsize=64)
-def _schema(schema: pa.Schema, layout: Layout) -> pa.Schema:
+def _packed_schema(schema: pa.Schema, layout: Layout) -> pa.Schema:
     fields = [pa.field(SEQ, pa.int64(), nullable=False), *schema]
     meta = {_VERSION: str(VERSION), _PORT: layout.port, _LAYOUT: layout.text()}
     return pa.schema(fields, metadata=meta)
 
 
-def _split(whole: pa.RecordBatch, buckets: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _split_by_bucket(
+    whole: pa.RecordBatch, buckets: pa.Array
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     order = pc.sort_indices(buckets)
     whole = whole.take(order)
     runs = pc.run_end_encode(buckets.take(order))
@@ -304,7 +312,7 @@ def _split(whole: pa.RecordBatch, buckets: pa.Array) -> Iterator[tuple[int, pa.R
         first = end
 
 
-def _row(rows: pa.RecordBatch) -> Packed:
+def _pack_row(rows: pa.RecordBatch) -> Packed:
     return Packed(seq=rows.column(0)[0].as_py(), n=rows.num_rows, payload=_write(rows))
 
 

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.packing import numbers, pack
+from streambroker_core.control.runtime.packing import consecutive_numbers, pack
 
-ROWS = 65_536
-BYTES = 16 << 20
+BATCH_ROWS = 65_536
+BATCH_BYTES = 16 << 20
 
 
-class Gathering:
-    """Packs the rows of one port; those that are left come with ``end``."""
+class RowPacker:
+    """Packs the rows of one port; those that are left come with ``flush``."""
 
-    def __init__(self, layout: Layout, *, rows: int = ROWS, size: int = BYTES) -> None:
+    def __init__(self, layout: Layout, *, rows: int = BATCH_ROWS, size: int = BATCH_BYTES) -> None:
         """Begin with nothing.
 
         Args:
@@ -30,7 +30,7 @@ class Gathering:
             rows: so many are packed at once.
             size: or so many bytes.
         """
-        self._layout, self._most, self._most_bytes = layout, rows, size
+        self._layout, self._max_rows, self._max_bytes = layout, rows, size
         self._batches: list[pa.RecordBatch] = []
         self._numbers: list[pa.Array] = []
         self._rows = self._bytes = 0
@@ -45,28 +45,30 @@ class Gathering:
         if not batch.num_rows:
             return
         self._batches.append(batch)
-        self._numbers.append(numbers(seq, batch.num_rows) if isinstance(seq, int) else seq)
+        self._numbers.append(
+            consecutive_numbers(seq, batch.num_rows) if isinstance(seq, int) else seq
+        )
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
-        if self._rows >= self._most or self._bytes >= self._most_bytes:
-            yield from self.end()
+        if self._rows >= self._max_rows or self._bytes >= self._max_bytes:
+            yield from self.flush()
 
-    def end(self) -> Iterator[pa.RecordBatch]:
+    def flush(self) -> Iterator[pa.RecordBatch]:
         """Give packed rows of what is left."""
         if not self._rows:
             return
-        rows, seq = _joined(self._batches), pa.concat_arrays(self._numbers)
+        rows, seq = _concat(self._batches), pa.concat_arrays(self._numbers)
         self._batches, self._numbers, self._rows, self._bytes = [], [], 0, 0
-        if not _rises(seq):
+        if not _is_ascending(seq):
             order = pc.sort_indices(seq)
             rows, seq = rows.take(order), seq.take(order)
         yield pack(rows, self._layout, seq)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _rises(seq: pa.Array) -> bool:
+def _is_ascending(seq: pa.Array) -> bool:
     rises = pc.less(seq.slice(0, len(seq) - 1), seq.slice(1))
     return bool(pc.all(rises, min_count=0).as_py())

@@ -20,13 +20,13 @@ from streambroker_core.control.operators.operator import (
     Window,
 )
 from streambroker_core.control.runtime import runner_state as keeping
-from streambroker_core.control.runtime.arrivals import Arrived, collect
-from streambroker_core.control.runtime.buckets import Layout, bucket_of_key
-from streambroker_core.control.runtime.emitter import Emission, Emissions, Moment, Stage
-from streambroker_core.control.runtime.ordering import Step, by_column, by_port
+from streambroker_core.control.runtime.arrivals import WindowInput, collect
+from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
+from streambroker_core.control.runtime.emitter import Emission, EmitBuffer, Stage, WindowPhase
+from streambroker_core.control.runtime.ordering import InputStep, iter_by_column, iter_by_port
 from streambroker_core.control.runtime.packing import Packed
 from streambroker_core.control.tuples import (
-    EVERYBODY,
+    ALL_TARGETS,
     ControlError,
     ControlTuple,
     Delivery,
@@ -36,7 +36,7 @@ from streambroker_core.control.tuples import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class AppliedControl:
     """A control tuple that was handed to the operator.
 
     Attributes:
@@ -74,7 +74,7 @@ class ControlCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WindowResult:
     """What a window came to.
 
     Attributes:
@@ -98,7 +98,7 @@ class Outcome:
     wake_at: int | None = None
     held_at: int | None = None
     watermark: int | None = None
-    applied: tuple[Applied, ...] = ()
+    applied: tuple[AppliedControl, ...] = ()
     control: Mapping[Delivery, ControlCounts] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     rows_in: int = 0
@@ -141,10 +141,10 @@ class AlignedRunner:
                     f" {list(self.outputs)}: each needs a name of its own."
                 )
         kind = type(probe)
-        self._aware = kind.process_control is not Operator.process_control
-        self._timed = kind.advance is not Operator.advance
+        self._handles_control = kind.process_control is not Operator.process_control
+        self._uses_time = kind.advance is not Operator.advance
 
-    def run(self, window: Window, packed: Iterable[Packed], blobs: Blobs) -> Outcome:
+    def run(self, window: Window, packed: Iterable[Packed], blobs: Blobs) -> WindowResult:
         """Run one window of one bucket.
 
         Args:
@@ -164,20 +164,20 @@ class AlignedRunner:
                 f" has {stage.buckets}."
             )
         operator = self._make()
-        kept = keeping.read(blobs, stage, operator.state_version, self._ports)
+        kept = keeping.read_runner_state(blobs, stage, operator.state_version, self._ports)
         arrived = collect(packed, stage, self._ports)
-        keeping.take_layouts(kept, arrived.layouts, stage)
-        emissions = Emissions(stage, window, self.outputs, self._thread)
+        keeping.check_layouts(kept, arrived.layouts, stage)
+        emissions = EmitBuffer(stage, window, self.outputs, self._thread)
         operator.bind(window, None)
         if kept.state is not None:
             operator.restore(kept.state, keeping.OperatorBlobs(blobs))
         operator.bind(window, emissions)
-        delivering = _Delivering(
+        delivering = _Deliverer(
             operator,
             window,
             stage,
             emissions,
-            aware=self._aware,
+            handles_control=self._handles_control,
             layouts=self._layouts,
             report=self._report,
         )
@@ -185,117 +185,124 @@ class AlignedRunner:
             self._drive(operator, arrived, kept, emissions, delivering)
         finally:
             operator.bind(operator.window, None)
-        return self._outcome(operator, arrived, kept, emissions, delivering)
+        return self._build_result(operator, arrived, kept, emissions, delivering)
 
     def _drive(
         self,
         operator: Operator,
-        arrived: Arrived,
-        kept: keeping.Kept,
-        emissions: Emissions,
-        delivering: _Delivering,
+        arrived: WindowInput,
+        runner_state: keeping.RunnerState,
+        emissions: EmitBuffer,
+        deliverer: _Deliverer,
     ) -> None:
-        emissions.enter(Moment.BEGIN_WINDOW)
+        emissions.enter_phase(WindowPhase.BEGIN_WINDOW)
         operator.begin_window()
-        for number, (port, control) in enumerate(self._sorted(arrived, Delivery.BEGIN)):
-            emissions.enter(Moment.BEGIN, number)
-            delivering.deliver(port, control)
-        emissions.enter(Moment.ROWS)
-        for port, control in self._sorted(arrived, Delivery.AT_TIME):
-            if delivering.is_for_me(port, control):
-                kept.wait(port, control)
+        for number, (port, control) in enumerate(self._sorted_tuples(arrived, Delivery.BEGIN)):
+            emissions.enter_phase(WindowPhase.BEGIN, number)
+            deliverer.deliver(port, control)
+        emissions.enter_phase(WindowPhase.ROWS)
+        for port, control in self._sorted_tuples(arrived, Delivery.AT_TIME):
+            if deliverer.is_for_bucket(port, control):
+                runner_state.add_waiting(port, control)
             else:
-                delivering.deliver(port, control)
-        self._pass_time(operator, kept, delivering)
-        for port, step in self._steps(arrived):
+                deliverer.deliver(port, control)
+        self._pass_time(operator, runner_state, deliverer)
+        for port, step in self._iter_steps(arrived):
             if isinstance(step, ControlTuple):
-                delivering.deliver(port, step)
+                deliverer.deliver(port, step)
             else:
                 operator.process(port, step)
         if operator.window.later is not None:
             later = replace(operator.window, watermark=operator.window.later, later=None)
             operator.bind(later, emissions)
-            self._pass_time(operator, kept, delivering)
-        kept.check_waiting(self._stage)
-        for number, (port, control) in enumerate(self._sorted(arrived, Delivery.END_WINDOW)):
-            emissions.enter(Moment.END_WINDOW, number)
-            delivering.deliver(port, control)
-        emissions.enter(Moment.END)
+            self._pass_time(operator, runner_state, deliverer)
+        runner_state.check_waiting_limit(self._stage)
+        for number, (port, control) in enumerate(self._sorted_tuples(arrived, Delivery.END_WINDOW)):
+            emissions.enter_phase(WindowPhase.END_WINDOW, number)
+            deliverer.deliver(port, control)
+        emissions.enter_phase(WindowPhase.END)
         operator.end_window()
 
-    def _sorted(self, arrived: Arrived, delivery: Delivery) -> Sequence[tuple[str, ControlTuple]]:
-        return arrived.control.sorted(self._ports, delivery)
+    def _sorted_tuples(
+        self, arrived: WindowInput, delivery: Delivery
+    ) -> Sequence[tuple[str, ControlTuple]]:
+        return arrived.control.sorted_tuples(self._ports, delivery)
 
-    def _pass_time(self, operator: Operator, kept: keeping.Kept, delivering: _Delivering) -> None:
+    def _pass_time(
+        self, operator: Operator, runner_state: keeping.RunnerState, deliverer: _Deliverer
+    ) -> None:
         window = operator.window
         now = window.watermark
         if now is None:
             return
-        if kept.clock is not None and now < kept.clock:
+        if runner_state.clock is not None and now < runner_state.clock:
             raise OperatorError(
-                f"the watermark of operator {self._stage.operator} went back from {kept.clock} to"
+                f"the watermark of operator {self._stage.operator} went back from"
+                f" {runner_state.clock} to"
                 f" {now} in window {window.number}."
             )
-        for at, port, control in self._due(kept, now):
-            if kept.clock is None or at > kept.clock:
+        for at, port, control in self._due_tuples(runner_state, now):
+            if runner_state.clock is None or at > runner_state.clock:
                 operator.advance(at)
-                kept.clock = at
-            delivering.deliver(port, control)
-            kept.waited(port, control)
+                runner_state.clock = at
+            deliverer.deliver(port, control)
+            runner_state.remove_waiting(port, control)
         operator.advance(now)
-        kept.clock = now if self._timed else None
+        runner_state.clock = now if self._uses_time else None
 
-    def _due(self, kept: keeping.Kept, now: int) -> list[tuple[int, str, ControlTuple]]:
+    def _due_tuples(
+        self, runner_state: keeping.RunnerState, now: int
+    ) -> list[tuple[int, str, ControlTuple]]:
         """Return the tuples whose time has passed; those of one time in the order of arrival."""
         due = [
             (one.at, port, one)
-            for (port, _), one in kept.waiting.items()
+            for (port, _), one in runner_state.waiting.items()
             if one.at is not None and one.at <= now
         ]
         return sorted(due, key=lambda it: it[0])
 
-    def _steps(self, arrived: Arrived) -> Iterator[Step]:
-        placed = {port: arrived.control.placed(port) for port in self._ports}
+    def _iter_steps(self, arrived: WindowInput) -> Iterator[InputStep]:
+        placed = {port: arrived.control.positioned_tuples(port) for port in self._ports}
         if self._stage.order_by is None:
-            yield from by_port(arrived.tables, placed, self._ports)
+            yield from iter_by_port(arrived.tables, placed, self._ports)
             return
         for port in self._ports:
             for _, control in placed[port]:
-                if self._aware:
+                if self._handles_control:
                     raise ControlError(
                         f"control tuple {control.id} is IMMEDIATE, and the inputs of operator"
                         f" {self._stage.operator} are merged by {self._stage.order_by}: it has no"
                         " place there. Deliver it with BEGIN, END_WINDOW or AT_TIME."
                     )
                 yield port, control
-        yield from by_column(arrived.tables, self._stage.order_by, self._ports)
+        yield from iter_by_column(arrived.tables, self._stage.order_by, self._ports)
 
-    def _outcome(
+    def _build_result(
         self,
         operator: Operator,
-        arrived: Arrived,
-        kept: keeping.Kept,
-        emissions: Emissions,
-        delivering: _Delivering,
-    ) -> Outcome:
-        changes = kept.changes(self._stage, operator.snapshot(), operator.state_version)
-        wakes = [one.at for one in kept.waiting.values() if one.at is not None]
+        arrived: WindowInput,
+        runner_state: keeping.RunnerState,
+        emissions: EmitBuffer,
+        deliverer: _Deliverer,
+    ) -> WindowResult:
+        changes = runner_state.changes(self._stage, operator.snapshot(), operator.state_version)
+        wakes = [one.at for one in runner_state.waiting.values() if one.at is not None]
         own, held = operator.wake_at(), operator.held_at()
-        return Outcome(
+        return WindowResult(
             emitted=tuple(emissions.emitted),
             changes=changes,
             wake_at=min(wakes if own is None else [*wakes, own], default=None),
             held_at=held,
-            watermark=_held(operator.window.watermark, held),
-            applied=tuple(delivering.applied),
-            control=_counts(arrived, kept, emissions, delivering),
-            refused=tuple(delivering.refused),
+            watermark=_output_watermark(operator.window.watermark, held),
+            applied=tuple(deliverer.applied),
+            control=_count_controls(arrived, runner_state, emissions, deliverer),
+            refused=tuple(deliverer.refused),
             rows_in=arrived.rows,
             rows_out=emissions.rows,
         )
 
 
-class _Delivering:
+class _Deliverer:
     """Hands control tuples to an operator, or past it."""
 
     def __init__(
@@ -303,16 +310,16 @@ class _Delivering:
         operator: Operator,
         window: Window,
         stage: Stage,
-        emissions: Emissions,
+        emissions: EmitBuffer,
         *,
-        aware: bool,
+        handles_control: bool,
         layouts: Mapping[str, Layout],
         report: bool,
     ) -> None:
         self._operator, self._window, self._stage = operator, window, stage
-        self._emissions, self._aware, self._layouts = emissions, aware, layouts
+        self._emissions, self._handles_control, self._layouts = emissions, handles_control, layouts
         self._report = report
-        self.applied: list[Applied] = []
+        self.applied: list[AppliedControl] = []
         self.delivered: Counter[Delivery] = Counter()
         self.refusals: Counter[Delivery] = Counter()
         self.refused: list[str] = []
@@ -322,9 +329,9 @@ class _Delivering:
 
         Past an operator that does not take it, one copy is enough: the first bucket's.
         """
-        everybody = self._aware and control.target is EVERYBODY  # nearly all of them
+        everybody = self._handles_control and control.target is ALL_TARGETS  # nearly all of them
         try:
-            if not everybody and not self._takes(port, control):
+            if not everybody and not self._is_addressed(port, control):
                 if self._window.bucket == 0:
                     self._emissions.forward(control)
                 return
@@ -343,7 +350,7 @@ class _Delivering:
             self._emissions.forward(control)
         self.delivered[control.delivery] += 1
         if self._report:
-            self._note(port, control, forwarded=not kept)
+            self._record_applied(port, control, forwarded=not kept)
 
     def _refuse(self, control: ControlTuple, error: UndeliverableError) -> None:
         if not self._stage.pass_invalid:
@@ -352,9 +359,9 @@ class _Delivering:
         self.refused.append(error.why)
         self._emissions.forward(control)
 
-    def _note(self, port: str, control: ControlTuple, *, forwarded: bool) -> None:
+    def _record_applied(self, port: str, control: ControlTuple, *, forwarded: bool) -> None:
         self.applied.append(
-            Applied(
+            AppliedControl(
                 id=control.id,
                 type=control.type,
                 delivery=control.delivery,
@@ -365,42 +372,42 @@ class _Delivering:
             )
         )
 
-    def is_for_me(self, port: str, control: ControlTuple) -> bool:
+    def is_for_bucket(self, port: str, control: ControlTuple) -> bool:
         """Whether this bucket's operator is handed the tuple.
 
         Raises:
             UndeliverableError: nobody has its address, and such tuples do not go on.
         """
         try:
-            return self._takes(port, control) and self._is_my_bucket(port, control)
+            return self._is_addressed(port, control) and self._is_my_bucket(port, control)
         except UndeliverableError:
             if not self._stage.pass_invalid:
                 raise
             return False
 
-    def _takes(self, port: str, control: ControlTuple) -> bool:
+    def _is_addressed(self, port: str, control: ControlTuple) -> bool:
         """Whether some bucket of the operator is handed the tuple."""
         target, stage = control.target, self._stage
-        if not self._aware or target.operator not in (None, stage.operator):
+        if not self._handles_control or target.operator not in (None, stage.operator):
             return False
         problem = None
         if target.bucket is not None and target.bucket >= stage.buckets:
             problem = f"bucket {target.bucket}, and there are {stage.buckets}"
         if target.key is not None and problem is None:
-            problem = self._no_bucket(port, target.key)
+            problem = self._find_bucket_problem(port, target.key)
         if problem is not None and target.operator is not None:
             raise UndeliverableError(
                 f"control tuple {control.id} is addressed to operator {stage.operator}, {problem}."
             )
         return problem is None
 
-    def _no_bucket(self, port: str, key: tuple[KeyValue, ...]) -> str | None:
+    def _find_bucket_problem(self, port: str, key: tuple[KeyValue, ...]) -> str | None:
         """Return why no bucket has a key; None if one has."""
-        layout = self._keyed(port)
+        layout = self._find_keyed_layout(port)
         if layout is None:
             return f"key {list(key)}, and no input has a key"
         try:
-            bucket_of_key(key, layout)
+            bucket_for_key(key, layout)
         except ControlError as error:
             return str(error).removesuffix(".")
         return None
@@ -409,34 +416,37 @@ class _Delivering:
         target = control.target
         if target.bucket is not None and target.bucket != self._window.bucket:
             return False
-        layout = None if target.key is None else self._keyed(port)
+        layout = None if target.key is None else self._find_keyed_layout(port)
         if target.key is None or layout is None:
             return True
-        return bucket_of_key(target.key, layout) == self._window.bucket
+        return bucket_for_key(target.key, layout) == self._window.bucket
 
-    def _keyed(self, port: str) -> Layout | None:
+    def _find_keyed_layout(self, port: str) -> Layout | None:
         found = [self._layouts.get(port), *self._layouts.values()]
         return next((one for one in found if one is not None and one.key), None)
 
 
-def _held(watermark: int | None, held: int | None) -> int | None:
+def _output_watermark(watermark: int | None, held: int | None) -> int | None:
     if watermark is None or held is None:
         return watermark
     return min(watermark, held - 1)
 
 
-def _counts(
-    arrived: Arrived, kept: keeping.Kept, emissions: Emissions, delivering: _Delivering
+def _count_controls(
+    arrived: WindowInput,
+    runner_state: keeping.RunnerState,
+    emissions: EmitBuffer,
+    deliverer: _Deliverer,
 ) -> dict[Delivery, ControlCounts]:
     received = arrived.control.received
     return {
         delivery: ControlCounts(
             received=received[delivery],
             duplicates=arrived.control.duplicates[delivery],
-            delivered=delivering.delivered[delivery],
+            delivered=deliverer.delivered[delivery],
             emitted=emissions.counts.get(delivery, 0),
-            waiting=len(kept.waiting) if delivery is Delivery.AT_TIME else 0,
-            refused=delivering.refusals[delivery],
+            waiting=len(runner_state.waiting) if delivery is Delivery.AT_TIME else 0,
+            refused=deliverer.refusals[delivery],
         )
         for delivery in Delivery
     }

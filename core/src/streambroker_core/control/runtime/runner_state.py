@@ -19,17 +19,17 @@ from streambroker_core.control.tuples import (
     ControlLimitError,
     ControlTuple,
     IdentityError,
-    order_of,
+    sort_key,
 )
 from streambroker_core.control.tuples.envelope import decode, encode
 from streambroker_core.wire.encoding.canonical import canonical
 
 VERSION = 2
 """Up to 1 waiting tuples were written by name, from 2 on in the order in which they came."""
-OWN = "~"
+RUNNER_PREFIX = "~"
 _META, _WAITING, _CLOCK = "~meta", "~waiting", "~clock"
 
-Waiting = tuple[str, ControlTuple]
+WaitingControl = tuple[str, ControlTuple]
 """A port and a tuple that waits there for its time."""
 
 
@@ -40,22 +40,22 @@ class OperatorBlobs(Mapping[str, bytes]):
         self._blobs = blobs
 
     def __getitem__(self, name: str) -> bytes:
-        if name.startswith(OWN):
+        if name.startswith(RUNNER_PREFIX):
             raise KeyError(name)
         return self._blobs[name]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and not name.startswith(OWN) and name in self._blobs
+        return isinstance(name, str) and not name.startswith(RUNNER_PREFIX) and name in self._blobs
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._blobs if not name.startswith(OWN))
+        return (name for name in self._blobs if not name.startswith(RUNNER_PREFIX))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
 @dataclass(slots=True)
-class Kept:
+class RunnerState:
     """The runner's own state of a bucket.
 
     Attributes:
@@ -70,10 +70,10 @@ class Kept:
     waiting: dict[tuple[str, str], ControlTuple] = field(default_factory=dict)
     clock: int | None = None
     _read: dict[str, bytes] = field(default_factory=dict)
-    _touched: bool = False
+    _waiting_changed: bool = False
     _new: set[tuple[str, str]] = field(default_factory=set)
 
-    def wait(self, port: str, control: ControlTuple) -> None:
+    def add_waiting(self, port: str, control: ControlTuple) -> None:
         """Keep a tuple until its time.
 
         Raises:
@@ -81,14 +81,14 @@ class Kept:
         """
         known = self.waiting.get((port, control.id))
         if known is not None:
-            if known.differs(control):
+            if known.differs_from(control):
                 raise IdentityError(known, control)
             return
         self.waiting[port, control.id] = control
-        self._touched = True
+        self._waiting_changed = True
         self._new.add((port, control.id))
 
-    def check_waiting(self, stage: Stage) -> None:
+    def check_waiting_limit(self, stage: Stage) -> None:
         """Refuse too many that have waited since windows before.
 
         Those that came with this one may be many where a query catches up, and be due in the next.
@@ -107,10 +107,10 @@ class Kept:
                 f" a {old[-1].type} for {old[-1].at}. More may wait with limits=Limits(tuples=…)."
             )
 
-    def waited(self, port: str, control: ControlTuple) -> None:
+    def remove_waiting(self, port: str, control: ControlTuple) -> None:
         """Forget a tuple that was delivered."""
         del self.waiting[port, control.id]
-        self._touched = True
+        self._waiting_changed = True
 
     def changes(self, stage: Stage, written: Changes, state_version: int) -> Changes:
         """Return all blobs to write: the operator's, and what changed of our own.
@@ -126,7 +126,7 @@ class Kept:
         if written:
             self.state = state_version
         own: dict[str, bytes | None] = {
-            _WAITING: self._waiting_text(),
+            _WAITING: self._encode_waiting(),
             _CLOCK: None if self.clock is None else str(self.clock).encode(),
         }
         if written or self._read or any(own.values()):
@@ -143,28 +143,30 @@ class Kept:
         changed = {name: blob for name, blob in own.items() if blob != self._read.get(name)}
         return {**changed, **written}
 
-    def _waiting_text(self) -> bytes | None:
-        if not self._touched:
+    def _encode_waiting(self) -> bytes | None:
+        if not self._waiting_changed:
             return self._read.get(_WAITING)
         if not self.waiting:
             return None
         return canonical([[port, encode(one)] for (port, _), one in self.waiting.items()])
 
 
-def operator_of(blobs: Blobs) -> str | None:
+def operator_name(blobs: Blobs) -> str | None:
     """Return the name of the operator whose state it is; None if there is none yet."""
     meta = blobs.get(_META)
     return None if meta is None else str(json.loads(meta)["operator"])
 
 
-def read(blobs: Blobs, stage: Stage, state_version: int, ports: Sequence[str]) -> Kept:
+def read_runner_state(
+    blobs: Blobs, stage: Stage, state_version: int, ports: Sequence[str]
+) -> RunnerState:
     """Read the runner's own blobs, and check that the state is this operator's.
 
     Raises:
         StateError: it is not, or it is damaged.
         FormatTooNewError: a tuple that waits is of a newer release.
     """
-    kept = Kept()
+    kept = RunnerState()
     for name in (_META, _WAITING, _CLOCK):
         blob = blobs.get(name)
         if blob is not None:
@@ -173,53 +175,57 @@ def read(blobs: Blobs, stage: Stage, state_version: int, ports: Sequence[str]) -
         return kept
     try:
         meta = json.loads(kept._read[_META])
-        _check(meta, stage, state_version)
+        _check_meta(meta, stage, state_version)
         kept.state, kept.layouts = meta["state"], dict(meta["layouts"])
         kept.clock = int(kept._read[_CLOCK]) if _CLOCK in kept._read else None
         waiting = json.loads(kept._read.get(_WAITING, b"[]"))
         given = [(port, decode(one, "waiting")) for port, one in waiting]
         if meta["v"] < VERSION:
-            given.sort(key=lambda one: order_of(one[1]))
+            given.sort(key=lambda one: sort_key(one[1]))
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"state of operator {stage.operator} is damaged: {error!r}.") from error
     for port, control in given:
         if port not in ports:
-            raise _refused(
+            raise _state_error(
                 stage, f"has tuples that wait at input {port}, which the operator does not have"
             )
         kept.waiting[port, control.id] = control
     return kept
 
 
-def _check(meta: Mapping[str, Any], stage: Stage, state_version: int) -> None:
+def _check_meta(meta: Mapping[str, Any], stage: Stage, state_version: int) -> None:
     if meta["v"] > VERSION:
-        raise _refused(stage, f"has form {meta['v']}, of a newer release; this reads {VERSION}")
+        raise _state_error(stage, f"has form {meta['v']}, of a newer release; this reads {VERSION}")
     if meta["operator"] != stage.operator:
-        raise _refused(stage, f"is that of operator {meta['operator']}")
+        raise _state_error(stage, f"is that of operator {meta['operator']}")
     if meta["buckets"] != stage.buckets:
-        raise _refused(stage, f"has {meta['buckets']} buckets and the query {stage.buckets}")
+        raise _state_error(stage, f"has {meta['buckets']} buckets and the query {stage.buckets}")
     if meta["hash"] != HASH:
-        raise _refused(stage, f"has its keys hashed by {meta['hash']} and this release by {HASH}")
+        raise _state_error(
+            stage, f"has its keys hashed by {meta['hash']} and this release by {HASH}"
+        )
     if meta["state"] is not None and meta["state"] > state_version:
-        raise _refused(
+        raise _state_error(
             stage, f"has version {meta['state']} and the operator reads up to {state_version}"
         )
 
 
-def take_layouts(kept: Kept, layouts: Mapping[str, str], stage: Stage) -> None:
+def check_layouts(runner_state: RunnerState, layouts: Mapping[str, str], stage: Stage) -> None:
     """Compare how rows are spread with how they were when the state was made.
 
     Raises:
         StateError: another number of buckets, or another key.
     """
     for port, layout in layouts.items():
-        known = kept.layouts.setdefault(port, layout)
+        known = runner_state.layouts.setdefault(port, layout)
         if known != layout:
-            raise _refused(stage, f"has input {port} spread as {known} and the query as {layout}")
+            raise _state_error(
+                stage, f"has input {port} spread as {known} and the query as {layout}"
+            )
 
 
-def _refused(stage: Stage, why: str) -> StateError:
+def _state_error(stage: Stage, reason: str) -> StateError:
     return StateError(
-        f"state of operator {stage.operator} in this checkpoint {why}. Nothing was overwritten:"
+        f"state of operator {stage.operator} in this checkpoint {reason}. Nothing was overwritten:"
         " go back to what wrote it, or begin a new checkpoint."
     )

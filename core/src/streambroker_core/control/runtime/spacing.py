@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import OperatorError
-from streambroker_core.control.runtime.packing import RUNNING_BITS, numbers
+from streambroker_core.control.runtime.packing import RUNNING_BITS, consecutive_numbers
 
 _RUNNING = (1 << RUNNING_BITS) - 1
 
@@ -26,51 +26,52 @@ def slot_bits(rows: int) -> int:
     return max(RUNNING_BITS - rows.bit_length(), 1)
 
 
-def spaced(places: pa.Array, bits: int) -> pa.Array:
-    """Return the places of rows with room between them; ``places`` are without."""
-    running = pc.bit_wise_and(places, _RUNNING)
+def space_positions(positions: pa.Array, bits: int) -> pa.Array:
+    """Return the places of rows with room between them; ``positions`` are without."""
+    running = pc.bit_wise_and(positions, _RUNNING)
     wide = pc.shift_left(running, pa.scalar(bits, pa.int64()))
-    return pc.add(pc.add(pc.subtract(places, running), wide), 1 << (bits - 1))
+    return pc.add(pc.add(pc.subtract(positions, running), wide), 1 << (bits - 1))
 
 
-def in_front(place: int, bits: int, number: int = 0) -> int:
+def position_before(position: int, bits: int, number: int = 0) -> int:
     """Return the place of a control tuple that is in front of the row at a place without room.
 
     Args:
-        place: of the row.
+        position: of the row.
         bits: of a slot.
         number: which of the tuples in front of that row it is.
     """
-    running = place & _RUNNING
-    return place - running + (running << bits) + min(number, (1 << (bits - 1)) - 1)
+    running = position & _RUNNING
+    return position - running + (running << bits) + min(number, (1 << (bits - 1)) - 1)
 
 
-def made_of(places: pa.Array, count: int, what: str) -> pa.Array:
-    """Return places for ``count`` rows that a function has made of the rows at ``places``.
+def derive_positions(positions: pa.Array, count: int, function_name: str) -> pa.Array:
+    """Return places for ``count`` rows that a function has made of the rows at ``positions``.
 
     They are between the first of these rows and what follows the last one, in rising order.
 
     Args:
-        places: of the rows, with room between them, rising; at least one.
+        positions: of the rows, with room between them, rising; at least one.
         count: how many rows were made.
-        what: the function, for the message.
+        function_name: the function, for the message.
 
     Raises:
         OperatorError: there is no room for so many.
     """
-    if count <= len(places):
-        return places.slice(0, count)
-    each = -(-count // len(places))
-    together = reduce(or_, places.to_pylist())
+    if count <= len(positions):
+        return positions.slice(0, count)
+    each = -(-count // len(positions))
+    together = reduce(or_, positions.to_pylist())
     step = (together & -together).bit_length() - 1 - (each - 1).bit_length()
     if step < 1:
         raise OperatorError(
-            f"{what} made {count} rows of {len(places)}, and there is no room for so many between"
+            f"{function_name} made {count} rows of {len(positions)}, and there is no room for so"
+            f" many between"
             " control tuples: return fewer rows for each, or set a smaller"
             " spark.sql.execution.arrow.maxRecordsPerBatch."
         )
-    order = numbers(0, count)
+    order = consecutive_numbers(0, count)
     slot = pc.divide(order, each)
     within = pc.subtract(order, pc.multiply(slot, each))
     offset = pc.shift_left(within, pa.scalar(step, pa.int64()))
-    return pc.add(pc.add(places.take(slot), offset), 1 << (step - 1))
+    return pc.add(pc.add(positions.take(slot), offset), 1 << (step - 1))

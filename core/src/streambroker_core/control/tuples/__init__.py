@@ -24,7 +24,7 @@ END_OF_TIME = (1 << 63) - 1
 _TIME = END_OF_TIME
 
 KeyValue = str | int | float | bool
-Order = tuple[int, str, int, int, str]
+SortKey = tuple[int, str, int, int, str]
 """Epoch, emitter, its bucket, sequence, id."""
 
 
@@ -52,10 +52,11 @@ class UndeliverableError(ControlError):
 class IdentityError(ControlError):
     """Two control tuples have one identity and differ; the window fails as a whole."""
 
-    def __init__(self, one: ControlTuple, other: ControlTuple) -> None:
+    def __init__(self, first: ControlTuple, second: ControlTuple) -> None:
         super().__init__(
-            f"two control tuples have the identity {one.id} and differ: {one.type} {one.text} and"
-            f" {other.type} {other.text}. Emitted with once, they have to be the same in every"
+            f"two control tuples have the identity {first.id} and differ: {first.type}"
+            f" {first.text} and"
+            f" {second.type} {second.text}. Emitted with once, they have to be the same in every"
             " bucket; does the operator use a clock or randomness?"
         )
 
@@ -115,18 +116,18 @@ class Delivery(enum.Enum):
     __hash__ = object.__hash__  # a member is one object, and Enum's own hash is slow
 
 
-def delivery_of(given: Delivery | str) -> Delivery:
+def parse_delivery(value: Delivery | str) -> Delivery:
     """Return a delivery, which may be given by its name.
 
     Raises:
         ControlError: there is none of that name.
     """
-    if isinstance(given, Delivery):
-        return given
-    if isinstance(given, str) and given in Delivery.__members__:
-        return Delivery[given]
+    if isinstance(value, Delivery):
+        return value
+    if isinstance(value, str) and value in Delivery.__members__:
+        return Delivery[value]
     raise ControlError(
-        f"the delivery of a control tuple is {given!r}: it has to be"
+        f"the delivery of a control tuple is {value!r}: it has to be"
         f" {', '.join(Delivery.__members__)}."
     )
 
@@ -146,18 +147,18 @@ class Target:
     key: tuple[KeyValue, ...] | None = None
 
 
-EVERYBODY = Target()
+ALL_TARGETS = Target()
 
 
-def check_target(given: object) -> None:
+def check_target(value: object) -> None:
     """Refuse what is no target.
 
     Raises:
         ControlError: it is none.
     """
-    if not isinstance(given, Target):
+    if not isinstance(value, Target):
         raise ControlError(
-            f"the target of a control tuple is {given!r}: it has to be a Target, such as"
+            f"the target of a control tuple is {value!r}: it has to be a Target, such as"
             " Target(operator='multiply')."
         )
 
@@ -186,8 +187,8 @@ class ControlTuple:
     seq: int
     text: str = "null"
     at: int | None = None
-    target: Target = EVERYBODY
-    _order: Order | None = field(default=None, init=False, repr=False, compare=False)
+    target: Target = ALL_TARGETS
+    _order: SortKey | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_target(self.target)
@@ -202,7 +203,7 @@ class ControlTuple:
                 f" {self.at}: AT_TIME, and it alone, needs one, in microseconds."
             )
 
-    def differs(self, other: ControlTuple) -> bool:
+    def differs_from(self, other: ControlTuple) -> bool:
         """Whether two tuples of one identity are not copies of one tuple."""
         return (self.type, self.delivery, self.at, self.target, self.text) != (
             other.type,
@@ -217,12 +218,12 @@ class ControlTuple:
         """The payload as JSON value; a new one each time, so nobody changes another's."""
         return json.loads(self.text)
 
-    def is_of(self, query: str) -> bool:
+    def is_emitted_by(self, query: str) -> bool:
         """Whether an operator of a query has emitted it."""
         return self.emitter.startswith(f"{query}.")
 
 
-def logged(
+def make_logged_tuple(
     log: str,
     seq: int,
     *,
@@ -230,7 +231,7 @@ def logged(
     text: str,
     delivery: Delivery = Delivery.BEGIN,
     at: int | None = None,
-    target: Target = EVERYBODY,
+    target: Target = ALL_TARGETS,
 ) -> ControlTuple:
     """Return the tuple that stands in a control log; log and sequence are its identity.
 
@@ -256,7 +257,7 @@ def logged(
     )
 
 
-def order_of(control: ControlTuple) -> Order:
+def sort_key(control: ControlTuple) -> SortKey:
     """Return the key by which tuples of one position are ordered: epoch, emitter, sequence.
 
     Buckets are compared as numbers, so that bucket 10 comes after bucket 2; what all buckets of an
@@ -264,11 +265,11 @@ def order_of(control: ControlTuple) -> Order:
     is asked for in every bucket.
     """
     if control._order is None:
-        object.__setattr__(control, "_order", _order_of(control))
-    return cast(Order, control._order)
+        object.__setattr__(control, "_order", _compute_sort_key(control))
+    return cast(SortKey, control._order)
 
 
-def _order_of(control: ControlTuple) -> Order:
+def _compute_sort_key(control: ControlTuple) -> SortKey:
     stem, _, last = control.emitter.rpartition(".")
     if stem and last.isascii() and last.isdigit():
         return (control.epoch, stem, int(last), control.seq, control.id)

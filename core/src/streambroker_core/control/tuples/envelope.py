@@ -62,20 +62,20 @@ def decode(data: Any, path: str = "") -> ControlTuple:
             path=f"{path}.v" if path else "v", found=version, newest=VERSION, what=WHAT
         )
     fields = Fields(data, path)
-    fields.only(_KEYS)
+    fields.allow_only(_KEYS)
     fields.integer("v", low=1, high=VERSION)
     name = fields.text("delivery")
     if name not in DELIVERIES:
-        raise fields.bad("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
+        raise fields.error_at("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
     try:
         text = canonical(fields.get("payload")).decode()
     except ValueError as error:
-        raise fields.bad("payload", f"cannot be written as JSON: {error}") from error
+        raise fields.error_at("payload", f"cannot be written as JSON: {error}") from error
     if len(text) > MAX_PAYLOAD:
-        raise fields.bad("payload", f"has {len(text)} bytes, the limit is {MAX_PAYLOAD}")
+        raise fields.error_at("payload", f"has {len(text)} bytes, the limit is {MAX_PAYLOAD}")
     has_time = DELIVERIES[name] is Delivery.AT_TIME
     if fields.has("at") != has_time:
-        raise fields.bad("at", "is required with AT_TIME" if has_time else "needs AT_TIME")
+        raise fields.error_at("at", "is required with AT_TIME" if has_time else "needs AT_TIME")
     return ControlTuple(
         type=fields.text("type", longest=MAX_ID),
         id=fields.text("id", longest=MAX_ID),
@@ -102,13 +102,13 @@ def decode_target(fields: Fields) -> Target:
     Raises:
         ManifestError: a field is wrong.
     """
-    fields.only(("operator", "bucket", "key"))
+    fields.allow_only(("operator", "bucket", "key"))
     key: tuple[KeyValue, ...] | None = None
     if fields.has("key"):
-        key = tuple(fields.items("key", most=64))
+        key = tuple(fields.items("key", max_items=64))
         for one in key:
             if not isinstance(one, str | int | float | bool):
-                raise fields.bad("key", f"holds {one!r}: neither text, number nor boolean")
+                raise fields.error_at("key", f"holds {one!r}: neither text, number nor boolean")
     return Target(
         operator=fields.optional_text("operator"),
         bucket=fields.integer("bucket", high=1 << 20) if fields.has("bucket") else None,

@@ -27,18 +27,20 @@ VERSION = 1
 MAX_EPOCH_BYTES = 8 << 20
 """Bytes of payload that control tuples may have which a query emits into one epoch."""
 
-Placed = tuple[int, ControlTuple]
+IndexedControl = tuple[int, ControlTuple]
 
 
-def placed_once(placed: Iterable[Placed], rows: int, where: str, query: str) -> list[Placed]:
+def deduplicate_indexed(
+    indexed: Iterable[IndexedControl], rows: int, epoch_name: str, query: str
+) -> list[IndexedControl]:
     """Return the tuples of an epoch by their places; of copies of one the first place counts.
 
     Tuples of one place stay in the order in which they are given: it is that of their emission.
 
     Args:
-        placed: as the tasks of the epoch have them.
+        indexed: as the tasks of the epoch have them.
         rows: how many rows the epoch has.
-        where: whose epoch it is, for messages.
+        epoch_name: whose epoch it is, for messages.
         query: id of the query that publishes it.
 
     Raises:
@@ -46,27 +48,29 @@ def placed_once(placed: Iterable[Placed], rows: int, where: str, query: str) -> 
         IdentityError: two tuples with one identity differ.
         ControlLimitError: a payload is too large, or the query has emitted too many.
     """
-    first: dict[str, Placed] = {}
-    for at, one in placed:
+    first: dict[str, IndexedControl] = {}
+    for at, one in indexed:
         if not 0 <= at <= rows:
             raise ControlError(
-                f"control tuple {one.id} stands behind {at} rows of {where}, which has {rows}."
+                f"control tuple {one.id} stands behind {at} rows of {epoch_name}, which has {rows}."
             )
         known = first.get(one.id)
-        if known is not None and known[1].differs(one):
+        if known is not None and known[1].differs_from(one):
             raise IdentityError(known[1], one)
         if known is None or at < known[0]:
             first[one.id] = (at, one)
-    check_epoch([one for _, one in first.values()], where, query)
+    check_epoch([one for _, one in first.values()], epoch_name, query)
     return sorted(first.values(), key=lambda p: p[0])
 
 
-def check_epoch(controls: Sequence[ControlTuple], where: str, query: str | None = None) -> None:
+def check_epoch(
+    controls: Sequence[ControlTuple], epoch_name: str, query: str | None = None
+) -> None:
     """Refuse more control tuples than are emitted into one epoch.
 
     Args:
         controls: those of the epoch.
-        where: whose epoch it is, for messages.
+        epoch_name: whose epoch it is, for messages.
         query: id of the query that publishes it. What it was sent, and passes on, is let through:
             it would come again with each try. None if all of them are new.
 
@@ -76,28 +80,29 @@ def check_epoch(controls: Sequence[ControlTuple], where: str, query: str | None 
     large = next((one for one in controls if len(one.text) > MAX_PAYLOAD), None)
     if large is not None:
         raise ControlLimitError(
-            f"control tuple {large.id} of {where} has a payload of {len(large.text)} bytes; the"
+            f"control tuple {large.id} of {epoch_name} has a payload of {len(large.text)} bytes;"
+            f" the"
             f" limit is {MAX_PAYLOAD}. Send the data as rows, and a tuple that names them."
         )
-    new = [one for one in controls if query is None or one.is_of(query)]
+    new = [one for one in controls if query is None or one.is_emitted_by(query)]
     size = sum(len(one.text) for one in new)
     if len(new) <= MAX_TUPLES and size <= MAX_EPOCH_BYTES:
         return
     (name, most), *_ = Counter(one.emitter for one in new).most_common(1)
     raise ControlLimitError(
-        f"{where} has {len(new)} new control tuples of {size} bytes; the limit is {MAX_TUPLES}"
+        f"{epoch_name} has {len(new)} new control tuples of {size} bytes; the limit is {MAX_TUPLES}"
         f" tuples, {MAX_EPOCH_BYTES} bytes. {most} are from {name}. Let it send rows instead, or"
         " one tuple that says it for many."
     )
 
 
-def encode(placed: Iterable[Placed]) -> bytes:
+def encode(indexed: Iterable[IndexedControl]) -> bytes:
     """Return placed tuples as JSON."""
-    tuples = [[at, envelope.encode(one)] for at, one in placed]
+    tuples = [[at, envelope.encode(one)] for at, one in indexed]
     return canonical({"v": VERSION, "tuples": tuples})
 
 
-def decode(text: bytes) -> list[Placed]:
+def decode(text: bytes) -> list[IndexedControl]:
     """Read placed tuples.
 
     Raises:
@@ -111,12 +116,12 @@ def decode(text: bytes) -> list[Placed]:
             raise FormatTooNewError(
                 path="v", found=version, newest=VERSION, what="control tuples of an epoch"
             )
-        return read_placed(data["tuples"])
+        return parse_indexed(data["tuples"])
     except (ValueError, TypeError, KeyError) as error:
         raise ControlError(f"the control tuples of an epoch cannot be read: {error!r}.") from error
 
 
-def read_placed(data: Any) -> list[Placed]:
+def parse_indexed(data: Any) -> list[IndexedControl]:
     """Read ``[[place, tuple], …]``.
 
     Raises:
@@ -125,9 +130,9 @@ def read_placed(data: Any) -> list[Placed]:
     """
     if not isinstance(data, list):
         raise ControlError("control tuples have to be a list of places and tuples.")
-    found: list[Placed] = []
+    found: list[IndexedControl] = []
     for number, entry in enumerate(data):
-        if not isinstance(entry, list) or len(entry) != 2 or not _is_place(entry[0]):
+        if not isinstance(entry, list) or len(entry) != 2 or not _is_row_index(entry[0]):
             raise ControlError(f"entry {number} is no place and control tuple: {entry!r:.80}")
         if not isinstance(entry[1], Mapping):
             raise ControlError(f"entry {number} has no control tuple: {entry[1]!r:.80}")
@@ -135,5 +140,5 @@ def read_placed(data: Any) -> list[Placed]:
     return found
 
 
-def _is_place(value: object) -> bool:
+def _is_row_index(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -22,7 +22,7 @@ from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.encoding.fields import json_type
 
 _DEPTH = 32
-_REMEMBER = 10_000
+_MAX_CACHED = 10_000
 """Payloads that a receiver remembers, as many as one window has control tuples."""
 
 
@@ -50,7 +50,7 @@ def encode(payload: object) -> tuple[str, str]:
 class Payloads:
     """The payload types that a receiver knows, by name."""
 
-    def __init__(self, known: Iterable[type]) -> None:
+    def __init__(self, payload_types: Iterable[type]) -> None:
         """Take up types.
 
         Raises:
@@ -59,7 +59,7 @@ class Payloads:
         self._known: dict[str, type] = {}
         self._hints: dict[type, Mapping[str, Any]] = {}
         self._last: dict[tuple[str, str], Any] = {}
-        for one in known:
+        for one in payload_types:
             if not dataclasses.is_dataclass(one):
                 raise ControlError(f"payload type {one.__qualname__} is no dataclass.")
             if self._known.setdefault(type_name(one), one) is not one:
@@ -100,27 +100,27 @@ class Payloads:
             )
         _add_hints(known, self._hints)
         if not _is_constant(known, self._hints[known]):
-            return _Reader(self._hints).read(control.payload, known, control.type)
+            return _PayloadReader(self._hints).read(control.payload, known, control.type)
         key = (control.type, control.text)
         if key not in self._last:
-            if len(self._last) >= _REMEMBER:
+            if len(self._last) >= _MAX_CACHED:
                 self._last.clear()
-            self._last[key] = _Reader(self._hints).read(control.payload, known, control.type)
+            self._last[key] = _PayloadReader(self._hints).read(control.payload, known, control.type)
         return self._last[key]
 
 
-def mergeable(known: Iterable[type]) -> frozenset[str]:
+def list_mergeable(payload_types: Iterable[type]) -> frozenset[str]:
     """Return the names of those types of which the last tuple holds."""
-    return frozenset(type_name(one) for one in known if getattr(one, "mergeable", False))
+    return frozenset(type_name(one) for one in payload_types if getattr(one, "mergeable", False))
 
 
 def _write(value: object, path: str, depth: int) -> Any:
     if depth > _DEPTH:
         raise ControlError(f"{path} is nested deeper than {_DEPTH}: is it part of itself?")
     if value is None or isinstance(value, bool | str):
-        return _text(value, path)
+        return _check_text(value, path)
     if isinstance(value, int | float):
-        return _number(value, path)
+        return _check_number(value, path)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
@@ -132,10 +132,10 @@ def _write(value: object, path: str, depth: int) -> Any:
             one.name: _write(getattr(value, one.name), f"{path}.{one.name}", depth + 1)
             for one in dataclasses.fields(value)
         }
-    return _many(value, path, depth)
+    return _write_collection(value, path, depth)
 
 
-def _many(value: object, path: str, depth: int) -> Any:
+def _write_collection(value: object, path: str, depth: int) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -150,7 +150,7 @@ def _many(value: object, path: str, depth: int) -> Any:
     )
 
 
-def _text(value: str | bool | None, path: str) -> str | bool | None:
+def _check_text(value: str | bool | None, path: str) -> str | bool | None:
     if isinstance(value, str):
         try:
             value.encode()
@@ -159,7 +159,7 @@ def _text(value: str | bool | None, path: str) -> str | bool | None:
     return value
 
 
-def _number(value: float, path: str) -> float:
+def _check_number(value: float, path: str) -> float:
     if isinstance(value, int):
         if not -(1 << 63) <= value < 1 << 63:
             raise ControlError(f"{path} is {value}, which is not an int64.")
@@ -168,10 +168,10 @@ def _number(value: float, path: str) -> float:
     return value
 
 
-def _is_constant(known: type, hints: Mapping[str, Any]) -> bool:
+def _is_constant(payload_type: type, hints: Mapping[str, Any]) -> bool:
     """Whether objects of a payload type can never change, nor what they hold."""
-    frozen: bool = known.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    return frozen and all(_is_scalar(hints[one.name]) for one in dataclasses.fields(known))
+    frozen: bool = payload_type.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return frozen and all(_is_scalar(hints[one.name]) for one in dataclasses.fields(payload_type))
 
 
 def _is_scalar(hint: Any) -> bool:
@@ -180,40 +180,41 @@ def _is_scalar(hint: Any) -> bool:
     return hint in _READERS
 
 
-def _add_hints(known: type, hints: dict[type, Mapping[str, Any]]) -> None:
+def _add_hints(payload_type: type, hints: dict[type, Mapping[str, Any]]) -> None:
     """Add the types of the fields of a payload type, and of the dataclasses that these name.
 
     Raises:
         ControlError: a type cannot be found.
     """
-    if known in hints:
+    if payload_type in hints:
         return
     try:
-        found = get_type_hints(known)
+        found = get_type_hints(payload_type)
     except NameError as error:
         raise ControlError(
-            f"payload type {type_name(known)} names a type that cannot be found: {error}. Define"
+            f"payload type {type_name(payload_type)} names a type that cannot be found: {error}."
+            f" Define"
             " the types of its fields in a module, not in a function."
         ) from error
-    hints[known] = found
+    hints[payload_type] = found
     try:
         for one in found.values():
-            for each in _dataclasses_in(one):
+            for each in _iter_dataclasses(one):
                 _add_hints(each, hints)
     except ControlError:
-        del hints[known]
+        del hints[payload_type]
         raise
 
 
-def _dataclasses_in(hint: Any) -> Iterator[type]:
+def _iter_dataclasses(hint: Any) -> Iterator[type]:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         yield hint
     for one in get_args(hint):
-        yield from _dataclasses_in(one)
+        yield from _iter_dataclasses(one)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Reader:
+class _PayloadReader:
     """Reads JSON values as objects; ``hints`` are the types of fields of each dataclass."""
 
     hints: Mapping[type, Mapping[str, Any]]
@@ -222,12 +223,12 @@ class _Reader:
         if hint is Any:
             return value
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            return self._record(value, hint, path)
+            return self._read_record(value, hint, path)
         origin, inner = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            return self._one_of(value, inner, path)
+            return self._read_union(value, inner, path)
         if origin in (list, tuple, Sequence) or hint in (list, tuple):
-            return self._list(value, origin or hint, inner, path)
+            return self._read_list(value, origin or hint, inner, path)
         if origin in (dict, Mapping) or hint is dict:
             if not isinstance(value, Mapping):
                 raise ControlError(f"{path} has to be an object, not {json_type(value)}.")
@@ -238,11 +239,11 @@ class _Reader:
             raise ControlError(f"{path} has a type that payloads cannot have: {hint}.")
         return reader(value, path)
 
-    def _record(self, value: Any, known: type, path: str) -> Any:
+    def _read_record(self, value: Any, payload_type: type, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise ControlError(f"{path} has to be an object, not {json_type(value)}.")
-        hints, arguments = self.hints[known], {}
-        fields = {one.name: one for one in dataclasses.fields(known)}
+        hints, arguments = self.hints[payload_type], {}
+        fields = {one.name: one for one in dataclasses.fields(payload_type)}
         for name in value:
             if name not in fields:
                 raise ControlError(
@@ -254,11 +255,11 @@ class _Reader:
             elif one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
                 raise ControlError(f"{path}.{name} is missing.")
         try:
-            return known(**arguments)
+            return payload_type(**arguments)
         except (TypeError, ValueError) as error:
             raise ControlError(f"{path} is refused by its type: {error}.") from error
 
-    def _one_of(self, value: Any, hints: Sequence[Any], path: str) -> Any:
+    def _read_union(self, value: Any, hints: Sequence[Any], path: str) -> Any:
         if value is None and type(None) in hints:
             return None
         problem = ControlError(f"{path} may not be null.")
@@ -270,7 +271,7 @@ class _Reader:
                     problem = error
         raise problem
 
-    def _list(self, value: Any, into: Any, inner: Sequence[Any], path: str) -> Any:
+    def _read_list(self, value: Any, into: Any, inner: Sequence[Any], path: str) -> Any:
         if not isinstance(value, list):
             raise ControlError(f"{path} has to be a list, not {json_type(value)}.")
         if into is tuple and inner and inner[-1] is not Ellipsis:
@@ -286,7 +287,7 @@ class _Reader:
         return tuple(read) if into is tuple else read
 
 
-def _plain(kind: type) -> Callable[[Any, str], Any]:
+def _make_reader(kind: type) -> Callable[[Any, str], Any]:
     def read(value: Any, path: str) -> Any:
         if type(value) is not kind:
             raise ControlError(f"{path} has to be {_NAMES[kind]}, not {json_type(value)}.")
@@ -317,10 +318,10 @@ def _read_time(value: Any, path: str) -> datetime:
 
 _NAMES = {bool: "true or false", int: "an integer", str: "a text"}
 _READERS: Mapping[Any, Callable[[Any, str], Any]] = {
-    bool: _plain(bool),
-    int: _plain(int),
+    bool: _make_reader(bool),
+    int: _make_reader(int),
     float: _read_float,
-    str: _plain(str),
+    str: _make_reader(str),
     bytes: _read_bytes,
     datetime: _read_time,
 }

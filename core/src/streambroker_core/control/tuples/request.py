@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from streambroker_core.control.tuples import (
-    EVERYBODY,
+    ALL_TARGETS,
     MAX_PAYLOAD,
     ControlLimitError,
     ControlTuple,
     Delivery,
     Target,
-    logged,
+    make_logged_tuple,
 )
 from streambroker_core.control.tuples.envelope import (
     DELIVERIES,
@@ -33,7 +33,7 @@ _LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Emission:
+class ControlRequest:
     """A control tuple without identity.
 
     Attributes:
@@ -48,15 +48,15 @@ class Emission:
     text: str = "null"
     delivery: Delivery = Delivery.BEGIN
     at: int | None = None
-    target: Target = EVERYBODY
+    target: Target = ALL_TARGETS
 
-    def named(self, log: str, seq: int) -> ControlTuple:
+    def with_identity(self, log: str, seq: int) -> ControlTuple:
         """Return the tuple with the identity that a log gives it.
 
         Raises:
             ControlError: an event time is there and not needed, or the other way round.
         """
-        return logged(
+        return make_logged_tuple(
             log,
             seq,
             type_=self.type,
@@ -67,8 +67,8 @@ class Emission:
         )
 
     def encode(self) -> dict[str, Any]:
-        """Return the JSON object, without the payload's text: see :func:`read_emission`."""
-        named = self.named("log", 0)
+        """Return the JSON object, without the payload's text: see :func:`parse_control_request`."""
+        named = self.with_identity("log", 0)
         out: dict[str, Any] = {
             "type": self.type,
             "payload": named.payload,
@@ -76,12 +76,12 @@ class Emission:
         }
         if self.at is not None:
             out["at"] = self.at
-        if self.target != EVERYBODY:
+        if self.target != ALL_TARGETS:
             out["target"] = encode_target(self.target)
         return out
 
 
-def read_emission(data: object, default: Delivery = Delivery.BEGIN) -> Emission:
+def parse_control_request(data: object, default: Delivery = Delivery.BEGIN) -> ControlRequest:
     """Read what is asked for.
 
     Args:
@@ -93,31 +93,31 @@ def read_emission(data: object, default: Delivery = Delivery.BEGIN) -> Emission:
         ControlLimitError: the payload is too large.
     """
     fields = Fields(data)
-    fields.only(_FIELDS)
+    fields.allow_only(_FIELDS)
     if not fields.has("type"):
-        raise fields.bad("type", "is required")
+        raise fields.error_at("type", "is required")
     name = fields.text("delivery", default.value)
     if name not in DELIVERIES:
-        raise fields.bad("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
+        raise fields.error_at("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
     delivery = DELIVERIES[name]
     timed = delivery is Delivery.AT_TIME
     if fields.has("at") != timed:
-        raise fields.bad("at", "is required with AT_TIME" if timed else "needs AT_TIME")
+        raise fields.error_at("at", "is required with AT_TIME" if timed else "needs AT_TIME")
     kind = fields.text("type", longest=MAX_ID)
-    return Emission(
+    return ControlRequest(
         type=kind,
-        text=_payload(fields, kind),
+        text=_read_payload(fields, kind),
         delivery=delivery,
         at=fields.integer("at", low=-_LARGEST, high=_LARGEST) if timed else None,
-        target=decode_target(fields.child("target")) if fields.has("target") else EVERYBODY,
+        target=decode_target(fields.child("target")) if fields.has("target") else ALL_TARGETS,
     )
 
 
-def _payload(fields: Fields, kind: str) -> str:
+def _read_payload(fields: Fields, kind: str) -> str:
     try:
         text = canonical(fields.get("payload")).decode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise fields.bad("payload", f"cannot be written as JSON: {error}") from error
+        raise fields.error_at("payload", f"cannot be written as JSON: {error}") from error
     if len(text) > MAX_PAYLOAD:
         raise ControlLimitError(
             f"the payload of a control tuple {kind} has {len(text)} bytes; the limit is"
@@ -126,6 +126,6 @@ def _payload(fields: Fields, kind: str) -> str:
     return text
 
 
-def text_of(data: Mapping[str, Any]) -> str:
+def canonical_text(data: Mapping[str, Any]) -> str:
     """Return the one text form of an emission, by which two requests are compared."""
     return canonical(data).decode()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from streambroker_core.control.tuples import ControlTuple, Delivery, Target, order_of
+from streambroker_core.control.tuples import ControlTuple, Delivery, Target, sort_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ControlHead:
     bytes: int = 0
 
 
-def head_of(number: int, controls: Iterable[ControlTuple]) -> ControlHead:
+def make_control_head(number: int, controls: Iterable[ControlTuple]) -> ControlHead:
     """Return the head of an epoch with these control tuples."""
     kinds: dict[Delivery, set[str]] = {one: set() for one in Delivery}
     tuples = size = 0
@@ -50,7 +50,9 @@ def head_of(number: int, controls: Iterable[ControlTuple]) -> ControlHead:
     )
 
 
-def epochs_of_window(heads: Sequence[ControlHead], mergeable: frozenset[str] = frozenset()) -> int:
+def count_window_epochs(
+    heads: Sequence[ControlHead], mergeable: frozenset[str] = frozenset()
+) -> int:
     """Return how many of a stream's next epochs one batch may take; 0 only if there are none.
 
     Args:
@@ -65,7 +67,7 @@ def epochs_of_window(heads: Sequence[ControlHead], mergeable: frozenset[str] = f
     return len(heads)
 
 
-def epochs_within(heads: Sequence[ControlHead], tuples: int, size: int) -> int:
+def count_fitting_epochs(heads: Sequence[ControlHead], tuples: int, size: int) -> int:
     """Return how many of a stream's next epochs fit a window by number and bytes of their tuples.
 
     Args:
@@ -80,7 +82,7 @@ def epochs_within(heads: Sequence[ControlHead], tuples: int, size: int) -> int:
     return len(heads)
 
 
-def merged(
+def merge_controls(
     controls: Iterable[ControlTuple], mergeable: frozenset[str] = frozenset()
 ) -> list[ControlTuple]:
     """Return the tuples of one stream's epochs in a batch, without those that a later one replaces.
@@ -90,12 +92,12 @@ def merged(
     """
     given = list(controls)
     last: dict[tuple[str, str, Delivery, Target], ControlTuple] = {}
-    for one in sorted(given, key=order_of):
-        if _replaceable(one, mergeable):
+    for one in sorted(given, key=sort_key):
+        if _is_replaceable(one, mergeable):
             last[one.type, one.emitter, one.delivery, one.target] = one
     kept = {one.id for one in last.values()}
-    return [one for one in given if one.id in kept or not _replaceable(one, mergeable)]
+    return [one for one in given if one.id in kept or not _is_replaceable(one, mergeable)]
 
 
-def _replaceable(control: ControlTuple, mergeable: frozenset[str]) -> bool:
+def _is_replaceable(control: ControlTuple, mergeable: frozenset[str]) -> bool:
     return control.type in mergeable and control.delivery in (Delivery.BEGIN, Delivery.END_WINDOW)

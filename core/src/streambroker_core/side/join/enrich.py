@@ -12,7 +12,7 @@ from streambroker_core.side.join.views import MapView, MultimapView, SingletonVi
 
 
 @dataclass(frozen=True, slots=True)
-class Enriched:
+class EnrichedRows:
     """Rows with their new columns.
 
     Attributes:
@@ -38,14 +38,16 @@ def enriched_schema(join: SideJoin) -> pa.Schema:
     return pa.schema(fields)
 
 
-def add_columns(enrich: Enrich, side: SideInput, batch: pa.RecordBatch, views: Views) -> Enriched:
+def add_columns(
+    enrich: Enrich, side: SideInput, batch: pa.RecordBatch, views: Views
+) -> EnrichedRows:
     """Return rows with the columns of one side input."""
     view = views[side.name]
     names = [field for _, field in added_columns(enrich, side)]
     size = batch.num_rows
     if isinstance(view, SingletonView):
         known = pa.repeat(pa.scalar(not view.empty), size)
-        added = [pa.repeat(_of_singleton(side, view, name), size) for name in names]
+        added = [pa.repeat(_singleton_value(side, view, name), size) for name in names]
     else:
         assert isinstance(view, MapView | MultimapView)  # noqa: S101 - checked at the definition
         known, added = view.columns(*(batch.column(name) for name in enrich.on), names=names)
@@ -59,11 +61,11 @@ def add_columns(enrich: Enrich, side: SideInput, batch: pa.RecordBatch, views: V
     schema = pa.schema([*batch.schema, *fields])
     made = pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
     if enrich.missing != "error" or side.has_default or pc.all(known).as_py():
-        return Enriched(made, None)
-    return Enriched(made, pc.invert(known))
+        return EnrichedRows(made, None)
+    return EnrichedRows(made, pc.invert(known))
 
 
-def _of_singleton(side: SideInput, view: SingletonView, name: str) -> pa.Scalar:
+def _singleton_value(side: SideInput, view: SingletonView, name: str) -> pa.Scalar:
     type_ = side.schema.field(name).type
     value = view.get()
     if isinstance(side.value, str) or value is None:

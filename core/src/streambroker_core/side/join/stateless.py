@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from streambroker_core.side.definition import SideJoin
 from streambroker_core.side.join.enrich import add_columns
-from streambroker_core.side.join.joiner import Function, batches_of
-from streambroker_core.side.join.views import Views, view_of
+from streambroker_core.side.join.joiner import Function, iter_batches
+from streambroker_core.side.join.views import Views, make_view
 from streambroker_core.side.state.input_state import Content
 
 
-def views_of(join: SideJoin, versions: Mapping[str, tuple[str, Content]]) -> Views:
+def build_views(join: SideJoin, versions: Mapping[str, tuple[str, Content]]) -> Views:
     """Return what rows see.
 
     Args:
@@ -27,11 +27,11 @@ def views_of(join: SideJoin, versions: Mapping[str, tuple[str, Content]]) -> Vie
     found = {}
     for side in join.inputs:
         version, content = versions[side.name]
-        found[side.name] = view_of(side, content, version)
+        found[side.name] = make_view(side, content, version)
     return Views(found, None)
 
 
-def meet(
+def join_rows(
     join: SideJoin, function: Function | None, batch: pa.RecordBatch, views: Views
 ) -> Iterator[pa.RecordBatch]:
     """Give what becomes of main rows that meet their views.
@@ -49,6 +49,6 @@ def meet(
         batch = add_columns(enrich, join.input(enrich.input), batch, views).batch
     if not batch.num_rows:
         return
-    for rows in batches_of(batch if function is None else function(batch, views)):
+    for rows in iter_batches(batch if function is None else function(batch, views)):
         if rows.num_rows:
             yield rows

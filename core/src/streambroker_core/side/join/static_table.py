@@ -14,18 +14,18 @@ import pyarrow.compute as pc
 
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideError, SideTooLargeError, SideVersionError
-from streambroker_core.side.keys import keys_of
+from streambroker_core.side.keys import make_keys
 from streambroker_core.side.state.input_state import Content
-from streambroker_core.side.state.pages import Leaves
-from streambroker_core.side.state.read_rows import fitting, read_rows, refuse_rows
-from streambroker_core.side.state.row_log import Rows
-from streambroker_core.side.state.sorted_runs import level_of_rows, lists_of_rows
+from streambroker_core.side.state.pages import PagedMap
+from streambroker_core.side.state.read_rows import read_rows, reject_rows, select_columns
+from streambroker_core.side.state.row_log import RowLog
+from streambroker_core.side.state.sorted_runs import run_from_rows, run_of_lists
 
-KEPT = 3
-_FEWER = "take fewer columns or rows: Arrow has no larger ones"
+MAX_VERSIONS = 3
+_REMEDY = "take fewer columns or rows: Arrow has no larger ones"
 
 
-class Shelf:
+class TableCache:
     """The versions of static tables of one process.
 
     Args:
@@ -35,7 +35,7 @@ class Shelf:
 
     def __init__(self, read: Callable[[str, str], pa.Table]) -> None:
         self._read = read
-        self._kept: dict[str, OrderedDict[str, Content]] = {}
+        self._versions: dict[str, OrderedDict[str, Content]] = {}
 
     def __call__(self, side: SideInput, version: str) -> Content:
         """Return a version.
@@ -43,19 +43,19 @@ class Shelf:
         Raises:
             SideVersionError: it cannot be read, or its rows cannot be used; the reason is in it.
         """
-        versions = self._kept.setdefault(side.name, OrderedDict())
+        versions = self._versions.setdefault(side.name, OrderedDict())
         if version not in versions:
             try:
-                versions[version] = content_of(side, self._read(side.name, version))
+                versions[version] = build_content(side, self._read(side.name, version))
             except (OSError, KeyError, pa.ArrowException, SideError) as error:
                 raise SideVersionError(side.name, version, str(error)) from error
-            while len(versions) > KEPT:
+            while len(versions) > MAX_VERSIONS:
                 versions.popitem(last=False)
         versions.move_to_end(version)
         return versions[version]
 
 
-def by_key(side: SideInput, table: pa.Table) -> pa.Table | None:
+def sort_by_key(side: SideInput, table: pa.Table) -> pa.Table | None:
     """Return a table with its rows in the order of their keys, those of one key as they were.
 
     Content that is made of it is the same, and costs less.
@@ -63,14 +63,14 @@ def by_key(side: SideInput, table: pa.Table) -> pa.Table | None:
     Returns:
         The table; None if its rows are so already.
     """
-    keys = keys_of([table.column(name) for name in side.key])
+    keys = make_keys([table.column(name) for name in side.key])
     order = pc.sort_indices(keys)
     if order.equals(pa.arange(0, len(order)).cast(order.type)):
         return None
     return table.take(order)
 
 
-def content_of(side: SideInput, table: pa.Table) -> Content:
+def build_content(side: SideInput, table: pa.Table) -> Content:
     """Return a whole table as content; also the check before a version is announced.
 
     Raises:
@@ -82,9 +82,9 @@ def content_of(side: SideInput, table: pa.Table) -> Content:
     empty = pa.RecordBatch.from_pylist([], schema=table.schema)
     if len(batches) > 1:
         raise SideTooLargeError(
-            side.name, "bytes of texts in one column", table.nbytes, (1 << 31) - 1, _FEWER
+            side.name, "bytes of texts in one column", table.nbytes, (1 << 31) - 1, _REMEDY
         )
-    batch = fitting(side.name, batches[0] if batches else empty, side.schema)
+    batch = select_columns(side.name, batches[0] if batches else empty, side.schema)
     if batch.num_rows > side.max_entries:
         raise SideTooLargeError(
             side.name, "rows of a version", batch.num_rows, side.max_entries, "raise the limit"
@@ -94,19 +94,19 @@ def content_of(side: SideInput, table: pa.Table) -> Content:
         raise refusal.error
     if side.kind == "list":
         _check_size(side, rows.values.nbytes)
-        return Rows.of(rows.values)
-    level = lists_of_rows(rows) if side.many else level_of_rows(rows, latest=False)
+        return RowLog.from_columns(rows.values)
+    level = run_of_lists(rows) if side.many else run_from_rows(rows, latest=False)
     if side.updating == "refuse" and len(level) < len(rows):
         first = pc.index_in(rows.keys, value_set=rows.keys)
         again = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))
-        raise refuse_rows(
+        raise reject_rows(
             side,
             rows.filter(again),
             "a table with several rows for one value, and the policy is refuse",
             "send each once, or say update='replace'",
         ).error
     _check_size(side, level.nbytes)
-    return Leaves.of(level)
+    return PagedMap.from_run(level)
 
 
 def _check_size(side: SideInput, size: int) -> None:

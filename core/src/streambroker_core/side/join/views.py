@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import NoValueError, ReadOnlyViewError, SideSchemaError
-from streambroker_core.side.keys import class_of, key_of, keys_of
-from streambroker_core.side.state.pages import Leaves
-from streambroker_core.side.state.row_log import Rows
-from streambroker_core.side.state.sorted_runs import Found, Level, flat
+from streambroker_core.side.keys import equality_class, make_key, make_keys
+from streambroker_core.side.state.pages import PagedMap
+from streambroker_core.side.state.row_log import RowLog
+from streambroker_core.side.state.sorted_runs import LookupResult, SortedRun, flatten
 
 ONLY = pa.array([0], pa.int64())
 """The key of a singleton's value."""
@@ -61,7 +61,7 @@ class View:
         value = self._side.value
         return name if name is not None else value if isinstance(value, str) else None
 
-    def _plain(self, value: Mapping[str, Any]) -> Any:
+    def _to_value(self, value: Mapping[str, Any]) -> Any:
         field = self._field(None)
         return value[field] if field is not None else dict(value)
 
@@ -78,10 +78,10 @@ class SingletonView(View):
     __slots__ = ("_row",)
     _row: pa.StructScalar | None
 
-    def __init__(self, side: SideInput, content: Leaves, version: str | None) -> None:
+    def __init__(self, side: SideInput, content: PagedMap, version: str | None) -> None:
         super().__init__(side, version)
-        found = content.look(ONLY)
-        self._set("_row", found.values[0] if found.there[0].as_py() else None)
+        found = content.lookup(ONLY)
+        self._set("_row", found.values[0] if found.has_value[0].as_py() else None)
 
     @property
     def empty(self) -> bool:
@@ -96,7 +96,7 @@ class SingletonView(View):
             NoValueError: there is neither.
         """
         if self._row is not None:
-            return self._plain(self._row.as_py())
+            return self._to_value(self._row.as_py())
         if not self._side.has_default:
             raise NoValueError(self.name)
         return self._default(None)
@@ -112,9 +112,9 @@ class ListView(View):
     __slots__ = ("_values",)
     _values: pa.StructArray
 
-    def __init__(self, side: SideInput, content: Rows, version: str | None) -> None:
+    def __init__(self, side: SideInput, content: RowLog, version: str | None) -> None:
         super().__init__(side, version)
-        self._set("_values", content.all()[0])
+        self._set("_values", content.read_all()[0])
 
     @property
     def table(self) -> pa.Table:
@@ -132,18 +132,18 @@ class ListView(View):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.column().to_pylist())
 
-    def __getitem__(self, place: int) -> Any:
-        return self.column()[place].as_py()
+    def __getitem__(self, index: int) -> Any:
+        return self.column()[index].as_py()
 
 
 class _KeyedView(View):
     """Values by key."""
 
     __slots__ = ("_content", "_types")
-    _content: Leaves
+    _content: PagedMap
     _types: list[pa.DataType]
 
-    def __init__(self, side: SideInput, content: Leaves, version: str | None) -> None:
+    def __init__(self, side: SideInput, content: PagedMap, version: str | None) -> None:
         super().__init__(side, version)
         self._set("_content", content)
         self._set("_types", [side.schema.field(name).type for name in side.key])
@@ -154,43 +154,43 @@ class _KeyedView(View):
         Raises:
             SideSchemaError: such columns never equal the key, like in every look-up.
         """
-        return self._look(columns).there
+        return self._lookup_columns(columns).has_value
 
     def keys(self) -> list[Any]:
         """Return the keys that have a value, as they are compared, ascending."""
-        found: list[Any] = self._all().keys.to_pylist()
+        found: list[Any] = self._read_all().keys.to_pylist()
         return found
 
     def __len__(self) -> int:
-        return len(self._all().keys)
+        return len(self._read_all().keys)
 
     def __contains__(self, key: object) -> bool:
-        return bool(self._one(key).there[0].as_py())
+        return bool(self._lookup_key(key).has_value[0].as_py())
 
-    def _look(self, columns: Sequence[pa.Array]) -> Found:
+    def _lookup_columns(self, columns: Sequence[pa.Array]) -> LookupResult:
         types = [column.type for column in columns]
-        if list(map(class_of, types)) != list(map(class_of, self._types)):
-            raise self._no_key(", ".join(map(str, types)) or "no column")
-        return self._content.look(keys_of(columns))
+        if list(map(equality_class, types)) != list(map(equality_class, self._types)):
+            raise self._key_error(", ".join(map(str, types)) or "no column")
+        return self._content.lookup(make_keys(columns))
 
-    def _one(self, key: object) -> Found:
+    def _lookup_key(self, key: object) -> LookupResult:
         parts = key if isinstance(key, tuple) else (key,)
         if len(parts) != len(self._types):
-            raise self._no_key(repr(key))
-        return self._content.look(key_of(parts, self._types))
+            raise self._key_error(repr(key))
+        return self._content.lookup(make_key(parts, self._types))
 
-    def _no_key(self, given: str) -> SideSchemaError:
+    def _key_error(self, actual: str) -> SideSchemaError:
         known = ", ".join(
             f"{name} {type_}" for name, type_ in zip(self._side.key, self._types, strict=True)
         )
         return SideSchemaError(
             self.name,
-            f"they are looked up by {given}, and their key is: {known}",
+            f"they are looked up by {actual}, and their key is: {known}",
             "give one part for each part of the key, cast to such a type",
         )
 
-    def _all(self) -> Level:
-        return self._content.all()
+    def _read_all(self) -> SortedRun:
+        return self._content.read_all()
 
 
 class MapView(_KeyedView):
@@ -219,11 +219,11 @@ class MapView(_KeyedView):
             columns: as for ``lookup``.
             names: which values; None stands for structs of all.
         """
-        found = self._look(columns)
-        known = found.there
+        found = self._lookup_columns(columns)
+        known = found.has_value
         every = found.values
         values = [every if name is None else pc.struct_field(every, name) for name in names]
-        if self._side.has_default or found.hollow:
+        if self._side.has_default or found.has_deleted:
             values = [
                 pc.if_else(known, column, self._filler(name, column.type))
                 for name, column in zip(names, values, strict=True)
@@ -235,9 +235,9 @@ class MapView(_KeyedView):
 
     def get(self, key: object, default: Any = None) -> Any:
         """Return the value of a key; a tuple for several parts. Else its default, else this one."""
-        found = self._one(key)
-        if found.there[0].as_py():
-            return self._plain(found.values[0].as_py())
+        found = self._lookup_key(key)
+        if found.has_value[0].as_py():
+            return self._to_value(found.values[0].as_py())
         return self._default(None) if self._side.has_default else default
 
     def __getitem__(self, key: object) -> Any:
@@ -247,8 +247,8 @@ class MapView(_KeyedView):
 
     def items(self) -> list[tuple[Any, Any]]:
         """Return keys and values, ascending by key."""
-        level = self._all()
-        values = [self._plain(value) for value in level.values.to_pylist()]
+        level = self._read_all()
+        values = [self._to_value(value) for value in level.values.to_pylist()]
         return list(zip(level.keys.to_pylist(), values, strict=True))
 
 
@@ -265,12 +265,12 @@ class MultimapView(_KeyedView):
         self, *columns: pa.Array, names: Sequence[str | None]
     ) -> tuple[pa.Array, list[pa.Array]]:
         """Return of each key whether it has values, and several of them, as lists."""
-        found = self._look(columns)
+        found = self._lookup_columns(columns)
         lists = found.values
-        every = flat(lists)
+        every = flatten(lists)
         lengths = pc.fill_null(pc.cast(pc.list_value_length(lists), pa.int64()), 0)
         offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
-        return found.there, [
+        return found.has_value, [
             pa.ListArray.from_arrays(
                 pc.cast(offsets, pa.int32()),
                 every if name is None else pc.struct_field(every, name),
@@ -280,16 +280,16 @@ class MultimapView(_KeyedView):
 
     def get(self, key: object) -> list[Any]:
         """Return the values of a key; a tuple for several parts. Empty if there are none."""
-        found = self._one(key).values[0].as_py() or []
-        return [self._plain(value) for value in found]
+        found = self._lookup_key(key).values[0].as_py() or []
+        return [self._to_value(value) for value in found]
 
     def __getitem__(self, key: object) -> list[Any]:
         return self.get(key)
 
     def items(self) -> list[tuple[Any, list[Any]]]:
         """Return keys and their values, ascending by key."""
-        level = self._all()
-        values = [[self._plain(one) for one in several] for several in level.values.to_pylist()]
+        level = self._read_all()
+        values = [[self._to_value(one) for one in several] for several in level.values.to_pylist()]
         return list(zip(level.keys.to_pylist(), values, strict=True))
 
 
@@ -339,9 +339,9 @@ class Views(Mapping[str, View]):
         return len(self._views)
 
 
-def view_of(side: SideInput, content: Leaves | Rows, version: str | None) -> View:
+def make_view(side: SideInput, content: PagedMap | RowLog, version: str | None) -> View:
     """Return the view of a side input's content in one window."""
-    if isinstance(content, Rows):
+    if isinstance(content, RowLog):
         return ListView(side, content, version)
     if not side.key:
         return SingletonView(side, content, version)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Blobs, StateError
 
-_FORM = 1
+_FORMAT = 1
 
 
 def pack(*columns: pa.Array) -> bytes:
@@ -19,7 +19,7 @@ def pack(*columns: pa.Array) -> bytes:
     names = [str(number) for number in range(len(columns))]
     batch = pa.RecordBatch.from_arrays(list(columns), names=names)
     data: bytes = batch.serialize().to_pybytes()
-    return bytes([_FORM]) + bytes(7) + data
+    return bytes([_FORMAT]) + bytes(7) + data
 
 
 def unpack(blobs: Blobs, name: str, types: Sequence[pa.DataType]) -> list[pa.Array]:
@@ -31,9 +31,9 @@ def unpack(blobs: Blobs, name: str, types: Sequence[pa.DataType]) -> list[pa.Arr
     data = blobs.get(name)
     if data is None:
         raise StateError(f"state {name} is missing: the store has lost a blob.")
-    if data[0] > _FORM:
+    if data[0] > _FORMAT:
         raise StateError(
-            f"state {name} has form {data[0]}, of a newer release; this one reads up to {_FORM}."
+            f"state {name} has form {data[0]}, of a newer release; this one reads up to {_FORMAT}."
             " Start that release."
         )
     schema = pa.schema([(str(number), type_) for number, type_ in enumerate(types)])

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Blobs, Changes
 from streambroker_core.side.state.layout import SEQ
-from streambroker_core.side.state.pages import Leaves
-from streambroker_core.side.state.sorted_runs import Level, flat, lists_of_rows
-from streambroker_core.side.windows import Windows, first_start
+from streambroker_core.side.state.pages import PagedMap
+from streambroker_core.side.state.sorted_runs import SortedRun, flatten, run_of_lists
+from streambroker_core.side.windows import EventTimeWindows, first_start
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class RowsDue:
     """Rows of one input whose turn it is, with their order of arrival in the last column."""
 
     port: int
@@ -28,47 +28,47 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ControlDue:
     """What a control tuple says, at its turn."""
 
-    said: dict[str, Any]
+    message: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class TimeAdvanced:
     """Event time has passed all rows up to this time."""
 
     time: int
 
 
-Step: TypeAlias = "Due | Told | Passed"
+QueueStep: TypeAlias = "RowsDue | ControlDue | TimeAdvanced"
 
 
-class Sequence:
+class EventQueue:
     """The rows of all inputs that are not due yet.
 
     Args:
         schemas: columns of each input, side inputs first, the main one last.
         blobs: the bucket's state.
-        told: what :meth:`tell` returned.
+        dumped: what :meth:`dump` returned.
     """
 
-    def __init__(self, schemas: list[pa.Schema], blobs: Blobs, told: list[list[Any]]) -> None:
+    def __init__(self, schemas: list[pa.Schema], blobs: Blobs, dumped: list[list[Any]]) -> None:
         self._schemas = [pa.schema([*schema, (SEQ, pa.int64())]) for schema in schemas]
         self._ports = [
-            Leaves(f"due{port}", pa.int64(), pa.list_(pa.struct(list(schema))), blobs)
+            PagedMap(f"due{port}", pa.int64(), pa.list_(pa.struct(list(schema))), blobs)
             for port, schema in enumerate(self._schemas)
         ]
-        self._control = told
+        self._control = dumped
 
-    def put(self, port: int, batch: pa.RecordBatch, times: pa.Array, seqs: pa.Array) -> None:
+    def add_rows(self, port: int, batch: pa.RecordBatch, times: pa.Array, seqs: pa.Array) -> None:
         """Keep rows; every time is known."""
         schema = self._schemas[port]
         rows = pa.RecordBatch.from_arrays([*batch.columns, seqs], schema=schema)
         size = batch.num_rows
         self._ports[port].add(
-            lists_of_rows(
-                Level(
+            run_of_lists(
+                SortedRun(
                     times,
                     pa.nulls(size, pa.int64()),
                     pa.repeat(pa.scalar(False), size),
@@ -77,11 +77,11 @@ class Sequence:
             )
         )
 
-    def put_control(self, time: int, said: dict[str, Any]) -> None:
+    def add_control(self, time: int, message: dict[str, Any]) -> None:
         """Keep what a control tuple says, for after the side rows of a time."""
-        self._control.append([time, said])
+        self._control.append([time, message])
 
-    def pop_to(self, time: int, windows: list[Windows]) -> list[Step]:
+    def pop_until(self, time: int, windows: list[EventTimeWindows]) -> list[QueueStep]:
         """Return and forget what is due up to a time, in order.
 
         Args:
@@ -112,35 +112,35 @@ class Sequence:
         order = pc.sort_indices(table, [("time", "ascending"), ("rank", "ascending")])
         table = table.take(order).combine_chunks()
         runs = pc.run_end_encode(table["what"].chunk(0), run_end_type=pa.int64())
-        steps: list[Step] = []
+        steps: list[QueueStep] = []
         done = [0] * (main + 3)
         begin = 0
         for what, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
             first, count = done[what], end - begin
             done[what] += count
             if what <= main:
-                steps.append(Due(what, rows[what][1].slice(first, count)))
+                steps.append(RowsDue(what, rows[what][1].slice(first, count)))
             elif what == main + 1:
-                steps += [Told(said) for _, said in control[first : first + count]]
+                steps += [ControlDue(said) for _, said in control[first : first + count]]
             else:
-                steps += [Passed(t) for t in table["time"].slice(begin, count).to_pylist()]
+                steps += [TimeAdvanced(t) for t in table["time"].slice(begin, count).to_pylist()]
             begin = end
         return steps
 
-    def first(self) -> int | None:
+    def first_time(self) -> int | None:
         """Return the least time of what is kept; None if nothing is."""
-        firsts = [port.first() for port in self._ports]
+        firsts = [port.first_key() for port in self._ports]
         times = [*firsts, *(time for time, _ in self._control)]
         return min((time for time in times if time is not None), default=None)
 
-    def first_main(self) -> int | None:
+    def first_main_time(self) -> int | None:
         """Return the least time of main rows that are kept; None if there are none."""
-        found: int | None = self._ports[-1].first() if self._ports else None
+        found: int | None = self._ports[-1].first_key() if self._ports else None
         return found
 
     def sizes(self) -> tuple[int, int]:
         """Return how many rows are kept at most, and their bytes in Arrow."""
-        return sum(port.at_most for port in self._ports), sum(port.size for port in self._ports)
+        return sum(port.max_count for port in self._ports), sum(port.size for port in self._ports)
 
     def changes(self) -> Changes:
         """Return the blobs to write and, as None, those to remove."""
@@ -149,22 +149,22 @@ class Sequence:
             out.update(port.changes())
         return out
 
-    def tell(self) -> list[list[Any]]:
+    def dump(self) -> list[list[Any]]:
         """Return what is not in blobs, as JSON value."""
         return self._control
 
     def _pop(self, port: int, time: int) -> tuple[pa.Array, pa.RecordBatch]:
         schema = self._schemas[port]
-        level = self._ports[port].pop_to(time)
+        level = self._ports[port].pop_until(time)
         if level is None:
             return pa.array([], pa.int64()), pa.RecordBatch.from_pylist([], schema=schema)
-        values = flat(level.values)
+        values = flatten(level.values)
         columns = [pc.struct_field(values, name) for name in schema.names]
         times = level.keys.take(pc.list_parent_indices(level.values))
         return times, pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _ends(times: list[pa.Array], windows: list[Windows]) -> list[int]:
+def _ends(times: list[pa.Array], windows: list[EventTimeWindows]) -> list[int]:
     """Return the instants before those times that are the first after the end of a window.
 
     The earliest window that contains a time is another one exactly when a window has ended.

@@ -12,15 +12,21 @@ import pyarrow.compute as pc
 from streambroker_core.control.operators.operator import Blobs, Changes
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideError, SideTooLargeError
-from streambroker_core.side.state.layout import Shape
-from streambroker_core.side.state.pages import Leaves
-from streambroker_core.side.state.read_rows import Refusal, read_rows, refuse_rows
-from streambroker_core.side.state.row_log import Rows
-from streambroker_core.side.state.sorted_runs import Level, flat, level_of_rows, lists_of_rows
-from streambroker_core.side.windows import EVER, assign, by_start, is_start, last_of
+from streambroker_core.side.state.layout import StateLayout
+from streambroker_core.side.state.pages import PagedMap
+from streambroker_core.side.state.read_rows import RejectedRows, read_rows, reject_rows
+from streambroker_core.side.state.row_log import RowLog
+from streambroker_core.side.state.sorted_runs import SortedRun, flatten, run_from_rows, run_of_lists
+from streambroker_core.side.windows import (
+    GLOBAL_START,
+    assign_windows,
+    group_by_start,
+    is_start,
+    last_instant,
+)
 
-Content: TypeAlias = "Leaves | Rows"
-Tables: TypeAlias = "Callable[[SideInput, str], Content]"
+Content: TypeAlias = "PagedMap | RowLog"
+TableReader: TypeAlias = "Callable[[SideInput, str], Content]"
 """Returns a version of a static table; see ``tables.Shelf``."""
 
 
@@ -47,35 +53,35 @@ class SideState:
         version: of what is there: of a static table, or as the last ``SideComplete`` named it.
         version_since: pinned time at which that version came, in microseconds.
         tally: counts.
-        refusals: rows refused in this window that are to go to ``errors``.
+        rejected_rows: rows refused in this window that are to go to ``errors``.
     """
 
     def __init__(
         self,
-        shape: Shape,
+        layout: StateLayout,
         number: int,
         blobs: Blobs,
-        told: dict[str, Any] | None,
-        tables: Tables | None,
+        dumped: dict[str, Any] | None,
+        tables: TableReader | None,
     ) -> None:
-        """Take up its state; ``told`` is what :meth:`tell` returned."""
-        side = self.side = shape.join.inputs[number]
+        """Take up its state; ``dumped`` is what :meth:`tell` returned."""
+        side = self.side = layout.join.inputs[number]
         self._number, self._blobs, self._tables = number, blobs, tables
-        self._by_time, self._lateness = shape.by_time, shape.lateness
-        self._key_type, self._value_type = shape.key_types[number], shape.value_types[number]
+        self._by_time, self._lateness = layout.is_by_time, layout.lateness
+        self._key_type, self._value_type = layout.key_types[number], layout.value_types[number]
         self._latest = not side.many and (side.updating == "latest" or self._by_time)
-        told = told or {}
-        self.version: str | None = told.get("version")
-        self.version_since: int | None = told.get("since")
-        self.tally = Tally(*told.get("tally", ()))
-        self.refusals: list[Refusal] = []
-        self._all = bool(told.get("all"))
-        self._arrived = set(told.get("arrived", ()))
-        self._complete = set(told.get("complete", ()))
+        dumped = dumped or {}
+        self.version: str | None = dumped.get("version")
+        self.version_since: int | None = dumped.get("since")
+        self.tally = Tally(*dumped.get("tally", ()))
+        self.rejected_rows: list[RejectedRows] = []
+        self._all_complete = bool(dumped.get("all"))
+        self._arrived = set(dumped.get("arrived", ()))
+        self._complete = set(dumped.get("complete", ()))
         self._stores: dict[str, Content] = {}
-        self._sizes: dict[str, list[int]] = told.get("sizes", {})
-        self._windows: set[int] = set(told.get("windows", ()))
-        self._staged: set[int] = set(told.get("staged", ()))
+        self._sizes: dict[str, list[int]] = dumped.get("sizes", {})
+        self._windows: set[int] = set(dumped.get("windows", ()))
+        self._staged: set[int] = set(dumped.get("staged", ()))
 
     # Reading.
 
@@ -87,53 +93,53 @@ class SideState:
             return self._tables(self.side, self.version)
         return self._store(start)
 
-    def ready(self, start: int, passed: int | None) -> bool:
+    def is_ready(self, start: int, passed: int | None) -> bool:
         """Tell whether a window is ready for rows of all keys."""
         policy = self.side.readiness
-        if policy == "not required" or self.whole(start):
+        if policy == "not required" or self.is_complete(start):
             return True
         if self._has_passed(start, passed, 0):
             return True
         return policy == "first data" and not self.side.keyed and start in self._arrived
 
-    def whole(self, start: int) -> bool:
+    def is_complete(self, start: int) -> bool:
         """Return whether a window was declared complete, so that no key of it is to come."""
-        return self._all or start in self._complete
+        return self._all_complete or start in self._complete
 
-    def ready_keys(self, start: int, keys: pa.Array) -> pa.Array:
+    def find_ready_keys(self, start: int, keys: pa.Array) -> pa.Array:
         """Tell of each key of a keyed one whether data came for it; null is not waited for."""
         content = self.content(start)
-        assert isinstance(content, Leaves)  # noqa: S101 - a keyed one has keys
-        return pc.or_(content.look(keys).known, pc.is_null(keys))
+        assert isinstance(content, PagedMap)  # noqa: S101 - a keyed one has keys
+        return pc.or_(content.lookup(keys).has_entry, pc.is_null(keys))
 
-    def has(self, start: int, keys: pa.Array) -> pa.Array:
+    def has_values(self, start: int, keys: pa.Array) -> pa.Array:
         """Tell of each key whether it has a value."""
         content = self.content(start)
-        assert isinstance(content, Leaves)  # noqa: S101 - checked when the operator was defined
-        return content.look(keys).there
+        assert isinstance(content, PagedMap)  # noqa: S101 - checked when the operator was defined
+        return content.lookup(keys).has_value
 
     # Writing.
 
-    def read(self, batch: pa.RecordBatch) -> Level:
+    def parse_rows(self, batch: pa.RecordBatch) -> SortedRun:
         """Return rows in their order; what cannot be taken is refused.
 
         Raises:
             SideRowError: a row cannot be taken, and the policy is to fail.
         """
-        needs = self.side.windows.cut or self._latest or self._by_time
+        needs = self.side.windows.is_windowed or self._latest or self._by_time
         rows, refusals = read_rows(self.side, batch, needs_time=needs)
         for refusal in refusals:
-            self._refuse(refusal)
+            self._reject(refusal)
         return rows
 
-    def windowed(self, rows: Level) -> list[tuple[int, Level]]:
+    def split_by_window(self, rows: SortedRun) -> list[tuple[int, SortedRun]]:
         """Return rows by window, in their order."""
-        if not self.side.windows.cut:
-            return [(EVER, rows)] if len(rows) else []
-        numbers, starts = assign(self.side.windows, rows.times)
-        return [(start, rows.take(numbers.take(at))) for start, at in by_start(starts)]
+        if not self.side.windows.is_windowed:
+            return [(GLOBAL_START, rows)] if len(rows) else []
+        numbers, starts = assign_windows(self.side.windows, rows.times)
+        return [(start, rows.take(numbers.take(at))) for start, at in group_by_start(starts)]
 
-    def take(self, start: int, rows: Level, passed: int | None) -> bool:
+    def add_rows(self, start: int, rows: SortedRun, passed: int | None) -> bool:
         """Put rows into a window, or on its stage if they are to be seen at once.
 
         Returns:
@@ -160,7 +166,7 @@ class SideState:
         Raises:
             SideTooLargeError: there are.
         """
-        names = self._names()
+        names = self._store_names()
         size = sum(self._size(name) for name in names)
         if size > self.side.max_bytes:
             raise self._too_large("bytes of its values in one bucket", size, self.side.max_bytes)
@@ -200,30 +206,30 @@ class SideState:
             for each in [*self._windows] if start is None else [start]:
                 self._store(each).clear()
         if start is None:
-            self._all = True
+            self._all_complete = True
         else:
             self._complete.add(start)
         if version is not None:
             self.version, self.version_since = version, now
         for each in sorted(self._staged) if start is None else [start]:
-            self.publish(each)
+            self.publish_staged(each)
         self.check_size()
 
-    def publish(self, start: int) -> None:
+    def publish_staged(self, start: int) -> None:
         """Let what is on the stage of a window be seen."""
         if start not in self._staged:
             return
         self._staged.discard(start)
-        rows = Level(*self._stage(start).take())
+        rows = SortedRun(*self._stage(start).pop_all())
         store = self._store(start)
         if self.side.many and self.side.updating == "replace":
-            if isinstance(store, Rows):
+            if isinstance(store, RowLog):
                 store.clear()
             else:
-                _forget(store, rows.keys)
+                _hide_keys(store, rows.keys)
         self._apply(start, rows)
 
-    def announce(self, version: str, now: int) -> None:
+    def set_version(self, version: str, now: int) -> None:
         """Take another version of a static table.
 
         Raises:
@@ -231,7 +237,7 @@ class SideState:
         """
         if self._tables is not None:
             self._tables(self.side, version)
-        self.version, self.version_since, self._all = version, now, True
+        self.version, self.version_since, self._all_complete = version, now, True
 
     @property
     def staged(self) -> list[int]:
@@ -241,7 +247,7 @@ class SideState:
     def expire(self, watermark: int, low: int | None) -> None:
         """Free windows that nothing maps to any more, and no waiting row needs."""
         for start in sorted({*self._windows, *self._staged, *self._arrived, *self._complete}):
-            needed = low is not None and last_of(self.side.windows, start) >= low
+            needed = low is not None and last_instant(self.side.windows, start) >= low
             if self._has_passed(start, watermark, self._lateness) and not needed:
                 if start in self._windows:
                     self._store(start).clear()
@@ -250,14 +256,14 @@ class SideState:
                 for known in (self._windows, self._staged, self._arrived, self._complete):
                     known.discard(start)
 
-    def wakes(self) -> list[int]:
+    def wake_times(self) -> list[int]:
         """Return the times at which windows expire, or their stage is seen."""
-        if not self.side.windows.cut:
+        if not self.side.windows.is_windowed:
             return []
         known = {*self._windows, *self._arrived, *self._complete}
         return [
-            *(last_of(self.side.windows, start) + self._lateness for start in known),
-            *(last_of(self.side.windows, start) for start in self._staged),
+            *(last_instant(self.side.windows, start) + self._lateness for start in known),
+            *(last_instant(self.side.windows, start) for start in self._staged),
         ]
 
     # State and figures.
@@ -269,32 +275,32 @@ class SideState:
             out.update(store.changes())
         return out
 
-    def tell(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """Return what is not in blobs, as JSON value."""
         return {
             "version": self.version,
             "since": self.version_since,
             "tally": list(astuple(self.tally)),
-            "all": self._all,
+            "all": self._all_complete,
             "arrived": sorted(self._arrived),
             "complete": sorted(self._complete),
             "windows": sorted(self._windows),
             "staged": sorted(self._staged),
-            "sizes": {name: [self._count(name), self._size(name)] for name in self._names()},
+            "sizes": {name: [self._count(name), self._size(name)] for name in self._store_names()},
         }
 
-    def figures(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, int]:
         """Return values, bytes and windows of what is seen, and rows on the stage."""
         stages = [self._stage_name(start) for start in self._staged]
         return {
-            **self._seen(),
+            **self._visible_metrics(),
             "staged": sum(map(self._count, stages)),
             **{name: getattr(self.tally, name) for name in ("rows", "late", "refused")},
         }
 
-    def _seen(self) -> dict[str, int]:
+    def _visible_metrics(self) -> dict[str, int]:
         if self.side.static:
-            content = self.content(EVER)
+            content = self.content(GLOBAL_START)
             return {"entries": len(content), "bytes": content.size, "windows": 1}
         names = [self._name(start) for start in self._windows]
         entries, size = sum(map(self._count, names)), sum(map(self._size, names))
@@ -302,59 +308,63 @@ class SideState:
 
     def _has_passed(self, start: int, time: int | None, lateness: int) -> bool:
         windows = self.side.windows
-        return windows.cut and time is not None and last_of(windows, start) + lateness <= time
+        return (
+            windows.is_windowed
+            and time is not None
+            and last_instant(windows, start) + lateness <= time
+        )
 
-    def _apply(self, start: int, rows: Level) -> None:
+    def _apply(self, start: int, rows: SortedRun) -> None:
         self._windows.add(start)
         content = self._store(start)
-        if isinstance(content, Rows):
+        if isinstance(content, RowLog):
             self._append(content, rows)
         elif self.side.many:
-            content.add(lists_of_rows(rows))
+            content.add(run_of_lists(rows))
         elif self.side.updating == "refuse":
-            for part in _alike(rows):
+            for part in _split_by_deletion(rows):
                 self._add_new(content, part)
         else:
-            run = level_of_rows(rows, latest=self._latest)
-            content.add(_newer(content, run) if self._latest else run)
+            run = run_from_rows(rows, latest=self._latest)
+            content.add(_drop_older(content, run) if self._latest else run)
 
-    def _append(self, content: Rows, rows: Level) -> None:
+    def _append(self, content: RowLog, rows: SortedRun) -> None:
         """Append to a list; a row that removes empties it."""
-        for part in _alike(rows):
-            if part.gone[0].as_py():
+        for part in _split_by_deletion(rows):
+            if part.deleted[0].as_py():
                 content.clear()
             else:
                 content.add(part.values)
 
-    def _add_new(self, content: Leaves, rows: Level) -> None:
-        if rows.gone[0].as_py():
-            run = level_of_rows(rows, latest=self._latest)
-            content.add(_newer(content, run) if self._latest else run)
+    def _add_new(self, content: PagedMap, rows: SortedRun) -> None:
+        if rows.deleted[0].as_py():
+            run = run_from_rows(rows, latest=self._latest)
+            content.add(_drop_older(content, run) if self._latest else run)
             return
         first = pc.index_in(rows.keys, value_set=rows.keys)
         again = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))
-        taken = pc.or_(content.look(rows.keys).there, again)
+        taken = pc.or_(content.lookup(rows.keys).has_value, again)
         if pc.any(taken).as_py():
             again = "value for a key" if self.side.key else "value"
             what = f"a second {again}, and the policy of the {self.side.kind} is refuse"
             refused = rows.filter(taken)
             latest = " or 'latest'" if self.side.event_time is not None else ""
             remedy = f"send each once, or say update='replace'{latest}"
-            self._refuse(refuse_rows(self.side, refused, what, remedy))
+            self._reject(reject_rows(self.side, refused, what, remedy))
             rows = rows.filter(pc.invert(taken))
         if len(rows):
-            content.add(level_of_rows(rows, latest=False))
+            content.add(run_from_rows(rows, latest=False))
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _reject(self, refusal: RejectedRows) -> None:
         if self.side.on_refused == "fail":
             raise refusal.error
         self.tally.refused += len(refusal.rows)
-        self.refusals.append(refusal)
+        self.rejected_rows.append(refusal)
 
-    def _too_large(self, what: str, found: int, limit: int) -> SideTooLargeError:
-        return SideTooLargeError(self.side.name, what, found, limit, _REMEDY)
+    def _too_large(self, what: str, actual: int, limit: int) -> SideTooLargeError:
+        return SideTooLargeError(self.side.name, what, actual, limit, _REMEDY)
 
-    def _names(self) -> list[str]:
+    def _store_names(self) -> list[str]:
         """Return the names of all there is, of windows that are seen and of stages."""
         seen = [self._name(start) for start in sorted(self._windows)]
         return seen + [self._stage_name(start) for start in sorted(self._staged)]
@@ -364,7 +374,7 @@ class SideState:
         if name not in self._stores and name in self._sizes:
             return self._sizes[name][0]
         store = self._open(name)
-        return store.at_most if at_most else len(store)
+        return store.max_count if at_most else len(store)
 
     def _size(self, name: str) -> int:
         """Return the bytes of a store, as :meth:`_count` does."""
@@ -373,17 +383,17 @@ class SideState:
         return self._open(name).size
 
     def _name(self, start: int) -> str:
-        return f"side{self._number}.{_text(start)}"
+        return f"side{self._number}.{_window_name(start)}"
 
     def _stage_name(self, start: int) -> str:
-        return f"stage{self._number}.{_text(start)}"
+        return f"stage{self._number}.{_window_name(start)}"
 
     def _store(self, start: int) -> Content:
         return self._open(self._name(start))
 
-    def _stage(self, start: int) -> Rows:
+    def _stage(self, start: int) -> RowLog:
         stage = self._open(self._stage_name(start))
-        assert isinstance(stage, Rows)  # noqa: S101 - no other store has such a name
+        assert isinstance(stage, RowLog)  # noqa: S101 - no other store has such a name
         return stage
 
     def _open(self, name: str) -> Content:
@@ -394,50 +404,50 @@ class SideState:
     def _new(self, name: str) -> Content:
         value = self._value_type
         if name.startswith("stage"):
-            return Rows(name, (self._key_type, pa.int64(), pa.bool_(), value), self._blobs)
+            return RowLog(name, (self._key_type, pa.int64(), pa.bool_(), value), self._blobs)
         if self.side.kind == "list" and not self.side.key:
-            return Rows(name, (value,), self._blobs)
-        return Leaves(
+            return RowLog(name, (value,), self._blobs)
+        return PagedMap(
             name,
             self._key_type,
             pa.list_(value) if self.side.many else value,
             self._blobs,
             latest=self._latest,
-            keep_gone=self.side.keyed or self._latest,
+            keep_deleted=self.side.keyed or self._latest,
         )
 
 
 _REMEDY = "key it, so that it lies in many buckets, send less, give it windows, or raise the limit"
 
 
-def _text(start: int) -> str:
-    return "ever" if start == EVER else str(start)
+def _window_name(start: int) -> str:
+    return "ever" if start == GLOBAL_START else str(start)
 
 
-def _alike(rows: Level) -> list[Level]:
+def _split_by_deletion(rows: SortedRun) -> list[SortedRun]:
     """Cut rows where those that remove and those that do not meet."""
     if not len(rows):
         return []
-    if not pc.any(rows.gone).as_py():
+    if not pc.any(rows.deleted).as_py():
         return [rows]
-    ends = pc.run_end_encode(rows.gone).run_ends.to_pylist()
+    ends = pc.run_end_encode(rows.deleted).run_ends.to_pylist()
     return [rows.slice(a, b - a) for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def _forget(content: Leaves, keys: pa.Array) -> None:
+def _hide_keys(content: PagedMap, keys: pa.Array) -> None:
     """Hide the values of keys; the keys stay known."""
     known = pc.unique(keys)
     size = len(known)
     types = (pa.int64(), content.value_type)
     times, values = (pa.nulls(size, type_) for type_ in types)
     gone = pa.repeat(pa.scalar(True), size)
-    empty = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), size + 1), flat(values))
+    empty = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), size + 1), flatten(values))
     order = pc.sort_indices(known)
-    content.add(Level(known.take(order), times, gone, empty))
+    content.add(SortedRun(known.take(order), times, gone, empty))
 
 
-def _newer(content: Leaves, run: Level) -> Level:
+def _drop_older(content: PagedMap, run: SortedRun) -> SortedRun:
     """Return the entries of a run that are not older than what is there."""
-    known = content.look(run.keys).times
+    known = content.lookup(run.keys).times
     kept = pc.fill_null(pc.greater_equal(run.times, known), True)
     return run if pc.all(kept).as_py() else run.filter(kept)

@@ -16,48 +16,49 @@ from streambroker_core.side.windows import SECOND
 
 SEQ, WINDOW, TIME = RESERVED + "seq", RESERVED + "window", RESERVED + "time"
 SINCE, WAIVED = RESERVED + "since", RESERVED + "waived"
-OWN = (SEQ, WINDOW, TIME, SINCE, WAIVED)
+WAIT_COLUMNS = (SEQ, WINDOW, TIME, SINCE, WAIVED)
 """Columns of a waiting row beside its own: order of arrival, start of the main window, event time,
 pinned time at which it began to wait, bits of side inputs that it waits for no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class StateLayout:
     """A definition that was checked.
 
     Attributes:
         join: the definition.
         key_types: type of the keys of each side input, as they are compared.
         value_types: type of one value of each side input: a struct.
-        pairs: columns of (row, window) pairs.
+        pair_schema: columns of (row, window) pairs.
         lateness: in microseconds.
-        forms: of each side input, and of the main one, a digest of what its state depends on.
-        policies: a digest of what decides which rows wait, and what is seen.
+        form_digests: of each side input, and of the main one, a digest of what its state depends
+            on.
+        policy_digest: a digest of what decides which rows wait, and what is seen.
         limits: of each side input, the microseconds after which rows wait for it no longer; None
             for no limit.
-        turns: side inputs by number, in the order in which rows wait for them: those with a
+        wait_order: side inputs by number, in the order in which rows wait for them: those with a
             limit first, the shortest before the others, so that each limit counts.
-        by_default: bits of the side inputs where rows wait for their key by default.
+        default_wait_bits: bits of the side inputs where rows wait for their key by default.
     """
 
     join: SideJoin
     key_types: tuple[pa.DataType, ...]
     value_types: tuple[pa.DataType, ...]
-    pairs: pa.Schema
+    pair_schema: pa.Schema
     lateness: int
-    forms: tuple[str, ...]
-    policies: str
+    form_digests: tuple[str, ...]
+    policy_digest: str
     limits: tuple[int | None, ...]
-    turns: tuple[int, ...]
-    by_default: int
+    wait_order: tuple[int, ...]
+    default_wait_bits: int
 
     @property
-    def by_time(self) -> bool:
+    def is_by_time(self) -> bool:
         """Whether rows are taken in the order of event time."""
         return self.join.order == "event time"
 
 
-def shape_of(join: SideJoin) -> Shape:
+def build_layout(join: SideJoin) -> StateLayout:
     """Check a definition and work out what follows from it.
 
     Raises:
@@ -66,51 +67,51 @@ def shape_of(join: SideJoin) -> Shape:
     check(join)
     types = [[one.schema.field(name).type for name in one.key] for one in join.inputs]
     limits = [join.limit(one) for one in join.inputs]
-    own = [pa.field(name, pa.int64()) for name in OWN]
-    return Shape(
+    own = [pa.field(name, pa.int64()) for name in WAIT_COLUMNS]
+    return StateLayout(
         join=join,
         key_types=tuple(key_type(one) if one else pa.int64() for one in types),
         value_types=tuple(one.value_type for one in join.inputs),
-        pairs=pa.schema([*join.schema, *own]),
+        pair_schema=pa.schema([*join.schema, *own]),
         lateness=round(join.lateness * SECOND),
-        forms=(*(_form_of_side(join, one) for one in join.inputs), _form_of_main(join)),
-        policies=_policies_of(join),
+        form_digests=(*(_digest_side(join, one) for one in join.inputs), _digest_main(join)),
+        policy_digest=_digest_policies(join),
         limits=tuple(None if one is None else round(one * SECOND) for one in limits),
-        turns=tuple(
+        wait_order=tuple(
             sorted(range(len(limits)), key=lambda n: inf if (s := limits[n]) is None else s)
         ),
-        by_default=_by_default(join),
+        default_wait_bits=_default_wait_bits(join),
     )
 
 
-def _by_default(join: SideJoin) -> int:
+def _default_wait_bits(join: SideJoin) -> int:
     waits = [any(one.missing is None for one in join.waits(side)) for side in join.inputs]
     return sum(1 << number for number, found in enumerate(waits) if found)
 
 
-def _policies_of(join: SideJoin) -> str:
+def _digest_policies(join: SideJoin) -> str:
     sides = [(one.updating, one.readiness, join.limit(one)) for one in join.inputs]
     missing = ((one.input, one.on, join.missing(one)) for one in join.enrich)
     return _digest([repr(sides), *map(repr, missing)])
 
 
-def _form_of_side(join: SideJoin, side: SideInput) -> str:
-    told = [side.name, side.kind, *_typed(side.schema, side.key)]
+def _digest_side(join: SideJoin, side: SideInput) -> str:
+    told = [side.name, side.kind, *_column_types(side.schema, side.key)]
     if not side.static:
-        told += [str(side.windows), str(side.keyed), *_typed(side.schema, side.fields)]
+        told += [str(side.windows), str(side.keyed), *_column_types(side.schema, side.fields)]
         if join.order == "event time":
-            told += _typed(side.schema, side.schema.names)
+            told += _column_types(side.schema, side.schema.names)
     return _digest(told)
 
 
-def _form_of_main(join: SideJoin) -> str:
+def _digest_main(join: SideJoin) -> str:
     schema = join.schema
-    return _digest([join.order, str(join.windows), *join.key, *_typed(schema, schema.names)])
+    return _digest([join.order, str(join.windows), *join.key, *_column_types(schema, schema.names)])
 
 
-def _typed(schema: pa.Schema, names: Iterable[str]) -> list[str]:
+def _column_types(schema: pa.Schema, names: Iterable[str]) -> list[str]:
     return [f"{name} {schema.field(name).type}" for name in names]
 
 
-def _digest(told: list[str]) -> str:
-    return f"{crc32(chr(0).join(told).encode()):08x}"
+def _digest(parts: list[str]) -> str:
+    return f"{crc32(chr(0).join(parts).encode()):08x}"

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideRowError, SideSchemaError
-from streambroker_core.side.keys import keys_of
-from streambroker_core.side.state.sorted_runs import Level
+from streambroker_core.side.keys import make_keys
+from streambroker_core.side.state.sorted_runs import SortedRun
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedRows:
     """Rows that were not taken, to be told one by one.
 
     Attributes:
@@ -30,7 +30,7 @@ class Refusal:
     times: list[int | None]
 
 
-def fitting(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def select_columns(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the columns of a schema, in its order.
 
     Raises:
@@ -60,7 +60,7 @@ def fitting(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def micros(batch: pa.RecordBatch, column: str | None) -> pa.Array:
+def event_micros(batch: pa.RecordBatch, column: str | None) -> pa.Array:
     """Return event times as int64 microseconds; nulls if there is no such column."""
     if column is None:
         return pa.nulls(batch.num_rows, pa.int64())
@@ -70,7 +70,7 @@ def micros(batch: pa.RecordBatch, column: str | None) -> pa.Array:
 
 def read_rows(
     side: SideInput, batch: pa.RecordBatch, *, needs_time: bool
-) -> tuple[Level, list[Refusal]]:
+) -> tuple[SortedRun, list[RejectedRows]]:
     """Return rows in their order, and what was refused of them.
 
     Args:
@@ -82,11 +82,11 @@ def read_rows(
         Keys (0 if there is no key), times, whether a row removes, and values; in no order of keys.
     """
     keys = (
-        keys_of([batch.column(name) for name in side.key])
+        make_keys([batch.column(name) for name in side.key])
         if side.key
         else pa.nulls(batch.num_rows, pa.int64()).fill_null(0)
     )
-    times = micros(batch, side.event_time)
+    times = event_micros(batch, side.event_time)
     gone = (
         pc.fill_null(batch.column(side.deleted), False)
         if side.deleted
@@ -95,14 +95,14 @@ def read_rows(
     values = pa.StructArray.from_arrays(
         [batch.column(name) for name in side.fields], fields=list(side.value_type)
     )
-    rows, refusals = Level(keys, times, gone, values), []
+    rows, refusals = SortedRun(keys, times, gone, values), []
     if keys.null_count:
         problem = f"rows whose key ({', '.join(side.key)}) is null"
-        refusals.append(_refuse(side, batch, pc.is_null(keys), problem, "give each row a key"))
+        refusals.append(_reject(side, batch, pc.is_null(keys), problem, "give each row a key"))
     if needs_time and times.null_count:
         problem = f"rows whose event time ({side.event_time}) is null"
         lacking = pc.and_(pc.is_null(times), pc.is_valid(keys))
-        refusals.append(_refuse(side, batch, lacking, problem, "give each row a time"))
+        refusals.append(_reject(side, batch, lacking, problem, "give each row a time"))
     if refusals:
         kept = pc.is_valid(keys)
         if needs_time:
@@ -111,28 +111,30 @@ def read_rows(
     return rows, [refusal for refusal in refusals if refusal.rows]
 
 
-def refuse_rows(side: SideInput, rows: Level, problem: str, remedy: str) -> Refusal:
+def reject_rows(side: SideInput, rows: SortedRun, problem: str, remedy: str) -> RejectedRows:
     """Return a refusal of rows that were read already."""
     shown = [
         {**({"key": key} if side.key else {}), **value}
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True)
     ]
-    return Refusal(
+    return RejectedRows(
         SideRowError(side.name, problem, shown, remedy),
-        [as_json(row) for row in shown],
+        [to_json(row) for row in shown],
         rows.times.to_pylist(),
     )
 
 
-def as_json(row: Any) -> str:
+def to_json(row: Any) -> str:
     """Return a row as JSON text; what JSON does not know stands as text."""
     return json.dumps(row, default=str, ensure_ascii=False)
 
 
-def _refuse(
+def _reject(
     side: SideInput, batch: pa.RecordBatch, mask: pa.Array, problem: str, remedy: str
-) -> Refusal:
+) -> RejectedRows:
     found = batch.filter(mask)
     rows = found.to_pylist()
-    times = micros(found, side.event_time).to_pylist()
-    return Refusal(SideRowError(side.name, problem, rows, remedy), [*map(as_json, rows)], times)
+    times = event_micros(found, side.event_time).to_pylist()
+    return RejectedRows(
+        SideRowError(side.name, problem, rows, remedy), [*map(to_json, rows)], times
+    )

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streambroker_core.control.operators.operator import Blobs, Changes
 from streambroker_core.side.state.column_codec import pack, unpack
-from streambroker_core.side.state.pages import least, lows_of
+from streambroker_core.side.state.pages import min_present, min_values
 
 _NUMBERS = (pa.int64(),) * 6
 
@@ -22,12 +22,12 @@ class _Chunk:
     number: int
     rows: int
     size: int
-    lows: list[int | None]
+    minima: list[int | None]
     columns: list[pa.Array] | None = None
     changed: bool = False
 
 
-class Rows:
+class RowLog:
     """Rows in the order in which they came, in the blobs that begin with a name."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Rows:
         types: tuple[pa.DataType, ...],
         blobs: Blobs | None = None,
         *,
-        lows: tuple[str, ...] = (),
+        min_fields: tuple[str, ...] = (),
     ) -> None:
         """Take up the rows.
 
@@ -44,11 +44,11 @@ class Rows:
             name: of the directory blob; chunks are ``<name>/<number>``.
             types: of the columns.
             blobs: the bucket's state; None for none.
-            lows: up to two fields of the last column, a struct, whose least values are known.
+            min_fields: up to two fields of the last column, a struct, whose least values are known.
         """
         self.name, self.types = name, types
         self._blobs = blobs if blobs is not None else {}
-        self._lows = lows
+        self._min_fields = min_fields
         self._chunks: list[_Chunk] = []
         self._whole: list[pa.Array] | None = None
         self._removed: list[int] = []
@@ -61,7 +61,7 @@ class Rows:
                 self._chunks.append(_Chunk(number, rows, size, low))
 
     @classmethod
-    def of(cls, *columns: pa.Array) -> Rows:
+    def from_columns(cls, *columns: pa.Array) -> RowLog:
         """Return rows without state."""
         made = cls("t", tuple(column.type for column in columns))
         made.add(*columns)
@@ -71,7 +71,7 @@ class Rows:
         return sum(chunk.rows for chunk in self._chunks)
 
     @property
-    def at_most(self) -> int:
+    def max_count(self) -> int:
         """How many rows there are."""
         return len(self)
 
@@ -80,16 +80,16 @@ class Rows:
         """Bytes in Arrow."""
         return sum(chunk.size for chunk in self._chunks)
 
-    def low(self, number: int) -> int | None:
+    def min_value(self, number: int) -> int | None:
         """Return the least value of a field that is watched; None if there is none."""
-        return least(chunk.lows[number] for chunk in self._chunks)
+        return min_present(chunk.minima[number] for chunk in self._chunks)
 
     def add(self, *columns: pa.Array) -> None:
         """Put rows at the end."""
         if len(columns[0]):
-            self._chunks.append(self._made(list(columns)))
+            self._chunks.append(self._make_chunk(list(columns)))
 
-    def all(self) -> list[pa.Array]:
+    def read_all(self) -> list[pa.Array]:
         """Return the columns of all rows."""
         if not self._chunks:
             return [pa.array([], type_) for type_ in self.types]
@@ -105,15 +105,15 @@ class Rows:
         self._removed += [old.number for old in self._chunks]
         self._chunks, self._whole, self._changed = [], None, True
 
-    def take(self) -> list[pa.Array]:
+    def pop_all(self) -> list[pa.Array]:
         """Return the columns of all rows, and forget them."""
-        found = self.all()
+        found = self.read_all()
         self.clear()
         return found
 
     def changes(self) -> Changes:
         """Return the blobs to write and, as None, those to remove."""
-        self._join()
+        self._merge_chunks()
         out: Changes = {
             f"{self.name}/{number}": None
             for number in self._removed
@@ -128,18 +128,18 @@ class Rows:
             out[self.name] = None
         return out
 
-    def _join(self) -> None:
+    def _merge_chunks(self) -> None:
         """Make one of the last two chunks while the last is at least half of the other."""
         while len(self._chunks) > 1 and 2 * self._chunks[-1].rows >= self._chunks[-2].rows:
             newest, other = self._chunks.pop(), self._chunks.pop()
             both = zip(self._load(other), self._load(newest), strict=True)
             self._removed += [newest.number, other.number]
-            self._chunks.append(self._made([pa.concat_arrays(pair) for pair in both]))
+            self._chunks.append(self._make_chunk([pa.concat_arrays(pair) for pair in both]))
 
-    def _made(self, columns: list[pa.Array]) -> _Chunk:
+    def _make_chunk(self, columns: list[pa.Array]) -> _Chunk:
         lows: list[int | None] = [None, None]
-        if self._lows:
-            lows[: len(self._lows)] = lows_of(columns[-1], self._lows)
+        if self._min_fields:
+            lows[: len(self._min_fields)] = min_values(columns[-1], self._min_fields)
         size = sum(column.nbytes for column in columns)
         made = _Chunk(self._next, len(columns[0]), size, lows, columns, changed=True)
         self._next += 1
@@ -152,6 +152,6 @@ class Rows:
         return chunk.columns
 
     def _write(self) -> bytes:
-        rows = [(self._next, c.number, c.rows, c.size, *c.lows) for c in self._chunks]
+        rows = [(self._next, c.number, c.rows, c.size, *c.minima) for c in self._chunks]
         columns = [list(column) for column in zip(*rows, strict=True)]
         return pack(*(pa.array(column, pa.int64()) for column in columns))

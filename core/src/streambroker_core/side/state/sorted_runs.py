@@ -13,25 +13,25 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streambroker_core.side.windows import EVER
+from streambroker_core.side.windows import GLOBAL_START
 
 Keys: TypeAlias = pa.Array
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SortedRun:
     """Keys, ascending, each once, with what belongs to them.
 
     Attributes:
         keys: without nulls.
         times: event time of each value, int64; null where there is none.
-        gone: boolean.
+        deleted: boolean.
         values: struct, or list of structs.
     """
 
     keys: pa.Array
     times: pa.Array
-    gone: pa.Array
+    deleted: pa.Array
     values: pa.Array
 
     def __len__(self) -> int:
@@ -40,19 +40,19 @@ class Level:
     @property
     def columns(self) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
         """All four columns."""
-        return (self.keys, self.times, self.gone, self.values)
+        return (self.keys, self.times, self.deleted, self.values)
 
-    def slice(self, start: int, length: int) -> Level:
+    def slice(self, start: int, length: int) -> SortedRun:
         """Return entries from a place on, without a copy."""
-        return Level(*(one.slice(start, length) for one in self.columns))
+        return SortedRun(*(one.slice(start, length) for one in self.columns))
 
-    def take(self, places: pa.Array) -> Level:
+    def take(self, indices: pa.Array) -> SortedRun:
         """Return entries by their places."""
-        return Level(*(one.take(places) for one in self.columns))
+        return SortedRun(*(one.take(indices) for one in self.columns))
 
-    def filter(self, mask: pa.Array) -> Level:
+    def filter(self, mask: pa.Array) -> SortedRun:
         """Return the entries for which a mask is true."""
-        return Level(*(one.filter(mask) for one in self.columns))
+        return SortedRun(*(one.filter(mask) for one in self.columns))
 
     @property
     def nbytes(self) -> int:
@@ -63,50 +63,50 @@ class Level:
     def entries(self) -> int:
         """Values there are; those of one key counted each."""
         if is_list(self.values.type):
-            return len(flat(self.values))
-        return len(self) - int(pc.sum(self.gone).as_py() or 0)
+            return len(flatten(self.values))
+        return len(self) - int(pc.sum(self.deleted).as_py() or 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LookupResult:
     """Entries of a level by their places; each column is taken when it is asked for.
 
     Attributes:
-        level: the entries; not all of them need be in the order of a level.
-        places: where each key is, int64; null for those that are not there.
+        run: the entries; not all of them need be in the order of a level.
+        indices: where each key is, int64; null for those that are not there.
     """
 
-    level: Level
-    places: pa.Array
+    run: SortedRun
+    indices: pa.Array
 
     @property
-    def known(self) -> pa.Array:
+    def has_entry(self) -> pa.Array:
         """Whether each key has an entry, gone or not."""
-        return pc.is_valid(self.places)
+        return pc.is_valid(self.indices)
 
     @property
     def times(self) -> pa.Array:
         """The event time of each entry; null where there is none."""
-        return self.level.times.take(self.places)
+        return self.run.times.take(self.indices)
 
     @property
     def values(self) -> pa.Array:
         """The value of each entry; null where there is none, of any kind where it is gone."""
-        return self.level.values.take(self.places)
+        return self.run.values.take(self.indices)
 
     @property
-    def there(self) -> pa.Array:
+    def has_value(self) -> pa.Array:
         """Whether each key has a value."""
-        if is_list(self.level.values.type):
+        if is_list(self.run.values.type):
             return pc.fill_null(pc.greater(pc.list_value_length(self.values), 0), False)
-        if not pc.any(self.level.gone).as_py():
-            return self.known
-        return pc.invert(pc.fill_null(self.level.gone.take(self.places), True))
+        if not pc.any(self.run.deleted).as_py():
+            return self.has_entry
+        return pc.invert(pc.fill_null(self.run.deleted.take(self.indices), True))
 
     @property
-    def hollow(self) -> bool:
+    def has_deleted(self) -> bool:
         """Whether there is any entry whose value does not count, because it is gone."""
-        return bool(pc.any(self.level.gone).as_py())
+        return bool(pc.any(self.run.deleted).as_py())
 
 
 def is_list(type_: pa.DataType) -> bool:
@@ -114,20 +114,20 @@ def is_list(type_: pa.DataType) -> bool:
     return bool(pa.types.is_list(type_))
 
 
-def flat(lists: pa.Array) -> pa.Array:
+def flatten(lists: pa.Array) -> pa.Array:
     """Return all values of lists, in order."""
     return lists.flatten()
 
 
-def concat(levels: list[Level]) -> Level:
+def concat(runs: list[SortedRun]) -> SortedRun:
     """Return the entries of levels one after the other; not a level unless their ranges follow."""
-    if len(levels) == 1:
-        return levels[0]
-    columns = zip(*(level.columns for level in levels), strict=True)
-    return Level(*(pa.concat_arrays(list(column)) for column in columns))
+    if len(runs) == 1:
+        return runs[0]
+    columns = zip(*(level.columns for level in runs), strict=True)
+    return SortedRun(*(pa.concat_arrays(list(column)) for column in columns))
 
 
-def level_of_rows(rows: Level, *, latest: bool) -> Level:
+def run_from_rows(rows: SortedRun, *, latest: bool) -> SortedRun:
     """Return rows of a map, in order, as a level: the last of each key stays.
 
     Args:
@@ -135,84 +135,86 @@ def level_of_rows(rows: Level, *, latest: bool) -> Level:
         latest: the last by event time instead, the later row at equal times; one without a time,
             of a policy before, is older than any.
     """
-    return _last_of_each(rows, latest=latest)
+    return _keep_last(rows, latest=latest)
 
 
-def lists_of_rows(rows: Level) -> Level:
+def run_of_lists(rows: SortedRun) -> SortedRun:
     """Return rows of a multimap, in order, as a level of lists.
 
     A row that is gone takes what was before it, and is no value itself.
     """
-    lengths = pc.cast(pc.invert(rows.gone), pa.int64())
-    kept = rows.values.filter(pc.invert(rows.gone))
-    return merge([Level(rows.keys, rows.times, rows.gone, _lists(lengths, kept))], latest=False)
+    lengths = pc.cast(pc.invert(rows.deleted), pa.int64())
+    kept = rows.values.filter(pc.invert(rows.deleted))
+    return merge(
+        [SortedRun(rows.keys, rows.times, rows.deleted, _lists(lengths, kept))], latest=False
+    )
 
 
-def merge(levels: list[Level], *, latest: bool) -> Level:
+def merge(runs: list[SortedRun], *, latest: bool) -> SortedRun:
     """Return one level that says what several say, the oldest first.
 
     Args:
-        levels: at least one; the keys of one need not ascend.
+        runs: at least one; the keys of one need not ascend.
         latest: of a map, the greatest event time wins, not the newest level.
     """
-    every = concat(levels)
+    every = concat(runs)
     if not is_list(every.values.type):
-        return _last_of_each(every, latest=latest)
+        return _keep_last(every, latest=latest)
     every = every.take(pc.sort_indices(every.keys))
-    anew = every.gone
-    if pc.any(every.gone).as_py():
-        every, anew = _begin_anew(every)
+    anew = every.deleted
+    if pc.any(every.deleted).as_py():
+        every, anew = _drop_before_deleted(every)
     ends = _ends(every.keys)
     counts = pc.cumulative_sum(pc.cast(pc.list_value_length(every.values), pa.int64()))
     last = pc.subtract(ends, 1)
     sums = counts.take(last)
-    return Level(
+    return SortedRun(
         every.keys.take(last),
         every.times.take(last),
         anew.take(last),
-        _lists_at(sums, flat(every.values)),
+        _lists_at(sums, flatten(every.values)),
     )
 
 
-def find(level: Level, keys: Keys) -> pa.Array:
+def find_indices(run: SortedRun, keys: Keys) -> pa.Array:
     """Return where each key is in a level, int64; null for those that are not.
 
     Takes the way that is cheaper for so many keys: a search for each, or a hash table of all.
     """
-    size = len(level)
+    size = len(run)
     if not size:
         return pa.nulls(len(keys), pa.int64())
     if 2 * len(keys) > size:
-        places = pc.index_in(keys, value_set=level.keys, skip_nulls=True)
+        places = pc.index_in(keys, value_set=run.keys, skip_nulls=True)
         return pc.cast(places, pa.int64())
-    places = pc.cast(pc.search_sorted(level.keys, keys), pa.int64())
+    places = pc.cast(pc.search_sorted(run.keys, keys), pa.int64())
     inside = pc.min_element_wise(places, size - 1, skip_nulls=False)
-    return pc.if_else(pc.equal(level.keys.take(inside), keys), inside, pa.scalar(None, pa.int64()))
+    return pc.if_else(pc.equal(run.keys.take(inside), keys), inside, pa.scalar(None, pa.int64()))
 
 
-def without_gone(level: Level) -> Level:
+def drop_deleted(run: SortedRun) -> SortedRun:
     """Return the entries that have a value."""
-    if is_list(level.values.type):
-        kept = pc.greater(pc.list_value_length(level.values), 0)
+    if is_list(run.values.type):
+        kept = pc.greater(pc.list_value_length(run.values), 0)
     else:
-        kept = pc.invert(level.gone)
+        kept = pc.invert(run.deleted)
     if pc.all(kept).as_py():
-        return level
-    return level.filter(kept)
+        return run
+    return run.filter(kept)
 
 
-def _last_of_each(rows: Level, *, latest: bool) -> Level:
-    if _ascend(rows.keys):
+def _keep_last(rows: SortedRun, *, latest: bool) -> SortedRun:
+    if _is_ascending(rows.keys):
         return rows
     if latest:
-        table = pa.table({"key": rows.keys, "time": pc.fill_null(rows.times, EVER)})
+        table = pa.table({"key": rows.keys, "time": pc.fill_null(rows.times, GLOBAL_START)})
         order = pc.sort_indices(table, sort_keys=[("key", "ascending"), ("time", "ascending")])
     else:
         order = pc.sort_indices(rows.keys)
     return rows.take(order.take(pc.subtract(_ends(rows.keys.take(order)), 1)))
 
 
-def _ascend(keys: pa.Array) -> bool:
+def _is_ascending(keys: pa.Array) -> bool:
     """Tell whether each key is greater than the one before."""
     size = len(keys)
     return bool(pc.all(pc.less(keys.slice(0, max(size - 1, 0)), keys.slice(min(size, 1)))).as_py())
@@ -223,10 +225,10 @@ def _ends(keys: pa.Array) -> pa.Array:
     return pc.cast(pc.run_end_encode(keys, run_end_type=pa.int64()).run_ends, pa.int64())
 
 
-def _begin_anew(every: Level) -> tuple[Level, pa.Array]:
+def _drop_before_deleted(every: SortedRun) -> tuple[SortedRun, pa.Array]:
     """Drop what is before the last gone entry of each key; also tell which keys have one."""
     keys = every.keys.to_pylist()
-    gone = every.gone.to_pylist()
+    gone = every.deleted.to_pylist()
     last = {key: place for place, key in enumerate(keys) if gone[place]}
     kept = pa.array([place >= last.get(key, 0) for place, key in enumerate(keys)])
     anew = pa.array([key in last for key in keys])

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streambroker_core.control.operators.operator import Blobs, Changes
-from streambroker_core.side.state.layout import SINCE, TIME, Shape
-from streambroker_core.side.state.pages import Leaves, least
-from streambroker_core.side.state.row_log import Rows
-from streambroker_core.side.state.sorted_runs import Level, flat, lists_of_rows
+from streambroker_core.side.state.layout import SINCE, TIME, StateLayout
+from streambroker_core.side.state.pages import PagedMap, min_present
+from streambroker_core.side.state.row_log import RowLog
+from streambroker_core.side.state.sorted_runs import SortedRun, flatten, run_of_lists
 
 GROUP = -1
 """Stands for a side input where rows wait for the end of their own main window."""
@@ -45,12 +45,12 @@ class Stall:
     low: int | None
 
 
-_At: TypeAlias = "tuple[int, int, bool]"
+_StallKey: TypeAlias = "tuple[int, int, bool]"
 """Of a stall: side input, window, and whether its rows wait for keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Figures:
+class _StallCounts:
     """Of a stall: rows, their bytes, least event time, and since when the first waits."""
 
     rows: int
@@ -59,7 +59,7 @@ class _Figures:
     since: int | None
 
 
-class Waiting:
+class WaitingRows:
     """All rows that wait in a bucket.
 
     What was not touched since the state was taken up is known by its figures, and is not read.
@@ -68,17 +68,17 @@ class Waiting:
         schema: columns of (row, window) pairs.
     """
 
-    def __init__(self, shape: Shape, blobs: Blobs, told: list[list[Any]]) -> None:
-        """Take them up; ``told`` is what :meth:`tell` returned."""
-        self.schema, self._key_types, self._blobs = shape.pairs, shape.key_types, blobs
+    def __init__(self, layout: StateLayout, blobs: Blobs, dumped: list[list[Any]]) -> None:
+        """Take them up; ``dumped`` is what :meth:`tell` returned."""
+        self.schema, self._key_types, self._blobs = layout.pair_schema, layout.key_types, blobs
         self._type = pa.struct(list(self.schema))
-        self._begun: set[tuple[int, int]] = {(number, start) for number, start, *_ in told}
-        self._stores: dict[_At, Rows | Leaves] = {}
-        self._unread: dict[_At, _Figures] = {}
-        for number, start, by_key, *figures in told:
+        self._begun: set[tuple[int, int]] = {(number, start) for number, start, *_ in dumped}
+        self._stores: dict[_StallKey, RowLog | PagedMap] = {}
+        self._unread: dict[_StallKey, _StallCounts] = {}
+        for number, start, by_key, *figures in dumped:
             at = (number, start, by_key)
             if figures:
-                self._unread[at] = _Figures(*figures)
+                self._unread[at] = _StallCounts(*figures)
             else:  # of a state that was written without them
                 self._open(at)
 
@@ -87,85 +87,85 @@ class Waiting:
         values = pairs.to_struct_array()
         self._begun.add((number, start))
         store = self._open((number, start, keys is not None))
-        if isinstance(store, Rows):
+        if isinstance(store, RowLog):
             store.add(values)
             return
         assert keys is not None  # noqa: S101 - else it is rows
-        rows = Level(
+        rows = SortedRun(
             keys,
             pa.nulls(len(keys), pa.int64()),
             pa.nulls(len(keys), pa.bool_()).fill_null(False),
             values,
         )
-        store.add(lists_of_rows(rows))
+        store.add(run_of_lists(rows))
 
-    def begun(self) -> set[tuple[int, int]]:
+    def pop_begun(self) -> set[tuple[int, int]]:
         """Return for what pairs have begun to wait since this was asked last; at first, for all."""
         found, self._begun = self._begun, set()
         return found
 
-    def starts(self, number: int) -> list[int]:
+    def waited_windows(self, number: int) -> list[int]:
         """Return the windows of a side input that are waited for."""
-        return sorted({start for one, start, by_key in self._ats() if one == number})
+        return sorted({start for one, start, by_key in self._stall_keys() if one == number})
 
-    def waits(self, number: int, start: int) -> bool:
+    def has_waiting(self, number: int, start: int) -> bool:
         """Tell whether anything waits for a window, not for keys in it."""
-        return self._has((number, start, False))
+        return self._has_stall((number, start, False))
 
     def release(self, number: int, start: int) -> list[pa.RecordBatch]:
         """Take out what waits for a window."""
-        rows = self._rows(number, start)
-        return [] if rows is None else self._batches(rows.take()[0])
+        rows = self._open_rows(number, start)
+        return [] if rows is None else self._batches(rows.pop_all()[0])
 
     def release_by_key(self, number: int, start: int) -> list[pa.RecordBatch]:
         """Take out all that wait for keys in a window."""
-        leaves = self._leaves(number, start)
+        leaves = self._open_pages(number, start)
         if leaves is None:
             return []
-        found = flat(leaves.all().values)
+        found = flatten(leaves.read_all().values)
         leaves.clear()
         return self._batches(found)
 
     def release_keys(self, number: int, start: int, keys: pa.Array) -> list[pa.RecordBatch]:
         """Take out what waits for these keys in a window."""
-        leaves = self._leaves(number, start)
+        leaves = self._open_pages(number, start)
         if leaves is None:
             return []
         keys = pc.drop_null(pc.unique(keys))
-        found = flat(leaves.look(keys).values)
+        found = flatten(leaves.lookup(keys).values)
         if len(found):
             leaves.remove(keys)
         return self._batches(found)
 
-    def keys(self, number: int, start: int) -> pa.Array | None:
+    def waited_keys(self, number: int, start: int) -> pa.Array | None:
         """Return the keys that are waited for in a window; None if there are none."""
-        leaves = self._leaves(number, start)
-        return None if leaves is None else leaves.all().keys
+        leaves = self._open_pages(number, start)
+        return None if leaves is None else leaves.read_all().keys
 
     def release_since(self, number: int, since: int) -> list[pa.RecordBatch]:
         """Take out what has waited for a side input since a time, or longer."""
         found: list[pa.RecordBatch] = []
-        due = [at for at in self._ats() if at[0] == number and self._is_due(at, since)]
+        due = [at for at in self._stall_keys() if at[0] == number and self._is_due(at, since)]
         for at in sorted(due):
             store = self._open(at)
-            if isinstance(store, Rows):
-                old, new = _split(store.take()[0], since)
+            if isinstance(store, RowLog):
+                old, new = _split(store.pop_all()[0], since)
                 store.add(new)
                 found += self._batches(old)
             else:
-                found += self._batches(_take_old(store, since))
+                found += self._batches(_pop_old(store, since))
         return found
 
     def stalls(self) -> list[Stall]:
         """Return what rows wait for, in the order of side inputs and windows."""
-        every = [(at, self._figures(at)) for at in sorted(self._ats())]
+        every = [(at, self._stall_counts(at)) for at in sorted(self._stall_keys())]
         return [Stall(*at, of.rows, of.size, of.since, of.low) for at, of in every]
 
     @property
-    def at_most(self) -> int:
+    def max_count(self) -> int:
         """A number of pairs that is not exceeded, without the work of counting."""
         unread = sum(of.rows for of in self._unread.values())
-        return unread + sum(store.at_most for store in self._stores.values())
+        return unread + sum(store.max_count for store in self._stores.values())
 
     @property
     def size(self) -> int:
@@ -173,14 +173,16 @@ class Waiting:
         unread = sum(of.size for of in self._unread.values())
         return unread + sum(store.size for store in self._stores.values())
 
-    def low(self) -> int | None:
+    def min_event_time(self) -> int | None:
         """Return the least event time among all; None if there is none."""
         unread = (of.low for of in self._unread.values())
-        return least((*unread, *(store.low(0) for store in self._stores.values())))
+        return min_present((*unread, *(store.min_value(0) for store in self._stores.values())))
 
-    def since(self, number: int) -> int | None:
+    def waiting_since(self, number: int) -> int | None:
         """Return since when the first waits for a side input; None if none does."""
-        return least(self._figures(at).since for at in self._ats() if at[0] == number)
+        return min_present(
+            self._stall_counts(at).since for at in self._stall_keys() if at[0] == number
+        )
 
     def changes(self) -> Changes:
         """Return the blobs to write and, as None, those to remove."""
@@ -189,58 +191,60 @@ class Waiting:
             out.update(store.changes())
         return out
 
-    def tell(self) -> list[list[Any]]:
+    def dump(self) -> list[list[Any]]:
         """Return what is not in blobs, as JSON value."""
-        return [[*at, *astuple(self._figures(at))] for at in sorted(self._ats())]
+        return [[*at, *astuple(self._stall_counts(at))] for at in sorted(self._stall_keys())]
 
-    def _ats(self) -> list[_At]:
+    def _stall_keys(self) -> list[_StallKey]:
         """Return for what anything waits."""
-        opened = [at for at, store in self._stores.items() if store.at_most and len(store)]
+        opened = [at for at, store in self._stores.items() if store.max_count and len(store)]
         return [*self._unread, *opened]
 
-    def _has(self, at: _At) -> bool:
-        return at in self._unread or (at in self._stores and self._stores[at].at_most > 0)
+    def _has_stall(self, stall_key: _StallKey) -> bool:
+        return stall_key in self._unread or (
+            stall_key in self._stores and self._stores[stall_key].max_count > 0
+        )
 
-    def _figures(self, at: _At) -> _Figures:
-        if at in self._unread:
-            return self._unread[at]
-        store = self._stores[at]
-        return _Figures(len(store), store.size, store.low(0), store.low(1))
+    def _stall_counts(self, stall_key: _StallKey) -> _StallCounts:
+        if stall_key in self._unread:
+            return self._unread[stall_key]
+        store = self._stores[stall_key]
+        return _StallCounts(len(store), store.size, store.min_value(0), store.min_value(1))
 
-    def _is_due(self, at: _At, since: int) -> bool:
-        first = self._figures(at).since
+    def _is_due(self, stall_key: _StallKey, since: int) -> bool:
+        first = self._stall_counts(stall_key).since
         return first is not None and first <= since
 
-    def _rows(self, number: int, start: int) -> Rows | None:
+    def _open_rows(self, number: int, start: int) -> RowLog | None:
         """Return the rows that wait for a window; None if none do."""
         at = (number, start, False)
-        store = self._open(at) if self._has(at) else None
-        assert store is None or isinstance(store, Rows)  # noqa: S101 - as its place says
+        store = self._open(at) if self._has_stall(at) else None
+        assert store is None or isinstance(store, RowLog)  # noqa: S101 - as its place says
         return store
 
-    def _leaves(self, number: int, start: int) -> Leaves | None:
+    def _open_pages(self, number: int, start: int) -> PagedMap | None:
         """Return the rows that wait for keys in a window; None if none do."""
         at = (number, start, True)
-        store = self._open(at) if self._has(at) else None
-        assert store is None or isinstance(store, Leaves)  # noqa: S101 - as its place says
+        store = self._open(at) if self._has_stall(at) else None
+        assert store is None or isinstance(store, PagedMap)  # noqa: S101 - as its place says
         return store
 
-    def _open(self, at: _At) -> Rows | Leaves:
-        if at not in self._stores:
-            self._unread.pop(at, None)
-            self._stores[at] = self._new(*at)
-        return self._stores[at]
+    def _open(self, stall_key: _StallKey) -> RowLog | PagedMap:
+        if stall_key not in self._stores:
+            self._unread.pop(stall_key, None)
+            self._stores[stall_key] = self._new(*stall_key)
+        return self._stores[stall_key]
 
-    def _new(self, number: int, start: int, by_key: bool) -> Rows | Leaves:
+    def _new(self, number: int, start: int, by_key: bool) -> RowLog | PagedMap:
         if not by_key:
             name = f"wait{number if number != GROUP else 'own'}.{start}"
-            return Rows(name, (self._type,), self._blobs, lows=(TIME, SINCE))
-        return Leaves(
+            return RowLog(name, (self._type,), self._blobs, min_fields=(TIME, SINCE))
+        return PagedMap(
             f"key{number}.{start}",
             self._key_types[number],
             pa.list_(self._type),
             self._blobs,
-            lows=(TIME, SINCE),
+            min_fields=(TIME, SINCE),
         )
 
     def _batches(self, pairs: pa.Array) -> list[pa.RecordBatch]:
@@ -255,16 +259,16 @@ def _split(pairs: pa.Array, since: int) -> tuple[pa.Array, pa.Array]:
     return pairs.filter(old), pairs.filter(pc.invert(old))
 
 
-def _take_old(leaves: Leaves, since: int) -> pa.Array:
-    level = leaves.all()
+def _pop_old(pages: PagedMap, since: int) -> pa.Array:
+    level = pages.read_all()
     keys = level.keys.take(pc.list_parent_indices(level.values))
-    pairs = flat(level.values)
+    pairs = flatten(level.values)
     old = pc.less_equal(pc.struct_field(pairs, SINCE), since)
     young = pc.invert(old)
-    leaves.clear()
+    pages.clear()
     rest = pairs.filter(young)
     nulls = pa.nulls(len(rest), pa.int64())
     never = pa.nulls(len(rest), pa.bool_()).fill_null(False)
     if len(rest):
-        leaves.add(lists_of_rows(Level(keys.filter(young), nulls, never, rest)))
+        pages.add(run_of_lists(SortedRun(keys.filter(young), nulls, never, rest)))
     return pairs.filter(old)

@@ -27,7 +27,7 @@ ACTIONS: Final = (EMIT, EMITTED, APPEND, ENTRY)
 """What a broker may ask for, as the agent's own job does."""
 HEADER: Final = "Errands"
 """Of the answer to a poll: something waits."""
-MOST: Final = 100
+MAX_COMMANDS: Final = 100
 """Errands, and answers, of one message."""
 FAILED: Final = "InternalError"
 """Code of an answer of an agent that could not do it, for a reason that its log tells."""
@@ -39,7 +39,7 @@ _MAX_TEXT = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class AgentCommand:
     """What is asked.
 
     Attributes:
@@ -65,7 +65,7 @@ class Errand:
             raise ManifestError(path="body", reason=f"is no JSON: {error}") from error
 
 
-def errand_of(action: str, body: Mapping[str, Any], id_: str | None = None) -> Errand:
+def make_command(action: str, body: Mapping[str, Any], id_: str | None = None) -> AgentCommand:
     """Return an errand; without an id, the one that is the same for the same action and body.
 
     Raises:
@@ -76,11 +76,11 @@ def errand_of(action: str, body: Mapping[str, Any], id_: str | None = None) -> E
     except (ValueError, RecursionError) as error:
         raise ManifestError(path="", reason=f"cannot be written as JSON: {error}") from error
     same = hashlib.sha256(f"{action}\n{text}".encode()).hexdigest()[:32]
-    return Errand(id=same if id_ is None else id_, action=action, text=text)
+    return AgentCommand(id=same if id_ is None else id_, action=action, text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class CommandResult:
     """What an agent answers: ``answer``, or else ``code`` and ``detail`` of why not."""
 
     id: str
@@ -89,12 +89,12 @@ class Done:
     detail: str = ""
 
 
-def encode_errands(errands: Sequence[Errand]) -> dict[str, Any]:
+def encode_commands(commands: Sequence[AgentCommand]) -> dict[str, Any]:
     """Return the message to the agent."""
-    return {"errands": [{"id": e.id, "action": e.action, "body": e.text} for e in errands]}
+    return {"errands": [{"id": e.id, "action": e.action, "body": e.text} for e in commands]}
 
 
-def decode_errands(data: object) -> list[Errand]:
+def decode_commands(data: object) -> list[AgentCommand]:
     """Read the message to the agent.
 
     Raises:
@@ -102,26 +102,26 @@ def decode_errands(data: object) -> list[Errand]:
     """
     fields = Fields(data)
     found = []
-    for number, item in enumerate(fields.items("errands", most=MOST)):
+    for number, item in enumerate(fields.items("errands", max_items=MAX_COMMANDS)):
         one = fields.entry("errands", number, item)
         text = one.text("body", longest=_MAX_TEXT)
-        found.append(Errand(id=_id_of(one), action=one.text("action"), text=text))
+        found.append(AgentCommand(id=_read_id(one), action=one.text("action"), text=text))
     return found
 
 
-def encode_done(done: Sequence[Done]) -> dict[str, Any]:
+def encode_results(results: Sequence[CommandResult]) -> dict[str, Any]:
     """Return the message of the agent."""
     return {
         "done": [
             {"id": d.id, "code": d.code, "detail": d.detail[:_MAX_DETAIL]}
             if d.answer is None
             else {"id": d.id, "answer": dict(d.answer)}
-            for d in done
+            for d in results
         ]
     }
 
 
-def decode_done(data: object) -> list[Done]:
+def decode_results(data: object) -> list[CommandResult]:
     """Read the message of the agent.
 
     Raises:
@@ -129,18 +129,18 @@ def decode_done(data: object) -> list[Done]:
     """
     fields = Fields(data)
     found = []
-    for number, item in enumerate(fields.items("done", most=MOST)):
+    for number, item in enumerate(fields.items("done", max_items=MAX_COMMANDS)):
         one = fields.entry("done", number, item)
         if one.has("answer"):
-            found.append(Done(id=_id_of(one), answer=dict(one.child("answer").raw())))
+            found.append(CommandResult(id=_read_id(one), answer=dict(one.child("answer").raw())))
             continue
-        code = one.text("code", check=lambda c: _CODE.fullmatch(c) is not None, wanted="a code")
+        code = one.text("code", check=lambda c: _CODE.fullmatch(c) is not None, expected="a code")
         detail = one.text("detail", longest=4 * _MAX_DETAIL)
-        found.append(Done(id=_id_of(one), code=code, detail=detail))
+        found.append(CommandResult(id=_read_id(one), code=code, detail=detail))
     return found
 
 
-def _id_of(fields: Fields) -> str:
+def _read_id(fields: Fields) -> str:
     return fields.text(
-        "id", check=lambda t: _ID.fullmatch(t) is not None, wanted="32 hexadecimal digits"
+        "id", check=lambda t: _ID.fullmatch(t) is not None, expected="32 hexadecimal digits"
     )

@@ -47,7 +47,7 @@ class Capability:
     expires: int | None = None
 
 
-def end_of(now: float) -> int:
+def compute_expiry(now: float) -> int:
     """Return when a capability ends that is signed now: one to two days later.
 
     It is the same moment for all of a day, so that equal views stay equal.
@@ -55,7 +55,7 @@ def end_of(now: float) -> int:
     return (int(now) // DAY_S + 2) * DAY_S
 
 
-def end_told(token: str) -> int | None:
+def claimed_expiry(token: str) -> int | None:
     """Return when a capability ends by its own account; None for never, or if it says nothing.
 
     The signature is not looked at: its bearer has no key.
@@ -66,7 +66,7 @@ def end_told(token: str) -> int | None:
         return None
 
 
-def filter_told(token: str | None) -> bool:
+def claims_filter(token: str | None) -> bool:
     """Tell whether a capability allows filters by its own account; none allows nothing.
 
     The signature is not looked at: its bearer has no key.
@@ -127,7 +127,7 @@ def verify(
     """
     if not token:
         raise CapabilityError("missing", f"no capability for {export} was shown")
-    body = _opened(key, token)
+    body = _open(key, token)
     found = _read(body)
     if found.reader_import != reader_import:
         raise CapabilityError(
@@ -142,7 +142,7 @@ def verify(
     return found
 
 
-def _opened(key: bytes, token: str) -> bytes:
+def _open(key: bytes, token: str) -> bytes:
     if len(token) > MAX_TOKEN:
         raise CapabilityError(
             "malformed", f"a capability has at most {MAX_TOKEN} characters, not {len(token)}"

@@ -1,4 +1,4 @@
-"""Which exports of a PE have ended, as its agent tells with each poll: the header ``Ended``.
+"""Which exports of a PE have ended, as its agent tells with each poll: the header ``EndedRun``.
 
 Ports in order, with commas between them. ``*`` after the last says that more have ended, of
 which nothing is said: a poll must not fail because there are many. Where none has ended there is
@@ -20,7 +20,7 @@ _MORE = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class EndedExports:
     """What an agent says.
 
     Attributes:
@@ -31,34 +31,34 @@ class Ends:
     ports: frozenset[str] = frozenset()
     more: bool = False
 
-    def of(self, port: str) -> bool | None:
+    def has_ended(self, port: str) -> bool | None:
         """Say whether an export has ended; None where nothing is said of it."""
         if port in self.ports:
             return True
         return None if self.more else False
 
 
-NOTHING_ENDED = Ends()
+NONE_ENDED = EndedExports()
 
 
-def ends_of(ports: Iterable[str]) -> Ends:
+def make_ended_exports(ports: Iterable[str]) -> EndedExports:
     """Return what to say where these have ended: as many as `MAX_LENGTH` has room for."""
     names: set[str] = set()
     room = MAX_LENGTH - len(_MORE)
     for name in sorted(ports):
         room -= len(name) + 1
         if room < 0:
-            return Ends(ports=frozenset(names), more=True)
+            return EndedExports(ports=frozenset(names), more=True)
         names.add(name)
-    return Ends(ports=frozenset(names))
+    return EndedExports(ports=frozenset(names))
 
 
-def encode(ends: Ends) -> str:
+def encode(ended: EndedExports) -> str:
     """Return the value of the header; empty where none has ended, and there is to be none."""
-    return ",".join([*sorted(ends.ports), *([_MORE] if ends.more else [])])
+    return ",".join([*sorted(ended.ports), *([_MORE] if ended.more else [])])
 
 
-def decode(text: str) -> Ends:
+def decode(text: str) -> EndedExports:
     """Return what the value of the header says.
 
     Raises:
@@ -70,4 +70,4 @@ def decode(text: str) -> Ends:
     for name in ports:
         if not is_port_name(name):
             raise ManifestError(path=HEADER, reason=f"names {name[:64]!r}, which is no port")
-    return Ends(ports=frozenset(ports), more=more)
+    return EndedExports(ports=frozenset(ports), more=more)

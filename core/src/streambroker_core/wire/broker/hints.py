@@ -26,7 +26,7 @@ STALE_S = 90.0
 POLL_SPACING_S = 0.02
 """Shortest time between two polls that hints ask for, in seconds."""
 
-ERRANDS = "errands"
+COMMANDS = "errands"
 """Stands in the place of the view's version where an errand waits; an agent that knows of none
 takes it for another version, and polls."""
 
@@ -130,7 +130,7 @@ class HintGate:
         self._point = point
         self._stale_since: float | None = None
 
-    def offer(self, hint: Hint, now: float) -> bool:
+    def should_poll(self, hint: Hint, now: float) -> bool:
         """Say whether to poll because of a hint.
 
         Args:
@@ -143,9 +143,9 @@ class HintGate:
         """
         if hint.version == self._version:
             return False
-        return self._believed(hint.point, now)
+        return self._is_believed(hint.point, now)
 
-    def take(self, version: str, point: Point, now: float) -> bool:
+    def accept_view(self, version: str, point: Point, now: float) -> bool:
         """Say whether to take a view that the broker answered, and remember it.
 
         Of a view that the agent has, the broker tells the point alone; that goes
@@ -155,7 +155,7 @@ class HintGate:
             False where the view's point is older than that of the view the
             agent has, until such points have been seen for `STALE_S` seconds.
         """
-        if not self._believed(point, now):
+        if not self._is_believed(point, now):
             return version == self._version
         self._version = version
         self._point = point
@@ -166,7 +166,7 @@ class HintGate:
         """Say whether the agent's point is the newer one."""
         return is_older(point, self._point)
 
-    def _believed(self, point: Point, now: float) -> bool:
+    def _is_believed(self, point: Point, now: float) -> bool:
         if not self.is_ahead_of(point):
             return True
         if self._stale_since is None:

@@ -21,7 +21,7 @@ _BASE = 9
 
 def public_key(private: bytes) -> bytes:
     """Return the public key that belongs to 32 random bytes."""
-    return _multiply(private, _BASE)
+    return _x25519(private, _BASE)
 
 
 def seal(secret: bytes, private: bytes, peer: bytes, purpose: bytes) -> bytes:
@@ -36,14 +36,14 @@ def seal(secret: bytes, private: bytes, peer: bytes, purpose: bytes) -> bytes:
     Raises:
         ManifestError: the public key is none; everyone could read the seal.
     """
-    shared = _multiply(private, int.from_bytes(peer, "little") & ((1 << 255) - 1))
+    shared = _x25519(private, int.from_bytes(peer, "little") & ((1 << 255) - 1))
     if len(peer) != SIZE or not any(shared):
         raise ManifestError(path="exchange", reason="is not an X25519 public key")
     pad = hmac.new(shared, b"streambroker seal\0" + purpose, hashlib.sha256).digest()
     return bytes(a ^ b for a, b in zip(secret, pad, strict=True))
 
 
-def _multiply(private: bytes, u: int) -> bytes:
+def _x25519(private: bytes, u: int) -> bytes:
     """Return the X25519 function of a scalar and a coordinate."""
     scalar = int.from_bytes(private, "little") & ~7
     scalar = scalar & ((1 << 255) - 1) | (1 << 254)

@@ -15,7 +15,7 @@ from streambroker_core.errors import (
 
 CONTENT_TYPE = "application/problem+json"
 
-_KNOWN = ("type", "title", "status", "detail", "code")
+_STANDARD_MEMBERS = ("type", "title", "status", "detail", "code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Problem:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def of_error(error: StreambrokerError, status: int) -> Problem:
+def from_error(error: StreambrokerError, status: int) -> Problem:
     """Return the problem that shows all facts of an error."""
     facts: dict[str, Any] = {}
     if isinstance(error, ExpressionError):
@@ -73,6 +73,6 @@ def decode(body: object, *, status: int) -> Problem:
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("code"), str):
         return Problem(status=status, code="Failed", detail=f"The broker answered {status}.")
-    facts = {str(name): value for name, value in body.items() if name not in _KNOWN}
+    facts = {str(name): value for name, value in body.items() if name not in _STANDARD_MEMBERS}
     detail = str(body.get("detail") or body.get("title") or f"The broker answered {status}.")
     return Problem(status=status, code=body["code"], detail=detail, facts=facts)

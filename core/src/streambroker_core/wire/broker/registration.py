@@ -45,7 +45,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Registered:
+class RegistrationReply:
     """What the broker answers.
 
     Attributes:
@@ -66,7 +66,7 @@ class Exchange:
     Attributes:
         private: own private key.
         public: that belongs to it.
-        purpose: of the secret, see `purpose_of`.
+        purpose: of the secret, see `key_purpose`.
     """
 
     private: bytes
@@ -74,7 +74,7 @@ class Exchange:
     purpose: bytes
 
 
-def purpose_of(pe: PeKey, instance: str) -> bytes:
+def key_purpose(pe: PeKey, instance: str) -> bytes:
     """Return what an agent's key is for."""
     return canonical([pe.namespace, pe.job, pe.pe, instance])
 
@@ -103,7 +103,7 @@ def read_exchange(body: object) -> bytes | None:
         ManifestError: it is none.
     """
     fields = Fields(body)
-    return _hex(fields, "exchange") if fields.has("exchange") else None
+    return _read_hex(fields, "exchange") if fields.has("exchange") else None
 
 
 def encode(registration: Registration) -> dict[str, Any]:
@@ -122,26 +122,26 @@ def decode(body: object) -> Registration:
         ManifestError: a field is missing or wrong; the error names it.
     """
     fields = Fields(body)
-    fields.only(("instance", "location", "hint", "exchange", "proof"))
+    fields.allow_only(("instance", "location", "hint", "exchange", "proof"))
     instance = fields.text(
         "instance",
         check=lambda text: _INSTANCE.fullmatch(text) is not None,
-        wanted="8 to 64 lower case hexadecimal digits",
+        expected="8 to 64 lower case hexadecimal digits",
     )
     location = fields.text("location")
     scheme, _, address = location.partition("://")
     if scheme not in _SCHEMES:
-        raise fields.bad("location", f"is {location!r}; it has to begin with grpc+tcp://")
-    _address(fields, "location", address)
+        raise fields.error_at("location", f"is {location!r}; it has to begin with grpc+tcp://")
+    _check_address(fields, "location", address)
     hint = fields.optional_text("hint")
     if hint is not None:
-        _address(fields, "hint", hint)
+        _check_address(fields, "hint", hint)
         _check_target(fields, hint)
     return Registration(instance=instance, location=location, hint=hint)
 
 
 def encode_answer(
-    answer: Registered, exchange: Exchange | None = None, offered: bytes | None = None
+    answer: RegistrationReply, exchange: Exchange | None = None, offered: bytes | None = None
 ) -> dict[str, Any]:
     """Return the body of the answer to a registration.
 
@@ -160,7 +160,7 @@ def encode_answer(
     return {"sealed": sealed.hex(), "exchange": exchange.public.hex(), **told}
 
 
-def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> Registered:
+def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> RegistrationReply:
     """Read the body of the answer to a registration.
 
     Args:
@@ -172,29 +172,29 @@ def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> 
     """
     fields = Fields(body)
     if exchange is not None and fields.has("sealed"):
-        sealed, offered = _hex(fields, "sealed"), _hex(fields, "exchange")
+        sealed, offered = _read_hex(fields, "sealed"), _read_hex(fields, "exchange")
         key = key_exchange.seal(sealed, exchange.private, offered, exchange.purpose)
     else:
-        key = _hex(fields, "key")
-    return Registered(
+        key = _read_hex(fields, "key")
+    return RegistrationReply(
         key=key,
         poll_s=fields.integer("poll", POLL_S, low=1, high=86_400),
         hinted=fields.boolean("hinted", True),
     )
 
 
-def _hex(fields: Fields, name: str) -> bytes:
+def _read_hex(fields: Fields, name: str) -> bytes:
     wanted = "64 lower case hexadecimal digits"
-    text = fields.text(name, check=lambda text: _KEY.fullmatch(text) is not None, wanted=wanted)
+    text = fields.text(name, check=lambda text: _KEY.fullmatch(text) is not None, expected=wanted)
     return bytes.fromhex(text)
 
 
 def derive_key(secret: bytes, pe: PeKey, instance: str) -> bytes:
     """Return the agent's key: HMAC-SHA256 over ``[namespace, job, pe, instance]``."""
-    return hmac.new(secret, purpose_of(pe, instance), hashlib.sha256).digest()
+    return hmac.new(secret, key_purpose(pe, instance), hashlib.sha256).digest()
 
 
-def tag_of(key: bytes, registration: Registration) -> str:
+def registration_tag(key: bytes, registration: Registration) -> str:
     """Return what a broker shows with a view to say which registration it knows.
 
     Only the agent and its broker can make it, and it is another one where the broker has
@@ -225,27 +225,29 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def may_be_hinted(host: str) -> bool:
+def is_hint_target(host: str) -> bool:
     """Say whether hints may be sent to a host: to the IP address of one machine.
 
     Broadcast, multicast, link-local and unspecified addresses are not; nor are names, which can
     lead elsewhere tomorrow.
     """
     try:
-        return not _problem_of(ipaddress.ip_address(host))
+        return not _find_address_problem(ipaddress.ip_address(host))
     except ValueError:
         return False
 
 
-def is_own(host: str, caller: str) -> bool:
+def is_same_host(host: str, caller: str) -> bool:
     """Say whether an IP address is the caller's own."""
     try:
-        return _plain(ipaddress.ip_address(host)) == _plain(ipaddress.ip_address(caller))
+        return _unmap_address(ipaddress.ip_address(host)) == _unmap_address(
+            ipaddress.ip_address(caller)
+        )
     except ValueError:
         return False
 
 
-def proof_of(secret: bytes, pe: PeKey, registration: Registration, hour: int) -> str:
+def hint_proof(secret: bytes, pe: PeKey, registration: Registration, hour: int) -> str:
     """Return what only an agent can know that has received a challenge at its address for hints.
 
     Args:
@@ -261,12 +263,12 @@ def proof_of(secret: bytes, pe: PeKey, registration: Registration, hour: int) ->
 _Ip: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
 
 
-def _plain(address: _Ip) -> _Ip:
+def _unmap_address(address: _Ip) -> _Ip:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _problem_of(address: _Ip) -> str:
-    address = _plain(address)
+def _find_address_problem(address: _Ip) -> str:
+    address = _unmap_address(address)
     if address.is_multicast:
         return "a multicast address"
     if address.is_link_local:
@@ -281,15 +283,17 @@ def _problem_of(address: _Ip) -> str:
 def _check_target(fields: Fields, hint: str) -> None:
     host, _ = split_address(hint)
     try:
-        problem = _problem_of(ipaddress.ip_address(host.partition("%")[0]))
+        problem = _find_address_problem(ipaddress.ip_address(host.partition("%")[0]))
     except ValueError:
         return
     if problem:
-        raise fields.bad("hint", f"is {hint!r}, {problem}; give the agent's own address, or null")
+        raise fields.error_at(
+            "hint", f"is {hint!r}, {problem}; give the agent's own address, or null"
+        )
 
 
-def _address(fields: Fields, key: str, text: str) -> None:
+def _check_address(fields: Fields, key: str, text: str) -> None:
     try:
         split_address(text)
     except ManifestError as error:
-        raise fields.bad(key, f"is wrong: {error.reason}") from error
+        raise fields.error_at(key, f"is wrong: {error.reason}") from error

@@ -130,7 +130,7 @@ def verify(
 
 
 @dataclass(slots=True)
-class _Used:
+class _UsedTimes:
     """The last times an agent has used, in order.
 
     Attributes:
@@ -144,7 +144,7 @@ class _Used:
     until: float = 0.0
 
 
-class Replays:
+class ReplayGuard:
     """Remembers which signatures have been used, as long as they hold, for each agent apart.
 
     An agent never uses a time twice, and signs no more requests at once than are remembered: what
@@ -153,7 +153,7 @@ class Replays:
     """
 
     def __init__(self) -> None:
-        self._agents: OrderedDict[tuple[PeKey, str], _Used] = OrderedDict()
+        self._agents: OrderedDict[tuple[PeKey, str], _UsedTimes] = OrderedDict()
 
     def admit(self, signature: Signature, now: float) -> None:
         """Take note of a verified signature.
@@ -168,7 +168,7 @@ class Replays:
         while self._agents and next(iter(self._agents.values())).until < now:
             self._agents.popitem(last=False)
         who = signature.agent, signature.instance
-        used = self._agents.setdefault(who, _Used())
+        used = self._agents.setdefault(who, _UsedTimes())
         place = bisect_left(used.times, signature.time_us)
         if signature.time_us <= used.floor or signature.time_us in used.times[place : place + 1]:
             raise SignatureError("repeated", "this very request was sent before")

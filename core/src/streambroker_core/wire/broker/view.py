@@ -27,14 +27,14 @@ from streambroker_core.model import (
 )
 from streambroker_core.model.schema import Schema, from_items, to_items
 from streambroker_core.wire.broker.hints import Point
-from streambroker_core.wire.broker.view_rules import WantedRules, read_wanted, write_wanted
+from streambroker_core.wire.broker.view_rules import ViewRules, read_view_rules, write_view_rules
 from streambroker_core.wire.encoding.canonical import canonical, digest
 from streambroker_core.wire.encoding.fields import Fields
 
 VIEW_VERSION = 1
 MAX_REFUSED = 20
 """How many refused pairs a view shows per import."""
-MARKS = 1 << 256
+DIGEST_MODULUS = 1 << 256
 """Sums of marks are taken modulo this."""
 
 _LARGEST = (1 << 64) - 1
@@ -149,9 +149,9 @@ class View:
         imports: ports by name.
         rules: of patterns, of the whole job; None while the broker does not know of any, which
             says nothing about those that the job has.
-        rules_at: version up to which the broker knows of rules; 0 where it does not tell.
+        rules_version: version up to which the broker knows of rules; 0 where it does not tell.
         held: uids of Imports of which nobody knows what they want: their routes stay, see
-            `keep_held`.
+            `retain_held_routes`.
     """
 
     pe: PeKey
@@ -159,8 +159,8 @@ class View:
     point: Point = (0, 0)
     exports: Mapping[str, ExportPort] = field(default_factory=dict)
     imports: Mapping[str, ImportPort] = field(default_factory=dict)
-    rules: WantedRules | None = None
-    rules_at: int = 0
+    rules: ViewRules | None = None
+    rules_version: int = 0
     held: tuple[str, ...] = ()
 
     @property
@@ -174,7 +174,7 @@ class View:
         return self.pe.job
 
 
-def seal(view: View) -> View:
+def with_version(view: View) -> View:
     """Return the view with the version that belongs to its content.
 
     Capabilities do not count: the broker fills them in for one reader at a
@@ -182,15 +182,15 @@ def seal(view: View) -> View:
     """
     exports = {
         name: sum(
-            mark_of_export_route(route.import_, route.uid, route.filter, route.policy)
+            digest_export_route(route.import_, route.uid, route.filter, route.policy)
             for route in port.routes
         )
         for name, port in view.exports.items()
     }
     imports = {
         name: sum(
-            mark_of_import_route(
-                face_of(
+            digest_import_route(
+                digest_exporter(
                     route.export, route.location, route.issuer or route.capability, route.schema
                 ),
                 route.uid,
@@ -201,10 +201,10 @@ def seal(view: View) -> View:
         )
         for name, port in view.imports.items()
     }
-    return replace(view, version=version_of(view, exports, imports))
+    return replace(view, version=hash_view(view, exports, imports))
 
 
-def version_of(view: View, exports: Mapping[str, int], imports: Mapping[str, int]) -> str:
+def hash_view(view: View, exports: Mapping[str, int], imports: Mapping[str, int]) -> str:
     """Return the version that belongs to a view's content.
 
     Args:
@@ -216,38 +216,38 @@ def version_of(view: View, exports: Mapping[str, int], imports: Mapping[str, int
     del body["point"], body["version"]
     for ports, marks in ((body["exports"], exports), (body["imports"], imports)):
         for name, mark in marks.items():
-            ports[name]["routes"] = f"{mark % MARKS:x}"
+            ports[name]["routes"] = f"{mark % DIGEST_MODULUS:x}"
     if view.rules is not None:
         body["patterns"] = view.rules.digest
     return digest(body)
 
 
-def mark_of_export_route(import_: PortKey, uid: str, filter_: str | None, policy: Policy) -> int:
-    """Return a number that stands for a route of an export, below `MARKS`."""
-    return _mark([str(import_), uid, filter_, policy])
+def digest_export_route(import_: PortKey, uid: str, filter_: str | None, policy: Policy) -> int:
+    """Return a number that stands for a route of an export, below `DIGEST_MODULUS`."""
+    return _digest_to_int([str(import_), uid, filter_, policy])
 
 
-def mark_of_import_route(face: str, uid: str, filter_: str | None, policy: Policy) -> int:
-    """Return a number that stands for a route of an import, below `MARKS`.
+def digest_import_route(exporter_digest: str, uid: str, filter_: str | None, policy: Policy) -> int:
+    """Return a number that stands for a route of an import, below `DIGEST_MODULUS`.
 
     Args:
-        face: of the exporter, see `face_of`.
+        exporter_digest: of the exporter, see `digest_exporter`.
         uid: of the Export.
         filter_: canonical text, or None.
         policy: of the route.
     """
-    return _mark([face, uid, filter_, policy])
+    return _digest_to_int([exporter_digest, uid, filter_, policy])
 
 
-def face_of(
+def digest_exporter(
     export: PortKey, location: str | None, issuer: str | None, schema: Schema | None
 ) -> str:
     """Return a hash of what all routes from an exporter have in common."""
     return digest([str(export), location, issuer, None if schema is None else to_items(schema)])
 
 
-def _mark(told: list[str | None]) -> int:
-    return int.from_bytes(hashlib.sha256(canonical(told)).digest(), "big")
+def _digest_to_int(values: list[str | None]) -> int:
+    return int.from_bytes(hashlib.sha256(canonical(values)).digest(), "big")
 
 
 def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | None]) -> View:
@@ -266,23 +266,23 @@ def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | N
     return replace(view, imports=imports)
 
 
-def keep_held(view: View, known: View | None) -> View:
+def retain_held_routes(view: View, previous: View | None) -> View:
     """Return a view with the routes of held Imports as a view before it has them.
 
     Args:
         view: the new one.
-        known: the one before; None if there was none.
+        previous: the one before; None if there was none.
     """
-    if known is None or not view.held:
+    if previous is None or not view.held:
         return view
     exports, imports = dict(view.exports), dict(view.imports)
     for name, port in view.exports.items():
-        before = known.exports.get(name)
+        before = previous.exports.get(name)
         if before is not None and before.uid == port.uid:
             there = {route.uid for route in port.routes}
             kept = (r for r in before.routes if r.uid in view.held and r.uid not in there)
             exports[name] = replace(port, routes=(*port.routes, *kept))
-    for name, before_ in known.imports.items():
+    for name, before_ in previous.imports.items():
         now = view.imports.get(name)
         if before_.uid in view.held and (now is None or now.uid == before_.uid):
             imports[name] = before_
@@ -293,7 +293,7 @@ def encode(view: View) -> dict[str, Any]:
     """Return the view as JSON-like data, lists sorted by key."""
     more: dict[str, Any] = {}
     if view.rules is not None:
-        more = {"patterns": write_wanted(view.rules), "patternsAt": view.rules_at}
+        more = {"patterns": write_view_rules(view.rules), "patternsAt": view.rules_version}
     if view.held:
         more["held"] = list(view.held)
     return {
@@ -304,18 +304,18 @@ def encode(view: View) -> dict[str, Any]:
         "pe": view.pe.pe,
         "version": view.version,
         "point": list(view.point),
-        "exports": {name: _export(port) for name, port in sorted(view.exports.items())},
-        "imports": {name: _import(port) for name, port in sorted(view.imports.items())},
+        "exports": {name: _write_export(port) for name, port in sorted(view.exports.items())},
+        "imports": {name: _write_import(port) for name, port in sorted(view.imports.items())},
     }
 
 
-def _export(port: ExportPort) -> dict[str, Any]:
+def _write_export(port: ExportPort) -> dict[str, Any]:
     body: dict[str, Any] = {
         "uid": port.uid,
         "generation": port.generation,
         "allowFilter": port.allow_filter,
         "congestionPolicy": port.congestion_policy,
-        "buffer": _buffer_out(port.buffer),
+        "buffer": _write_buffer(port.buffer),
         "schema": None if port.schema is None else to_items(port.schema),
         "routes": [
             {
@@ -336,7 +336,7 @@ def _export(port: ExportPort) -> dict[str, Any]:
     return body
 
 
-def _buffer_out(buffer: Buffer) -> dict[str, Any]:
+def _write_buffer(buffer: Buffer) -> dict[str, Any]:
     body: dict[str, Any] = {
         "maxBytes": buffer.max_bytes,
         "maxAge": buffer.max_age_s,
@@ -347,7 +347,7 @@ def _buffer_out(buffer: Buffer) -> dict[str, Any]:
     return body
 
 
-def _import(port: ImportPort) -> dict[str, Any]:
+def _write_import(port: ImportPort) -> dict[str, Any]:
     return {
         "uid": port.uid,
         "generation": port.generation,
@@ -360,7 +360,7 @@ def _import(port: ImportPort) -> dict[str, Any]:
         "start": port.start,
         "onCongestion": port.on_congestion,
         "schema": None if port.schema is None else to_items(port.schema),
-        "routes": [_import_route(route) for route in port.routes],
+        "routes": [_write_import_route(route) for route in port.routes],
         "refused": [
             {"export": str(pair.export), "reason": pair.reason, "message": pair.message}
             for pair in port.refused
@@ -368,7 +368,7 @@ def _import(port: ImportPort) -> dict[str, Any]:
     }
 
 
-def _import_route(route: ImportRoute) -> dict[str, Any]:
+def _write_import_route(route: ImportRoute) -> dict[str, Any]:
     return {
         "export": str(route.export),
         "uid": route.uid,
@@ -392,77 +392,77 @@ def decode(body: object) -> View:
     if version > VIEW_VERSION:
         raise FormatTooNewError(path="v", found=version, newest=VIEW_VERSION, what="view")
     pe = PeKey(
-        namespace=_label(fields, "namespace", DEFAULT_NAMESPACE),
-        job=_label(fields, "job", None),
+        namespace=_read_label(fields, "namespace", DEFAULT_NAMESPACE),
+        job=_read_label(fields, "job", None),
         pe=fields.integer("pe", 0, high=MAX_PE),
     )
     view = View(
         pe=pe,
         version=fields.text("version") if fields.get("version") else "",
-        point=_point(fields),
-        exports=_ports(fields.child("exports"), _read_export),
-        imports=_ports(fields.child("imports"), _read_import),
-        rules=read_wanted(fields, "patterns", _ROUTES),
-        rules_at=fields.integer("patternsAt", 0, high=_LARGEST),
-        held=_texts(fields, "held"),
+        point=_read_point(fields),
+        exports=_read_ports(fields.child("exports"), _read_export),
+        imports=_read_ports(fields.child("imports"), _read_import),
+        rules=read_view_rules(fields, "patterns", _ROUTES),
+        rules_version=fields.integer("patternsAt", 0, high=_LARGEST),
+        held=_read_texts(fields, "held"),
     )
-    return view if view.version else seal(view)
+    return view if view.version else with_version(view)
 
 
-def _label(fields: Fields, key: str, default: str | None) -> str:
-    return fields.text(key, default, check=is_label, wanted="a DNS label")
+def _read_label(fields: Fields, key: str, default: str | None) -> str:
+    return fields.text(key, default, check=is_label, expected="a DNS label")
 
 
-def _point(fields: Fields) -> Point:
-    parts = fields.items("point", most=2) or [0, 0]
+def _read_point(fields: Fields) -> Point:
+    parts = fields.items("point", max_items=2) or [0, 0]
     if len(parts) != 2 or any(type(part) is not int or part < 0 for part in parts):
-        raise fields.bad("point", "has to be a list of two integers, none below 0")
+        raise fields.error_at("point", "has to be a list of two integers, none below 0")
     return parts[0], parts[1]
 
 
-def _ports(fields: Fields, read: Callable[[Fields], _T]) -> dict[str, _T]:
+def _read_ports(fields: Fields, read: Callable[[Fields], _T]) -> dict[str, _T]:
     return {name: read(fields.child(name)) for name in fields.names()}
 
 
-def _each(fields: Fields, key: str) -> Iterable[Fields]:
-    for place, item in enumerate(fields.items(key, most=_ROUTES)):
-        yield Fields(item, f"{fields.at(key)}[{place}]")
+def _iter_entries(fields: Fields, key: str) -> Iterable[Fields]:
+    for place, item in enumerate(fields.items(key, max_items=_ROUTES)):
+        yield Fields(item, f"{fields.path_to(key)}[{place}]")
 
 
-def _key(fields: Fields, key: str) -> PortKey:
+def _read_port_key(fields: Fields, key: str) -> PortKey:
     text = fields.text(key)
     try:
         return PortKey.parse(text)
     except ManifestError as error:
-        raise fields.bad(key, f"is wrong: {error.reason}") from error
+        raise fields.error_at(key, f"is wrong: {error.reason}") from error
 
 
-def _schema(fields: Fields) -> Schema | None:
+def _read_schema(fields: Fields) -> Schema | None:
     if not fields.has("schema"):
         return None
     try:
-        return from_items(fields.items("schema", most=_ROUTES))
+        return from_items(fields.items("schema", max_items=_ROUTES))
     except SchemaError as error:
-        raise fields.bad("schema", f"is wrong: {error}") from error
+        raise fields.error_at("schema", f"is wrong: {error}") from error
 
 
-def _seconds(fields: Fields, key: str, default: float | None) -> float | None:
+def _read_seconds(fields: Fields, key: str, default: float | None) -> float | None:
     value = fields.get(key)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise fields.bad(key, "has to be seconds, at least 0")
+        raise fields.error_at(key, "has to be seconds, at least 0")
     return float(value)
 
 
-def _buffer(fields: Fields) -> Buffer:
+def _read_buffer(fields: Fields) -> Buffer:
     usual = Buffer()
-    grace = _seconds(fields, "grace", usual.grace_s)
+    grace = _read_seconds(fields, "grace", usual.grace_s)
     return Buffer(
         max_bytes=fields.integer("maxBytes", usual.max_bytes, low=1, high=_LARGEST),
-        max_age_s=_seconds(fields, "maxAge", None),
+        max_age_s=_read_seconds(fields, "maxAge", None),
         grace_s=usual.grace_s if grace is None else grace,
-        wait_limit_s=_seconds(fields, "waitLimit", None),
+        wait_limit_s=_read_seconds(fields, "waitLimit", None),
     )
 
 
@@ -478,23 +478,23 @@ def _read_export(fields: Fields) -> ExportPort:
         stream_id=stream_id,
         allow_filter=fields.boolean("allowFilter", True),
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
-        buffer=_buffer(fields.child("buffer")),
-        schema=_schema(fields),
-        routes=tuple(_read_export_route(item) for item in _each(fields, "routes")),
-        revoked=_texts(fields, "revoked"),
+        buffer=_read_buffer(fields.child("buffer")),
+        schema=_read_schema(fields),
+        routes=tuple(_read_export_route(item) for item in _iter_entries(fields, "routes")),
+        revoked=_read_texts(fields, "revoked"),
     )
 
 
-def _texts(fields: Fields, key: str) -> tuple[str, ...]:
-    items = fields.items(key, most=_ROUTES)
+def _read_texts(fields: Fields, key: str) -> tuple[str, ...]:
+    items = fields.items(key, max_items=_ROUTES)
     if not all(isinstance(item, str) for item in items):
-        raise fields.bad(key, "has to be a list of texts")
+        raise fields.error_at(key, "has to be a list of texts")
     return tuple(items)
 
 
 def _read_export_route(fields: Fields) -> ExportRoute:
     return ExportRoute(
-        import_=_key(fields, "import"),
+        import_=_read_port_key(fields, "import"),
         uid=fields.text("uid", ""),
         filter=fields.optional_text("filter", longest=_TEXT),
         policy=fields.word("policy", POLICIES, "wait"),
@@ -506,13 +506,13 @@ def _read_import(fields: Fields) -> ImportPort:
         uid=fields.text("uid", ""),
         generation=fields.integer("generation", 1, low=0, high=_LARGEST),
         subscription=fields.optional_text("subscription", longest=_TEXT),
-        streams=tuple(_read_stream(item) for item in _each(fields, "streams")),
+        streams=tuple(_read_stream(item) for item in _iter_entries(fields, "streams")),
         filter=fields.optional_text("filter", longest=_TEXT),
         start=fields.word("start", STARTS, "latest"),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
-        schema=_schema(fields),
-        routes=tuple(_read_import_route(item) for item in _each(fields, "routes")),
-        refused=tuple(_read_refused(item) for item in _each(fields, "refused")),
+        schema=_read_schema(fields),
+        routes=tuple(_read_import_route(item) for item in _iter_entries(fields, "routes")),
+        refused=tuple(_read_refused(item) for item in _iter_entries(fields, "refused")),
     )
 
 
@@ -525,19 +525,19 @@ def _read_stream(fields: Fields) -> StreamName:
 
 def _read_import_route(fields: Fields) -> ImportRoute:
     return ImportRoute(
-        export=_key(fields, "export"),
+        export=_read_port_key(fields, "export"),
         uid=fields.text("uid", ""),
         location=fields.optional_text("location"),
         filter=fields.optional_text("filter", longest=_TEXT),
         policy=fields.word("policy", POLICIES, "wait"),
         capability=fields.optional_text("capability", longest=_TEXT),
-        schema=_schema(fields),
+        schema=_read_schema(fields),
     )
 
 
 def _read_refused(fields: Fields) -> RefusedPair:
     return RefusedPair(
-        export=_key(fields, "export"),
+        export=_read_port_key(fields, "export"),
         reason=fields.text("reason"),
         message=fields.optional_text("message", longest=_TEXT) or "",
     )

@@ -13,7 +13,7 @@ _LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedRule:
+class ViewRule:
     """One rule of a job, as its agents are told.
 
     Attributes:
@@ -29,27 +29,27 @@ class WantedRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedRules:
+class ViewRules:
     """All rules of a job, in the order of their ids.
 
     Attributes:
         digest: stands for all of them.
     """
 
-    rules: tuple[WantedRule, ...] = ()
+    rules: tuple[ViewRule, ...] = ()
     digest: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.digest:
-            object.__setattr__(self, "digest", digest(write_wanted(self)))
+            object.__setattr__(self, "digest", digest(write_view_rules(self)))
 
 
-def wanted_rules(rules: Iterable[WantedRule]) -> WantedRules:
+def make_view_rules(rules: Iterable[ViewRule]) -> ViewRules:
     """Return all rules of a job."""
-    return WantedRules(rules=tuple(sorted(rules, key=lambda rule: rule.id)))
+    return ViewRules(rules=tuple(sorted(rules, key=lambda rule: rule.id)))
 
 
-def write_wanted(wanted: WantedRules) -> list[dict[str, Any]]:
+def write_view_rules(view_rules: ViewRules) -> list[dict[str, Any]]:
     """Return the rules as JSON-like data."""
     return [
         {
@@ -58,11 +58,11 @@ def write_wanted(wanted: WantedRules) -> list[dict[str, Any]]:
             "enable": rule.enable,
             "problem": rule.problem,
         }
-        for rule in wanted.rules
+        for rule in view_rules.rules
     ]
 
 
-def read_wanted(fields: Fields, key: str, most: int) -> WantedRules | None:
+def read_view_rules(fields: Fields, key: str, max_items: int) -> ViewRules | None:
     """Read the rules of a job; None where a view says nothing of them.
 
     Raises:
@@ -71,15 +71,15 @@ def read_wanted(fields: Fields, key: str, most: int) -> WantedRules | None:
     if not fields.has(key):
         return None
     found = []
-    for place, item in enumerate(fields.items(key, most=most)):
+    for place, item in enumerate(fields.items(key, max_items=max_items)):
         entry = fields.entry(key, place, item)
         problem = entry.get("problem")
         found.append(
-            WantedRule(
+            ViewRule(
                 id=entry.text("id"),
                 document=dict(entry.child("document").raw()),
                 enable=entry.integer("enable", 0, high=_LARGEST),
                 problem=problem if isinstance(problem, str) else "",
             )
         )
-    return wanted_rules(found)
+    return make_view_rules(found)

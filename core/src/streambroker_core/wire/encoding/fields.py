@@ -53,13 +53,13 @@ class Fields:
         self._loose = loose
         self.path = path
 
-    def at(self, key: str) -> str:
+    def path_to(self, key: str) -> str:
         """Return the path of a key."""
         return f"{self.path}.{key}" if self.path else key
 
-    def bad(self, key: str, reason: str) -> ManifestError:
+    def error_at(self, key: str, reason: str) -> ManifestError:
         """Return the error that blames a key."""
-        return ManifestError(path=self.at(key), reason=reason)
+        return ManifestError(path=self.path_to(key), reason=reason)
 
     def has(self, key: str) -> bool:
         """Say whether a key is there and not null."""
@@ -77,7 +77,7 @@ class Fields:
         """Return the object's keys in order of the text."""
         return sorted(self._data)
 
-    def only(self, allowed: Collection[str]) -> None:
+    def allow_only(self, allowed: Collection[str]) -> None:
         """Refuse keys that are not in a list; the message shows the list.
 
         Raises:
@@ -88,7 +88,7 @@ class Fields:
                 known = sorted(allowed)
                 near = get_close_matches(key, known, n=1)
                 hint = f"; did you mean {near[0]}? Known" if near else "; known"
-                raise self.bad(key, f"is not known here{hint} are {', '.join(known)}")
+                raise self.error_at(key, f"is not known here{hint} are {', '.join(known)}")
 
     def text(
         self,
@@ -97,7 +97,7 @@ class Fields:
         *,
         longest: int = 253,
         check: Callable[[str], bool] | None = None,
-        wanted: str = "",
+        expected: str = "",
     ) -> str:
         """Return a non-empty text of at most ``longest`` UTF-8 bytes.
 
@@ -107,26 +107,26 @@ class Fields:
         value = self._data.get(key)
         if value is None:
             if default is None:
-                raise self.bad(key, "is required")
+                raise self.error_at(key, "is required")
             return default
         if not isinstance(value, str):
-            raise self.bad(key, f"has to be a text, not {json_type(value)}")
+            raise self.error_at(key, f"has to be a text, not {json_type(value)}")
         self._check_text(key, value, longest)
         if check is not None and not check(value):
-            raise self.bad(key, f"is {value!r}, which is not {wanted}")
+            raise self.error_at(key, f"is {value!r}, which is not {expected}")
         return value
 
     def _check_text(self, key: str, value: str, longest: int) -> None:
         if not value:
-            raise self.bad(key, "is empty")
+            raise self.error_at(key, "is empty")
         if len(value) <= longest and value.isascii():
             return
         try:
             size = len(value.encode())
         except UnicodeEncodeError as error:
-            raise self.bad(key, "holds half of a surrogate pair") from error
+            raise self.error_at(key, "holds half of a surrogate pair") from error
         if size > longest:
-            raise self.bad(key, f"has {size} bytes, the limit is {longest}")
+            raise self.error_at(key, f"has {size} bytes, the limit is {longest}")
 
     def optional_text(self, key: str, *, longest: int = 253) -> str | None:
         """Return a non-empty text, or None where it is absent."""
@@ -141,12 +141,12 @@ class Fields:
         value = self._data.get(key)
         if value is None:
             if default is None:
-                raise self.bad(key, "is required")
+                raise self.error_at(key, "is required")
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.bad(key, f"has to be an integer, not {json_type(value)}")
+            raise self.error_at(key, f"has to be an integer, not {json_type(value)}")
         if not low <= value <= high:
-            raise self.bad(key, f"is {value}, which is not from {low} to {high}")
+            raise self.error_at(key, f"is {value}, which is not from {low} to {high}")
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -159,7 +159,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.bad(key, f"has to be true or false, not {json_type(value)}")
+            raise self.error_at(key, f"has to be true or false, not {json_type(value)}")
         return value
 
     def word(self, key: str, words: Mapping[str, _T], default: _T) -> _T:
@@ -172,20 +172,20 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str) or value not in words:
-            raise self.bad(key, f"is {value!r}; it has to be {' or '.join(words)}")
+            raise self.error_at(key, f"is {value!r}; it has to be {' or '.join(words)}")
         return words[value]
 
     def child(self, key: str) -> Fields:
         """Return an object; an empty one where it is absent."""
         value = self._data.get(key)
-        return Fields({} if value is None else value, self.at(key), loose=self._loose)
+        return Fields({} if value is None else value, self.path_to(key), loose=self._loose)
 
-    def entry(self, key: str, place: int, item: object) -> Fields:
+    def entry(self, key: str, index: int, item: object) -> Fields:
         """Return an object of a list."""
-        return Fields(item, f"{self.at(key)}[{place}]", loose=self._loose)
+        return Fields(item, f"{self.path_to(key)}[{index}]", loose=self._loose)
 
-    def items(self, key: str, *, most: int) -> list[Any]:
-        """Return a list of at most ``most`` entries; an empty one where it is absent.
+    def items(self, key: str, *, max_items: int) -> list[Any]:
+        """Return a list of at most ``max_items`` entries; an empty one where it is absent.
 
         Raises:
             ManifestError: it is something else, or too long.
@@ -194,7 +194,7 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list | tuple):
-            raise self.bad(key, f"has to be a list, not {json_type(value)}")
-        if len(value) > most:
-            raise self.bad(key, f"has {len(value)} entries, the limit is {most}")
+            raise self.error_at(key, f"has to be a list, not {json_type(value)}")
+        if len(value) > max_items:
+            raise self.error_at(key, f"has {len(value)} entries, the limit is {max_items}")
         return list(value)

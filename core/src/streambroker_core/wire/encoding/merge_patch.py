@@ -11,7 +11,7 @@ MAX_DEPTH = 32
 """How deep the objects of a patch may be nested; no manifest is nearly as deep."""
 
 
-def merged(target: Any, patch: Any, *, path: str = "", depth: int = 0) -> Any:
+def merge_patch(target: Any, patch: Any, *, path: str = "", depth: int = 0) -> Any:
     """Return a document with a patch merged in; neither of the two is changed.
 
     A null removes, an object is merged, anything else replaces.
@@ -32,5 +32,5 @@ def merged(target: Any, patch: Any, *, path: str = "", depth: int = 0) -> Any:
             result.pop(name, None)
         else:
             below = f"{path}.{name}" if path else str(name)
-            result[name] = merged(result.get(name), value, path=below, depth=depth + 1)
+            result[name] = merge_patch(result.get(name), value, path=below, depth=depth + 1)
     return result

@@ -73,7 +73,7 @@ MAX_COLUMNS = 1024
 MAX_NAMESPACES = 64
 MAX_REVOKED = 64
 
-_SAME = 1024
+_MAX_INTERNED = 1024
 """How many texts are remembered that many resources have."""
 _IDENTITY = ("job", "pe", "port", "application", "schema")
 _EXPORT = (
@@ -154,16 +154,16 @@ def read_document(
         ManifestError: a field is missing or wrong; the error names it.
     """
     fields = Fields(document, loose=loose)
-    fields.only(("apiVersion", "kind", "metadata", "spec", "status"))
+    fields.allow_only(("apiVersion", "kind", "metadata", "spec", "status"))
     version = fields.text("apiVersion")
     if version != API_VERSION:
-        raise fields.bad("apiVersion", f"is {version!r}; it has to be {API_VERSION}")
+        raise fields.error_at("apiVersion", f"is {version!r}; it has to be {API_VERSION}")
     words = {str(kind): kind for kind in kinds}
     if not fields.has("kind"):
-        raise fields.bad("kind", "is required")
+        raise fields.error_at("kind", "is required")
     kind = fields.word("kind", words, next(iter(words.values())))
     if not fields.has("spec"):
-        raise fields.bad("spec", "is required")
+        raise fields.error_at("spec", "is required")
     return kind, read_metadata(fields.child("metadata"), namespace), fields.get("spec")
 
 
@@ -191,13 +191,15 @@ def read_metadata(metadata: Fields, namespace: str) -> Metadata:
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    metadata.only(_METADATA)
+    metadata.allow_only(_METADATA)
     return Metadata(
-        namespace=metadata.text("namespace", namespace, check=is_label, wanted="a DNS label"),
-        name=metadata.text("name", "", check=is_resource_name, wanted="made of a-z, 0-9, - and ."),
+        namespace=metadata.text("namespace", namespace, check=is_label, expected="a DNS label"),
+        name=metadata.text(
+            "name", "", check=is_resource_name, expected="made of a-z, 0-9, - and ."
+        ),
         uid=metadata.text("uid", ""),
         generation=metadata.integer("generation", 1, low=0, high=LARGEST),
-        created=_created(metadata),
+        created=_read_created(metadata),
     )
 
 
@@ -226,73 +228,73 @@ def read_spec(
         PropertyError: a property's name or value is not allowed.
     """
     fields = Fields(spec, path, loose=loose)
-    fields.only(_EXPORT if kind == "Export" else _IMPORT)
-    port = _port_key(fields, namespace, key)
-    return _export(fields, port) if kind == "Export" else _import(fields, port)
+    fields.allow_only(_EXPORT if kind == "Export" else _IMPORT)
+    port = _read_port_key(fields, namespace, key)
+    return _read_export(fields, port) if kind == "Export" else _read_import(fields, port)
 
 
-def _port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortKey:
+def _read_port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortKey:
     found = PortKey(
-        namespace=_same(namespace if key is None else key.namespace),
+        namespace=_intern(namespace if key is None else key.namespace),
         job=fields.text(
-            "job", None if key is None else key.job, check=is_label, wanted="a DNS label"
+            "job", None if key is None else key.job, check=is_label, expected="a DNS label"
         ),
         pe=fields.integer("pe", 0 if key is None else key.pe, high=MAX_PE),
-        port=_same(
+        port=_intern(
             fields.text(
                 "port",
                 None if key is None else key.port,
                 check=is_port_name,
-                wanted="a name of letters, digits, - and _, at most 63, beginning with a letter"
+                expected="a name of letters, digits, - and _, at most 63, beginning with a letter"
                 " or _",
             )
         ),
     )
     if key is not None and found != key:
         name = next(n for n in ("job", "pe", "port") if getattr(found, n) != getattr(key, n))
-        raise fields.bad(
+        raise fields.error_at(
             name, f"is {getattr(found, name)!r}, but the address says {getattr(key, name)!r}"
         )
     return found
 
 
-def _export(fields: Fields, key: PortKey) -> Export:
+def _read_export(fields: Fields, key: PortKey) -> Export:
     stream_id = fields.optional_text("streamId")
-    properties = _properties(fields)
+    properties = _read_properties(fields)
     if (stream_id is None) == (properties is None):
         what = "both are" if stream_id is not None else "neither is"
-        raise fields.bad("streamId", f"or properties, exactly one, has to be given; {what}")
+        raise fields.error_at("streamId", f"or properties, exactly one, has to be given; {what}")
     return Export(
         key=key,
         uid="",
-        application=_application(fields),
+        application=_read_application(fields),
         stream_id=stream_id,
         properties=properties,
         allow_filter=fields.boolean("allowFilter", True),
         congestion_policy=fields.word("congestionPolicy", POLICIES, "wait"),
-        schema=_schema(fields, empty=()),
-        buffer=_buffer(fields.child("buffer")),
-        allowed_namespaces=_namespaces(fields),
-        revoked=_revoked(fields),
+        schema=_read_schema(fields, empty=()),
+        buffer=_read_buffer(fields.child("buffer")),
+        allowed_namespaces=_read_namespaces(fields),
+        revoked=_read_revoked(fields),
     )
 
 
-def _import(fields: Fields, key: PortKey) -> Import:
+def _read_import(fields: Fields, key: PortKey) -> Import:
     subscription = read_expression(fields, "subscription")
     streams = read_streams(fields, "streams")
     if subscription is not None and streams:
-        raise fields.bad("streams", "and subscription exclude each other; leave one out")
+        raise fields.error_at("streams", "and subscription exclude each other; leave one out")
     return Import(
         key=key,
         uid="",
-        application=_application(fields),
+        application=_read_application(fields),
         subscription=subscription,
         streams=streams,
-        application_scope=_same(fields.text("applicationScope", DEFAULT_SCOPE)),
+        application_scope=_intern(fields.text("applicationScope", DEFAULT_SCOPE)),
         filter=read_expression(fields, "filter"),
         on_congestion=fields.word("onCongestion", CONGESTIONS, "inherit"),
         start=fields.word("start", STARTS, "latest"),
-        schema=_schema(fields, empty=None),
+        schema=_read_schema(fields, empty=None),
     )
 
 
@@ -315,9 +317,9 @@ def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
         ManifestError: an entry is wrong or stands there twice.
     """
     found: list[StreamName] = []
-    for place, item in enumerate(fields.items(key, most=MAX_STREAMS)):
+    for place, item in enumerate(fields.items(key, max_items=MAX_STREAMS)):
         entry = fields.entry(key, place, item)
-        entry.only(("applicationName", "streamId"))
+        entry.allow_only(("applicationName", "streamId"))
         application = entry.get("applicationName")
         name = StreamName(
             application_name=None if application == "" else entry.optional_text("applicationName"),
@@ -329,110 +331,118 @@ def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
     return tuple(found)
 
 
-def _application(fields: Fields) -> Application:
+def _read_application(fields: Fields) -> Application:
     entry = fields.child("application")
-    entry.only(("name", "scope"))
-    return _same_application(entry.optional_text("name"), entry.text("scope", DEFAULT_SCOPE))
+    entry.allow_only(("name", "scope"))
+    return _intern_application(entry.optional_text("name"), entry.text("scope", DEFAULT_SCOPE))
 
 
-@lru_cache(maxsize=_SAME)
-def _same_application(name: str | None, scope: str) -> Application:
+@lru_cache(maxsize=_MAX_INTERNED)
+def _intern_application(name: str | None, scope: str) -> Application:
     return Application(name=name, scope=scope)
 
 
-@lru_cache(maxsize=_SAME)
-def _same(text: str) -> str:
+@lru_cache(maxsize=_MAX_INTERNED)
+def _intern(text: str) -> str:
     """Return a text that many resources have, as one object."""
     return text
 
 
-def _properties(fields: Fields) -> Properties | None:
+def _read_properties(fields: Fields) -> Properties | None:
     if not fields.has("properties"):
         return None
     raw = fields.child("properties").raw()
     if len(raw) > MAX_PROPERTIES:
-        raise fields.bad("properties", f"has {len(raw)} entries, the limit is {MAX_PROPERTIES}")
+        raise fields.error_at(
+            "properties", f"has {len(raw)} entries, the limit is {MAX_PROPERTIES}"
+        )
     return normalise(raw)
 
 
-def _schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
+def _read_schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
     if not fields.has("schema"):
         return None
-    items = fields.items("schema", most=MAX_COLUMNS)
+    items = fields.items("schema", max_items=MAX_COLUMNS)
     for place, item in enumerate(items):
         entry = fields.entry("schema", place, item)
-        entry.only(("name", "type"))
+        entry.allow_only(("name", "type"))
         entry.text("name", longest=255)
         entry.text("type", longest=4096)
     try:
         return from_items(items) or empty
     except SchemaError as error:
-        raise fields.bad("schema", f"is wrong: {error}") from error
+        raise fields.error_at("schema", f"is wrong: {error}") from error
 
 
-def _buffer(fields: Fields) -> Buffer:
-    fields.only(("maxBytes", "maxAge", "grace", "waitLimit"))
+def _read_buffer(fields: Fields) -> Buffer:
+    fields.allow_only(("maxBytes", "maxAge", "grace", "waitLimit"))
     usual = Buffer()
     size = usual.max_bytes
     if fields.has("maxBytes"):
         found = parse_size(fields.get("maxBytes"))
         if found is None:
-            raise fields.bad(
+            raise fields.error_at(
                 "maxBytes", f"is {fields.get('maxBytes')!r}; a size is written 512Mi or 4096"
             )
         size = found
-    grace = _duration(fields, "grace")
+    grace = _read_duration(fields, "grace")
     return Buffer(
         max_bytes=size,
-        max_age_s=_duration(fields, "maxAge"),
+        max_age_s=_read_duration(fields, "maxAge"),
         grace_s=usual.grace_s if grace is None else grace,
-        wait_limit_s=_duration(fields, "waitLimit"),
+        wait_limit_s=_read_duration(fields, "waitLimit"),
     )
 
 
-def _duration(fields: Fields, key: str) -> float | None:
+def _read_duration(fields: Fields, key: str) -> float | None:
     if not fields.has(key):
         return None
     found = parse_duration(fields.get(key))
     if found is None:
-        raise fields.bad(key, f"is {fields.get(key)!r}; a duration is written 30s, 10m or 1h30m")
+        raise fields.error_at(
+            key, f"is {fields.get(key)!r}; a duration is written 30s, 10m or 1h30m"
+        )
     return found
 
 
-def _namespaces(fields: Fields) -> tuple[str, ...]:
-    items = fields.items("allowedNamespaces", most=MAX_NAMESPACES)
+def _read_namespaces(fields: Fields) -> tuple[str, ...]:
+    items = fields.items("allowedNamespaces", max_items=MAX_NAMESPACES)
     for place, item in enumerate(items):
         if not isinstance(item, str):
-            raise fields.bad("allowedNamespaces", f"holds {json_type(item)}, not a text")
+            raise fields.error_at("allowedNamespaces", f"holds {json_type(item)}, not a text")
         if item != "*" and not is_label(item):
-            raise fields.bad("allowedNamespaces", f"holds {item!r}, which is not a DNS label or *")
+            raise fields.error_at(
+                "allowedNamespaces", f"holds {item!r}, which is not a DNS label or *"
+            )
         if item in items[:place]:
-            raise fields.bad("allowedNamespaces", f"holds {item!r} twice")
+            raise fields.error_at("allowedNamespaces", f"holds {item!r} twice")
     return tuple(sorted(items))
 
 
-def _revoked(fields: Fields) -> tuple[str, ...]:
-    items = fields.items("revoked", most=MAX_REVOKED)
+def _read_revoked(fields: Fields) -> tuple[str, ...]:
+    items = fields.items("revoked", max_items=MAX_REVOKED)
     for place, item in enumerate(items):
         if not isinstance(item, str):
-            raise fields.bad("revoked", f"holds {json_type(item)}, not a text")
+            raise fields.error_at("revoked", f"holds {json_type(item)}, not a text")
         if item.count("/") > 1 or not all(is_label(part) for part in item.split("/")):
-            raise fields.bad(
+            raise fields.error_at(
                 "revoked", f"holds {item!r}, which is neither namespace nor namespace/job"
             )
         if item in items[:place]:
-            raise fields.bad("revoked", f"holds {item!r} twice")
+            raise fields.error_at("revoked", f"holds {item!r} twice")
     return tuple(sorted(items))
 
 
-def _created(metadata: Fields) -> float:
+def _read_created(metadata: Fields) -> float:
     text = metadata.optional_text("creationTimestamp")
     if text is None:
         return 0.0
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError as error:
-        raise metadata.bad("creationTimestamp", f"is {text!r}, not an RFC 3339 time") from error
+        raise metadata.error_at(
+            "creationTimestamp", f"is {text!r}, not an RFC 3339 time"
+        ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     return moment.timestamp()
@@ -458,23 +468,23 @@ def write_spec(resource: Resource) -> dict[str, Any]:
         "job": key.job,
         "pe": key.pe,
         "port": key.port,
-        "application": _application_out(resource.application),
+        "application": _write_application(resource.application),
     }
     if isinstance(resource, Export):
-        spec.update(_export_out(resource))
+        spec.update(_write_export(resource))
     else:
-        spec.update(_import_out(resource))
+        spec.update(_write_import(resource))
     if resource.schema is not None:
         spec["schema"] = to_items(resource.schema)
     return spec
 
 
-def _application_out(application: Application) -> dict[str, Any]:
+def _write_application(application: Application) -> dict[str, Any]:
     named = {} if application.name is None else {"name": application.name}
     return {**named, "scope": application.scope}
 
 
-def _export_out(export: Export) -> dict[str, Any]:
+def _write_export(export: Export) -> dict[str, Any]:
     buffer = {
         "maxBytes": format_size(export.buffer.max_bytes),
         "grace": format_duration(export.buffer.grace_s),
@@ -499,7 +509,7 @@ def _export_out(export: Export) -> dict[str, Any]:
     return out
 
 
-def _import_out(import_: Import) -> dict[str, Any]:
+def _write_import(import_: Import) -> dict[str, Any]:
     out: dict[str, Any] = {
         "applicationScope": import_.application_scope,
         "onCongestion": import_.on_congestion,
@@ -508,13 +518,13 @@ def _import_out(import_: Import) -> dict[str, Any]:
     if import_.subscription is not None:
         out["subscription"] = import_.subscription
     if import_.streams:
-        out["streams"] = streams_out(import_.streams)
+        out["streams"] = write_streams(import_.streams)
     if import_.filter is not None:
         out["filter"] = import_.filter
     return out
 
 
-def streams_out(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
+def write_streams(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
     """Return streams wanted by name as JSON-like data."""
     return [
         {"streamId": name.stream_id}
@@ -524,7 +534,7 @@ def streams_out(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
     ]
 
 
-def document_of(
+def make_document(
     kind: AnyKind, metadata: Mapping[str, Any], spec: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the document of an object of ours."""
@@ -539,7 +549,7 @@ def write_manifest(resource: Resource, *, version: int | None = None) -> dict[st
         version: its resource version, or None to leave that out.
     """
     metadata = write_metadata(resource, name_of(resource), version)
-    return document_of(kind_of(resource), metadata, write_spec(resource))
+    return make_document(kind_of(resource), metadata, write_spec(resource))
 
 
 def write_metadata(resource: Resource | Rule, name: str, version: int | None) -> dict[str, Any]:
@@ -554,12 +564,12 @@ def write_metadata(resource: Resource | Rule, name: str, version: int | None) ->
     if resource.uid:
         metadata["uid"] = resource.uid
         metadata["generation"] = resource.generation
-        metadata["creationTimestamp"] = _moment(resource.created)
+        metadata["creationTimestamp"] = _format_time(resource.created)
     if version is not None:
         metadata["resourceVersion"] = str(version)
     return metadata
 
 
-def _moment(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     moment = datetime.fromtimestamp(seconds, tz=timezone.utc)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

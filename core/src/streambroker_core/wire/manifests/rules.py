@@ -21,12 +21,12 @@ from streambroker_core.model import (
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import (
     LARGEST,
-    document_of,
+    make_document,
     read_document,
     write_metadata,
 )
 
-OWN_FIELDS = ("job", "enable")
+RESOURCE_FIELDS = ("job", "enable")
 """What a spec has beside the rule's document."""
 
 
@@ -74,22 +74,22 @@ def read_rule_spec(
     found = RuleKey(
         namespace=namespace if key is None else key.namespace,
         job=fields.text(
-            "job", None if key is None else key.job, check=is_label, wanted="a DNS label"
+            "job", None if key is None else key.job, check=is_label, expected="a DNS label"
         ),
         id=fields.text(
             "id",
             (name or None) if key is None else key.id,
             check=is_rule_id,
-            wanted="made of letters, digits, -, _ and ., with a letter or digit at both ends",
+            expected="made of letters, digits, -, _ and ., with a letter or digit at both ends",
         ),
     )
     if key is not None and found != key:
         wrong = "job" if found.job != key.job else "id"
-        raise fields.bad(
+        raise fields.error_at(
             wrong, f"is {getattr(found, wrong)!r}, but the address says {getattr(key, wrong)!r}"
         )
     given = fields.raw().items()
-    document = {n: value for n, value in given if n not in OWN_FIELDS and value is not None}
+    document = {n: value for n, value in given if n not in RESOURCE_FIELDS and value is not None}
     return Rule(
         key=found,
         uid="",
@@ -112,4 +112,4 @@ def write_rule_manifest(rule: Rule, *, version: int | None = None) -> dict[str, 
         version: its resource version, or None to leave that out.
     """
     metadata = write_metadata(rule, rule_name_of(rule), version)
-    return document_of(RULE, metadata, write_rule_spec(rule))
+    return make_document(RULE, metadata, write_rule_spec(rule))

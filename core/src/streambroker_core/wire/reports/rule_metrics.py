@@ -13,16 +13,16 @@ from typing import Any
 
 from streambroker_core.wire.encoding.fields import Fields
 
-MOST_RULES = 1_000
+MAX_REPORTED_RULES = 1_000
 """Of one operator, and in one report."""
-MOST_OPERATORS = 1_000
+MAX_OPERATORS = 1_000
 COUNTS = ("tested", "matches", "timeouts", "dropped", "errors", "alive", "nanoseconds")
 _LARGEST = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - times of events have no zone of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldFigures:
+class RuleMetricsReport:
     """What a version of a rule has done since its query was started.
 
     Attributes:
@@ -53,7 +53,7 @@ class ToldFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldWaiting:
+class WatermarkWait:
     """What an operator waits for.
 
     Attributes:
@@ -71,81 +71,83 @@ class ToldWaiting:
     watermark: int | None = None
 
 
-def write_figures(one: ToldFigures | ToldWaiting) -> dict[str, Any]:
+def write_metrics(report: RuleMetricsReport | WatermarkWait) -> dict[str, Any]:
     """Return all members as JSON-like data."""
-    return asdict(one)
+    return asdict(report)
 
 
-def read_figures(given: Fields, operator: str, log: str) -> ToldFigures:
+def read_metrics(source: Fields, operator: str, log: str) -> RuleMetricsReport:
     """Read what a rule has done; members that are not known are passed over.
 
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    return ToldFigures(
+    return RuleMetricsReport(
         operator=operator,
         log=log,
-        rule=given.text("rule", longest=1_024),
-        version=given.integer("version", high=_LARGEST),
-        **{name: given.integer(name, 0, high=_LARGEST) for name in COUNTS},
+        rule=source.text("rule", longest=1_024),
+        version=source.integer("version", high=_LARGEST),
+        **{name: source.integer(name, 0, high=_LARGEST) for name in COUNTS},
     )
 
 
-def read_waiting(given: Fields, operator: str, log: str) -> ToldWaiting:
+def read_watermark_wait(source: Fields, operator: str, log: str) -> WatermarkWait:
     """Read what an operator waits for.
 
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    return ToldWaiting(
+    return WatermarkWait(
         operator=operator,
         log=log,
-        rows=given.integer("rows", 0, high=_LARGEST),
-        first=_time(given, "first"),
-        watermark=_time(given, "watermark"),
+        rows=source.integer("rows", 0, high=_LARGEST),
+        first=_read_time(source, "first"),
+        watermark=_read_time(source, "watermark"),
     )
 
 
-def read_all_figures(given: Fields, key: str) -> tuple[ToldFigures, ...]:
+def read_all_metrics(source: Fields, key: str) -> tuple[RuleMetricsReport, ...]:
     """Read a list of what rules have done, each with its operator.
 
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    each = _entries(given, key, MOST_RULES)
-    return tuple(read_figures(one, one.text("operator"), one.text("log")) for one in each)
+    each = _list_entries(source, key, MAX_REPORTED_RULES)
+    return tuple(read_metrics(one, one.text("operator"), one.text("log")) for one in each)
 
 
-def read_all_waiting(given: Fields, key: str) -> tuple[ToldWaiting, ...]:
+def read_all_watermark_waits(source: Fields, key: str) -> tuple[WatermarkWait, ...]:
     """Read a list of what operators wait for.
 
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    each = _entries(given, key, MOST_OPERATORS)
-    return tuple(read_waiting(one, one.text("operator"), one.text("log")) for one in each)
+    each = _list_entries(source, key, MAX_OPERATORS)
+    return tuple(read_watermark_wait(one, one.text("operator"), one.text("log")) for one in each)
 
 
-def sentence(waiting: ToldWaiting) -> str:
+def describe_wait(waiting: WatermarkWait) -> str:
     """Return what an operator waits for, or that it does not."""
     if not waiting.rows or waiting.first is None:
         return "no rows wait for the watermark."
     rows = "1 row waits" if waiting.rows == 1 else f"{waiting.rows:,} rows wait"
     now = "there is none yet"
     if waiting.watermark is not None:
-        now = f"it is at {_text(waiting.watermark)}"
-    return f"{rows} for the watermark to pass {_text(waiting.first)}; {now}."
+        now = f"it is at {_format_time(waiting.watermark)}"
+    return f"{rows} for the watermark to pass {_format_time(waiting.first)}; {now}."
 
 
-def _entries(given: Fields, key: str, most: int) -> Sequence[Fields]:
-    return [given.entry(key, n, one) for n, one in enumerate(given.items(key, most=most))]
+def _list_entries(source: Fields, key: str, max_items: int) -> Sequence[Fields]:
+    return [
+        source.entry(key, n, one) for n, one in enumerate(source.items(key, max_items=max_items))
+    ]
 
 
-def _time(given: Fields, key: str) -> int | None:
-    return given.integer(key, low=-_LARGEST, high=_LARGEST) if given.has(key) else None
+def _read_time(source: Fields, key: str) -> int | None:
+    return source.integer(key, low=-_LARGEST, high=_LARGEST) if source.has(key) else None
 
 
-def _text(micros: int) -> str:
+def _format_time(micros: int) -> str:
     try:
         return (_EPOCH + timedelta(microseconds=micros)).isoformat(sep=" ")
     except OverflowError:

@@ -22,7 +22,7 @@ _STATES: Mapping[str, State] = {"active": "active", "disabled": "disabled", "abs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldRule:
+class RuleStatus:
     """What has become of one rule.
 
     Attributes:
@@ -52,11 +52,11 @@ class ToldRule:
     errors: int = 0
 
 
-ToldRules: TypeAlias = "Mapping[str, ToldRule]"
+RuleStatusMap: TypeAlias = "Mapping[str, RuleStatus]"
 """By the rules' ids."""
 
 
-def merged(several: Iterable[ToldRule]) -> ToldRule | None:
+def merge_statuses(several: Iterable[RuleStatus]) -> RuleStatus | None:
     """Return what holds for all who tell of a rule; None if nobody does.
 
     It is active where all have it, since the last one has; counts are added up.
@@ -67,7 +67,7 @@ def merged(several: Iterable[ToldRule]) -> ToldRule | None:
     worst = max(found, key=lambda one: list(_STATES).index(one.state))
     refusing = next((one for one in found if one.reason), worst)
     begun = [one.since for one in found if one.since is not None]
-    return ToldRule(
+    return RuleStatus(
         version=worst.version,
         state=worst.state,
         scheduled=worst.scheduled,
@@ -82,18 +82,18 @@ def merged(several: Iterable[ToldRule]) -> ToldRule | None:
     )
 
 
-def write_told(rules: ToldRules) -> dict[str, Any]:
+def write_statuses(rules: RuleStatusMap) -> dict[str, Any]:
     """Return what is told as JSON-like data, without what says nothing."""
-    return {name: _written(rule) for name, rule in sorted(rules.items())}
+    return {name: _write_status(rule) for name, rule in sorted(rules.items())}
 
 
-def _written(rule: ToldRule) -> dict[str, Any]:
-    usual = ToldRule()
-    found = {field: getattr(rule, field) for field in ToldRule.__slots__}
+def _write_status(rule: RuleStatus) -> dict[str, Any]:
+    usual = RuleStatus()
+    found = {field: getattr(rule, field) for field in RuleStatus.__slots__}
     return {field: value for field, value in found.items() if value != getattr(usual, field)}
 
 
-def read_told(fields: Fields) -> ToldRules:
+def read_statuses(fields: Fields) -> RuleStatusMap:
     """Read what an agent tells; members that are not known are of a newer one and passed over.
 
     Raises:
@@ -101,12 +101,12 @@ def read_told(fields: Fields) -> ToldRules:
     """
     names = fields.names()
     if len(names) > MAX_RULES:
-        raise fields.bad("", f"has {len(names)} rules, the limit is {MAX_RULES}")
-    return {name: _read(fields.child(name)) for name in names}
+        raise fields.error_at("", f"has {len(names)} rules, the limit is {MAX_RULES}")
+    return {name: _read_status(fields.child(name)) for name in names}
 
 
-def _read(fields: Fields) -> ToldRule:
-    return ToldRule(
+def _read_status(fields: Fields) -> RuleStatus:
+    return RuleStatus(
         version=_number(fields, "version"),
         state=fields.word("state", _STATES, "absent"),
         scheduled=_number(fields, "scheduled"),

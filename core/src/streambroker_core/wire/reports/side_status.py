@@ -26,7 +26,7 @@ _WHOLE_FROM = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldStall:
+class SideStall:
     """Rows that wait for one thing.
 
     Attributes:
@@ -41,7 +41,7 @@ class ToldStall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldSide:
+class SideStatus:
     """Figures of a side input of one operator.
 
     Attributes:
@@ -79,15 +79,15 @@ class ToldSide:
     refused: int = 0
     version: str | None = None
     version_since: int | None = None
-    stalls: tuple[ToldStall, ...] = ()
+    stalls: tuple[SideStall, ...] = ()
 
 
-_WAITING = ("waiting_rows", "waiting_bytes")
-_HELD = ("entries", "size", "staged", "rows", "late", "refused")
-_COUNTS = (*_WAITING, *_HELD, "windows")
+_WAIT_COUNTS = ("waiting_rows", "waiting_bytes")
+_VALUE_COUNTS = ("entries", "size", "staged", "rows", "late", "refused")
+_COUNTS = (*_WAIT_COUNTS, *_VALUE_COUNTS, "windows")
 
 
-def together(buckets: Sequence[ToldSide]) -> ToldSide:
+def merge_buckets(buckets: Sequence[SideStatus]) -> SideStatus:
     """Return what several buckets tell of one side input as one.
 
     Args:
@@ -97,34 +97,34 @@ def together(buckets: Sequence[ToldSide]) -> ToldSide:
     newest = max(buckets, key=lambda one: -1 if one.version_since is None else one.version_since)
     return replace(
         newest,
-        **{name: sum(getattr(one, name) for one in buckets) for name in _WAITING},
-        **{name: held(getattr(one, name) for one in buckets) for name in _HELD},
+        **{name: sum(getattr(one, name) for one in buckets) for name in _WAIT_COUNTS},
+        **{name: held(getattr(one, name) for one in buckets) for name in _VALUE_COUNTS},
         windows=max(one.windows for one in buckets),
-        waiting_since=_first(one.waiting_since for one in buckets),
-        stalls=_stalls(stall for one in buckets for stall in one.stalls),
+        waiting_since=_earliest(one.waiting_since for one in buckets),
+        stalls=_merge_stalls(stall for one in buckets for stall in one.stalls),
     )
 
 
-def _stalls(several: Iterable[ToldStall]) -> tuple[ToldStall, ...]:
-    found: dict[str, list[ToldStall]] = {}
+def _merge_stalls(several: Iterable[SideStall]) -> tuple[SideStall, ...]:
+    found: dict[str, list[SideStall]] = {}
     for one in several:
         found.setdefault(one.cause, []).append(one)
     made = [
-        ToldStall(
+        SideStall(
             cause=cause,
             rows=sum(one.rows for one in alike),
-            since=_first(one.since for one in alike),
+            since=_earliest(one.since for one in alike),
         )
         for cause, alike in found.items()
     ]
     return tuple(sorted(made, key=lambda one: (-one.rows, one.cause))[:MAX_STALLS])
 
 
-def _first(times: Iterable[int | None]) -> int | None:
+def _earliest(times: Iterable[int | None]) -> int | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def sentence(stall: ToldStall, now: int) -> str:
+def describe_side_stall(stall: SideStall, now: int) -> str:
     """Return what some rows wait for.
 
     Args:
@@ -139,10 +139,10 @@ def sentence(stall: ToldStall, now: int) -> str:
     return f"{rows} {stall.cause}; the first for {age} s."
 
 
-def write_side(side: ToldSide) -> dict[str, Any]:
+def write_side(side: SideStatus) -> dict[str, Any]:
     """Return all members as JSON-like data."""
     return {
-        **{_key(field.name): getattr(side, field.name) for field in fields(ToldSide)},
+        **{_key(field.name): getattr(side, field.name) for field in fields(SideStatus)},
         "stalls": [
             {"cause": one.cause[:MAX_CAUSE], "rows": one.rows, "since": one.since}
             for one in side.stalls[:MAX_STALLS]
@@ -155,47 +155,47 @@ def _key(name: str) -> str:
     return first + "".join(word.capitalize() for word in more)
 
 
-def read_sides(given: Fields, key: str) -> tuple[ToldSide, ...]:
+def read_sides(source: Fields, key: str) -> tuple[SideStatus, ...]:
     """Read what is told of side inputs; members that are not known are passed over.
 
     Args:
-        given: the object that has it.
+        source: the object that has it.
         key: where it has it.
 
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    found = given.items(key, most=MAX_SIDES)
-    return tuple(_read(given.entry(key, number, one)) for number, one in enumerate(found))
+    found = source.items(key, max_items=MAX_SIDES)
+    return tuple(_read_side(source.entry(key, number, one)) for number, one in enumerate(found))
 
 
-def _read(given: Fields) -> ToldSide:
+def _read_side(source: Fields) -> SideStatus:
     stalls = [
-        given.entry("stalls", number, one)
-        for number, one in enumerate(given.items("stalls", most=MAX_STALLS))
+        source.entry("stalls", number, one)
+        for number, one in enumerate(source.items("stalls", max_items=MAX_STALLS))
     ]
-    return ToldSide(
-        operator=given.text("operator"),
-        input=given.text("input"),
-        keyed=given.boolean("keyed", False),
-        version=given.optional_text("version"),
+    return SideStatus(
+        operator=source.text("operator"),
+        input=source.text("input"),
+        keyed=source.boolean("keyed", False),
+        version=source.optional_text("version"),
         stalls=tuple(
-            ToldStall(
+            SideStall(
                 cause=one.text("cause", longest=4 * MAX_CAUSE),
-                rows=_count(one, "rows"),
-                since=_time(one, "since"),
+                rows=_read_count(one, "rows"),
+                since=_read_time(one, "since"),
             )
             for one in stalls
         ),
-        waiting_since=_time(given, "waiting_since"),
-        version_since=_time(given, "version_since"),
-        **{name: _count(given, name) for name in _COUNTS},
+        waiting_since=_read_time(source, "waiting_since"),
+        version_since=_read_time(source, "version_since"),
+        **{name: _read_count(source, name) for name in _COUNTS},
     )
 
 
-def _count(given: Fields, key: str) -> int:
-    return given.integer(_key(key), 0, high=_LARGEST)
+def _read_count(source: Fields, key: str) -> int:
+    return source.integer(_key(key), 0, high=_LARGEST)
 
 
-def _time(given: Fields, key: str) -> int | None:
-    return given.integer(_key(key), high=_LARGEST) if given.has(_key(key)) else None
+def _read_time(source: Fields, key: str) -> int | None:
+    return source.integer(_key(key), high=_LARGEST) if source.has(_key(key)) else None

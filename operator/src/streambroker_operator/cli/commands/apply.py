@@ -6,23 +6,23 @@ import argparse
 from typing import Any
 
 from streambroker_core.model import kind_of
-from streambroker_operator.cli.commands.delete import meant_by, named
-from streambroker_operator.cli.io.errors import OK, UsageError, note
+from streambroker_operator.cli.commands.delete import read_named_targets, resolve_target
+from streambroker_operator.cli.io.errors import OK, UsageError, print_notes
 from streambroker_operator.cli.io.manifest_files import read_resources
-from streambroker_operator.cli.io.options import add_output, caller_of, remote
-from streambroker_operator.cli.io.terminal import say
+from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for
+from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.changes import (
     add_dry_run,
     add_file,
     add_guard,
     apply_all,
-    foretell,
+    show_forecast,
 )
 
 
 def add(commands: Any) -> None:
     """Add the commands."""
-    apply = remote(commands, "apply", "create or replace the resources of YAML files")
+    apply = add_remote_command(commands, "apply", "create or replace the resources of YAML files")
     add_file(apply)
     add_dry_run(apply)
     cuts = apply.add_mutually_exclusive_group()
@@ -34,7 +34,9 @@ def add(commands: Any) -> None:
     cuts.add_argument("-y", "--yes", action="store_true", help="cut routes without asking")
     apply.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     apply.set_defaults(run=_apply)
-    whatif = remote(commands, "whatif", "show which routes YAML files would add and cut")
+    whatif = add_remote_command(
+        commands, "whatif", "show which routes YAML files would add and cut"
+    )
     add_file(whatif)
     whatif.add_argument(
         "--delete", action="append", default=[], metavar="KIND/NAME", help="as if this were deleted"
@@ -50,14 +52,14 @@ def _apply(options: argparse.Namespace) -> int:
     if not options.file:
         raise UsageError("Give -f FILE; it may be given several times, and may be a directory.")
     found = read_resources(options.file, options.namespace)
-    note(found.notes)
+    print_notes(found.notes)
     if options.dry_run == "client":
         for resource in found.resources:
-            say(f"{kind_of(resource).lower()} {resource.key} can be read (dry run)\n")
+            print_text(f"{kind_of(resource).lower()} {resource.key} can be read (dry run)\n")
         return OK
-    caller = caller_of(options)
+    caller = client_for(options)
     if options.dry_run == "server":
-        return foretell(caller, options, found.resources, [])
+        return show_forecast(caller, options, found.resources, [])
     return apply_all(caller, options, found.resources)
 
 
@@ -67,13 +69,13 @@ def _whatif(options: argparse.Namespace) -> int:
     resources = []
     if options.file:
         found = read_resources(options.file, options.namespace)
-        note(found.notes)
+        print_notes(found.notes)
         resources = found.resources
-    caller = caller_of(options)
+    caller = client_for(options)
     deleted = [
         removal
         for word in options.delete
-        for target in named([word])
-        for removal in meant_by(caller, target, options.namespace)[0]
+        for target in read_named_targets([word])
+        for removal in resolve_target(caller, target, options.namespace)[0]
     ]
-    return foretell(caller, options, resources, deleted)
+    return show_forecast(caller, options, resources, deleted)

@@ -9,34 +9,49 @@ from typing import Any
 from streambroker_core.diagnose import Removal
 from streambroker_core.model import Kind, PeKey, kind_of, name_of
 from streambroker_core.wire.manifests.ports import PLURALS
-from streambroker_operator.cli.io.client import Caller, pe_path
-from streambroker_operator.cli.io.errors import OK, UsageError, exit_code, note, tally, tell
+from streambroker_operator.cli.io.client import BrokerClient, pe_path
+from streambroker_operator.cli.io.errors import (
+    OK,
+    UsageError,
+    exit_code,
+    print_error,
+    print_notes,
+    print_tally,
+)
 from streambroker_operator.cli.io.manifest_files import read_resources
-from streambroker_operator.cli.io.options import caller_of, remote
-from streambroker_operator.cli.io.targets import Target, find, find_port, read_targets, suggested
-from streambroker_operator.cli.io.terminal import say
+from streambroker_operator.cli.io.options import add_remote_command, client_for
+from streambroker_operator.cli.io.targets import (
+    Target,
+    find_items,
+    find_port,
+    read_targets,
+    with_suggestion,
+)
+from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.changes import (
-    ABSENT,
-    MOST,
+    ABSENT_CODES,
+    MAX_CHANGES,
     add_dry_run,
     add_file,
     add_guard,
     change_all,
     check_parts,
-    foretell,
-    refused_in,
-    told,
+    refused_problems,
+    report_refusal,
+    show_forecast,
 )
 from streambroker_operator.errors import RequestError
 
 RESOURCE = "KIND/NAME | KIND NAME… | KIND JOB PE PORT"
 KIND_WORDS: dict[str, Kind] = {plural: kind for kind, plural in PLURALS.items()}
-NAME_ONE = "Name one export, import or PE: `export|import JOB PE PORT`, export/NAME, or pe/JOB/PE."
+NAME_REQUIRED = (
+    "Name one export, import or PE: `export|import JOB PE PORT`, export/NAME, or pe/JOB/PE."
+)
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    delete = remote(commands, "delete", "delete resources, or those of YAML files")
+    delete = add_remote_command(commands, "delete", "delete resources, or those of YAML files")
     add_file(delete)
     add_dry_run(delete)
     add_guard(
@@ -56,25 +71,25 @@ def add(commands: Any) -> None:
 def _delete(options: argparse.Namespace) -> int:
     if bool(options.file) == bool(options.words):
         raise UsageError("Give either -f FILE or `export|import JOB PE PORT` or KIND/NAME.")
-    caller = caller_of(options)
-    removals, pes = _of_files(options) if options.file else _of_words(caller, options)
+    caller = client_for(options)
+    removals, pes = _read_files(options) if options.file else _resolve_words(caller, options)
     if options.dry_run == "server":
-        return foretell(caller, options, [], removals)
+        return show_forecast(caller, options, [], removals)
     if options.dry_run == "client":
         for kind, key in [*((one.kind, one.key) for one in removals), *(("pe", pe) for pe in pes)]:
-            say(f"{kind.lower()} {key} would be deleted (dry run)\n")
+            print_text(f"{kind.lower()} {key} would be deleted (dry run)\n")
         return OK
     return _delete_ports(caller, options, removals) or _delete_pes(
         caller, options, pes, len(removals)
     )
 
 
-def _of_files(options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
+def _read_files(options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
     resources = read_resources(options.file, options.namespace).resources
     return [Removal(kind_of(one), one.key, name_of(one)) for one in resources], []
 
 
-def _empty_pes(caller: Caller, options: argparse.Namespace) -> list[PeKey]:
+def _empty_pes(client: BrokerClient, options: argparse.Namespace) -> list[PeKey]:
     """Return the PEs that nobody misses: those without a port and without an agent.
 
     Raises:
@@ -84,19 +99,21 @@ def _empty_pes(caller: Caller, options: argparse.Namespace) -> list[PeKey]:
         raise UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
     return [
         PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
-        for item in caller.items("/pes", namespace=options.namespace)
+        for item in client.items("/pes", namespace=options.namespace)
         if not (item["exports"] or item["imports"] or item["location"])
     ]
 
 
-def _of_words(caller: Caller, options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
+def _resolve_words(
+    client: BrokerClient, options: argparse.Namespace
+) -> tuple[list[Removal], list[PeKey]]:
     if options.all:
-        return [], _empty_pes(caller, options)
+        return [], _empty_pes(client, options)
     removals: list[Removal] = []
     pes: list[PeKey] = []
-    for target in named(options.words):
+    for target in read_named_targets(options.words):
         try:
-            ports, whole = meant_by(caller, target, options.namespace)
+            ports, whole = resolve_target(client, target, options.namespace)
         except RequestError as error:
             if error.status != 404 or not options.ignore_not_found:
                 raise
@@ -106,7 +123,7 @@ def _of_words(caller: Caller, options: argparse.Namespace) -> tuple[list[Removal
     return list(dict.fromkeys(removals)), list(dict.fromkeys(pes))
 
 
-def named(words: Sequence[str]) -> list[Target]:
+def read_named_targets(words: Sequence[str]) -> list[Target]:
     """Return the targets of a command that never means everything of a kind.
 
     Raises:
@@ -115,11 +132,13 @@ def named(words: Sequence[str]) -> list[Target]:
     targets = read_targets(words)
     for target in targets:
         if target.name is None or "routes" in target.kinds:
-            raise UsageError(NAME_ONE)
+            raise UsageError(NAME_REQUIRED)
     return targets
 
 
-def meant_by(caller: Caller, target: Target, namespace: str) -> tuple[list[Removal], list[PeKey]]:
+def resolve_target(
+    client: BrokerClient, target: Target, namespace: str
+) -> tuple[list[Removal], list[PeKey]]:
     """Return the one port, or the PEs, that a target means.
 
     Raises:
@@ -128,14 +147,14 @@ def meant_by(caller: Caller, target: Target, namespace: str) -> tuple[list[Remov
     """
     kinds, name = target.kinds, target.name or ""
     if len(kinds) > 1:
-        items = find(caller, target, namespace)
+        items = find_items(client, target, namespace)
         if len(items) > 1:
             both = " and ".join(f"{kind.removesuffix('s')}/{name}" for kind, _ in items)
             raise UsageError(f"{name!r} may be {both}; say which.")
         kinds = (items[0][0],)
     if kinds[0] in KIND_WORDS:
-        return [Removal(KIND_WORDS[kinds[0]], find_port(caller, kinds[0], name, namespace))], []
-    found = find(caller, Target(kinds=kinds, name=name), namespace)
+        return [Removal(KIND_WORDS[kinds[0]], find_port(client, kinds[0], name, namespace))], []
+    found = find_items(client, Target(kinds=kinds, name=name), namespace)
     return [], [
         PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
         for _, items in found
@@ -143,58 +162,62 @@ def meant_by(caller: Caller, target: Target, namespace: str) -> tuple[list[Remov
     ]
 
 
-def _delete_ports(caller: Caller, options: argparse.Namespace, removals: Sequence[Removal]) -> int:
+def _delete_ports(
+    client: BrokerClient, options: argparse.Namespace, removals: Sequence[Removal]
+) -> int:
     """Delete what holds ports, as much at once as the broker takes."""
-    parts = [list(removals[at : at + MOST]) for at in range(0, len(removals), MOST)]
+    parts = [list(removals[at : at + MAX_CHANGES]) for at in range(0, len(removals), MAX_CHANGES)]
     check_parts(options, parts)
     done = 0
     for part in parts:
         left = part
         while left:
             try:
-                change_all(caller, options, [], left, options.max_removed)
+                change_all(client, options, [], left, options.max_removed)
                 break
             except RequestError as error:
-                absent = _passed_over(error) if options.ignore_not_found else set()
+                absent = _absent_indices(error) if options.ignore_not_found else set()
                 if not absent:
-                    _suggest(caller, left, error)
-                    return told(error, [], "deleted", done, len(removals))
+                    _add_suggestion(client, left, error)
+                    return report_refusal(error, [], "deleted", done, len(removals))
                 left = [one for place, one in enumerate(left) if place not in absent]
         done += len(part)
     return OK
 
 
-def _passed_over(error: RequestError) -> set[int]:
+def _absent_indices(error: RequestError) -> set[int]:
     """Return the places of what is not there, where nothing else was wrong."""
-    problems = refused_in(error)
-    if any(problem["code"] not in ABSENT for problem in problems):
+    problems = refused_problems(error)
+    if any(problem["code"] not in ABSENT_CODES for problem in problems):
         return set()
-    note(f"{p['detail'].rstrip('.')}; it stays" for p in problems if p["code"] == "PortTaken")
+    print_notes(
+        f"{p['detail'].rstrip('.')}; it stays" for p in problems if p["code"] == "PortTaken"
+    )
     return {problem["index"] for problem in problems}
 
 
-def _suggest(caller: Caller, removals: Sequence[Removal], error: RequestError) -> None:
+def _add_suggestion(client: BrokerClient, removals: Sequence[Removal], error: RequestError) -> None:
     """Name the nearest port that there is, if one is not there."""
-    problems = refused_in(error)
+    problems = refused_problems(error)
     if len(problems) == 1 and problems[0]["code"] == "UnknownPort":
         (problem,) = problems
         kind, key, _ = removals[problem["index"]]
         bare = RequestError(404, "UnknownPort", problem["detail"])
-        problem["detail"] = str(suggested(caller, PLURALS[kind], key, bare))
+        problem["detail"] = str(with_suggestion(client, PLURALS[kind], key, bare))
 
 
 def _delete_pes(
-    caller: Caller, options: argparse.Namespace, pes: Sequence[PeKey], before: int
+    client: BrokerClient, options: argparse.Namespace, pes: Sequence[PeKey], before: int
 ) -> int:
     for done, pe in enumerate(pes, before):
         try:
-            caller.change("DELETE", pe_path(pe), namespace=pe.namespace)
+            client.change("DELETE", pe_path(pe), namespace=pe.namespace)
         except RequestError as error:
             if error.status == 404 and options.ignore_not_found:
                 continue
-            tell(error)
+            print_error(error)
             how = "refused" if error.status else "failed"
-            tally("deleted", done, before + len(pes), refused=1, how=how)
+            print_tally("deleted", done, before + len(pes), refused=1, how=how)
             return exit_code(error)
-        say(f"pe {pe} deleted\n")
+        print_text(f"pe {pe} deleted\n")
     return OK

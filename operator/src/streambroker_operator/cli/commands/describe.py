@@ -7,30 +7,42 @@ from collections.abc import Sequence
 from typing import Any
 
 from streambroker_core.matching import NEAR
-from streambroker_operator.cli.commands.diagnose import explained
+from streambroker_operator.cli.commands.diagnose import fetch_explanation
 from streambroker_operator.cli.commands.get import WHAT
-from streambroker_operator.cli.commands.top import FIGURES, HEAD, row_of
-from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.commands.top import COLUMNS, METRIC_COLUMNS, route_row
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
-from streambroker_operator.cli.io.options import add_everywhere, caller_of, namespace_of, remote
+from streambroker_operator.cli.io.options import (
+    add_everywhere,
+    add_remote_command,
+    client_for,
+    namespace_for,
+)
 from streambroker_operator.cli.io.targets import (
     SINGULAR,
     Item,
-    chosen,
-    find,
-    names_of,
+    find_items,
+    item_names,
     read_targets,
+    select_items,
 )
-from streambroker_operator.cli.io.terminal import age, flat, paint, plain, say, seconds_since
-from streambroker_operator.cli.output.table import as_yaml, fellows_text, port_of, short
+from streambroker_operator.cli.io.terminal import (
+    format_age,
+    one_line,
+    paint,
+    print_text,
+    sanitise,
+    seconds_since,
+)
+from streambroker_operator.cli.output.table import as_yaml, port_text, shard_agents_text, shorten
 from streambroker_operator.errors import RequestError
 
-NEAREST = 5
+MAX_NEAREST = 5
 """Pairs without a route that are shown."""
-MOST_ROUTES = 20
+MAX_ROUTES = 20
 SILENT_S = 90.0
 """An agent that was not heard of for so long is away: it reports every 30 seconds."""
-MOST_EXPLAINED = 500
+MAX_EXPLAINED = 500
 """Pairs that a broker explains in one answer."""
 
 REMEDIES = {
@@ -52,38 +64,38 @@ REMEDIES = {
     "StreamIdTaken": "Delete the older Export of this streamId, or choose another one.",
 }
 
-_NOTHING_TO_DO = ("NobodyImports",)
+_HARMLESS_FINDINGS = ("NobodyImports",)
 """What the linter finds that is no mistake of the resource."""
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    describe = remote(commands, "describe", "show all about a resource, and what to do")
+    describe = add_remote_command(commands, "describe", "show all about a resource, and what to do")
     describe.add_argument("words", nargs="+", metavar=WHAT)
     add_everywhere(describe)
     describe.set_defaults(run=_describe)
 
 
 def _describe(options: argparse.Namespace) -> int:
-    targets, caller = read_targets(options.words), caller_of(options)
+    targets, caller = read_targets(options.words), client_for(options)
     parts = []
     for target in targets:
         if target.kinds == ("routes",) and target.name is None:
             raise UsageError("Name a route by one of its ports: `describe route JOB/PE/PORT`.")
-        for kind, items in find(caller, target, namespace_of(options)):
-            parts += [_DESCRIBED[kind](caller, kind, item) for item in items]
-    say("\n".join(parts) if parts else "nothing to describe\n")
+        for kind, items in find_items(caller, target, namespace_for(options)):
+            parts += [_DESCRIBERS[kind](caller, kind, item) for item in items]
+    print_text("\n".join(parts) if parts else "nothing to describe\n")
     return OK
 
 
-def _resource(caller: Caller, kind: str, item: Item) -> str:
+def _describe_resource(client: BrokerClient, kind: str, item: Item) -> str:
     metadata, spec = item["metadata"], item["spec"]
-    key = f"{metadata['namespace']}/{port_of(spec)}"
+    key = f"{metadata['namespace']}/{port_text(spec)}"
     status = item.get("status") or {}
-    routes = chosen("routes", caller.items("/routes", namespace=metadata["namespace"]), key)
+    routes = select_items("routes", client.items("/routes", namespace=metadata["namespace"]), key)
     side = SINGULAR[kind]
     routes = [route for route in routes if route[side] == key]
-    near, lint = _not_connected(caller, kind, key, status)
+    near, lint = _nearest_unmatched(client, kind, key, status)
     shown = {k: v for k, v in spec.items() if k not in ("job", "pe", "port")}
     lines = [
         f"Name:        {metadata['name']}",
@@ -91,27 +103,31 @@ def _resource(caller: Caller, kind: str, item: Item) -> str:
         f"Port:        {key}",
         f"Generation:  {metadata.get('generation', '-')}",
         f"Created:     {metadata.get('creationTimestamp', '-')} "
-        f"({age(metadata.get('creationTimestamp'))} ago)",
+        f"({format_age(metadata.get('creationTimestamp'))} ago)",
         *_block("Spec", as_yaml([shown]).rstrip("\n").split("\n")),
         *_block("Status", _status(status)),
-        *_block("Routes", _cut([_route_line(route, kind) for route in routes], f"routes {key}")),
+        *_block(
+            "Routes", _truncate([_route_line(route, kind) for route in routes], f"routes {key}")
+        ),
         *_block(
             "Not connected, the nearest first", [_pair_line(pair, kind, status) for pair in near]
         ),
-        *_to_do([*lint, *_advice(status, near, routed=bool(routes), told=bool(lint))]),
+        *_to_do_block(
+            [*lint, *_advice(status, near, has_route=bool(routes), has_findings=bool(lint))]
+        ),
     ]
     return _text(lines)
 
 
-def _cut(lines: Sequence[str], words: str) -> list[str]:
+def _truncate(lines: Sequence[str], words: str) -> list[str]:
     """Return the first lines, and where the others are."""
-    if len(lines) <= MOST_ROUTES:
+    if len(lines) <= MAX_ROUTES:
         return list(lines)
-    more = f"… and {len(lines) - MOST_ROUTES} more: `streambroker get {words}`"
-    return [*lines[:MOST_ROUTES], more]
+    more = f"… and {len(lines) - MAX_ROUTES} more: `streambroker get {words}`"
+    return [*lines[:MAX_ROUTES], more]
 
 
-def _to_do(lines: Sequence[str]) -> list[str]:
+def _to_do_block(lines: Sequence[str]) -> list[str]:
     """Return what to do; nothing at all, if there is nothing."""
     return _block("To do", lines) if lines else []
 
@@ -130,51 +146,53 @@ def _status(status: Item) -> list[str]:
     return [*lines, f"Matches:  {status.get('matches', 0)}"]
 
 
-def _not_connected(
-    caller: Caller, kind: str, key: str, status: Item
+def _nearest_unmatched(
+    client: BrokerClient, kind: str, key: str, status: Item
 ) -> tuple[list[Item], list[str]]:
     """Return the nearest pairs that do not match, and what the linter says has to be done.
 
     Matching pairs come first in an explanation; where they fill it, the status has to do.
     """
-    told = [{"import": key, **pair} for pair in status.get("refused", [])][:NEAREST]
-    limit = NEAREST + int(status.get("matches", 0))
-    if limit > MOST_EXPLAINED:
+    told = [{"import": key, **pair} for pair in status.get("refused", [])][:MAX_NEAREST]
+    limit = MAX_NEAREST + int(status.get("matches", 0))
+    if limit > MAX_EXPLAINED:
         return told, []
     try:
-        answer = explained(caller, {SINGULAR[kind]: key}, limit)
+        answer = fetch_explanation(client, {SINGULAR[kind]: key}, limit)
     except RequestError as error:
         if error.status != 404:
             raise
         return told, []
     pairs = [pair for pair in answer["pairs"] if not pair["matched"]]
-    lint = [one for one in answer["lint"] if one["code"] not in _NOTHING_TO_DO]
-    return pairs[:NEAREST], [str(finding["message"]) for finding in lint]
+    lint = [one for one in answer["lint"] if one["code"] not in _HARMLESS_FINDINGS]
+    return pairs[:MAX_NEAREST], [str(finding["message"]) for finding in lint]
 
 
-def _advice(status: Item, near: Sequence[Item], *, routed: bool, told: bool) -> list[str]:
+def _advice(
+    status: Item, near: Sequence[Item], *, has_route: bool, has_findings: bool
+) -> list[str]:
     """Return general remedies.
 
     Args:
         status: of the resource.
         near: the nearest pairs that do not match.
-        routed: it has a route.
-        told: the linter has found something, which is nearer to the mistake.
+        has_route: it has a route.
+        has_findings: the linter has found something, which is nearer to the mistake.
     """
     if not status.get("accepted", True):
         reason = str(status.get("reason"))
         return [REMEDIES.get(reason, "See the message above.")]
     reasons = list(dict.fromkeys(str(pair["reason"]) for pair in near))
-    if routed or told:
+    if has_route or has_findings:
         reasons = [reason for reason in reasons if reason in NEAR]
-    if not reasons and not routed and not told:
+    if not reasons and not has_route and not has_findings:
         return ["Nothing is there to be connected to yet: `streambroker get exports,imports`."]
     return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}" for reason in reasons[:3]]
 
 
 def _route_line(route: Item, kind: str) -> str:
     arrow = f"-> {route['import']}" if kind == "exports" else f"<- {route['export']}"
-    filter_ = f"  filter {short(route['filter'])}" if route.get("filter") else ""
+    filter_ = f"  filter {shorten(route['filter'])}" if route.get("filter") else ""
     return f"{arrow}  {route['policy']}{filter_}"
 
 
@@ -187,16 +205,16 @@ def _pair_line(pair: Item, kind: str, status: Item) -> str:
     return f"{other}  {pair['reason']}" + (f": {message}" if message else "")
 
 
-def _pe(caller: Caller, kind: str, item: Item) -> str:
-    key = names_of(kind, item)[1]
+def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
+    key = item_names(kind, item)[1]
     routes = [
         route
-        for route in caller.items("/routes", namespace=item["namespace"])
+        for route in client.items("/routes", namespace=item["namespace"])
         if key in (route["export"].rpartition("/")[0], route["import"].rpartition("/")[0])
     ]
-    seen = age(item.get("seen"))
+    seen = format_age(item.get("seen"))
     lines = [
-        f"Name:      {names_of(kind, item)[0]}",
+        f"Name:      {item_names(kind, item)[0]}",
         "Kind:      PE",
         f"Namespace: {item['namespace']}",
         f"Location:  {item['location'] or '-'}",
@@ -204,57 +222,57 @@ def _pe(caller: Caller, kind: str, item: Item) -> str:
         f"View:      {item.get('version') or '-'}",
         f"Exports:   {', '.join(item['exports']) or '-'}",
         f"Imports:   {', '.join(item['imports']) or '-'}",
-        f"Fellows:   {fellows_text(item.get('fellows', ()))}",
+        f"Fellows:   {shard_agents_text(item.get('fellows', ()))}",
         *_block(
             "Routes",
-            _cut([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
+            _truncate([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
         ),
-        *_to_do([*_silence(item), *_away(item)]),
+        *_to_do_block([*_silence_advice(item), *_away_advice(item)]),
     ]
     return _text(lines)
 
 
-def _away(item: Item) -> list[str]:
+def _away_advice(item: Item) -> list[str]:
     """Return what to ask about fellows that do not answer."""
     return [
-        flat(f"Its fellow {one['pe']} is away: {one['away']} What lies there cannot be read.")
+        one_line(f"Its fellow {one['pe']} is away: {one['away']} What lies there cannot be read.")
         for one in item.get("fellows", ())
         if one["away"]
     ]
 
 
-def _silence(item: Item) -> list[str]:
+def _silence_advice(item: Item) -> list[str]:
     """Return what to ask about a PE whose agent does not report."""
     if not item["location"]:
         what = "has never registered"
     elif not item.get("seen"):
         what = "was not heard of since the broker started; agents report every 30 seconds"
     elif seconds_since(item["seen"]) > SILENT_S:
-        what = f"was not heard of for {age(item['seen'])}"
+        what = f"was not heard of for {format_age(item['seen'])}"
     else:
         return []
     return [f"Its agent {what}: is the job running, and does it reach the broker?"]
 
 
-def _route(caller: Caller, _kind: str, item: Item) -> str:
+def _describe_route(client: BrokerClient, _kind: str, item: Item) -> str:
     namespace = item["export"].partition("/")[0]
     lines = [
         f"Export:  {item['export']}",
         f"Import:  {item['import']}",
         f"Policy:  {item['policy']}",
         f"Filter:  {item['filter'] or '-'}",
-        *_block("Figures", _figures(caller, namespace, item)),
+        *_block("Figures", _metric_lines(client, namespace, item)),
     ]
     return _text(lines)
 
 
-def _figures(caller: Caller, namespace: str, item: Item) -> list[str]:
+def _metric_lines(client: BrokerClient, namespace: str, item: Item) -> list[str]:
     """Return what `top` shows of a route, a line for each column."""
     ends = (item["export"], item["import"])
-    for row in caller.call("GET", "/top", namespace=namespace)["routes"]:
+    for row in client.call("GET", "/top", namespace=namespace)["routes"]:
         if (row["export"], row["import"]) == ends:
-            cells = dict(zip(HEAD, row_of(row), strict=True))
-            return [f"{name.capitalize() + ':':<12} {cells[name]}" for name in FIGURES]
+            cells = dict(zip(COLUMNS, route_row(row), strict=True))
+            return [f"{name.capitalize() + ':':<12} {cells[name]}" for name in METRIC_COLUMNS]
     return []
 
 
@@ -263,14 +281,19 @@ def _block(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _text(lines: Sequence[str]) -> str:
-    return "".join(_painted(plain(line)) + "\n" for line in lines)
+    return "".join(_colour_title(sanitise(line)) + "\n" for line in lines)
 
 
-def _painted(line: str) -> str:
+def _colour_title(line: str) -> str:
     title, colon, rest = line.partition(":")
     if line.startswith(" ") or not colon:
         return line
     return paint(title + colon, "bold") + rest
 
 
-_DESCRIBED = {"exports": _resource, "imports": _resource, "pes": _pe, "routes": _route}
+_DESCRIBERS = {
+    "exports": _describe_resource,
+    "imports": _describe_resource,
+    "pes": _describe_pe,
+    "routes": _describe_route,
+}

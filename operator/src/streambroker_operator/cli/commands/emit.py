@@ -12,23 +12,29 @@ from typing import Any
 from streambroker_core.control.tuples.envelope import DELIVERIES
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey, PortKey
-from streambroker_operator.cli.io.client import Caller, pe_path, port_path
+from streambroker_operator.cli.io.client import BrokerClient, pe_path, port_path
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.manifest_files import read_value
-from streambroker_operator.cli.io.options import add_output, caller_of, one_of, remote, seconds
-from streambroker_operator.cli.io.targets import find_port, suggested
-from streambroker_operator.cli.io.terminal import flat, say
+from streambroker_operator.cli.io.options import (
+    add_output,
+    add_remote_command,
+    client_for,
+    one_of,
+    parse_seconds,
+)
+from streambroker_operator.cli.io.targets import find_port, with_suggestion
+from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.table import as_json
 from streambroker_operator.errors import RequestError
 
 TIMEOUT_S = 60.0
-PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+PAUSE_S, MAX_PAUSE_S = 0.2, 2.0
 """Between two questions whether a tuple has been applied; the pause doubles."""
 _MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Aim:
+class _Destination:
     """Where a tuple goes: what a person calls that, its path, its namespace, and its export."""
 
     name: str
@@ -40,7 +46,7 @@ class _Aim:
 def add(commands: Any) -> None:
     """Add the command."""
     text = "send a control tuple to the importers of an export, or to the operators of a PE"
-    command = remote(commands, "emit", text)
+    command = add_remote_command(commands, "emit", text)
     command.add_argument("aim", metavar="EXPORT|JOB/PE", help="an export, or pe/JOB/PE")
     command.add_argument("type", metavar="TYPE", help="name of the payload's type")
     command.add_argument("payload", nargs="?", metavar="PAYLOAD", help="YAML or JSON; default null")
@@ -67,7 +73,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument(
         "--timeout",
-        type=seconds,
+        type=parse_seconds,
         default=TIMEOUT_S,
         metavar="SECONDS",
         help=f"for the agent's answer, and for --wait; default {TIMEOUT_S:g}",
@@ -80,20 +86,20 @@ def add(commands: Any) -> None:
 
 
 def _emit(options: argparse.Namespace) -> int:
-    caller = caller_of(options)
+    caller = client_for(options)
     body = _body(options)
-    aim = _aim(caller, options)
+    aim = _resolve_destination(caller, options)
     until = time.monotonic() + options.timeout
     request = options.request_id or uuid.uuid4().hex
-    answer = _sent(caller, aim, body, request, until)
+    answer = _send(caller, aim, body, request, until)
     if options.output == "text":
-        say(f"{aim.name} emitted {flat(options.type)} {answer['id']}\n")
+        print_text(f"{aim.name} emitted {one_line(options.type)} {answer['id']}\n")
     if options.wait:
-        answer = _applied(caller, aim, answer, request, until, options.timeout)
+        answer = _wait_applied(caller, aim, answer, request, until, options.timeout)
         if options.output == "text":
-            say(f"{aim.name} applied {answer['id']} by {len(answer['readers'])}\n")
+            print_text(f"{aim.name} applied {answer['id']} by {len(answer['readers'])}\n")
     if options.output == "json":
-        say(as_json(answer))
+        print_text(as_json(answer))
     return OK
 
 
@@ -102,14 +108,14 @@ def _body(options: argparse.Namespace) -> dict[str, Any]:
     if options.payload is not None:
         found["payload"] = read_value(options.payload)
     if options.at is not None:
-        found["at"] = _time(options.at)
+        found["at"] = _parse_time(options.at)
     key = None if options.key is None else [read_value(one) for one in options.key]
     given = {"operator": options.operator, "bucket": options.bucket, "key": key}
     target = {name: value for name, value in given.items() if value is not None}
     return {**found, **({"target": target} if target else {})}
 
 
-def _time(text: str) -> int:
+def _parse_time(text: str) -> int:
     """Return a time in microseconds since 1970; without a zone it is UTC.
 
     Raises:
@@ -130,7 +136,7 @@ def _time(text: str) -> int:
     return (since.days * 86_400 + since.seconds) * _MICROSECONDS + since.microseconds
 
 
-def _aim(caller: Caller, options: argparse.Namespace) -> _Aim:
+def _resolve_destination(client: BrokerClient, options: argparse.Namespace) -> _Destination:
     """Return where a tuple goes.
 
     Raises:
@@ -144,42 +150,56 @@ def _aim(caller: Caller, options: argparse.Namespace) -> _Aim:
             pe = PeKey.parse(f"{options.namespace}/{rest}")
         except ManifestError as error:
             raise UsageError(f"{rest!r} is no JOB/PE: {error.reason}.") from error
-        return _Aim(name=f"pe {pe}", path=f"{pe_path(pe)}/control", namespace=pe.namespace)
-    key = find_port(caller, "exports", word, options.namespace)
+        return _Destination(name=f"pe {pe}", path=f"{pe_path(pe)}/control", namespace=pe.namespace)
+    key = find_port(client, "exports", word, options.namespace)
     path = f"{port_path('export', key)}/control"
-    return _Aim(name=f"export {key}", path=path, namespace=key.namespace, export=key)
+    return _Destination(name=f"export {key}", path=path, namespace=key.namespace, export=key)
 
 
-def _sent(
-    caller: Caller, aim: _Aim, body: dict[str, Any], request: str, until: float
+def _send(
+    client: BrokerClient,
+    destination: _Destination,
+    body: dict[str, Any],
+    request_id: str,
+    deadline: float,
 ) -> dict[str, Any]:
     """Have the agent take a tuple; it is asked again as long as it is away."""
     while True:
         try:
-            answer: dict[str, Any] = caller.change(
-                "POST", aim.path, body, request=request, namespace=aim.namespace
+            answer: dict[str, Any] = client.change(
+                "POST",
+                destination.path,
+                body,
+                request_id=request_id,
+                namespace=destination.namespace,
             )
             return answer
         except RequestError as error:
             pause = float(error.facts.get("retryAfter", PAUSE_S))
-            if error.code != "AgentAway" or time.monotonic() + pause > until:
-                raise _told(caller, aim, error, request) from error
+            if error.code != "AgentAway" or time.monotonic() + pause > deadline:
+                raise _explain_error(client, destination, error, request_id) from error
             time.sleep(pause)
 
 
-def _told(caller: Caller, aim: _Aim, error: RequestError, request: str) -> RequestError:
+def _explain_error(
+    client: BrokerClient, destination: _Destination, error: RequestError, request_id: str
+) -> RequestError:
     if error.code == "AgentAway":
-        text = f"{error} `--request-id {request}` repeats this one."
+        text = f"{error} `--request-id {request_id}` repeats this one."
         return RequestError(error.status, error.code, text, facts=error.facts)
-    return error if aim.export is None else suggested(caller, "exports", aim.export, error)
+    return (
+        error
+        if destination.export is None
+        else with_suggestion(client, "exports", destination.export, error)
+    )
 
 
-def _applied(
-    caller: Caller,
-    aim: _Aim,
+def _wait_applied(
+    client: BrokerClient,
+    destination: _Destination,
     answer: dict[str, Any],
-    request: str,
-    until: float,
+    request_id: str,
+    deadline: float,
     timeout: float,
 ) -> dict[str, Any]:
     """Return the state of a tuple once all have applied it.
@@ -189,25 +209,25 @@ def _applied(
     """
     pause = PAUSE_S
     while not answer["applied"]:
-        if time.monotonic() + pause > until:
+        if time.monotonic() + pause > deadline:
             raise RequestError(
                 0,
                 "NotApplied",
-                f"{answer['id']} is emitted, and {_late(answer)} after {timeout:g} s."
-                f" `--request-id {request} --wait` waits on.",
+                f"{answer['id']} is emitted, and {_pending_text(answer)} after {timeout:g} s."
+                f" `--request-id {request_id} --wait` waits on.",
             )
         time.sleep(pause)
-        pause = min(LONGEST_PAUSE_S, 2 * pause)
-        path = f"{aim.path}/{answer['id']}"
+        pause = min(MAX_PAUSE_S, 2 * pause)
+        path = f"{destination.path}/{answer['id']}"
         try:
-            answer = caller.call("GET", path, namespace=aim.namespace)
+            answer = client.call("GET", path, namespace=destination.namespace)
         except RequestError as error:
             if error.code != "AgentAway":
                 raise
     return answer
 
 
-def _late(answer: dict[str, Any]) -> str:
+def _pending_text(answer: dict[str, Any]) -> str:
     late = [r.get("import") or r["reader"] for r in answer["readers"] if not r["applied"]]
     if late:
         return f"not applied by {', '.join(sorted(set(late)))}"

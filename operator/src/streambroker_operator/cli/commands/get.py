@@ -11,15 +11,15 @@ from typing import Any
 
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.expression import parse
-from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
-from streambroker_operator.cli.io.event_stream import RESET, Event, follow
+from streambroker_operator.cli.io.event_stream import RESET, Event, follow_events
 from streambroker_operator.cli.io.options import (
     add_everywhere,
     add_output,
-    caller_of,
-    namespace_of,
-    remote,
+    add_remote_command,
+    client_for,
+    namespace_for,
 )
 from streambroker_operator.cli.io.targets import (
     KINDS,
@@ -27,24 +27,24 @@ from streambroker_operator.cli.io.targets import (
     SINGULAR,
     Item,
     Target,
-    chosen,
-    find,
-    names_of,
-    namespace_in,
+    find_items,
+    item_names,
     read_targets,
+    select_items,
+    target_namespace,
 )
-from streambroker_operator.cli.io.terminal import Colour, flat, paint, say
+from streambroker_operator.cli.io.terminal import Colour, one_line, paint, print_text
 from streambroker_operator.cli.output.table import (
     Layout,
     as_json,
     as_yaml,
-    name_in,
-    offered,
-    short,
-    shown,
+    column_widths,
+    offer_text,
+    qualified_name,
+    render_items,
+    shorten,
+    subscription_text,
     table,
-    wanted,
-    widths_of,
     with_kind,
 )
 from streambroker_operator.errors import RequestError
@@ -55,7 +55,7 @@ _COLOURS: dict[str, Colour] = {"ADDED": "green", "DELETED": "red"}
 
 def add(commands: Any) -> None:
     """Add the commands."""
-    get = remote(commands, "get", "show exports, imports, PEs and routes")
+    get = add_remote_command(commands, "get", "show exports, imports, PEs and routes")
     get.add_argument("words", nargs="*", metavar=WHAT, help="exports, imports, pes, routes, all")
     add_output(get)
     add_everywhere(get)
@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
     )
     get.add_argument("--no-headers", action="store_true", help="rows only")
     get.set_defaults(run=_get)
-    watch = remote(commands, "watch", "show what happens, as it happens")
+    watch = add_remote_command(commands, "watch", "show what happens, as it happens")
     watch.add_argument("words", nargs="*", metavar=WHAT, help="only these; all if none is given")
     add_output(watch, "table", "json")
     add_everywhere(watch)
@@ -73,21 +73,21 @@ def add(commands: Any) -> None:
 
 
 def _get(options: argparse.Namespace) -> int:
-    targets, caller = read_targets(options.words), caller_of(options)
-    matches = _matching(options.match, targets)
+    targets, caller = read_targets(options.words), client_for(options)
+    matches = _match_filter(options.match, targets)
     if options.watch:
-        return _get_on(options, targets, caller, matches)
+        return _get_and_watch(options, targets, caller, matches)
     found = [
         (kind, [item for item in items if matches(item)])
-        for kind, items in _found(caller, targets, namespace_of(options))
+        for kind, items in _find_all(caller, targets, namespace_for(options))
     ]
     if options.output in ("json", "yaml"):
-        say(_document(found, options.output, single=_is_single(targets, found)))
+        print_text(_render_document(found, options.output, single=_is_single(targets, found)))
         return OK
     titled = len(found) > 1 and options.output != "name" and not options.no_headers
     parts = [
         (f"{paint(kind, 'bold')}\n" if titled else "")
-        + shown(
+        + render_items(
             kind,
             items,
             options.output,
@@ -97,19 +97,19 @@ def _get(options: argparse.Namespace) -> int:
         for kind, items in found
         if items
     ]
-    say(("\n" if titled else "").join(parts))
-    _tell_empty([kind for kind, items in found if not items], namespace_of(options))
+    print_text(("\n" if titled else "").join(parts))
+    _report_empty([kind for kind, items in found if not items], namespace_for(options))
     return OK
 
 
-def _tell_empty(kinds: Sequence[str], namespace: str) -> None:
+def _report_empty(kinds: Sequence[str], namespace: str) -> None:
     """Say what there is none of; not among the rows, where scripts would take it for one."""
     if kinds:
         where = "any namespace" if namespace == "*" else f"namespace {namespace}"
         sys.stderr.write(f"streambroker: no {', '.join(kinds)} in {where}\n")
 
 
-def _matching(text: str | None, targets: Sequence[Target]) -> Callable[[Item], bool]:
+def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item], bool]:
     """Return what says whether an item is wanted by ``--match``.
 
     Raises:
@@ -128,63 +128,68 @@ def _matching(text: str | None, targets: Sequence[Target]) -> Callable[[Item], b
     return lambda item: expression.evaluate(item["spec"].get("properties") or {}) is True
 
 
-def _found(
-    caller: Caller, targets: Sequence[Target], namespace: str
+def _find_all(
+    client: BrokerClient, targets: Sequence[Target], namespace: str
 ) -> list[tuple[str, list[Item]]]:
     """Return all that is asked for, each kind once."""
     found: dict[str, list[Item]] = {}
     for target in targets:
-        for kind, items in find(caller, target, namespace):
+        for kind, items in find_items(client, target, namespace):
             known = found.setdefault(kind, [])
             known += [item for item in items if item not in known]
     return list(found.items())
 
 
-def _is_single(targets: Sequence[Target], found: Sequence[tuple[str, list[Item]]]) -> bool:
+def _is_single(targets: Sequence[Target], matches: Sequence[tuple[str, list[Item]]]) -> bool:
     named = len(targets) == 1 and targets[0].name is not None
-    return named and sum(len(items) for _, items in found) == 1
+    return named and sum(len(items) for _, items in matches) == 1
 
 
-def _document(found: Sequence[tuple[str, list[Item]]], output: str, *, single: bool) -> str:
-    items = [with_kind(kind, item) for kind, found_ in found for item in found_]
+def _render_document(
+    matches: Sequence[tuple[str, list[Item]]], output: str, *, single: bool
+) -> str:
+    items = [with_kind(kind, item) for kind, found_ in matches for item in found_]
     if output == "yaml":
         return as_yaml(items)
     whole = {"apiVersion": "v1", "kind": "List", "items": items}
     return as_json(items[0] if single else whole)
 
 
-def _get_on(
+def _get_and_watch(
     options: argparse.Namespace,
     targets: Sequence[Target],
-    caller: Caller,
+    client: BrokerClient,
     matches: Callable[[Item], bool],
 ) -> int:
     """Show the lists, then each change, until interrupted."""
-    namespace = _watched(targets, namespace_of(options))
-    _check_names(caller, targets, namespace)
+    namespace = _watch_namespace(targets, namespace_for(options))
+    _check_names(client, targets, namespace)
     sheets = {
-        kind: _Sheet(kind, options, titled=len(_kinds(targets)) > 1) for kind in _kinds(targets)
+        kind: _WatchTable(kind, options, titled=len(_kinds(targets)) > 1)
+        for kind in _kinds(targets)
     }
-    for event in follow(caller, namespace):
+    for event in follow_events(client, namespace):
         if event.name == RESET:
             for target in targets:
                 for kind in target.kinds:
-                    items = caller.items(f"/{kind}", namespace=namespace)
-                    sheets[kind].begin(
-                        [item for item in chosen(kind, items, target.name) if matches(item)]
+                    items = client.items(f"/{kind}", namespace=namespace)
+                    sheets[kind].show_initial(
+                        [item for item in select_items(kind, items, target.name) if matches(item)]
                     )
-        elif event.kind in sheets and _wanted(event, targets):
-            sheets[event.kind].go_on(event.change, event.item, asked=matches(event.item))
+        elif event.kind in sheets and _is_selected(event, targets):
+            sheets[event.kind].show_change(
+                event.change, event.item, is_selected=matches(event.item)
+            )
     return OK
 
 
-def _watched(targets: Sequence[Target], namespace: str) -> str:
+def _watch_namespace(targets: Sequence[Target], namespace: str) -> str:
     """Return the namespace that names say, or the one that is asked about.
 
     Raises:
         UsageError: they say several.
     """
-    found = {namespace_in(target, namespace) for target in targets}
+    found = {target_namespace(target, namespace) for target in targets}
     if namespace == "*":
         return namespace
     if len(found) > 1:
@@ -192,7 +197,7 @@ def _watched(targets: Sequence[Target], namespace: str) -> str:
     return found.pop()
 
 
-def _check_names(caller: Caller, targets: Sequence[Target], namespace: str) -> None:
+def _check_names(client: BrokerClient, targets: Sequence[Target], namespace: str) -> None:
     """Refuse names that nothing has; a route may come later, if one of its ends is there.
 
     Raises:
@@ -202,139 +207,141 @@ def _check_names(caller: Caller, targets: Sequence[Target], namespace: str) -> N
         ends = target.name.split(":") if target.name is not None else []
         for name in ends:
             kinds = PORT_KINDS if target.kinds == ("routes",) else target.kinds
-            find(caller, Target(kinds=kinds, name=name), namespace)
+            find_items(client, Target(kinds=kinds, name=name), namespace)
 
 
 def _kinds(targets: Sequence[Target]) -> list[str]:
     return [kind for kind in KINDS if any(kind in target.kinds for target in targets)]
 
 
-def _wanted(event: Event, targets: Sequence[Target]) -> bool:
+def _is_selected(event: Event, targets: Sequence[Target]) -> bool:
     return any(
-        event.kind in target.kinds and bool(chosen(event.kind, [event.item], target.name))
+        event.kind in target.kinds and bool(select_items(event.kind, [event.item], target.name))
         for target in targets
     )
 
 
-class _Sheet:
+class _WatchTable:
     """One table that grows."""
 
     def __init__(self, kind: str, options: argparse.Namespace, *, titled: bool) -> None:
         self._kind = kind
         self._output = options.output
-        self._first = [SINGULAR[kind]] if titled else []
+        self._kind_cell = [SINGULAR[kind]] if titled else []
         self._headers = not options.no_headers
         self._everywhere = options.all_namespaces
         self._layout = Layout(
             kind, wide=options.output == "wide", everywhere=options.all_namespaces
         )
         self._widths: list[int] = []
-        self._there: set[str] = set()
+        self._present: set[str] = set()
 
-    def begin(self, items: Sequence[Item]) -> None:
+    def show_initial(self, items: Sequence[Item]) -> None:
         """Show what there is."""
-        self._there |= {self._identity(item) for item in items}
+        self._present |= {self._identity(item) for item in items}
         if self._output not in ("table", "wide"):
             for item in items:
-                self._write("ADDED", item)
+                self._print_object("ADDED", item)
             return
-        head = ["EVENT", *(["KIND"] if self._first else []), *self._layout.head]
-        rows = [["ADDED", *self._first, *self._layout.row(item)] for item in items]
-        self._widths = widths_of([head, *rows], [8] + [0] * (len(head) - 1))
+        head = ["EVENT", *(["KIND"] if self._kind_cell else []), *self._layout.head]
+        rows = [["ADDED", *self._kind_cell, *self._layout.row(item)] for item in items]
+        self._widths = column_widths([head, *rows], [8] + [0] * (len(head) - 1))
         if self._headers:
             rows.insert(0, head)
         if rows:
-            say(table(rows, self._widths))
+            print_text(table(rows, self._widths))
 
-    def go_on(self, change: str, item: Item, *, asked: bool) -> None:
+    def show_change(self, change: str, item: Item, *, is_selected: bool) -> None:
         """Show one change; to whoever asks for a part, what leaves it is gone, what comes is new.
 
         Args:
             change: ADDED, MODIFIED or DELETED.
             item: as it is now, or was before it went.
-            asked: whether it is asked for as it is now.
+            is_selected: whether it is asked for as it is now.
         """
         identity = self._identity(item)
-        known = identity in self._there
-        if change == "DELETED" or not asked:
+        known = identity in self._present
+        if change == "DELETED" or not is_selected:
             if not known:
                 return
             change = "DELETED"
-            self._there.discard(identity)
+            self._present.discard(identity)
         else:
             change = "MODIFIED" if known else "ADDED"
-            self._there.add(identity)
-        self._show(change, item)
+            self._present.add(identity)
+        self._print_row(change, item)
 
     def _identity(self, item: Item) -> str:
-        return name_in(self._kind, item, True)
+        return qualified_name(self._kind, item, True)
 
-    def _show(self, change: str, item: Item) -> None:
+    def _print_row(self, change: str, item: Item) -> None:
         if self._output not in ("table", "wide"):
-            self._write(change, item)
+            self._print_object(change, item)
             return
-        row = [change, *self._first, *self._layout.row(item)]
-        self._widths = widths_of([row], self._widths)
+        row = [change, *self._kind_cell, *self._layout.row(item)]
+        self._widths = column_widths([row], self._widths)
         line = table([row], self._widths)
-        say(paint(line.rstrip("\n"), _COLOURS.get(change)) + "\n")
+        print_text(paint(line.rstrip("\n"), _COLOURS.get(change)) + "\n")
 
-    def _write(self, change: str, item: Item) -> None:
+    def _print_object(self, change: str, item: Item) -> None:
         body = {"type": change, "object": with_kind(self._kind, item)}
         if self._output == "name":
-            name = name_in(self._kind, item, self._everywhere)
-            say(f"{SINGULAR[self._kind]}/{name} {change.lower()}\n")
+            name = qualified_name(self._kind, item, self._everywhere)
+            print_text(f"{SINGULAR[self._kind]}/{name} {change.lower()}\n")
         elif self._output == "yaml":
-            say("---\n" + as_yaml([body]))
+            print_text("---\n" + as_yaml([body]))
         else:
-            say(json.dumps(body, ensure_ascii=False) + "\n")
+            print_text(json.dumps(body, ensure_ascii=False) + "\n")
 
 
 def _watch(options: argparse.Namespace) -> int:
-    targets, caller = read_targets(options.words), caller_of(options)
-    namespace = _watched(targets, namespace_of(options))
+    targets, caller = read_targets(options.words), client_for(options)
+    namespace = _watch_namespace(targets, namespace_for(options))
     _check_names(caller, targets, namespace)
     begun = False
-    for event in follow(caller, namespace):
+    for event in follow_events(caller, namespace):
         if event.name == RESET:
             if begun:
                 sys.stderr.write("streambroker: events were missed; `streambroker get` lists all\n")
             begun = True
             continue
-        if not _wanted(event, targets):
+        if not _is_selected(event, targets):
             continue
         if options.output == "json":
             body = {"event": event.name, **event.data}
-            say(json.dumps(body, ensure_ascii=False) + "\n")
+            print_text(json.dumps(body, ensure_ascii=False) + "\n")
         else:
-            say(_line(event, datetime.now().astimezone()))
+            print_text(_event_line(event, datetime.now().astimezone()))
     return OK
 
 
-def _line(event: Event, now: datetime) -> str:
+def _event_line(event: Event, now: datetime) -> str:
     if event.kind == "routes":
         what = f"{event.item['export']} -> {event.item['import']}"
     else:
-        what = names_of(event.kind, event.item)[-1]
+        what = item_names(event.kind, event.item)[-1]
         if event.kind == "pes":
-            what = names_of(event.kind, event.item)[1]
-    why = event.data.get("reason") or _turned(event) or _content(event)
-    text = flat(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {what}")
+            what = item_names(event.kind, event.item)[1]
+    why = event.data.get("reason") or _route_change_text(event) or _spec_text(event)
+    text = one_line(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {what}")
     colour = _COLOURS.get(event.change)
     return f"{now:%H:%M:%S}  {paint(text, colour)}{f': {why}' if why else ''}\n"
 
 
-def _content(event: Event) -> str:
+def _spec_text(event: Event) -> str:
     """Return what an Export offers now and its end, or an Import wants; empty for all else."""
     if event.kind not in PORT_KINDS or event.change == "DELETED":
         return ""
     spec = event.item["spec"]
     if event.kind == "exports":
-        return flat(offered(spec) + (", ended" if event.item["status"].get("ended") else ""))
-    filter_ = f", filter {short(spec['filter'])}" if spec.get("filter") else ""
-    return flat(wanted(spec) + filter_)
+        return one_line(offer_text(spec) + (", ended" if event.item["status"].get("ended") else ""))
+    filter_ = f", filter {shorten(spec['filter'])}" if spec.get("filter") else ""
+    return one_line(subscription_text(spec) + filter_)
 
 
-def _turned(event: Event) -> str:
+def _route_change_text(event: Event) -> str:
     """Return what is another of a route that goes on; empty for all else."""
     was: Item = event.data.get("was", {})
-    return flat(", ".join(f"{name} {old} => {event.item.get(name)}" for name, old in was.items()))
+    return one_line(
+        ", ".join(f"{name} {old} => {event.item.get(name)}" for name, old in was.items())
+    )

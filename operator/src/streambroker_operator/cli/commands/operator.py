@@ -11,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from streambroker_operator.cli.commands.up import add_limits, pair_of, tcp_port
+from streambroker_operator.cli.commands.up import add_limits, certificate_pair, tcp_port
 from streambroker_operator.cli.io.errors import OK
 from streambroker_operator.cli.io.options import one_of
-from streambroker_operator.cli.io.terminal import say
+from streambroker_operator.cli.io.terminal import print_text
 
 MAX_DRAIN_S = 600
 """A pod gets less time than that to end, in seconds."""
@@ -47,14 +47,14 @@ def add(commands: Any) -> None:
     )
     run.add_argument(
         "--drain",
-        type=_drain,
+        type=_parse_drain,
         default=3.0,
         metavar="SECONDS",
         help="for how long it still answers when it is to end; default 3",
     )
     run.add_argument(
         "--statuses-per-s",
-        type=_rate,
+        type=_parse_rate,
         default=0.0,
         metavar="RATE",
         help="statuses written per second at most; default 0: as fast as the API server answers",
@@ -75,24 +75,24 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> int:
     from streambroker_operator.broker import serve
     from streambroker_operator.kubernetes.broker import ClusterBroker, Settings
-    from streambroker_operator.kubernetes.client.kubeconfig import find, watched
-    from streambroker_operator.rest.guard.rate_limits import Limits
+    from streambroker_operator.kubernetes.client.kubeconfig import find_access, parse_namespaces
+    from streambroker_operator.rest.guard.rate_limits import RateLimits
     from streambroker_operator.security import audit_log as audit
 
-    certificate = pair_of(options)
+    certificate = certificate_pair(options)
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    audit.show()
-    access = find(os.environ)
+    audit.log_to_stderr()
+    access = find_access(os.environ)
     pod_ip = os.environ.get("POD_IP", "")
     settings = Settings(
         access=access,
         release=version("streambroker-operator"),
-        namespaces=watched(options.watch_namespaces, access.namespace),
+        namespaces=parse_namespaces(options.watch_namespaces, access.namespace),
         feeder=options.feeder,
         pod=os.environ.get("POD_NAME") or socket.gethostname(),
-        address=_address(pod_ip, options.metrics_port),
+        address=_probes_url(pod_ip, options.metrics_port),
         lease_name=options.lease_name,
         secret_name=options.secret_name,
         make_secret=options.make_secret,
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
         webhook=options.webhook,
         webhook_secret=options.webhook_secret,
         webhook_port=options.webhook_port,
-        limits=Limits(**dict(options.limit)),
+        limits=RateLimits(**dict(options.limit)),
         statuses_per_s=options.statuses_per_s,
         drain_s=options.drain,
     )
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
     asyncio.run(
         serve(
             broker,
-            lambda url: say(
+            lambda url: print_text(
                 f"streambroker listening on {url}, probes and metrics on {broker.probes_url}\n"
             ),
         )
@@ -119,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _drain(text: str) -> float:
+def _parse_drain(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -131,7 +131,7 @@ def _drain(text: str) -> float:
     return seconds
 
 
-def _rate(text: str) -> float:
+def _parse_rate(text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
@@ -143,7 +143,7 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _address(ip: str, port: int) -> str:
+def _probes_url(ip: str, port: int) -> str:
     if not ip:
         return ""
     return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"

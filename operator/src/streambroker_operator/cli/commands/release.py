@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from streambroker_core.wire.manifests.ports import PLURALS
-from streambroker_operator.cli.commands.delete import RESOURCE, meant_by, named
+from streambroker_operator.cli.commands.delete import RESOURCE, read_named_targets, resolve_target
 from streambroker_operator.cli.io.client import port_path
 from streambroker_operator.cli.io.errors import OK, UsageError
-from streambroker_operator.cli.io.options import caller_of, remote
-from streambroker_operator.cli.io.targets import suggested
-from streambroker_operator.cli.io.terminal import say
+from streambroker_operator.cli.io.options import add_remote_command, client_for
+from streambroker_operator.cli.io.targets import with_suggestion
+from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.changes import routes_text
 from streambroker_operator.errors import RequestError
 
@@ -19,15 +19,15 @@ from streambroker_operator.errors import RequestError
 def add(commands: Any) -> None:
     """Add the command."""
     text = "give back what was changed at run time, so that the manifest holds again"
-    command = remote(commands, "release", text)
+    command = add_remote_command(commands, "release", text)
     command.add_argument("words", nargs="+", metavar=RESOURCE)
     command.set_defaults(run=_release)
 
 
 def _release(options: argparse.Namespace) -> int:
-    caller = caller_of(options)
-    for target in named(options.words):
-        ports, pes = meant_by(caller, target, options.namespace)
+    caller = client_for(options)
+    for target in read_named_targets(options.words):
+        ports, pes = resolve_target(caller, target, options.namespace)
         if pes:
             raise UsageError("A PE has nothing to release; name an export or an import.")
         for kind, key, _ in ports:
@@ -36,7 +36,7 @@ def _release(options: argparse.Namespace) -> int:
                     "POST", f"{port_path(kind, key)}/release", namespace=key.namespace
                 )
             except RequestError as error:
-                raise suggested(caller, PLURALS[kind], key, error) from error
+                raise with_suggestion(caller, PLURALS[kind], key, error) from error
             done = "released" if answer["changed"] else "unchanged"
-            say(f"{kind.lower()} {key} {done}{routes_text(answer)}\n")
+            print_text(f"{kind.lower()} {key} {done}{routes_text(answer)}\n")
     return OK

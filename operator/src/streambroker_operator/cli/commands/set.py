@@ -9,15 +9,15 @@ from typing import Any
 from streambroker_core.model import PortKey
 from streambroker_core.model.properties import normalise
 from streambroker_core.wire.encoding.fields import Fields
-from streambroker_operator.cli.commands.diagnose import explained
-from streambroker_operator.cli.io.client import Caller, port_path
-from streambroker_operator.cli.io.errors import OK, UsageError, note, with_text
-from streambroker_operator.cli.io.manifest_files import check_value, read_value
-from streambroker_operator.cli.io.options import caller_of, remote
-from streambroker_operator.cli.io.targets import WORDS, find_port, suggested
-from streambroker_operator.cli.io.terminal import flat, say
+from streambroker_operator.cli.commands.diagnose import fetch_explanation
+from streambroker_operator.cli.io.client import BrokerClient, port_path
+from streambroker_operator.cli.io.errors import OK, UsageError, print_notes, with_expression
+from streambroker_operator.cli.io.manifest_files import check_not_null, read_value
+from streambroker_operator.cli.io.options import add_remote_command, client_for
+from streambroker_operator.cli.io.targets import KIND_ALIASES, find_port, with_suggestion
+from streambroker_operator.cli.io.terminal import one_line, print_text
 from streambroker_operator.cli.output.changes import routes_text
-from streambroker_operator.cli.output.table import properties_text, short
+from streambroker_operator.cli.output.table import properties_text, shorten
 from streambroker_operator.errors import RequestError
 
 IMPORT = "NAME EXPR | JOB/PE/PORT EXPR"
@@ -31,11 +31,11 @@ def add(commands: Any) -> None:
         ("set-subscription", "change what an import is connected to", _set_subscription),
     )
     for name, text, run in texts:
-        command = remote(commands, name, text)
+        command = add_remote_command(commands, name, text)
         command.add_argument("words", nargs="+", metavar=IMPORT)
         _add_force(command)
         command.set_defaults(run=run)
-    command = remote(commands, "set-properties", "replace all properties of an export")
+    command = add_remote_command(commands, "set-properties", "replace all properties of an export")
     command.add_argument("words", nargs="+", metavar=EXPORT, help="no property is {}")
     _add_force(command)
     command.set_defaults(run=_set_properties)
@@ -58,7 +58,7 @@ def _set_subscription(options: argparse.Namespace) -> int:
 
 
 def _set_expression(options: argparse.Namespace, part: str) -> int:
-    *address, text = _without_kind(options.words, "imports")
+    *address, text = _strip_kind(options.words, "imports")
     if not address:
         raise UsageError(f"Write `streambroker set-{part} NAME EXPR`, or JOB/PE/PORT EXPR.")
     three = len(address) == 3 and address[1].isdigit()
@@ -71,20 +71,20 @@ def _set_expression(options: argparse.Namespace, part: str) -> int:
     return _set(options, "imports", address, part, {part: text})
 
 
-def _without_kind(words: Sequence[str], kind: str) -> list[str]:
+def _strip_kind(words: Sequence[str], kind: str) -> list[str]:
     """Return the words without the kind before them, which the command knows already."""
-    said = len(words) > 2 and WORDS.get(words[0].lower()) == (kind,)
+    said = len(words) > 2 and KIND_ALIASES.get(words[0].lower()) == (kind,)
     return list(words[1:] if said else words)
 
 
 def _set_properties(options: argparse.Namespace) -> int:
-    words = _without_kind(options.words, "exports")
+    words = _strip_kind(options.words, "exports")
     three = len(words) >= 3 and "/" not in words[0] and words[1].isdigit()
     count = 3 if three else 1
-    return _set(options, "exports", words[:count], "properties", _mapping(words[count:]))
+    return _set(options, "exports", words[:count], "properties", _parse_properties(words[count:]))
 
 
-def _mapping(words: Sequence[str]) -> Any:
+def _parse_properties(words: Sequence[str]) -> Any:
     found: dict[str, Any] = {}
     if len(words) == 1 and words[0].lstrip().startswith("{"):
         found.update(Fields(read_value(words[0]), "properties").raw())
@@ -97,39 +97,39 @@ def _mapping(words: Sequence[str]) -> Any:
             raise UsageError(f"{name!r} is given twice; leave one out.")
         found[name] = read_value(value)
     for name, value in found.items():
-        check_value(name, value)
+        check_not_null(name, value)
     return normalise(found)
 
 
 def _set(
     options: argparse.Namespace, kind: str, address: Sequence[str], part: str, body: Any
 ) -> int:
-    caller = caller_of(options)
-    key = _port(caller, kind, address, options.namespace)
+    caller = client_for(options)
+    key = _find_port(caller, kind, address, options.namespace)
     word = kind.removesuffix("s")
     try:
         path = f"{port_path(word, key)}/{part}"
         forced = {"force": "true"} if options.force else {}
         answer = caller.change("PUT", path, body, namespace=key.namespace, **forced)
     except RequestError as error:
-        raise with_text(suggested(caller, kind, key, error), body) from error
+        raise with_expression(with_suggestion(caller, kind, key, error), body) from error
     done = "set" if answer["changed"] else "unchanged"
-    stored = f": {short(properties_text(body), 200)}" if kind == "exports" else ""
-    say(f"{word} {key} {part} {done}{flat(stored)}{routes_text(answer)}\n")
-    note(answer.get("warnings", ()))
+    stored = f": {shorten(properties_text(body), 200)}" if kind == "exports" else ""
+    print_text(f"{word} {key} {part} {done}{one_line(stored)}{routes_text(answer)}\n")
+    print_notes(answer.get("warnings", ()))
     if kind == "imports" and not (answer["routes"]["kept"] or answer["routes"]["added"]):
-        note(_hints(caller, key))
+        print_notes(_lint_notes(caller, key))
     return OK
 
 
-def _hints(caller: Caller, key: PortKey) -> list[str]:
+def _lint_notes(client: BrokerClient, key: PortKey) -> list[str]:
     """Return what the linter says of an import without a route; nothing if it cannot be asked."""
     try:
-        findings = explained(caller, {"import": str(key)}, 1)["lint"]
+        findings = fetch_explanation(client, {"import": str(key)}, 1)["lint"]
     except RequestError:
         return []
     return [str(found["message"]) for found in findings]
 
 
-def _port(caller: Caller, kind: str, address: Sequence[str], namespace: str) -> PortKey:
-    return find_port(caller, kind, "/".join(address), namespace)
+def _find_port(client: BrokerClient, kind: str, address: Sequence[str], namespace: str) -> PortKey:
+    return find_port(client, kind, "/".join(address), namespace)

@@ -9,35 +9,47 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
 from streambroker_operator.cli.io.options import (
     add_everywhere,
     add_output,
-    caller_of,
-    namespace_of,
+    add_remote_command,
+    client_for,
+    namespace_for,
     one_of,
-    remote,
 )
-from streambroker_operator.cli.io.targets import Item, Target, chosen, find, names_of, read_targets
+from streambroker_operator.cli.io.targets import (
+    Item,
+    Target,
+    find_items,
+    item_names,
+    read_targets,
+    select_items,
+)
 from streambroker_operator.cli.io.terminal import (
     Colour,
-    flat,
+    format_duration,
     is_terminal,
-    lasted,
+    one_line,
     paint,
-    plain,
-    say,
+    print_text,
+    sanitise,
 )
 from streambroker_operator.cli.output.rule_table import rule_lines
-from streambroker_operator.cli.output.side_table import side_lines, size_text
-from streambroker_operator.cli.output.table import as_json, as_yaml, fellows_text, widths_of
+from streambroker_operator.cli.output.side_table import format_size, side_lines
+from streambroker_operator.cli.output.table import (
+    as_json,
+    as_yaml,
+    column_widths,
+    shard_agents_text,
+)
 from streambroker_operator.errors import RequestError
 
 INTERVAL_S = 2.0
 STALE_S = 90.0
 """A report older than this is of an agent that reports no more."""
-HEAD = [
+COLUMNS = [
     "CONGESTION",
     "FULL",
     "EXPORT",
@@ -57,27 +69,27 @@ HEAD = [
     "POLICY",
 ]
 """What is looked for stands where a narrow terminal still shows it."""
-FIGURES = tuple(name for name in HEAD if name not in ("EXPORT", "IMPORT", "POLICY"))
+METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
 """What changes all the time."""
-_NARROW = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
-_NARROW += ["DROPPED", "LOST", "AGE"]
+_NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
+_NARROW_COLUMNS += ["DROPPED", "LOST", "AGE"]
 """What the table has unless it is wide: it fits 120 columns."""
-_RIGHT = (1, *range(4, 14))
+_RIGHT_ALIGNED = (1, *range(4, 14))
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
-_ENDED = {None: "-", False: "no", True: "yes"}
+_ENDED_WORDS = {None: "-", False: "no", True: "yes"}
 """A broker of an older release does not say it."""
-_FIRST = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
+_STATE_ORDER = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
 
 
-class Picture(NamedTuple):
+class TopSnapshot(NamedTuple):
     """Routes with their figures, the fellows of the agents that export by PE, and what jobs tell.
 
     These are side inputs, rules of patterns, and operators whose rows wait for time.
     """
 
     routes: Sequence[Item]
-    fellows: Mapping[str, Sequence[Item]]
+    shard_agents: Mapping[str, Sequence[Item]]
     sides: Sequence[Item] = ()
     rules: Sequence[Item] = ()
     waiting: Sequence[Item] = ()
@@ -85,11 +97,13 @@ class Picture(NamedTuple):
 
 def add(commands: Any) -> None:
     """Add the command."""
-    top = remote(commands, "top", "show routes with rates, lag and congestion, live")
+    top = add_remote_command(commands, "top", "show routes with rates, lag and congestion, live")
     top.add_argument("words", nargs="*", metavar="[routes] [JOB/PE/PORT…]", help="only of these")
     top.add_argument("--once", action="store_true", help="do not go on; so without a terminal")
     top.add_argument("--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS")
-    top.add_argument("--sort", type=one_of(*_SORTS), default="state", metavar="|".join(_SORTS))
+    top.add_argument(
+        "--sort", type=one_of(*_SORT_KEYS), default="state", metavar="|".join(_SORT_KEYS)
+    )
     add_output(top, "table", "wide", "json", "yaml")
     add_everywhere(top)
     top.set_defaults(run=_top)
@@ -106,13 +120,13 @@ def _interval(text: str) -> float:
 
 
 def _top(options: argparse.Namespace) -> int:
-    caller, namespace = caller_of(options), namespace_of(options)
+    caller, namespace = client_for(options), namespace_for(options)
     asked = _targets(options.words)
-    targets = [port for target in asked for port in _of_ports(caller, target, namespace)]
+    targets = [port for target in asked for port in _port_targets(caller, target, namespace)]
 
-    def ask() -> Picture:
+    def ask() -> TopSnapshot:
         told = caller.call("GET", "/top", namespace=namespace)
-        routes = sorted(_of(told["routes"], targets), key=_SORTS[options.sort])
+        routes = sorted(_select_routes(told["routes"], targets), key=_SORT_KEYS[options.sort])
         homes = {route["export"].rpartition("/")[0] for route in routes}
         fellows = told.get("fellows", {})
         pes = homes | {route["import"].rpartition("/")[0] for route in routes}
@@ -120,11 +134,11 @@ def _top(options: argparse.Namespace) -> int:
             [one for one in told.get(what, ()) if not options.words or one["pe"] in pes]
             for what in ("sides", "rules", "ruleWaiting")
         ]
-        return Picture(routes, {pe: of for pe, of in fellows.items() if pe in homes}, *jobs)
+        return TopSnapshot(routes, {pe: of for pe, of in fellows.items() if pe in homes}, *jobs)
 
     if options.once or options.output not in ("table", "wide") or not is_terminal():
-        return _once(ask(), options.output, namespace)
-    _live(ask, options.interval, caller.url)
+        return _print_once(ask(), options.output, namespace)
+    _run_live(ask, options.interval, caller.url)
     return OK
 
 
@@ -138,7 +152,7 @@ def _targets(words: Sequence[str]) -> list[Target]:
     return named or found
 
 
-def _of_ports(caller: Caller, target: Target, namespace: str) -> list[Target]:
+def _port_targets(client: BrokerClient, target: Target, namespace: str) -> list[Target]:
     """Return a target whose name is one of a resource by its ports, as routes have them.
 
     Raises:
@@ -146,49 +160,53 @@ def _of_ports(caller: Caller, target: Target, namespace: str) -> list[Target]:
     """
     if target.name is None or target.kinds == ("routes",):
         return [target]
-    found = find(caller, target, namespace)
+    found = find_items(client, target, namespace)
     return [
         Target(kinds=("routes",), name=end)
         for kind, items in found
         for item in items
-        for end in _ends(kind, item)
+        for end in _port_names(kind, item)
     ]
 
 
-def _ends(kind: str, item: Item) -> list[str]:
+def _port_names(kind: str, item: Item) -> list[str]:
     if kind != "pes":
-        return [names_of(kind, item)[-1]]
-    whole = names_of(kind, item)[1]
+        return [item_names(kind, item)[-1]]
+    whole = item_names(kind, item)[1]
     return [f"{whole}/{port}" for port in (*item["exports"], *item["imports"])]
 
 
-def _of(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
-    return [r for r in routes if any(chosen("routes", [r], target.name) for target in targets)]
+def _select_routes(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
+    return [
+        r for r in routes if any(select_items("routes", [r], target.name) for target in targets)
+    ]
 
 
-def _once(picture: Picture, output: str, namespace: str) -> int:
-    routes, fellows, sides, rules, waiting = picture
+def _print_once(snapshot: TopSnapshot, output: str, namespace: str) -> int:
+    routes, fellows, sides, rules, waiting = snapshot
     if output == "json":
         jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
-        say(as_json({"routes": list(routes), "fellows": fellows, **jobs}))
+        print_text(as_json({"routes": list(routes), "fellows": fellows, **jobs}))
     elif output == "yaml":
-        say(as_yaml(routes))
+        print_text(as_yaml(routes))
     else:
         below = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
-        table = lines_of(routes) if output == "wide" else lines_of(routes, within=namespace)
-        say("\n".join([*table, *below, *fellow_lines(fellows)]) + "\n")
+        table = (
+            route_lines(routes) if output == "wide" else route_lines(routes, namespace=namespace)
+        )
+        print_text("\n".join([*table, *below, *shard_agent_lines(fellows)]) + "\n")
     return OK
 
 
-def _live(ask: Callable[[], Picture], interval_s: float, url: str) -> None:
+def _run_live(fetch: Callable[[], TopSnapshot], interval_s: float, url: str) -> None:
     """Draw again and again, until interrupted; a broker that goes away is waited for."""
-    picture = ask()
+    picture = fetch()
     note = ""
     while True:
         size = shutil.get_terminal_size()
-        say(
+        print_text(
             _CLEAR
-            + screen(
+            + render_screen(
                 picture,
                 url,
                 note,
@@ -199,53 +217,55 @@ def _live(ask: Callable[[], Picture], interval_s: float, url: str) -> None:
         )
         time.sleep(interval_s)
         try:
-            picture, note = ask(), ""
+            picture, note = fetch(), ""
         except RequestError as error:
             if error.status not in (0, 429, 503):
                 raise
             note = f"{error.code}: figures stand still; trying again"
 
 
-def screen(picture: Picture, url: str, note: str, columns: int, rows: int, now: datetime) -> str:
+def render_screen(
+    snapshot: TopSnapshot, url: str, note: str, columns: int, rows: int, now: datetime
+) -> str:
     """Return one picture of the live view, no larger than the terminal."""
-    routes = picture.routes
-    waiting = sum(1 for route in routes if state_of(route) == "waits")
+    routes = snapshot.routes
+    waiting = sum(1 for route in routes if route_state(route) == "waits")
     count = "1 route" if len(routes) == 1 else f"{len(routes)} routes"
     head = f"streambroker top  {url}  {count}, {waiting} waiting  {now:%H:%M:%S}"
     lines = [paint(head[:columns], "bold")]
     if note:
         lines.append(paint(note[:columns], "yellow"))
-    lines += [line[:columns] for line in fellow_lines(picture.fellows)[: rows // 4]]
-    lines += side_lines(picture.sides, now.timestamp(), columns)[: rows // 3]
-    lines += rule_lines(picture.rules, picture.waiting, columns)[: rows // 4]
+    lines += [line[:columns] for line in shard_agent_lines(snapshot.shard_agents)[: rows // 4]]
+    lines += side_lines(snapshot.sides, now.timestamp(), columns)[: rows // 3]
+    lines += rule_lines(snapshot.rules, snapshot.waiting, columns)[: rows // 4]
     room = max(1, rows - 1 - len(lines))
-    body = lines_of(routes, columns)
+    body = route_lines(routes, columns)
     if len(body) > room:
         body = [*body[: room - 1], f"… {len(body) - room + 1} more"]
     return "\n".join([*lines, *body][: max(1, rows - 1)])
 
 
-def lines_of(
-    routes: Sequence[Item], columns: int | None = None, *, within: str | None = None
+def route_lines(
+    routes: Sequence[Item], columns: int | None = None, *, namespace: str | None = None
 ) -> list[str]:
     """Return the table's lines, its head first, coloured where that is wanted.
 
     Args:
         routes: as the broker answers them.
         columns: where lines are cut; None for nowhere.
-        within: None for all columns; else the columns that fit 120 characters, with ports of this
-            namespace without its name.
+        namespace: None for all columns; else the columns that fit 120 characters, with ports of
+            this namespace without its name.
     """
     if not routes:
         return ["no routes"]
-    rows = [HEAD, *(row_of(route) for route in routes)]
-    right = [place in _RIGHT for place in range(len(HEAD))]
-    if within is not None:
-        kept = [HEAD.index(name) for name in _NARROW]
-        rows = [[row[place].removeprefix(f"{within}/") for place in kept] for row in rows]
+    rows = [COLUMNS, *(route_row(route) for route in routes)]
+    right = [place in _RIGHT_ALIGNED for place in range(len(COLUMNS))]
+    if namespace is not None:
+        kept = [COLUMNS.index(name) for name in _NARROW_COLUMNS]
+        rows = [[row[place].removeprefix(f"{namespace}/") for place in kept] for row in rows]
         right = [right[place] for place in kept]
-    widths = widths_of(rows)
-    colours: list[Colour | None] = [None, *(_COLOURS.get(state_of(r)) for r in routes)]
+    widths = column_widths(rows)
+    colours: list[Colour | None] = [None, *(_COLOURS.get(route_state(r)) for r in routes)]
     lines = []
     for row, colour in zip(rows, colours, strict=True):
         cells = [
@@ -256,42 +276,42 @@ def lines_of(
     return lines
 
 
-def fellow_lines(fellows: Mapping[str, Sequence[Item]]) -> list[str]:
+def shard_agent_lines(shard_agents: Mapping[str, Sequence[Item]]) -> list[str]:
     """Return a line for each fellow that does not answer, then one for each agent with fellows.
 
     Args:
-        fellows: by the PE of the agent that has them.
+        shard_agents: by the PE of the agent that has them.
     """
-    away = [one for of in fellows.values() for one in of if one["away"]]
+    away = [one for of in shard_agents.values() for one in of if one["away"]]
     lost = [f"{one['pe']} is away: {one['away']}" for one in away]
-    named = [f"fellows of {home}: {fellows_text(of)}" for home, of in fellows.items()]
-    return [flat(line) for line in (*lost, *named)]
+    named = [f"fellows of {home}: {shard_agents_text(of)}" for home, of in shard_agents.items()]
+    return [one_line(line) for line in (*lost, *named)]
 
 
-def row_of(route: Item) -> list[str]:
+def route_row(route: Item) -> list[str]:
     """Return a route's cells; what nobody reported is ``-``."""
     return [
-        state_of(route),
+        route_state(route),
         "-" if route["congestion"] is None else f"{route['congestion']}%",
-        plain(route["export"]),
-        plain(route["import"]),
-        _number(route["rowsPerSecond"]),
-        _bytes(route["bytesPerSecond"]),
-        _number(route["lagEpochs"]),
-        _number(route["lagRows"]),
-        _bytes(route["lagBytes"]),
-        _time(route["lagSeconds"]),
-        _time(route["blockedSeconds"]),
-        _number(route["filteredRows"]),
-        _number(route["droppedRows"]),
-        _number(route["lostRows"]),
-        _ENDED[route.get("ended")],
-        _time(route["age"]),
+        sanitise(route["export"]),
+        sanitise(route["import"]),
+        _format_number(route["rowsPerSecond"]),
+        _format_bytes(route["bytesPerSecond"]),
+        _format_number(route["lagEpochs"]),
+        _format_number(route["lagRows"]),
+        _format_bytes(route["lagBytes"]),
+        _format_time(route["lagSeconds"]),
+        _format_time(route["blockedSeconds"]),
+        _format_number(route["filteredRows"]),
+        _format_number(route["droppedRows"]),
+        _format_number(route["lostRows"]),
+        _ENDED_WORDS[route.get("ended")],
+        _format_time(route["age"]),
         route["policy"],
     ]
 
 
-def state_of(route: Item) -> str:
+def route_state(route: Item) -> str:
     """Return what a route does, in one word.
 
     Returns:
@@ -312,23 +332,23 @@ def state_of(route: Item) -> str:
     return "flows" if route["rowsPerSecond"] or route["lagEpochs"] else "idle"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
 
 
-def _time(value: float | None) -> str:
-    return "-" if value is None else lasted(value)
+def _format_time(value: float | None) -> str:
+    return "-" if value is None else format_duration(value)
 
 
-def _bytes(value: float | None) -> str:
-    return "-" if value is None else size_text(value)
+def _format_bytes(value: float | None) -> str:
+    return "-" if value is None else format_size(value)
 
 
-_SORTS: dict[str, Callable[[Item], Any]] = {
+_SORT_KEYS: dict[str, Callable[[Item], Any]] = {
     "state": lambda r: (
-        _FIRST.index(state_of(r)),
+        _STATE_ORDER.index(route_state(r)),
         -(r["lagBytes"] or 0),
         r["export"],
         r["import"],

@@ -9,10 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import OK, UsageError
-from streambroker_operator.cli.io.options import add_output, caller_of, one_of, remote
-from streambroker_operator.cli.io.terminal import say
+from streambroker_operator.cli.io.options import add_output, add_remote_command, client_for, one_of
+from streambroker_operator.cli.io.terminal import print_text
 from streambroker_operator.cli.output.table import as_json, as_yaml
 from streambroker_operator.errors import RequestError
 
@@ -41,7 +41,9 @@ def add(commands: Any) -> None:
     )
     add_limits(up)
     up.set_defaults(run=_up)
-    told = remote(commands, "version", "show the release of this command and of the broker")
+    told = add_remote_command(
+        commands, "version", "show the release of this command and of the broker"
+    )
     told.add_argument("--client", action="store_true", help="of this command only")
     add_output(told, "text", "json", "yaml")
     told.set_defaults(run=_version)
@@ -53,7 +55,7 @@ def add_limits(command: argparse.ArgumentParser) -> None:
         "--limit",
         action="append",
         default=[],
-        type=_limit,
+        type=_parse_limit,
         metavar="NAME=VALUE",
         help="what the broker lets one caller do, for instance writes-per-s=500; repeatable",
     )
@@ -72,7 +74,7 @@ def tcp_port(text: str) -> int:
     return int(text)
 
 
-def _limit(text: str) -> tuple[str, float]:
+def _parse_limit(text: str) -> tuple[str, float]:
     from streambroker_operator.rest.guard.rate_limits import read_limit
 
     try:
@@ -83,14 +85,14 @@ def _limit(text: str) -> tuple[str, float]:
 
 def _up(options: argparse.Namespace) -> int:
     from streambroker_operator.broker import Broker, serve
-    from streambroker_operator.rest.guard.rate_limits import Limits
+    from streambroker_operator.rest.guard.rate_limits import RateLimits
     from streambroker_operator.security import audit_log as audit
 
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     if options.tokens is not None:
-        audit.show()
+        audit.log_to_stderr()
     broker = Broker(
         certificate=_certificate(options),
         db=options.db,
@@ -98,9 +100,9 @@ def _up(options: argparse.Namespace) -> int:
         port=options.port,
         tokens=options.tokens,
         insecure=options.insecure,
-        limits=Limits(**dict(options.limit)),
+        limits=RateLimits(**dict(options.limit)),
     )
-    asyncio.run(serve(broker, lambda url: say(_greeting(url, options.tls_self_signed))))
+    asyncio.run(serve(broker, lambda url: print_text(_greeting(url, options.tls_self_signed))))
     return OK
 
 
@@ -116,7 +118,7 @@ def _greeting(url: str, folder: Path | None) -> str:
 
 
 def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:
-    pair = pair_of(options)
+    pair = certificate_pair(options)
     if options.tls_self_signed is None:
         return pair
     from streambroker_operator.security.self_signed import write_certificates
@@ -126,7 +128,7 @@ def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:
     return write_certificates(options.tls_self_signed, options.host)
 
 
-def pair_of(options: argparse.Namespace) -> tuple[Path, Path] | None:
+def certificate_pair(options: argparse.Namespace) -> tuple[Path, Path] | None:
     """Return the files of certificate and key; None for no TLS.
 
     Raises:
@@ -140,22 +142,22 @@ def pair_of(options: argparse.Namespace) -> tuple[Path, Path] | None:
 def _version(options: argparse.Namespace) -> int:
     found: dict[str, Any] = {"client": version("streambroker-operator")}
     if not options.client:
-        found["broker"] = _broker(caller_of(options))
+        found["broker"] = _broker_version(client_for(options))
     if options.output == "json":
-        say(as_json(found))
+        print_text(as_json(found))
     elif options.output == "yaml":
-        say(as_yaml([found]))
+        print_text(as_yaml([found]))
     else:
-        say("".join(f"{name} {text}\n" for name, text in found.items()))
+        print_text("".join(f"{name} {text}\n" for name, text in found.items()))
     return OK
 
 
-def _broker(caller: Caller) -> str:
+def _broker_version(client: BrokerClient) -> str:
     """Return the version of the broker's interface, or why it is not known."""
     try:
-        answer = caller.call("GET", "/api/openapi.json")
-        return f"{answer['info']['version']} at {caller.url}"
+        answer = client.call("GET", "/api/openapi.json")
+        return f"{answer['info']['version']} at {client.url}"
     except RequestError as error:
-        return f"unknown: {error.code} at {caller.url}"
+        return f"unknown: {error.code} at {client.url}"
     except (KeyError, TypeError):
-        return f"unknown at {caller.url}"
+        return f"unknown at {client.url}"

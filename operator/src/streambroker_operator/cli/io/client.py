@@ -22,19 +22,19 @@ from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentia
 from streambroker_operator.rest.http.paths import API
 
 TIMEOUT_S = 30.0
-PAGE = 500
+PAGE_SIZE = 500
 """Items asked for at once."""
-PATIENCE_S = 60.0
+MAX_RETRY_S = 60.0
 """How long a call that is told to come later (429) is tried again, in seconds."""
 LIST_TRIES = 3
 REQUEST_ID = "Request-Id"
 
-_NOT_THIS_NAME = (62, 64)
+_HOSTNAME_MISMATCH = (62, 64)
 """What OpenSSL says of a certificate that is good, and for another name or address."""
-_UNSENT = (ConnectionRefusedError, ValueError, http.client.InvalidURL)
+_NOT_SENT_ERRORS = (ConnectionRefusedError, ValueError, http.client.InvalidURL)
 
 
-class Caller:
+class BrokerClient:
     """A broker's address and who calls.
 
     Args:
@@ -55,7 +55,9 @@ class Caller:
         self._token = token
         self._timeout_s = timeout_s
         self._ca = ca
-        self._trust = Credentials(Access(server=self.url, ca_file=None if ca is None else str(ca)))
+        self._credentials = Credentials(
+            Access(server=self.url, ca_file=None if ca is None else str(ca))
+        )
         if not self.url.startswith(("http://", "https://")):
             raise RequestError(
                 0, "UrlInvalid", f"{url!r} is not an http:// address; write --url http://host:port."
@@ -73,7 +75,7 @@ class Caller:
         Raises:
             RequestError: the broker refuses or cannot be reached (status 0).
         """
-        return self._patient(method, path, body, {}, query)
+        return self._call_with_retry(method, path, body, {}, query)
 
     def change(
         self,
@@ -82,7 +84,7 @@ class Caller:
         body: object = None,
         *,
         match: str = "",
-        request: str = "",
+        request_id: str = "",
         **query: str,
     ) -> Any:
         """Make a change under a name of its own, so that it is made once, if asked for twice.
@@ -92,7 +94,7 @@ class Caller:
             path: as of `open`.
             body: sent as JSON.
             match: the ETag that the resource has to have; empty for any.
-            request: its name; empty for a new one.
+            request_id: its name; empty for a new one.
             query: after the path.
 
         Returns:
@@ -102,16 +104,16 @@ class Caller:
             RequestError: as of `call`; where the answer is lost twice, it is not known
                 whether the change was made, and the error says so.
         """
-        headers = {REQUEST_ID: request or uuid.uuid4().hex}
+        headers = {REQUEST_ID: request_id or uuid.uuid4().hex}
         if match:
             headers["If-Match"] = match
         try:
-            return self._patient(method, path, body, headers, query)
+            return self._call_with_retry(method, path, body, headers, query)
         except RequestError as error:
             if not error.facts.get("lost"):
                 raise
         try:
-            return self._patient(method, path, body, headers, query)
+            return self._call_with_retry(method, path, body, headers, query)
         except RequestError as error:
             if error.status not in (0, 503):
                 raise
@@ -123,14 +125,14 @@ class Caller:
                 f"made; ask with `streambroker get`. {error.facts.get('tls', '')}".rstrip(),
             ) from error
 
-    def _patient(
+    def _call_with_retry(
         self, method: str, path: str, body: object, headers: dict[str, str], query: dict[str, str]
     ) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + MAX_RETRY_S
         while True:
             try:
                 with self.open(method, path, body, headers=headers, **query) as answer:
-                    text = _whole(answer)
+                    text = _read_all(answer)
                 return json.loads(text) if text else None
             except RequestError as error:
                 pause = float(error.facts.get("retryAfter", 1.0))
@@ -182,16 +184,16 @@ class Caller:
         try:
             return opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
-            raise _refusal(error, self.url) from error
+            raise _parse_error(error, self.url) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self.away(error) from error
+            raise self.unavailable_error(error) from error
 
     def _handlers(self) -> list[urllib.request.BaseHandler]:
         """Return what a request is made with: no proxy, no redirection, the CA as it is now."""
-        found: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Stay()]
+        found: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
         if self.url.startswith("https://"):
             try:
-                found.append(urllib.request.HTTPSHandler(context=self._trust.tls()))
+                found.append(urllib.request.HTTPSHandler(context=self._credentials.tls()))
             except OSError as error:  # that of ssl is one, too
                 reason = "it is no PEM" if isinstance(error, ssl.SSLError) else error.strerror
                 raise UsageError(
@@ -200,16 +202,16 @@ class Caller:
                 ) from error
         return found
 
-    def away(self, error: Exception) -> RequestError:
+    def unavailable_error(self, error: Exception) -> RequestError:
         """Return the error that says what to do when the broker does not answer."""
         reason = getattr(error, "reason", error)
         sent = not isinstance(error, urllib.error.URLError) or isinstance(reason, ConnectionError)
-        lost = sent and not isinstance(reason, _UNSENT)
+        lost = sent and not isinstance(reason, _NOT_SENT_ERRORS)
         what = str(reason) or type(error).__name__
         remedy = "Start one with `streambroker up`, or set STREAMBROKER_URL or --url."
         if isinstance(reason, TimeoutError):
             remedy = "Is it busy or stopped? --request-timeout waits longer."
-        told = self._of_tls(reason)
+        told = self._tls_hint(reason)
         return RequestError(
             0,
             "BrokerUnavailable",
@@ -217,11 +219,11 @@ class Caller:
             facts={"lost": lost, "reason": what, "tls": told},
         )
 
-    def _of_tls(self, reason: object) -> str:
+    def _tls_hint(self, reason: object) -> str:
         """Return what to do where TLS may be the reason; else nothing."""
         scheme, _, rest = self.url.partition("://")
         if isinstance(reason, ssl.SSLCertVerificationError):
-            if reason.verify_code in _NOT_THIS_NAME:
+            if reason.verify_code in _HOSTNAME_MISMATCH:
                 return "Its certificate is for another name: use one of those that it is for."
             return (
                 "Its certificate comes from nobody who is trusted here: give the CA's file with"
@@ -244,31 +246,31 @@ class Caller:
         """
         for left in reversed(range(LIST_TRIES)):
             try:
-                return self._pages(path, query)
+                return self._fetch_pages(path, query)
             except RequestError as error:
                 if error.code != "ListExpired" or not left:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _pages(self, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
+    def _fetch_pages(self, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         more: dict[str, str] = {}
         while True:
-            answer = self.call("GET", path, **{**query, "limit": str(PAGE), **more})
+            answer = self.call("GET", path, **{**query, "limit": str(PAGE_SIZE), **more})
             found += answer["items"]
             if not answer.get("continue"):
                 return found
             more = {"continue": str(answer["continue"])}
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirection: the token is for the broker alone."""
 
     def redirect_request(self, *_args: object, **_more: object) -> None:
         """Refuse."""
 
 
-def _whole(answer: Any) -> bytes:
+def _read_all(answer: Any) -> bytes:
     try:
         return bytes(answer.read())
     except (OSError, http.client.HTTPException) as error:
@@ -281,7 +283,7 @@ def _whole(answer: Any) -> bytes:
         ) from error
 
 
-def _refusal(error: urllib.error.HTTPError, url: str) -> RequestError:
+def _parse_error(error: urllib.error.HTTPError, url: str) -> RequestError:
     with error:
         try:
             body: object = json.loads(error.read())

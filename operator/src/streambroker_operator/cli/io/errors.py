@@ -6,8 +6,8 @@ import difflib
 import sys
 from collections.abc import Iterable, Mapping
 
-from streambroker_core.errors import StreambrokerError, pointed
-from streambroker_operator.cli.io.terminal import paint, plain
+from streambroker_core.errors import StreambrokerError, pointer_lines
+from streambroker_operator.cli.io.terminal import paint, sanitise
 from streambroker_operator.errors import RequestError
 
 OK = 0
@@ -43,25 +43,25 @@ def exit_code(error: StreambrokerError) -> int:
     return _CODES.get(error.code, REFUSED)
 
 
-def tell(error: StreambrokerError) -> None:
+def print_error(error: StreambrokerError) -> None:
     """Write an error to the standard error: a line, and for an expression where it is wrong."""
     remedy = _REMEDIES.get(error.code)
     text = str(error) if remedy is None or remedy in str(error) else f"{error} {remedy}"
     text = text.replace("choose it with ?namespace=", "choose it with -n")
     code = paint(error.code, "red", sys.stderr)
-    lines = [f"streambroker: {code}: {plain(' '.join(text.split()))}"]
+    lines = [f"streambroker: {code}: {sanitise(' '.join(text.split()))}"]
     if isinstance(error, RequestError):
-        lines += pointed(error.facts.get("text"), error.facts.get("position"))
+        lines += pointer_lines(error.facts.get("text"), error.facts.get("position"))
     sys.stderr.write("\n".join(lines) + "\n")
 
 
-def note(lines: Iterable[str]) -> None:
+def print_notes(lines: Iterable[str]) -> None:
     """Write to the standard error what is no failure, but may not be what was meant."""
     for line in lines:
-        sys.stderr.write(f"streambroker: note: {plain(' '.join(line.split()))}\n")
+        sys.stderr.write(f"streambroker: note: {sanitise(' '.join(line.split()))}\n")
 
 
-def tally(verb: str, done: int, total: int, *, refused: int, how: str = "refused") -> None:
+def print_tally(verb: str, done: int, total: int, *, refused: int, how: str = "refused") -> None:
     """Write to the standard error what became of several changes, of which some were refused."""
     if total > 1:
         left = total - done - refused
@@ -69,7 +69,7 @@ def tally(verb: str, done: int, total: int, *, refused: int, how: str = "refused
         sys.stderr.write(f"streambroker: {counts}\n")
 
 
-def with_text(error: RequestError, texts: Mapping[str, object]) -> RequestError:
+def with_expression(error: RequestError, texts: Mapping[str, object]) -> RequestError:
     """Return a refusal that carries the expression it is about, so that it can be pointed at.
 
     Args:
@@ -83,7 +83,7 @@ def with_text(error: RequestError, texts: Mapping[str, object]) -> RequestError:
     return RequestError(error.status, error.code, str(error), facts=facts)
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Return ``Did you mean 'x'?`` with a space before it, or nothing."""
-    near = difflib.get_close_matches(word, sorted(set(known)), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, sorted(set(candidates)), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""

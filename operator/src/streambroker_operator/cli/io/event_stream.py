@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.errors import RequestError
 
 RETRY_S = 1.0
 """Pause before a lost stream is opened again, in seconds."""
-EVENTS = {
+KIND_BY_EVENT = {
     "export": "exports",
     "import": "imports",
     "pe": "pes",
@@ -48,7 +48,7 @@ class Event:
     @property
     def kind(self) -> str:
         """Of which list the item is."""
-        return EVENTS.get(self.name, "")
+        return KIND_BY_EVENT.get(self.name, "")
 
     @property
     def item(self) -> Item:
@@ -64,7 +64,7 @@ class Event:
         return str(self.data.get("type", "MODIFIED")).upper()
 
 
-def follow(caller: Caller, namespace: str) -> Iterator[Event]:
+def follow_events(client: BrokerClient, namespace: str) -> Iterator[Event]:
     """Yield events from now on, for ever; a lost connection is taken up again.
 
     The first is always a reset, yielded when the stream is open: what is listed
@@ -76,7 +76,7 @@ def follow(caller: Caller, namespace: str) -> Iterator[Event]:
     last, opened, away = "", False, False
     while True:
         try:
-            with caller.open("GET", "/events", last=last, namespace=namespace) as answer:
+            with client.open("GET", "/events", last=last, namespace=namespace) as answer:
                 if not last:
                     yield Event(name=RESET)
                 opened, away = True, False
@@ -105,11 +105,11 @@ def read_events(lines: Iterable[bytes]) -> Iterator[Event]:
             fields.setdefault(name, []).append(value.removeprefix(" "))
             continue
         if "event" in fields or "id" in fields:
-            yield _event(fields)
+            yield _parse_event(fields)
         fields = {}
 
 
-def _event(fields: Mapping[str, list[str]]) -> Event:
+def _parse_event(fields: Mapping[str, list[str]]) -> Event:
     text = "\n".join(fields.get("data", []))
     try:
         data = json.loads(text) if text else {}

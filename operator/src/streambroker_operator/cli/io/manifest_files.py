@@ -13,15 +13,15 @@ import yaml
 from streambroker_core.errors import ManifestError, PropertyError, StreambrokerError
 from streambroker_core.model import Resource, kind_of
 from streambroker_core.wire.manifests.ports import read_manifest
-from streambroker_operator.cli.io.errors import UsageError, tell
+from streambroker_operator.cli.io.errors import UsageError, print_error
 from streambroker_operator.cli.io.yaml_format import load_all
 from streambroker_operator.errors import RequestError
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """Files of a directory that are read."""
-SHOWN_ONLY = ("PE", "Route")
+READ_ONLY_KINDS = ("PE", "Route")
 """Kinds that ``get`` shows and nobody applies."""
-NOT_KEPT = ("labels", "annotations")
+IGNORED_METADATA = ("labels", "annotations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def read_value(text: str) -> Any:
     Raises:
         ManifestError: the text is not YAML.
     """
-    found = _loaded(text, text)
+    found = _load_yaml(text, text)
     return found[0] if found else ""
 
 
@@ -56,29 +56,29 @@ def read_resources(files: Sequence[str], namespace: str) -> Documents:
         RequestError: a property cannot be kept.
     """
     documents = list(read_documents(files))
-    passed_over = [place for place, document in documents if _is_shown_only(document)]
-    read = _all_read([pair for pair in documents if not _is_shown_only(pair[1])], namespace)
+    passed_over = [place for place, document in documents if _is_read_only(document)]
+    read = _read_all([pair for pair in documents if not _is_read_only(pair[1])], namespace)
     if not read:
         raise ManifestError(path=", ".join(files), reason="holds no resource")
-    _check_once(read)
-    not_kept = [place for place, document in documents if _has_more(document)]
+    _check_duplicates(read)
+    not_kept = [place for place, document in documents if _has_ignored_metadata(document)]
     found = Documents(resources=[resource for _, resource in read])
     if not_kept:
-        found.notes.append(f"labels and annotations are not kept ({_some(not_kept)})")
+        found.notes.append(f"labels and annotations are not kept ({_summarise(not_kept)})")
     if passed_over:
-        found.notes.append(f"PEs and Routes are passed over ({_some(passed_over)})")
+        found.notes.append(f"PEs and Routes are passed over ({_summarise(passed_over)})")
     return found
 
 
-def _is_shown_only(document: Any) -> bool:
-    return isinstance(document, Mapping) and document.get("kind") in SHOWN_ONLY
+def _is_read_only(document: Any) -> bool:
+    return isinstance(document, Mapping) and document.get("kind") in READ_ONLY_KINDS
 
 
-def _has_more(document: Any) -> bool:
-    return any((document.get("metadata") or {}).get(name) for name in NOT_KEPT)
+def _has_ignored_metadata(document: Any) -> bool:
+    return any((document.get("metadata") or {}).get(name) for name in IGNORED_METADATA)
 
 
-def _all_read(documents: Sequence[tuple[str, Any]], namespace: str) -> list[tuple[str, Resource]]:
+def _read_all(documents: Sequence[tuple[str, Any]], namespace: str) -> list[tuple[str, Resource]]:
     """Return the resources with their places; tell all faults but the last, and raise that."""
     found: list[tuple[str, Resource]] = []
     faults: list[StreambrokerError] = []
@@ -88,35 +88,35 @@ def _all_read(documents: Sequence[tuple[str, Any]], namespace: str) -> list[tupl
         except StreambrokerError as error:
             faults.append(error)
     for fault in faults[:-1]:
-        tell(fault)
+        print_error(fault)
     if faults:
         raise faults[-1]
     return found
 
 
-def _check_once(read: Sequence[tuple[str, Resource]]) -> None:
+def _check_duplicates(read: Sequence[tuple[str, Resource]]) -> None:
     """Refuse two documents for one port, or of one kind and name."""
     places: dict[tuple[str, ...], str] = {}
     for place, resource in read:
-        for what, same in _claims(resource):
+        for what, same in _unique_keys(resource):
             first = places.setdefault(same, place)
             if first != place:
-                reason = f"is {what}, which {_beside(first, place)} has; leave one out"
+                reason = f"is {what}, which {_relative_location(first, place)} has; leave one out"
                 raise ManifestError(path=place, reason=reason)
 
 
-def _some(places: Sequence[str]) -> str:
-    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-    return f"{places[0]}{more}"
+def _summarise(locations: Sequence[str]) -> str:
+    more = f" and {len(locations) - 1} more" if len(locations) > 1 else ""
+    return f"{locations[0]}{more}"
 
 
-def _beside(first: str, place: str) -> str:
+def _relative_location(first: str, location: str) -> str:
     """Return the words for a document, without its file if another one is in the same."""
     file, comma, rest = first.rpartition(", document ")
-    return f"document {rest}" if place.startswith(file + comma) else first
+    return f"document {rest}" if location.startswith(file + comma) else first
 
 
-def _claims(resource: Resource) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _unique_keys(resource: Resource) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield what no two documents may both be for."""
     kind, key = kind_of(resource), resource.key
     yield f"for port {key}", (kind, str(key))
@@ -127,7 +127,7 @@ def _claims(resource: Resource) -> Iterator[tuple[str, tuple[str, ...]]]:
 def read_documents(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield each document of files that holds something, with the words for its place."""
     for file in _files(files):
-        for number, document in enumerate(_loaded(_text(file), file), start=1):
+        for number, document in enumerate(_load_yaml(_text(file), file), start=1):
             place = f"{file}, document {number}"
             if isinstance(document, Mapping) and _is_list(document):
                 for at, item in enumerate(document["items"], start=1):
@@ -164,24 +164,24 @@ def _text(file: str) -> str:
         raise UsageError(f"{file} cannot be read: it is no text in UTF-8.") from error
 
 
-def _read(document: Any, place: str, namespace: str) -> Resource:
+def _read(document: Any, location: str, namespace: str) -> Resource:
     try:
         resource = read_manifest(document, namespace=namespace)
-        _check_no_null(document["spec"].get("properties") or {})
+        _check_properties(document["spec"].get("properties") or {})
         return resource
     except ManifestError as error:
-        path = f"{place}: {error.path}"
+        path = f"{location}: {error.path}"
         raise ManifestError(path=path.rstrip(": "), reason=error.reason) from error
     except PropertyError as error:
-        raise RequestError(0, error.code, f"{place}: {error}") from error
+        raise RequestError(0, error.code, f"{location}: {error}") from error
 
 
-def _check_no_null(properties: Mapping[str, Any]) -> None:
+def _check_properties(properties: Mapping[str, Any]) -> None:
     for name, value in properties.items():
-        check_value(name, value)
+        check_not_null(name, value)
 
 
-def check_value(name: str, value: Any) -> None:
+def check_not_null(name: str, value: Any) -> None:
     """Refuse null as a property's value: nobody who writes one means to remove it.
 
     Raises:
@@ -191,7 +191,7 @@ def check_value(name: str, value: Any) -> None:
         raise PropertyError(name, "it is null; leave it out to remove it, or put it in quotes")
 
 
-def _loaded(text: str, where: str) -> list[Any]:
+def _load_yaml(text: str, where: str) -> list[Any]:
     try:
         return load_all(text)
     except yaml.MarkedYAMLError as error:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from streambroker_core.model import DEFAULT_NAMESPACE
-from streambroker_operator.cli.io.client import TIMEOUT_S, Caller
-from streambroker_operator.cli.io.errors import UsageError, meant
+from streambroker_operator.cli.io.client import TIMEOUT_S, BrokerClient
+from streambroker_operator.cli.io.errors import UsageError, did_you_mean
 
 DEFAULT_URL = "http://127.0.0.1:8470"
-_ELSEWHERE = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")
+_KUBECTL_OUTPUTS = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")
 """Outputs that people know from kubectl."""
-_FOR_PEOPLE = ("table", "text")
+_TEXT_OUTPUTS = ("table", "text")
 """Two words for one thing: a command takes either."""
 OUTPUTS = ("table", "wide", "json", "yaml", "name")
 
@@ -38,13 +38,15 @@ def one_of(*words: str) -> Callable[[str], str]:
     """Return a type for an option that takes one of these words."""
 
     def read(text: str) -> str:
-        if text.partition("=")[0] in _ELSEWHERE:
+        if text.partition("=")[0] in _KUBECTL_OUTPUTS:
             raise argparse.ArgumentTypeError(f"{text!r} is not known; use json, and jq to select")
-        if text in _FOR_PEOPLE and text not in words:
-            text = next((word for word in words if word in _FOR_PEOPLE), text)
+        if text in _TEXT_OUTPUTS and text not in words:
+            text = next((word for word in words if word in _TEXT_OUTPUTS), text)
         if text not in words:
             listed = ", ".join(words)
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {listed}.{meant(text, words)}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is none of {listed}.{did_you_mean(text, words)}"
+            )
         return text
 
     return read
@@ -80,14 +82,14 @@ def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
     )
     command.add_argument(
         "--request-timeout",
-        type=seconds,
+        type=parse_seconds,
         metavar="SECONDS",
         default=TIMEOUT_S if root else missing,
         help=f"how long the broker may be silent; default {TIMEOUT_S:g}",
     )
 
 
-def remote(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def add_remote_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     """Return the parser of a command that calls a broker."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     add_shared(command)
@@ -112,22 +114,22 @@ def add_everywhere(command: argparse.ArgumentParser) -> None:
     command.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
 
 
-def namespace_of(options: argparse.Namespace) -> str:
+def namespace_for(options: argparse.Namespace) -> str:
     """Return the namespace asked for, ``*`` for all of them."""
     return "*" if getattr(options, "all_namespaces", False) else str(options.namespace)
 
 
-def caller_of(options: argparse.Namespace) -> Caller:
+def client_for(options: argparse.Namespace) -> BrokerClient:
     """Return who calls the broker.
 
     Raises:
         UsageError: the token cannot be read.
     """
-    token = _token(options.token_file)
-    return Caller(options.url, token, options.request_timeout, options.ca)
+    token = _read_token(options.token_file)
+    return BrokerClient(options.url, token, options.request_timeout, options.ca)
 
 
-def _token(file: Path | None) -> str | None:
+def _read_token(file: Path | None) -> str | None:
     if file is None:
         text = os.environ.get("STREAMBROKER_TOKEN", "").strip()
         where = "STREAMBROKER_TOKEN"
@@ -144,7 +146,7 @@ def _token(file: Path | None) -> str | None:
     return text or None
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Return a time in seconds, for an option.
 
     Raises:

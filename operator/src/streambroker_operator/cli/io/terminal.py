@@ -12,7 +12,7 @@ Colour = Literal["red", "green", "yellow", "dim", "bold"]
 _CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Write to the standard output, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -32,7 +32,7 @@ def paint(text: str, colour: Colour | None, stream: TextIO | None = None) -> str
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
-def age(moment: str | None, now: datetime | None = None) -> str:
+def format_age(moment: str | None, now: datetime | None = None) -> str:
     """Return how long ago an ISO 8601 moment was: ``5s``, ``3m``, ``2h``, ``4d``; ``-`` if unknown.
 
     Args:
@@ -42,7 +42,7 @@ def age(moment: str | None, now: datetime | None = None) -> str:
     if not moment:
         return "-"
     try:
-        return lasted(seconds_since(moment, now))
+        return format_duration(seconds_since(moment, now))
     except ValueError:
         return "-"
 
@@ -61,7 +61,7 @@ def seconds_since(moment: str, now: datetime | None = None) -> float:
     return ((now or datetime.now(timezone.utc)) - then).total_seconds()
 
 
-def lasted(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time in its largest whole unit, as in ``90 -> 1m``."""
     whole = max(0, int(seconds))
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
@@ -70,11 +70,11 @@ def lasted(seconds: float) -> str:
     return f"{whole}s"
 
 
-def flat(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a text on one line, without what would steer a terminal."""
-    return plain(" ".join(text.split("\n")))
+    return sanitise(" ".join(text.split("\n")))
 
 
-def plain(text: str) -> str:
+def sanitise(text: str) -> str:
     """Return a text without what would steer a terminal; line ends stay."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

@@ -16,14 +16,14 @@ _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-_TWO_WAYS = re.compile(
+_AMBIGUOUS_NUMBER = re.compile(
     r"[-+]?(?:0[0-9]+|0[bBXO][0-9a-fA-F_]+|0[xo]?[0-9a-fA-F.]*_[0-9a-fA-F_.]*|[0-9.]+_[0-9_.]*)"
     r"|[-+]0[xo][0-9a-fA-F]+"
 )
 """Octal, binary and grouped numbers: kubectl reads them as YAML 1.1."""
-_OWN = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
-_FIRST = list("-+.0123456789")
-_REFUSED = "!two-ways"
+_REPLACED_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_NUMBER_STARTS = list("-+.0123456789")
+_AMBIGUOUS_TAG = "!two-ways"
 
 
 class Loader(yaml.SafeLoader):
@@ -41,7 +41,7 @@ class Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
-    def whole_number(self, node: yaml.ScalarNode) -> int:
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
         """Return an integer of YAML 1.2."""
         text = str(self.construct_scalar(node))
         if _INT.fullmatch(text) is None:
@@ -50,7 +50,7 @@ class Loader(yaml.SafeLoader):
             )
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
-    def two_ways(self, node: yaml.ScalarNode) -> NoReturn:
+    def refuse_ambiguous(self, node: yaml.ScalarNode) -> NoReturn:
         """Refuse what kubectl reads in another way."""
         text = str(self.construct_scalar(node))
         problem = f"{text!r} is something else for kubectl; put it in quotes or write it plainly"
@@ -62,15 +62,19 @@ class _Dumper(yaml.SafeDumper):
 
 
 Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag not in _OWN]
+    first: [(tag, pattern) for tag, pattern in found if tag not in _REPLACED_TAGS]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _class in (Loader, _Dumper):
-    for _tag, _pattern in ((_REFUSED, _TWO_WAYS), (_OWN[0], _INT), (_OWN[1], _FLOAT)):
-        _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern.pattern})$"), _FIRST)
-_Dumper.add_implicit_resolver(_REFUSED, re.compile("[yYnN]$"), list("yYnN"))
-Loader.add_constructor(_OWN[0], Loader.whole_number)
-Loader.add_constructor(_REFUSED, Loader.two_ways)
+    for _tag, _pattern in (
+        (_AMBIGUOUS_TAG, _AMBIGUOUS_NUMBER),
+        (_REPLACED_TAGS[0], _INT),
+        (_REPLACED_TAGS[1], _FLOAT),
+    ):
+        _class.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern.pattern})$"), _NUMBER_STARTS)
+_Dumper.add_implicit_resolver(_AMBIGUOUS_TAG, re.compile("[yYnN]$"), list("yYnN"))
+Loader.add_constructor(_REPLACED_TAGS[0], Loader.construct_integer)
+Loader.add_constructor(_AMBIGUOUS_TAG, Loader.refuse_ambiguous)
 
 
 def load_all(text: str) -> list[Any]:

@@ -13,35 +13,35 @@ from typing import Any
 from streambroker_core.diagnose import Removal
 from streambroker_core.model import Resource
 from streambroker_core.wire.manifests.ports import write_manifest, write_spec
-from streambroker_operator.cli.io.client import Caller
+from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.cli.io.errors import (
     OK,
     REFUSED,
     WOULD_CUT,
     UsageError,
     exit_code,
-    note,
-    tally,
-    tell,
-    with_text,
+    print_error,
+    print_notes,
+    print_tally,
+    with_expression,
 )
 from streambroker_operator.cli.io.options import one_of
-from streambroker_operator.cli.io.terminal import Colour, is_terminal, paint, plain, say
+from streambroker_operator.cli.io.terminal import Colour, is_terminal, paint, print_text, sanitise
 from streambroker_operator.cli.output.table import as_json, as_yaml
 from streambroker_operator.errors import RequestError
 
-MOST = 1_000
+MAX_CHANGES = 1_000
 """Changes that the broker takes at once."""
-MOST_BYTES = 900_000
+MAX_REQUEST_BYTES = 900_000
 """Bytes of the documents of one request; the broker takes 1 MiB in all."""
-SHOWN = 20
+MAX_PRINTED = 20
 """Refusals that are told one by one."""
-ABSENT = ("UnknownPort", "PortTaken")
+ABSENT_CODES = ("UnknownPort", "PortTaken")
 """Why a deletion is refused: there is nothing, or something else."""
 
-_PLACE = re.compile(r"at line (?P<line>\d+), column (?P<column>\d+)")
+_POSITION = re.compile(r"at line (?P<line>\d+), column (?P<column>\d+)")
 _COLOURS: dict[str, Colour] = {"+": "green", "-": "red", "~": "yellow", "!": "red", "?": "yellow"}
-_BECAME = {"changed": "configured"}
+_RESULT_WORDS = {"changed": "configured"}
 
 
 def add_file(command: argparse.ArgumentParser) -> None:
@@ -84,36 +84,36 @@ def _count(text: str) -> int:
 # ---- asking ------------------------------------------------------------------------------------
 
 
-def foretell(
-    caller: Caller,
+def show_forecast(
+    client: BrokerClient,
     options: argparse.Namespace,
     resources: Sequence[Resource],
     deleted: Sequence[Removal],
 ) -> int:
     """Show what changes would do; return the exit code that says whether they may."""
-    if max(len(resources), len(deleted)) > MOST:
+    if max(len(resources), len(deleted)) > MAX_CHANGES:
         raise UsageError(
-            f"A what-if takes at most {MOST:,} changes, these are "
+            f"A what-if takes at most {MAX_CHANGES:,} changes, these are "
             f"{max(len(resources), len(deleted)):,}: ask in parts."
         )
     body = _proposal(resources, deleted)
-    answer = caller.call("POST", "/whatif", body, namespace=options.namespace)
+    answer = client.call("POST", "/whatif", body, namespace=options.namespace)
     output = getattr(options, "output", "table")
     if output == "json":
-        say(as_json(answer))
+        print_text(as_json(answer))
     elif output == "yaml":
-        say(as_yaml([answer]))
+        print_text(as_yaml([answer]))
     else:
-        say(painted(answer["text"], "nothing was applied"))
-    passed_over = ABSENT if getattr(options, "ignore_not_found", False) else ()
+        print_text(colour_forecast(answer["text"], "nothing was applied"))
+    passed_over = ABSENT_CODES if getattr(options, "ignore_not_found", False) else ()
     if any(p["refused"] and p["code"] not in passed_over for p in answer["problems"]):
         return REFUSED
     return OK if len(answer["cut"]) <= (options.max_removed or 0) else WOULD_CUT
 
 
-def painted(text: str, end: str = "") -> str:
+def colour_forecast(text: str, end: str = "") -> str:
     """Return a forecast in its colours, with some words behind the counts."""
-    lines = [paint(line, _COLOURS.get(line.lstrip()[:1])) for line in plain(text).split("\n")]
+    lines = [paint(line, _COLOURS.get(line.lstrip()[:1])) for line in sanitise(text).split("\n")]
     return "\n".join(lines) + (f"; {end}\n" if end else "\n")
 
 
@@ -137,9 +137,11 @@ def _proposal(resources: Sequence[Resource], deleted: Sequence[Removal]) -> dict
 # ---- making them -------------------------------------------------------------------------------
 
 
-def apply_all(caller: Caller, options: argparse.Namespace, resources: Sequence[Resource]) -> int:
+def apply_all(
+    client: BrokerClient, options: argparse.Namespace, resources: Sequence[Resource]
+) -> int:
     """Apply resources, as many at once as the broker takes; stop at what is refused."""
-    parts = deque(_parts_of(resources))
+    parts = deque(_split_resources(resources))
     check_parts(options, parts)
     may_be_cut = None if options.yes else options.max_removed or 0
     done = 0
@@ -147,20 +149,22 @@ def apply_all(caller: Caller, options: argparse.Namespace, resources: Sequence[R
         part = parts.popleft()
         try:
             try:
-                change_all(caller, options, part, [], may_be_cut)
+                change_all(client, options, part, [], may_be_cut)
             except RequestError as error:
-                if not _is_confirmed(error, options):
+                if not _confirm_cuts(error, options):
                     raise
-                change_all(caller, options, part, [], error.facts["cut"])
+                change_all(client, options, part, [], error.facts["cut"])
         except RequestError as error:
             large = error.code == "ForecastTooLarge" and options.max_removed is None
             if not large or len(part) == 1:
                 if error.code == "WouldCut" and options.max_removed is None:
-                    note(["apply cuts routes only with --yes or --max-removed N"])
-                return told(error, part, "applied", done, len(resources))
+                    print_notes(["apply cuts routes only with --yes or --max-removed N"])
+                return report_refusal(error, part, "applied", done, len(resources))
             half = len(part) // 2
             parts.extendleft((part[half:], part[:half]))
-            note([f"{len(part):,} changes concern too many routes at once; they go in halves"])
+            print_notes(
+                [f"{len(part):,} changes concern too many routes at once; they go in halves"]
+            )
         else:
             done += len(part)
     return OK
@@ -180,46 +184,46 @@ def check_parts(options: argparse.Namespace, parts: Sequence[Sequence[object]]) 
             "--max-removed counts the routes of all changes together, and "
             f"{total:,} are too many to make at once; {len(parts[0]):,} are not."
         )
-    note(
+    print_notes(
         [
             f"{total:,} changes are too many to make at once; they go in {len(parts)} parts of"
-            f" at most {MOST:,}, each of them whole or not at all"
+            f" at most {MAX_CHANGES:,}, each of them whole or not at all"
         ]
     )
 
 
 def change_all(
-    caller: Caller,
+    client: BrokerClient,
     options: argparse.Namespace,
     resources: Sequence[Resource],
     deleted: Sequence[Removal],
-    may_be_cut: int | None,
+    max_cut: int | None,
 ) -> None:
     """Make changes at once; show what became of them and of the routes.
 
     Args:
-        caller: of the broker.
+        client: of the broker.
         options: of the command.
         resources: to be put.
         deleted: to be deleted.
-        may_be_cut: the broker refuses the changes if they cut more routes; None for any number.
+        max_cut: the broker refuses the changes if they cut more routes; None for any number.
 
     Raises:
         RequestError: none of them was made, or no answer came.
     """
-    query = {} if may_be_cut is None else {"maxRemoved": str(may_be_cut)}
+    query = {} if max_cut is None else {"maxRemoved": str(max_cut)}
     body = _proposal(resources, deleted)
-    answer = caller.change("POST", "/apply", body, namespace=options.namespace, **query)
+    answer = client.change("POST", "/apply", body, namespace=options.namespace, **query)
     if answer is None:
-        say("done; what it did to routes is told once only, and the answer was lost\n")
+        print_text("done; what it did to routes is told once only, and the answer was lost\n")
         return
     for one in answer["results"]:
-        became = _BECAME.get(one["became"], one["became"])
-        say(f"{one['kind'].lower()} {one['port']} {became}\n")
-    say(painted(answer["text"]))
+        became = _RESULT_WORDS.get(one["became"], one["became"])
+        print_text(f"{one['kind'].lower()} {one['port']} {became}\n")
+    print_text(colour_forecast(answer["text"]))
 
 
-def _is_confirmed(error: RequestError, options: argparse.Namespace) -> bool:
+def _confirm_cuts(error: RequestError, options: argparse.Namespace) -> bool:
     """Show which routes would be cut and ask; return whether the user wants that.
 
     Only a user at a terminal who has set no limit is asked.
@@ -227,13 +231,13 @@ def _is_confirmed(error: RequestError, options: argparse.Namespace) -> bool:
     at_terminal = is_terminal(sys.stdin) and is_terminal()
     if error.code != "WouldCut" or options.max_removed is not None or not at_terminal:
         return False
-    say(painted(str(error.facts.get("text"))))
+    print_text(colour_forecast(str(error.facts.get("text"))))
     count = error.facts["cut"]
-    say(f"Apply, and cut {count} route{'s' if count != 1 else ''}? [y/N] ")
+    print_text(f"Apply, and cut {count} route{'s' if count != 1 else ''}? [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def told(
+def report_refusal(
     error: RequestError, resources: Sequence[Resource], verb: str, done: int, total: int
 ) -> int:
     """Tell why a set of changes was not made; return the exit code.
@@ -246,19 +250,19 @@ def told(
         total: how many there are.
     """
     if error.code == "WouldCut":
-        say(painted(str(error.facts.get("text")), f"nothing was {verb}"))
-    problems = refused_in(error)
-    for problem in problems[:SHOWN]:
-        tell(_refusal(problem, resources))
+        print_text(colour_forecast(str(error.facts.get("text")), f"nothing was {verb}"))
+    problems = refused_problems(error)
+    for problem in problems[:MAX_PRINTED]:
+        print_error(_refusal(problem, resources))
     if not problems:
-        tell(error)
+        print_error(error)
     if done or error.code != "WouldCut":
         how = "refused" if error.status else "failed"
-        tally(verb, done, total, refused=max(len(problems), 1), how=how)
+        print_tally(verb, done, total, refused=max(len(problems), 1), how=how)
     return exit_code(error)
 
 
-def refused_in(error: RequestError) -> list[dict[str, Any]]:
+def refused_problems(error: RequestError) -> list[dict[str, Any]]:
     """Return what was wrong with the changes of a set that was refused."""
     problems: list[dict[str, Any]] = error.facts.get("problems", [])
     return [problem for problem in problems if problem["refused"]]
@@ -267,22 +271,22 @@ def refused_in(error: RequestError) -> list[dict[str, Any]]:
 def _refusal(problem: dict[str, Any], resources: Sequence[Resource]) -> RequestError:
     """Return what is told of a document that is refused, with the place in its text."""
     index = problem["index"]
-    place = _PLACE.search(problem["detail"])
+    place = _POSITION.search(problem["detail"])
     facts = {} if place is None else {"position": {k: int(v) for k, v in place.groupdict().items()}}
     detail = f"{problem['change']}: {problem['detail']}"
     found = RequestError(409, problem["code"], detail, facts=facts)
-    return with_text(found, write_spec(resources[index])) if index < len(resources) else found
+    return with_expression(found, write_spec(resources[index])) if index < len(resources) else found
 
 
-def _parts_of(resources: Sequence[Resource]) -> Iterator[list[Resource]]:
+def _split_resources(resources: Sequence[Resource]) -> Iterator[list[Resource]]:
     """Yield resources in their order, as many together as the broker takes at once."""
     part: list[Resource] = []
-    room = MOST_BYTES
+    room = MAX_REQUEST_BYTES
     for resource in resources:
         size = len(json.dumps(write_manifest(resource)))
-        if part and (len(part) == MOST or size > room):
+        if part and (len(part) == MAX_CHANGES or size > room):
             yield part
-            part, room = [], MOST_BYTES
+            part, room = [], MAX_REQUEST_BYTES
         part.append(resource)
         room -= size + 2
     yield part
@@ -300,4 +304,4 @@ def routes_text(answer: dict[str, Any]) -> str:
     minus = [
         f"  - {route['export']} -> {route['import']}: {route['reason']}" for route in routes["cut"]
     ]
-    return painted("\n".join([head, *plus, *minus])).rstrip("\n")
+    return colour_forecast("\n".join([head, *plus, *minus])).rstrip("\n")

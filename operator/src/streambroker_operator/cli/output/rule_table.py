@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.reports.rule_metrics import (
-    ToldFigures,
-    read_all_figures,
-    read_all_waiting,
-    sentence,
+    RuleMetricsReport,
+    describe_wait,
+    read_all_metrics,
+    read_all_watermark_waits,
 )
 from streambroker_operator.cli.io.targets import Item
-from streambroker_operator.cli.io.terminal import Colour, flat, lasted, paint, plain
-from streambroker_operator.cli.output.table import widths_of
+from streambroker_operator.cli.io.terminal import Colour, format_duration, one_line, paint, sanitise
+from streambroker_operator.cli.output.table import column_widths
 
-HEAD = [
+COLUMNS = [
     "MATCHES",
     "TESTED",
     "RUNS",
@@ -29,7 +29,7 @@ HEAD = [
     "VERSION",
     "AGE",
 ]
-_RIGHT = (0, 1, 2, 3, 4, 5, 6, 10, 11)
+_RIGHT_ALIGNED = (0, 1, 2, 3, 4, 5, 6, 10, 11)
 
 
 def rule_lines(
@@ -42,38 +42,40 @@ def rule_lines(
         waiting: likewise, operators for which rows wait.
         columns: where lines are cut; None for nowhere.
     """
-    read = read_all_figures(Fields({"rules": list(rules)}), "rules")
+    read = read_all_metrics(Fields({"rules": list(rules)}), "rules")
     told = sorted(
         zip(rules, read, strict=True),
         key=lambda one: (-one[1].errors, -one[1].nanoseconds, one[0]["pe"], one[1].rule),
     )
-    rows = [HEAD, *(_row(item, one) for item, one in told)]
-    widths = widths_of(rows)
+    rows = [COLUMNS, *(_row(item, one) for item, one in told)]
+    widths = column_widths(rows)
     lines = []
     for row, rule in zip(rows, [None, *(one for _, one in told)], strict=True):
         cells = [
-            cell.rjust(width) if place in _RIGHT else cell.ljust(width)
+            cell.rjust(width) if place in _RIGHT_ALIGNED else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         colour: Colour | None = "yellow" if rule is not None and rule.errors else None
         lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
-    waits = zip(waiting, read_all_waiting(Fields({"of": list(waiting)}), "of"), strict=True)
-    below = [flat(f"{at['pe']} {one.operator}: {sentence(one)}")[:columns] for at, one in waits]
+    waits = zip(waiting, read_all_watermark_waits(Fields({"of": list(waiting)}), "of"), strict=True)
+    below = [
+        one_line(f"{at['pe']} {one.operator}: {describe_wait(one)}")[:columns] for at, one in waits
+    ]
     return [*(lines if rules else []), *below]
 
 
-def _row(item: Item, one: ToldFigures) -> list[str]:
+def _row(item: Item, metrics: RuleMetricsReport) -> list[str]:
     return [
-        f"{one.matches:,}",
-        f"{one.tested:,}",
-        f"{one.alive:,}",
-        f"{one.timeouts:,}",
-        f"{one.dropped:,}",
-        f"{one.errors:,}",
-        f"{one.nanoseconds / 1e9:,.1f}",
-        plain(item["pe"]),
-        plain(one.operator),
-        plain(one.rule),
-        f"{one.version}",
-        lasted(item["age"]),
+        f"{metrics.matches:,}",
+        f"{metrics.tested:,}",
+        f"{metrics.alive:,}",
+        f"{metrics.timeouts:,}",
+        f"{metrics.dropped:,}",
+        f"{metrics.errors:,}",
+        f"{metrics.nanoseconds / 1e9:,.1f}",
+        sanitise(item["pe"]),
+        sanitise(metrics.operator),
+        sanitise(metrics.rule),
+        f"{metrics.version}",
+        format_duration(item["age"]),
     ]

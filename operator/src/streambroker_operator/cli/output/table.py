@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from streambroker_operator.cli.io.targets import SINGULAR, address_of
-from streambroker_operator.cli.io.terminal import age, flat
+from streambroker_operator.cli.io.targets import SINGULAR, item_name
+from streambroker_operator.cli.io.terminal import format_age, one_line
 from streambroker_operator.cli.io.yaml_format import dump_all
 
 Row = list[str]
@@ -17,7 +17,7 @@ Item = dict[str, Any]
 _BODY_KINDS = {"pes": "PE", "routes": "Route"}
 
 
-def shown(
+def render_items(
     kind: str,
     items: Sequence[Item],
     output: str,
@@ -42,7 +42,9 @@ def shown(
     if output == "yaml":
         return as_yaml([with_kind(kind, item) for item in items])
     if output == "name":
-        return "".join(f"{SINGULAR[kind]}/{name_in(kind, item, everywhere)}\n" for item in items)
+        return "".join(
+            f"{SINGULAR[kind]}/{qualified_name(kind, item, everywhere)}\n" for item in items
+        )
     if not items:
         return ""
     layout = Layout(kind, wide=output == "wide", everywhere=everywhere)
@@ -50,11 +52,11 @@ def shown(
     return table([*head, *(layout.row(item, now) for item in items)])
 
 
-def name_in(kind: str, item: Item, everywhere: bool) -> str:
+def qualified_name(kind: str, item: Item, everywhere: bool) -> str:
     """Return a name by which commands find the item; with its namespace for everywhere."""
     if everywhere and kind != "routes":
-        return address_of(kind, item, 1 if kind == "pes" else 2)
-    return address_of(kind, item)
+        return item_name(kind, item, 1 if kind == "pes" else 2)
+    return item_name(kind, item)
 
 
 def as_json(body: object) -> str:
@@ -83,18 +85,18 @@ class Layout:
 
     def __init__(self, kind: str, *, wide: bool = False, everywhere: bool = False) -> None:
         head, self._row = _TABLES[kind]
-        more, self._more = _WIDE[kind] if wide and kind in _WIDE else ([], _nothing)
+        more, self._wide_row = _WIDE[kind] if wide and kind in _WIDE else ([], _no_cells)
         self._everywhere = everywhere and kind != "routes"
-        self._aged = kind in ("exports", "imports")
+        self._has_age = kind in ("exports", "imports")
         first = ["NAMESPACE"] if self._everywhere else []
-        self.head = [*first, *head, *(["AGE"] if self._aged else []), *more]
+        self.head = [*first, *head, *(["AGE"] if self._has_age else []), *more]
 
     def row(self, item: Item, now: datetime | None = None) -> Row:
         """Return an item's cells."""
         metadata = item.get("metadata", item)
         first = [str(metadata.get("namespace", "-"))] if self._everywhere else []
-        aged = [age(metadata.get("creationTimestamp"), now)] if self._aged else []
-        return [flat(cell) for cell in [*first, *self._row(item), *aged, *self._more(item)]]
+        aged = [format_age(metadata.get("creationTimestamp"), now)] if self._has_age else []
+        return [one_line(cell) for cell in [*first, *self._row(item), *aged, *self._wide_row(item)]]
 
 
 def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
@@ -104,7 +106,7 @@ def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
         rows: all with the same number of cells.
         least: widths that the columns have at least.
     """
-    widths = widths_of(rows, least)
+    widths = column_widths(rows, least)
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
@@ -112,13 +114,13 @@ def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def widths_of(rows: Sequence[Row], least: Sequence[int] = ()) -> list[int]:
+def column_widths(rows: Sequence[Row], least: Sequence[int] = ()) -> list[int]:
     """Return how wide the columns have to be, in characters."""
     found = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [max(pair) for pair in zip(found, least, strict=True)] if least else found
 
 
-def port_of(spec: Item) -> str:
+def port_text(spec: Item) -> str:
     """Return the port of a resource as people write it: ``JOB/PE/PORT``."""
     return f"{spec['job']}/{spec['pe']}/{spec['port']}"
 
@@ -129,54 +131,59 @@ def _state(item: Item) -> Row:
     return [str(status.get("matches", 0)), state]
 
 
-def _named(item: Item) -> Row:
-    return [str(item["metadata"].get("name", "-")), port_of(item["spec"])]
+def _name_cells(item: Item) -> Row:
+    return [str(item["metadata"].get("name", "-")), port_text(item["spec"])]
 
 
-def offered(spec: Item) -> str:
+def offer_text(spec: Item) -> str:
     """Return what an Export offers, on one line."""
-    return short(spec.get("streamId") or properties_text(spec.get("properties") or {}))
+    return shorten(spec.get("streamId") or properties_text(spec.get("properties") or {}))
 
 
-def wanted(spec: Item) -> str:
+def subscription_text(spec: Item) -> str:
     """Return what an Import wants, on one line; ``-`` for nothing yet."""
     if spec.get("subscription"):
-        return short(spec["subscription"])
+        return shorten(spec["subscription"])
     names = (
         "/".join(filter(None, (stream.get("applicationName"), stream["streamId"])))
         for stream in spec.get("streams", [])
     )
-    return short(", ".join(f"stream {name}" for name in names)) or "-"
+    return shorten(", ".join(f"stream {name}" for name in names)) or "-"
 
 
 def _export(item: Item) -> Row:
-    return [*_named(item), offered(item["spec"]), *_state(item)]
+    return [*_name_cells(item), offer_text(item["spec"]), *_state(item)]
 
 
 def _import(item: Item) -> Row:
     spec = item["spec"]
-    return [*_named(item), wanted(spec), short(spec.get("filter") or "-"), *_state(item)]
+    return [
+        *_name_cells(item),
+        subscription_text(spec),
+        shorten(spec.get("filter") or "-"),
+        *_state(item),
+    ]
 
 
 def _pe(item: Item) -> Row:
     return [
         f"{item['job']}/{item['pe']}",
         item["location"] or "-",
-        age(item.get("seen")),
+        format_age(item.get("seen")),
         ",".join(item["exports"]) or "-",
         ",".join(item["imports"]) or "-",
-        fellows_text(item.get("fellows", ())),
+        shard_agents_text(item.get("fellows", ())),
     ]
 
 
-def fellows_text(fellows: Sequence[Item]) -> str:
+def shard_agents_text(shard_agents: Sequence[Item]) -> str:
     """Return the numbers of fellows; those that do not answer are marked."""
-    names = (f"{f['pe'].rpartition('/')[2]}{' (away)' if f['away'] else ''}" for f in fellows)
+    names = (f"{f['pe'].rpartition('/')[2]}{' (away)' if f['away'] else ''}" for f in shard_agents)
     return ", ".join(names) or "-"
 
 
 def _route(item: Item) -> Row:
-    return [item["export"], item["import"], item["policy"], short(item["filter"] or "-")]
+    return [item["export"], item["import"], item["policy"], shorten(item["filter"] or "-")]
 
 
 def properties_text(properties: Item) -> str:
@@ -187,13 +194,13 @@ def properties_text(properties: Item) -> str:
     return " ".join(parts) or "{}"
 
 
-def short(text: str, limit: int = 60) -> str:
+def shorten(text: str, limit: int = 60) -> str:
     """Return a text on one line, cut where it is too long."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def _wide(item: Item) -> Row:
+def _wide_cells(item: Item) -> Row:
     status = item.get("status") or {}
     return [
         str(item["metadata"].get("generation", "-")),
@@ -203,7 +210,7 @@ def _wide(item: Item) -> Row:
     ]
 
 
-def _nothing(_item: Item) -> Row:
+def _no_cells(_item: Item) -> Row:
     return []
 
 
@@ -214,7 +221,7 @@ _TABLES: dict[str, tuple[Row, Callable[[Item], Row]]] = {
     "routes": (["EXPORT", "IMPORT", "POLICY", "FILTER"], _route),
 }
 _WIDE: dict[str, tuple[Row, Callable[[Item], Row]]] = {
-    "exports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
-    "imports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide),
+    "exports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide_cells),
+    "imports": (["GENERATION", "SCOPE", "PEERS", "MESSAGE"], _wide_cells),
     "pes": (["VIEW"], lambda item: [item.get("version") or "-"]),
 }

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from streambroker_core.board import AgentRegistered, Board, Event
+from streambroker_core.board import AgentRegistered, Board, BoardEvent
 from streambroker_core.diagnose import Proposal
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import (
@@ -36,34 +36,34 @@ from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import read_manifest, read_spec, write_spec
 from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
 from streambroker_operator.kubernetes.apply import server_side as applying
-from streambroker_operator.kubernetes.apply.conflicts import check_others, tag_of
+from streambroker_operator.kubernetes.apply.conflicts import check_removals, object_etag
 from streambroker_operator.kubernetes.apply.overrides import Overwritten, Steering
 from streambroker_operator.kubernetes.apply.patch import (
     Edit,
-    application,
-    edit_of,
-    edited,
-    emptying,
+    apply_body,
+    apply_edit,
+    compute_edit,
+    emptying_removals,
     own_part,
-    released,
-    removal,
-    statement,
-    without,
+    released_spec,
+    removal_patch,
+    spec_to_apply,
+    without_removals,
 )
 from streambroker_operator.kubernetes.apply.registrations import Registrations
 from streambroker_operator.kubernetes.apply.rule_store import RuleWrites
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
     Document,
-    held_at,
-    others,
+    fields_at,
+    other_managers,
     own_fields,
 )
-from streambroker_operator.kubernetes.client.objects import Objects, Place
-from streambroker_operator.kubernetes.client.rate_limiter import StatusPace
-from streambroker_operator.storage.backend import KnownPe, Stored, StoredRule
-from streambroker_operator.storage.responses import Answered
-from streambroker_operator.storage.write_options import FREELY, Terms, Touched
+from streambroker_operator.kubernetes.client.objects import ObjectPath, Objects
+from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
+from streambroker_operator.storage.backend import StoredPe, StoredResource, StoredRule
+from streambroker_operator.storage.responses import ResponseStore
+from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 MIN_SECRET = 32
 """Bytes of the broker's secret, at least."""
@@ -71,14 +71,16 @@ ENTRY = "key"
 """Under which name it stands in the Kubernetes Secret."""
 
 
-async def read_secret(objects: Objects, namespace: str, name: str, *, make: bool = False) -> bytes:
+async def read_secret(
+    objects: Objects, namespace: str, name: str, *, create: bool = False
+) -> bytes:
     """Return the broker's secret from a Kubernetes Secret.
 
     Args:
         objects: single objects of the API server.
         namespace: of the Secret.
         name: of the Secret.
-        make: whether to create it if it is missing. Of several replicas that do, one succeeds,
+        create: whether to create it if it is missing. Of several replicas that do, one succeeds,
             and the others read what it made.
 
     Raises:
@@ -87,9 +89,9 @@ async def read_secret(objects: Objects, namespace: str, name: str, *, make: bool
     """
     document = await objects.read_secret(namespace, name)
     where = f"The Secret {namespace}/{name}"
-    if document is None and make:
+    if document is None and create:
         made = base64.b64encode(secrets.token_bytes(MIN_SECRET)).decode()
-        await objects.make_secret(namespace, name, {ENTRY: made})
+        await objects.create_secret(namespace, name, {ENTRY: made})
         document = await objects.read_secret(namespace, name)
     if document is None:
         raise StoreError(
@@ -110,7 +112,7 @@ async def read_secret(objects: Objects, namespace: str, name: str, *, make: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class LastObserved:
     """What the feed's last word on an object tells besides its spec.
 
     Attributes:
@@ -123,15 +125,15 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
+class _PortChange:
     """One resource as it should be, and how it is to become so."""
 
     kind: Kind
-    place: Place
+    target: ObjectPath
     resource: Resource
     touched: Touched | None
-    terms: Terms
-    dry: bool
+    options: WriteOptions
+    dry_run: bool
 
 
 class KubernetesStore:
@@ -142,16 +144,16 @@ class KubernetesStore:
         board: filled by the feed; what is read is read from it.
         secret: what this broker and all its replicas sign with.
         clock: seconds since 1970.
-        pace: how fast statuses may be written; shared with others who write some.
+        rate_limiter: how fast statuses may be written; shared with others who write some.
 
     Attributes:
-        ordered: False: the versions of writes are no sequence of their own, the feed is.
-        answered: answers given again to repeated requests, by this process alone.
+        is_sole_writer: False: the versions of writes are no sequence of their own, the feed is.
+        responses: answers given again to repeated requests, by this process alone.
         registrations: where agents are.
         steering: what is steered at run time, as the feed shows it.
     """
 
-    ordered = False
+    is_sole_writer = False
 
     def __init__(
         self,
@@ -160,14 +162,14 @@ class KubernetesStore:
         *,
         secret: bytes,
         clock: Callable[[], float] = time.time,
-        pace: StatusPace | None = None,
+        rate_limiter: WriteRateLimiter | None = None,
     ) -> None:
         self._objects = objects
         self._board = board
         self.secret = secret
         self._memory = sqlite3.connect(":memory:", isolation_level=None)
-        self.answered = Answered(self._memory, clock)
-        self.registrations = Registrations(objects, board, pace)
+        self.responses = ResponseStore(self._memory, clock)
+        self.registrations = Registrations(objects, board, rate_limiter)
         self._rules = RuleWrites(objects, board)
         self.steering = Steering()
 
@@ -177,38 +179,42 @@ class KubernetesStore:
 
     # ---- reading ---------------------------------------------------------
 
-    def get(self, kind: Kind, key: PortKey) -> Stored | None:
+    def get(self, kind: Kind, key: PortKey) -> StoredResource | None:
         """Return the resource that holds a port."""
         found: Resource | None = (
             self._board.export_at(key) if kind == "Export" else self._board.import_at(key)
         )
-        return None if found is None else self._known(found)
+        return None if found is None else self._to_stored(found)
 
-    def resources(self, kind: Kind) -> list[Stored]:
+    def resources(self, kind: Kind) -> list[StoredResource]:
         """Return all resources of one kind, rivals included, in order of their ports."""
         found = self._board.exports() if kind == "Export" else self._board.imports()
-        return [self._known(resource) for resource in found]
+        return [self._to_stored(resource) for resource in found]
 
-    def each(self, kind: Kind) -> tuple[Stored, ...]:
+    def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
         """Return all resources of one kind, rivals included, in no order."""
         found: Iterator[Resource] = (
-            self._board.each_export() if kind == "Export" else self._board.each_import()
+            self._board.iter_exports() if kind == "Export" else self._board.iter_imports()
         )
-        return tuple(self._known(resource) for resource in found)
+        return tuple(self._to_stored(resource) for resource in found)
 
-    def _known(self, resource: Resource) -> Stored:
+    def _to_stored(self, resource: Resource) -> StoredResource:
         version = self._board.version_of(kind_of(resource), resource.uid)
-        return Stored(resource=resource, version=version)
+        return StoredResource(resource=resource, version=version)
 
     # ---- changing --------------------------------------------------------
 
-    def load(self) -> Iterable[Event]:
+    def load(self) -> Iterable[BoardEvent]:
         """Return nothing: the feed fills the board."""
         return ()
 
     async def write(
-        self, proposal: Proposal, *, touched: Touched | None = None, terms: Terms = FREELY
-    ) -> list[Stored]:
+        self,
+        proposal: Proposal,
+        *,
+        touched: Touched | None = None,
+        options: WriteOptions = UNCONDITIONAL,
+    ) -> list[StoredResource]:
         """Make changes one after the other; several are tried before the first is made.
 
         Raises:
@@ -217,22 +223,22 @@ class KubernetesStore:
         puts, deletes = proposal.puts, proposal.deletes
         if len(puts) + len(deletes) > 1:
             for resource in puts:
-                await self.put(resource, touched=touched, terms=terms, dry=True)
-        done: list[Stored] = []
+                await self.put(resource, touched=touched, options=options, dry_run=True)
+        done: list[StoredResource] = []
         try:
             for resource in puts:
-                stored = await self.put(resource, touched=touched, terms=terms)
+                stored = await self.put(resource, touched=touched, options=options)
                 done.append(stored)
             for kind, key, _ in deletes:
-                stored = await self.delete(kind, key, terms=terms)
+                stored = await self.delete(kind, key, options=options)
                 done.append(stored)
         except RequestError as error:
             if not any(stored.changed for stored in done):
                 raise
-            raise _partly(done, error) from error
+            raise _partly_made_error(done, error) from error
         for stored in done:
             if stored.changed:
-                self.answered.claim(stored.version)
+                self.responses.record_version(stored.version)
         return done
 
     async def put(
@@ -240,16 +246,16 @@ class KubernetesStore:
         resource: Resource,
         *,
         touched: Touched | None = None,
-        terms: Terms = FREELY,
-        dry: bool = False,
-    ) -> Stored:
+        options: WriteOptions = UNCONDITIONAL,
+        dry_run: bool = False,
+    ) -> StoredResource:
         """Create a resource, or change the fields that a change is about.
 
         Args:
             resource: as it should be.
             touched: what of its spec is meant; None for all of it.
-            terms: on which this is done.
-            dry: whether it is only tried.
+            options: on which this is done.
+            dry_run: whether it is only tried.
 
         Raises:
             RequestError: 409 `OwnedByOther`, somebody else holds a field; 412 by the terms;
@@ -259,17 +265,24 @@ class KubernetesStore:
         kind, key = kind_of(resource), resource.key
         known = self.get(kind, key)
         name = name_of(resource) if known is None else known.resource.name
-        place = Place(kind=kind, namespace=key.namespace, name=name)
-        change = _Change(
-            kind=kind, place=place, resource=resource, touched=touched, terms=terms, dry=dry
+        place = ObjectPath(kind=kind, namespace=key.namespace, name=name)
+        change = _PortChange(
+            kind=kind,
+            target=place,
+            resource=resource,
+            touched=touched,
+            options=options,
+            dry_run=dry_run,
         )
 
-        async def once(live: Document | None) -> Stored:
+        async def once(live: Document | None) -> StoredResource:
             return await (self._create(change) if live is None else self._change(change, live))
 
-        return await self._objects.repeated(place, once)
+        return await self._objects.read_modify_write(place, once)
 
-    async def release(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+    async def release(
+        self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredResource:
         """Give up all that was changed by REST; what others declare stays or comes back.
 
         Raises:
@@ -279,25 +292,27 @@ class KubernetesStore:
         known = self.get(kind, key)
         if known is None:
             raise unknown_port(kind, key)
-        place = Place(kind=kind, namespace=key.namespace, name=known.resource.name)
+        place = ObjectPath(kind=kind, namespace=key.namespace, name=known.resource.name)
 
-        async def once(live: Document | None) -> Stored:
-            terms.check(tag_of(live))
+        async def once(live: Document | None) -> StoredResource:
+            options.check(object_etag(live))
             if live is None:
                 raise unknown_port(kind, key)
-            if held_at(own_fields(live, API), ("spec",)) is None:
+            if fields_at(own_fields(live, API), ("spec",)) is None:
                 return _stored(live)
-            if not _declared(live):
+            if not _is_declared(live):
                 raise not_declared(str(place))
-            gone = emptying(live, released(live))
+            gone = emptying_removals(live, released_spec(live))
             if gone:
-                live = await self._objects.merge(place, removal(live, gone), manager=API)
-            applied = await self._objects.apply(place, application(live, {}), manager=API)
+                live = await self._objects.merge(place, removal_patch(live, gone), manager=API)
+            applied = await self._objects.apply(place, apply_body(live, {}), manager=API)
             return _stored(applied.document, changed=True)
 
-        return await self._objects.repeated(place, once)
+        return await self._objects.read_modify_write(place, once)
 
-    async def delete(self, kind: Kind, key: PortKey, *, terms: Terms = FREELY) -> Stored:
+    async def delete(
+        self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredResource:
         """Delete the resource of a port; return what it was, as it was known last.
 
         The deletion's own version is told by the feed alone.
@@ -309,75 +324,81 @@ class KubernetesStore:
         known = self.get(kind, key)
         if known is None:
             raise unknown_port(kind, key)
-        place = Place(kind=kind, namespace=key.namespace, name=known.resource.name)
-        await applying.delete(self._objects, place, known.resource.uid, terms)
+        place = ObjectPath(kind=kind, namespace=key.namespace, name=known.resource.name)
+        await applying.delete(self._objects, place, known.resource.uid, options)
         return replace(known, changed=True)
 
     async def put_rule(
-        self, rule: Rule, *, touched: Touched | None = None, terms: Terms = FREELY
+        self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
     ) -> StoredRule:
         """Create or change a rule, as `RuleWrites.put` does."""
-        return await self._rules.put(rule, touched, terms)
+        return await self._rules.put(rule, touched, options)
 
-    async def delete_rule(self, key: RuleKey, *, terms: Terms = FREELY) -> StoredRule | None:
+    async def delete_rule(
+        self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL
+    ) -> StoredRule | None:
         """Delete a rule, as `RuleWrites.delete` does."""
-        return await self._rules.delete(key, terms)
+        return await self._rules.delete(key, options)
 
-    async def _create(self, change: _Change) -> Stored:
-        spec, terms = write_spec(change.resource), change.terms
+    async def _create(self, change: _PortChange) -> StoredResource:
+        spec, terms = write_spec(change.resource), change.options
         if change.touched is not None:
             terms.check(None)
             raise unknown_port(change.kind, change.resource.key)
-        applied = await applying.make(self._objects, change.place, spec, terms, dry=change.dry)
+        applied = await applying.create(
+            self._objects, change.target, spec, terms, dry_run=change.dry_run
+        )
         return _stored(applied.document, changed=True, created=applied.created)
 
-    async def _change(self, change: _Change, live: Document) -> Stored:
-        place, key = change.place, change.resource.key
+    async def _change(self, change: _PortChange, live: Document) -> StoredResource:
+        place, key = change.target, change.resource.key
         _check_port(place, live, key)
-        change.terms.check(tag_of(live))
-        now = _spec(change.kind, live, key)
-        edit = edit_of(now, write_spec(change.resource), change.touched)
+        change.options.check(object_etag(live))
+        now = _normalised_spec(change.kind, live, key)
+        edit = compute_edit(now, write_spec(change.resource), change.touched)
         if not edit:
             return _stored(live)
-        check_others(place.kind, place.name, live, edit)
-        outcome = edited(live.get("spec", {}), edit)
+        check_removals(place.kind, place.name, live, edit)
+        outcome = apply_edit(live.get("spec", {}), edit)
         read_spec(change.kind, outcome, key=key, path="spec")
-        return await self._make(change, live, edit, outcome)
+        return await self._apply_edit(change, live, edit, outcome)
 
-    async def _make(self, change: _Change, live: Document, edit: Edit, outcome: Document) -> Stored:
-        gone = emptying(live, outcome)
-        rest = without(edit, gone)
+    async def _apply_edit(
+        self, change: _PortChange, live: Document, edit: Edit, outcome: Document
+    ) -> StoredResource:
+        gone = emptying_removals(live, outcome)
+        rest = without_removals(edit, gone)
         stored = _stored(live)
         if rest:
             own = own_part(live).get("spec", {})
-            body = application(live, statement(own, rest, outcome))
+            body = apply_body(live, spec_to_apply(own, rest, outcome))
             document, warnings = await applying.change(
-                self._objects, change.place, live, body, change.terms, dry=change.dry
+                self._objects, change.target, live, body, change.options, dry_run=change.dry_run
             )
             stored = _stored(document, changed=True, warnings=warnings)
-        if gone and not change.dry:
+        if gone and not change.dry_run:
             # Others hold none of it, and the version says that this is still so.
-            body = removal(live, gone)
+            body = removal_patch(live, gone)
             body["metadata"]["resourceVersion"] = str(stored.version)
-            document = await self._objects.merge(change.place, body, manager=API)
+            document = await self._objects.merge(change.target, body, manager=API)
             stored = replace(_stored(document, changed=True), warnings=stored.warnings)
         return stored
 
     # ---- agents ----------------------------------------------------------
 
-    def saw(self, kind: Kind, document: Document) -> Seen:
+    def observe(self, kind: Kind, document: Document) -> LastObserved:
         """Take in an object as the feed shows it, each time it does."""
-        return Seen(
-            agent=self.registrations.saw(kind, document),
-            overwritten=self.steering.saw(document),
+        return LastObserved(
+            agent=self.registrations.observe(kind, document),
+            overwritten=self.steering.observe(document),
         )
 
-    def gone(self, uid: str) -> None:
+    def on_deleted(self, uid: str) -> None:
         """Take in that an object is gone."""
-        self.registrations.gone(uid)
-        self.steering.gone(uid)
+        self.registrations.on_deleted(uid)
+        self.steering.on_deleted(uid)
 
-    def pes(self) -> list[KnownPe]:
+    def pes(self) -> list[StoredPe]:
         """Return all PEs whose agent is known."""
         return self.registrations.pes()
 
@@ -406,8 +427,8 @@ def _stored(
     changed: bool = False,
     created: bool = False,
     warnings: tuple[str, ...] = (),
-) -> Stored:
-    return Stored(
+) -> StoredResource:
+    return StoredResource(
         resource=read_manifest(document),
         # What was only tried to be made has none.
         version=int(document["metadata"].get("resourceVersion", 0)),
@@ -417,7 +438,7 @@ def _stored(
     )
 
 
-def _partly(done: list[Stored], error: RequestError) -> RequestError:
+def _partly_made_error(done: list[StoredResource], error: RequestError) -> RequestError:
     made = [str(stored.resource.key) for stored in done if stored.changed]
     return RequestError(
         error.status,
@@ -429,7 +450,7 @@ def _partly(done: list[Stored], error: RequestError) -> RequestError:
     )
 
 
-def _spec(kind: Kind, live: Document, key: PortKey) -> Document:
+def _normalised_spec(kind: Kind, live: Document, key: PortKey) -> Document:
     """Return an object's spec in our own form; as it stands there if it cannot be read."""
     spec: Document = live.get("spec", {})
     try:
@@ -438,7 +459,7 @@ def _spec(kind: Kind, live: Document, key: PortKey) -> Document:
         return spec
 
 
-def _check_port(place: Place, live: Document, key: PortKey) -> None:
+def _check_port(target: ObjectPath, live: Document, key: PortKey) -> None:
     """Refuse to change an object that is another port's.
 
     Raises:
@@ -450,12 +471,14 @@ def _check_port(place: Place, live: Document, key: PortKey) -> None:
     raise RequestError(
         409,
         "NameTaken",
-        f"The name {place.name!r} is that of another {place.kind}, of the port"
-        f" {place.namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec.get('port')}. Give {key}"
+        f"The name {target.name!r} is that of another {target.kind}, of the port"
+        f" {target.namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec.get('port')}. Give {key}"
         " another one, or delete that one first.",
     )
 
 
-def _declared(live: Document) -> bool:
+def _is_declared(live: Document) -> bool:
     """Say whether somebody else holds what makes an object a port's."""
-    return any(held_at(holder.fields, ("spec", "port")) is not None for holder in others(live))
+    return any(
+        fields_at(holder.fields, ("spec", "port")) is not None for holder in other_managers(live)
+    )

@@ -14,29 +14,29 @@ from streambroker_core.wire.manifests.rules import (
 )
 from streambroker_operator.errors import unknown_rule
 from streambroker_operator.kubernetes.apply import server_side as applying
-from streambroker_operator.kubernetes.apply.conflicts import check_others, tag_of
+from streambroker_operator.kubernetes.apply.conflicts import check_removals, object_etag
 from streambroker_operator.kubernetes.apply.patch import (
-    application,
-    edit_of,
-    edited,
+    apply_body,
+    apply_edit,
+    compute_edit,
     own_part,
-    statement,
+    spec_to_apply,
 )
 from streambroker_operator.kubernetes.client.managed_fields import Document
-from streambroker_operator.kubernetes.client.objects import Objects, Place
+from streambroker_operator.kubernetes.client.objects import ObjectPath, Objects
 from streambroker_operator.storage.backend import StoredRule
 from streambroker_operator.storage.sqlite_rules import name_taken
-from streambroker_operator.storage.write_options import Terms, Touched
+from streambroker_operator.storage.write_options import Touched, WriteOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Put:
+class _RulePut:
     """One rule as it should be, and how it is to become so."""
 
-    place: Place
+    target: ObjectPath
     rule: Rule
     touched: Touched | None
-    terms: Terms
+    options: WriteOptions
 
 
 class RuleWrites:
@@ -50,7 +50,7 @@ class RuleWrites:
     def __init__(self, objects: Objects, board: Board) -> None:
         self._objects, self._rules = objects, board.rules
 
-    async def put(self, rule: Rule, touched: Touched | None, terms: Terms) -> StoredRule:
+    async def put(self, rule: Rule, touched: Touched | None, options: WriteOptions) -> StoredRule:
         """Create a rule, or change the fields that a change is about.
 
         Raises:
@@ -58,39 +58,41 @@ class RuleWrites:
                 `OwnedByOther` or `NameTaken`; 412 by the terms; 503, the API server cannot be
                 asked, or the rule changes all the time.
         """
-        known = self._rules.at(rule.key)
+        known = self._rules.holder_at(rule.key)
         name = rule_name_of(rule if rule.name or known is None else known)
-        place = Place(kind=RULE, namespace=rule.key.namespace, name=name)
-        put = _Put(place=place, rule=rule, touched=touched, terms=terms)
+        place = ObjectPath(kind=RULE, namespace=rule.key.namespace, name=name)
+        put = _RulePut(target=place, rule=rule, touched=touched, options=options)
 
         async def once(live: Document | None) -> StoredRule:
             return await (self._create(put) if live is None else self._change(put, live))
 
-        return await self._objects.repeated(place, once)
+        return await self._objects.read_modify_write(place, once)
 
-    async def _create(self, put: _Put) -> StoredRule:
-        spec, terms = write_rule_spec(put.rule), put.terms
+    async def _create(self, put: _RulePut) -> StoredRule:
+        spec, terms = write_rule_spec(put.rule), put.options
         if put.touched is not None:
             terms.check(None)
             raise unknown_rule(put.rule.key)
-        applied = await applying.make(self._objects, put.place, spec, terms)
+        applied = await applying.create(self._objects, put.target, spec, terms)
         return _stored(applied.document, created=applied.created)
 
-    async def _change(self, put: _Put, live: Document) -> StoredRule:
+    async def _change(self, put: _RulePut, live: Document) -> StoredRule:
         _check_id(put, live)
-        put.terms.check(tag_of(live))
+        put.options.check(object_etag(live))
         now: Document = live.get("spec", {})
-        edit = edit_of({"id": put.rule.key.id, **now}, write_rule_spec(put.rule), put.touched)
+        edit = compute_edit({"id": put.rule.key.id, **now}, write_rule_spec(put.rule), put.touched)
         if not edit:
             return _stored(live, changed=False)
-        check_others(RULE, put.place.name, live, edit)
-        outcome = edited(now, edit)
+        check_removals(RULE, put.target.name, live, edit)
+        outcome = apply_edit(now, edit)
         own = own_part(live).get("spec", {})
-        body = application(live, statement(own, edit, outcome))
-        document, warnings = await applying.change(self._objects, put.place, live, body, put.terms)
+        body = apply_body(live, spec_to_apply(own, edit, outcome))
+        document, warnings = await applying.change(
+            self._objects, put.target, live, body, put.options
+        )
         return _stored(document, warnings=warnings)
 
-    async def delete(self, key: RuleKey, terms: Terms) -> StoredRule | None:
+    async def delete(self, key: RuleKey, options: WriteOptions) -> StoredRule | None:
         """Delete a rule; return what it was, None if there is none.
 
         The deletion's own version is told by the feed alone.
@@ -98,17 +100,17 @@ class RuleWrites:
         Raises:
             RequestError: 412 by the terms; 403, the broker may not; 503 as `put`.
         """
-        known = self._rules.at(key)
+        known = self._rules.holder_at(key)
         if known is None:
             return None
-        place = Place(kind=RULE, namespace=key.namespace, name=rule_name_of(known))
-        version = self._rules.shelf.version_of(known.uid)
+        place = ObjectPath(kind=RULE, namespace=key.namespace, name=rule_name_of(known))
+        version = self._rules.cache.version_of(known.uid)
 
-        await applying.delete(self._objects, place, known.uid, terms)
+        await applying.delete(self._objects, place, known.uid, options)
         return StoredRule(rule=known, version=version, changed=True)
 
 
-def _check_id(put: _Put, live: Document) -> None:
+def _check_id(put: _RulePut, live: Document) -> None:
     """Refuse to change an object that is another rule's.
 
     Raises:
@@ -116,11 +118,11 @@ def _check_id(put: _Put, live: Document) -> None:
     """
     key, spec = put.rule.key, live.get("spec", {})
     try:
-        found = read_rule_spec(spec, namespace=key.namespace, name=put.place.name).key
+        found = read_rule_spec(spec, namespace=key.namespace, name=put.target.name).key
     except ManifestError:
         found = RuleKey(key.namespace, str(spec.get("job")), str(spec.get("id")))
     if found != key:
-        raise name_taken(put.place.name, key, found)
+        raise name_taken(put.target.name, key, found)
 
 
 def _stored(

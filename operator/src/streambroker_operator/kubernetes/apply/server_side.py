@@ -5,72 +5,82 @@ from __future__ import annotations
 from typing import Any
 
 from streambroker_core.wire.manifests.ports import API_VERSION
-from streambroker_operator.kubernetes.apply.conflicts import held, owned_by_other, tag_of, taken
+from streambroker_operator.kubernetes.apply.conflicts import (
+    object_etag,
+    owned_by_other_error,
+    parse_conflicts,
+    takeover_warnings,
+)
 from streambroker_operator.kubernetes.client.managed_fields import API, Document
 from streambroker_operator.kubernetes.client.objects import (
-    Applied,
+    ApplyResult,
     ConflictError,
+    ObjectPath,
     Objects,
-    Place,
     StaleError,
 )
-from streambroker_operator.storage.write_options import Terms
+from streambroker_operator.storage.write_options import WriteOptions
 
 
-async def make(
-    objects: Objects, place: Place, spec: Document, terms: Terms, *, dry: bool = False
-) -> Applied:
+async def create(
+    objects: Objects,
+    target: ObjectPath,
+    spec: Document,
+    options: WriteOptions,
+    *,
+    dry_run: bool = False,
+) -> ApplyResult:
     """Make an object that was not there.
 
     Raises:
         RequestError: 412 by the terms; what the API server refuses.
         StaleError: somebody made it in between: then it is there to be changed.
     """
-    terms.check(None)
-    metadata: dict[str, Any] = {"name": place.name, "namespace": place.namespace}
-    if terms.owners:
-        metadata["ownerReferences"] = [dict(owner) for owner in terms.owners]
-    body = {"apiVersion": API_VERSION, "kind": place.kind, "metadata": metadata, "spec": spec}
+    options.check(None)
+    metadata: dict[str, Any] = {"name": target.name, "namespace": target.namespace}
+    if options.owners:
+        metadata["ownerReferences"] = [dict(owner) for owner in options.owners]
+    body = {"apiVersion": API_VERSION, "kind": target.kind, "metadata": metadata, "spec": spec}
     try:
-        return await objects.apply(place, body, manager=API, dry=dry)
+        return await objects.apply(target, body, manager=API, dry_run=dry_run)
     except ConflictError as error:
         raise StaleError from error
 
 
 async def change(
     objects: Objects,
-    place: Place,
+    target: ObjectPath,
     live: Document,
     body: Document,
-    terms: Terms,
+    options: WriteOptions,
     *,
-    dry: bool = False,
+    dry_run: bool = False,
 ) -> tuple[Document, tuple[str, ...]]:
     """Apply to an object; return it as it is now, and the warnings of what was taken from others.
 
     Args:
         objects: single objects of the API server.
-        place: where it is.
+        target: where it is.
         live: the object as it was read.
         body: all that this manager wants of it, with uid and resourceVersion of what was read.
-        terms: whether fields are taken from others.
-        dry: whether it is only tried.
+        options: whether fields are taken from others.
+        dry_run: whether it is only tried.
 
     Raises:
         RequestError: 409 `OwnedByOther`; what the API server refuses.
         StaleError: it was changed or replaced meanwhile.
     """
     try:
-        return (await objects.apply(place, body, manager=API, dry=dry)).document, ()
+        return (await objects.apply(target, body, manager=API, dry_run=dry_run)).document, ()
     except ConflictError as error:
-        what = held(live, error.causes)
-        if not terms.force:
-            raise owned_by_other(place.kind, place.name, what, removing=False) from error
-    applied = await objects.apply(place, body, manager=API, force=True, dry=dry)
-    return applied.document, taken(place.kind, place.name, what)
+        what = parse_conflicts(live, error.causes)
+        if not options.force:
+            raise owned_by_other_error(target.kind, target.name, what, removing=False) from error
+    applied = await objects.apply(target, body, manager=API, force=True, dry_run=dry_run)
+    return applied.document, takeover_warnings(target.kind, target.name, what)
 
 
-async def delete(objects: Objects, place: Place, uid: str, terms: Terms) -> None:
+async def delete(objects: Objects, target: ObjectPath, uid: str, options: WriteOptions) -> None:
     """Delete an object if it is still the one that is meant; nothing is done where it is gone.
 
     Raises:
@@ -79,8 +89,8 @@ async def delete(objects: Objects, place: Place, uid: str, terms: Terms) -> None
     """
 
     async def once(live: Document | None) -> None:
-        terms.check(tag_of(live))
+        options.check(object_etag(live))
         if live is not None and live["metadata"]["uid"] == uid:
-            await objects.delete(place, uid=uid, version=live["metadata"]["resourceVersion"])
+            await objects.delete(target, uid=uid, version=live["metadata"]["resourceVersion"])
 
-    await objects.repeated(place, once)
+    await objects.read_modify_write(target, once)

@@ -13,39 +13,39 @@ from urllib.parse import parse_qs, urlsplit
 from streambroker_core.model import PeKey
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.auth.rbac import Caller, judge
-from streambroker_operator.kubernetes.auth.token_review import Reviews
+from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
+class Authorization:
     """As what somebody came through.
 
     Attributes:
-        own: as the job itself; only then are capabilities to be shown.
-        binds: the service account that the job is fixed to by this registration, or None.
+        is_own_job: as the job itself; only then are capabilities to be shown.
+        bound_account: the service account that the job is fixed to by this registration, or None.
     """
 
-    own: bool = False
-    binds: str | None = None
+    is_own_job: bool = False
+    bound_account: str | None = None
 
 
-class Gate:
+class Authorizer:
     """Stands before every request whose caller is known.
 
     Args:
         reviews: say what they may do.
-        account_of: the service account that a job (namespace, name) is fixed to, or None.
+        account_for: the service account that a job (namespace, name) is fixed to, or None.
     """
 
     def __init__(
         self,
-        reviews: Reviews,
-        account_of: Callable[[str, str], str | None],
+        reviews: ReviewClient,
+        account_for: Callable[[str, str], str | None],
     ) -> None:
         self._reviews = reviews
-        self._account_of = account_of
+        self._account_for = account_for
 
-    async def admit(
+    async def authorise(
         self,
         caller: Caller,
         *,
@@ -56,7 +56,7 @@ class Gate:
         pe: PeKey | None = None,
         name: str = "",
         reading: bool = False,
-    ) -> Admitted:
+    ) -> Authorization:
         """Return as what a caller may send a request.
 
         Args:
@@ -67,23 +67,23 @@ class Gate:
             namespace: that the request chooses; ``*`` for all.
             pe: that the path names, or None.
             name: of the resource that the path names; empty for none, and for one not yet made.
-            reading: whether it changes nothing: `Reviews.caller`.
+            reading: whether it changes nothing: `ReviewClient.review_token`.
 
         Raises:
             RequestError: 403, they may not; 503, nobody could say.
         """
-        bound = None if pe is None else self._account_of(pe.namespace, pe.job)
-        force = forces(target)
+        bound = None if pe is None else self._account_for(pe.namespace, pe.job)
+        force = is_forced(target)
         verdict = judge(caller, method=method, path=path, pe=pe, bound=bound, force=force)
         if verdict.allowed:
-            return Admitted(own=verdict.own, binds=verdict.binds)
-        if not verdict.asks:
-            raise RequestError(403, "NotYours", verdict.why)
-        await self._reviews.check(caller, verdict.asks, namespace, name, reading=reading)
-        return Admitted()
+            return Authorization(is_own_job=verdict.is_own_job, bound_account=verdict.bound_account)
+        if not verdict.requests:
+            raise RequestError(403, "NotYours", verdict.reason)
+        await self._reviews.check_access(caller, verdict.requests, namespace, name, reading=reading)
+        return Authorization()
 
 
-def forces(target: str) -> bool:
+def is_forced(target: str) -> bool:
     """Say whether a request is to take fields that others declare.
 
     Args:

@@ -9,38 +9,45 @@ from aiohttp import web
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import DEFAULT_NAMESPACE, RuleKey, name_of, rule_name_of
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.authorize import Admitted, Gate, forces
+from streambroker_operator.kubernetes.auth.authorize import Authorization, Authorizer, is_forced
 from streambroker_operator.kubernetes.auth.rbac import Caller
-from streambroker_operator.kubernetes.auth.token_review import Identities
-from streambroker_operator.rest.guard.authentication import Asked, is_reading
-from streambroker_operator.rest.guard.rate_limits import GAUGES
+from streambroker_operator.kubernetes.auth.token_review import Authenticator
+from streambroker_operator.rest.guard.authentication import RequestedNamespaces, is_reading
+from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS
 from streambroker_operator.rest.http.paths import PATTERN, PORTS, REPORT
-from streambroker_operator.rest.http.requests import HOME, LONG, RUNTIME, path_of, pe_of, port_of
+from streambroker_operator.rest.http.requests import (
+    HOME,
+    LONG_BODY_PATHS,
+    RUNTIME,
+    parse_pe,
+    parse_port,
+    route_path,
+)
 from streambroker_operator.security.token_file import Job, Principal
 
-ALL = "*"
+ALL_NAMESPACES = "*"
 _CALLER = web.RequestKey("cluster caller", Caller)
-_BINDS = web.RequestKey("binds", str)
+_BOUND_ACCOUNT = web.RequestKey("binds", str)
 
 
 class ClusterGuard:
     """Stands before REST.
 
     Args:
-        identities: say who sends a request.
-        gate: says who comes through.
-        jobs_of: the jobs of a namespace that are bound to a service account, by name.
+        authenticator: say who sends a request.
+        authorizer: says who comes through.
+        jobs_for: the jobs of a namespace that are bound to a service account, by name.
     """
 
     def __init__(
         self,
-        identities: Identities,
-        gate: Gate,
-        jobs_of: Callable[[str, str], Iterable[str]],
+        authenticator: Authenticator,
+        authorizer: Authorizer,
+        jobs_for: Callable[[str, str], Iterable[str]],
     ) -> None:
-        self._identities = identities
-        self._gate = gate
-        self._jobs_of = jobs_of
+        self._authenticator = authenticator
+        self._authorizer = authorizer
+        self._jobs_for = jobs_for
 
     async def identify(self, request: web.Request) -> str:
         """Return the name of the caller; a pod's own, where it shows its token.
@@ -49,15 +56,15 @@ class ClusterGuard:
             RequestError: 401, nobody known; 429, too many of this address were not; 503, nobody
                 could say.
         """
-        with request.app[GAUGES].guessing(request) as unknown:
-            caller = await self._identities.caller(
+        with request.app[CALLER_LIMITS].limit_guesses(request) as unknown:
+            caller = await self._authenticator.authenticate(
                 request.headers.getall("Authorization", []),
                 method=request.method,
                 path=request.raw_path,
                 body=request.read,
-                unknown=unknown,
+                on_unknown=unknown,
                 # Figures change nothing, and come once a second while somebody looks.
-                repeatable=is_reading(request) or path_of(request) == REPORT,
+                repeatable=is_reading(request) or route_path(request) == REPORT,
                 reading=is_reading(request),
             )
         request[_CALLER] = caller
@@ -67,7 +74,7 @@ class ClusterGuard:
             return f"{caller.user}/{caller.agent}"
         return f"{caller.user}/{caller.pod}" if caller.pod else caller.user
 
-    async def authorise(self, request: web.Request, namespaces: Asked) -> Principal:
+    async def authorise(self, request: web.Request, namespaces: RequestedNamespaces) -> Principal:
         """Return the caller, and what it may do.
 
         Raises:
@@ -76,22 +83,24 @@ class ClusterGuard:
         caller = request[_CALLER]
         granted: set[str] = set()
         for namespace in namespaces.all_of or (() if namespaces.any_of else (DEFAULT_NAMESPACE,)):
-            admitted = await self._admitted(request, caller, namespace)
+            admitted = await self._authorise_one(request, caller, namespace)
             if isinstance(admitted, Principal):
                 return admitted
             granted.add(namespace)
-        granted |= await self._any(request, caller, namespaces.any_of)
+        granted |= await self._authorise_any(request, caller, namespaces.any_of)
         return Principal(
             name=caller.user,
             role="reader" if is_reading(request) else "admin",
-            within=None if ALL in granted else frozenset(granted),
+            namespace_scope=None if ALL_NAMESPACES in granted else frozenset(granted),
         )
 
     def binding(self, request: web.Request) -> str | None:
         """Return the service account that a job is fixed to from now on; None for no change."""
-        return request.get(_BINDS)
+        return request.get(_BOUND_ACCOUNT)
 
-    async def _any(self, request: web.Request, caller: Caller, names: tuple[str, ...]) -> set[str]:
+    async def _authorise_any(
+        self, request: web.Request, caller: Caller, names: tuple[str, ...]
+    ) -> set[str]:
         """Return which of some namespaces a caller may ask about; one is enough.
 
         Raises:
@@ -101,7 +110,7 @@ class ClusterGuard:
         last: RequestError | None = None
         for namespace in names:
             try:
-                await self._admitted(request, caller, namespace)
+                await self._authorise_one(request, caller, namespace)
                 found.add(namespace)
             except RequestError as error:
                 last = error
@@ -109,53 +118,57 @@ class ClusterGuard:
             raise last
         return found
 
-    async def _admitted(
+    async def _authorise_one(
         self, request: web.Request, caller: Caller, namespace: str
-    ) -> Admitted | Principal:
+    ) -> Authorization | Principal:
         """Let a caller through by the cluster's rules, or as the job itself."""
-        path = path_of(request)
-        pe = pe_of(request) if "job" in request.match_info else None
+        path = route_path(request)
+        pe = parse_pe(request) if "job" in request.match_info else None
         try:
-            admitted = await self._gate.admit(
+            admitted = await self._authorizer.authorise(
                 caller,
                 method=request.method,
                 target=request.raw_path,
                 path=path,
                 namespace=namespace,
                 pe=pe,
-                name=_name(request, path),
+                name=_resource_name(request, path),
                 reading=is_reading(request),
             )
         except RequestError as error:
-            own = self._own(caller, namespace)
+            own = self._own_jobs(caller, namespace)
             # What a set changes is looked at port by port.
-            set_ = path in LONG and not is_reading(request) and not forces(request.raw_path)
+            set_ = (
+                path in LONG_BODY_PATHS
+                and not is_reading(request)
+                and not is_forced(request.raw_path)
+            )
             if error.status == 403 and own and set_:
                 return Principal(name=caller.user, role="job", jobs=own)
             raise
-        if admitted.binds is not None:
-            request[_BINDS] = admitted.binds
-        if admitted.own and pe is not None:
+        if admitted.bound_account is not None:
+            request[_BOUND_ACCOUNT] = admitted.bound_account
+        if admitted.is_own_job and pe is not None:
             jobs = frozenset({(pe.namespace, pe.job)})
             return Principal(name=caller.user, role="job", jobs=jobs)
         return admitted
 
-    def _own(self, caller: Caller, namespace: str) -> frozenset[Job]:
+    def _own_jobs(self, caller: Caller, namespace: str) -> frozenset[Job]:
         if caller.agent is not None:
             own = (caller.agent.namespace, caller.agent.job)
             return frozenset({own} if own[0] == namespace else ())
-        if not caller.in_pod or caller.namespace != namespace:
+        if not caller.is_pod or caller.namespace != namespace:
             return frozenset()
-        return frozenset((namespace, job) for job in self._jobs_of(namespace, caller.account))
+        return frozenset((namespace, job) for job in self._jobs_for(namespace, caller.account))
 
 
-def _name(request: web.Request, path: str) -> str:
+def _resource_name(request: web.Request, path: str) -> str:
     """Return the name of the resource that a path names; empty where there is none.
 
     One that is not there yet has none: its maker may give it any.
     """
     if path.startswith(PATTERN):
-        chosen = pe_of(request)
+        chosen = parse_pe(request)
         key = RuleKey(chosen.namespace, chosen.job, request.match_info["id"])
         rule = request.app[RUNTIME].rules.get(key)
         return "" if rule is None else rule_name_of(rule.rule)
@@ -163,7 +176,7 @@ def _name(request: web.Request, path: str) -> str:
     if kind is None:
         return ""
     try:
-        stored = request.app[RUNTIME].stored(kind, port_of(request))
+        stored = request.app[RUNTIME].get_stored(kind, parse_port(request))
     except ManifestError:
         stored = None  # no port can be called so, which the answer will say
     return "" if stored is None else name_of(stored.resource)

@@ -19,9 +19,9 @@ from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.rest.http.paths import (
     API,
     APPLY,
+    COMMANDS,
     EMIT,
     ENABLE,
-    ERRANDS,
     EXPLAIN,
     JOBS,
     OPENAPI,
@@ -63,13 +63,13 @@ class Caller:
     agent: PeKey | None = None
 
     @property
-    def in_pod(self) -> bool:
+    def is_pod(self) -> bool:
         """Whether this is a pod's token, or an agent's signature, which stands for one."""
         return self.agent is not None or bool(self.pod and self.pod_uid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Ask:
+class AccessRequest:
     """What the cluster's rules are asked: may the user do this to that?"""
 
     verb: str
@@ -81,117 +81,136 @@ class Ask:
         return f"{self.verb} {self.resource}{part}"
 
 
-Asks: TypeAlias = tuple[tuple[Ask, ...], ...]
+AccessRequests: TypeAlias = tuple[tuple[AccessRequest, ...], ...]
 """Of each group one has to be granted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class PathPolicy:
     """Who may use a path.
 
     Attributes:
-        asks: what others than the job itself need; empty for nobody but the job.
-        own: the job itself may, without being asked.
+        requests: what others than the job itself need; empty for nobody but the job.
+        allows_job: the job itself may, without being asked.
         registers: the job is fixed to the caller's account by this.
-        known: whoever is known may.
+        allows_authenticated: whoever is known may.
         steers: it changes fields that others may declare, and may be told to take them.
     """
 
-    asks: Asks = ()
-    own: bool = False
+    requests: AccessRequests = ()
+    allows_job: bool = False
     registers: bool = False
-    known: bool = False
+    allows_authenticated: bool = False
     steers: bool = False
 
 
-def _ask(verb: str, resource: str) -> tuple[Ask, ...]:
-    return (Ask(verb=verb, resource=resource),)
+def _request(verb: str, resource: str) -> tuple[AccessRequest, ...]:
+    return (AccessRequest(verb=verb, resource=resource),)
 
 
-def _part(resource: str, part: str, *, steers: bool) -> Rule:
+def _part_policy(resource: str, part: str, *, steers: bool) -> PathPolicy:
     """Return the rule for changing a part of a resource."""
-    return Rule(
-        asks=(
+    return PathPolicy(
+        requests=(
             (
-                Ask(verb="patch", resource=resource, subresource=part),
-                Ask(verb="patch", resource=resource),
+                AccessRequest(verb="patch", resource=resource, subresource=part),
+                AccessRequest(verb="patch", resource=resource),
             ),
         ),
-        own=True,
+        allows_job=True,
         steers=steers,
     )
 
 
 _EXPORT, _IMPORT = PORTS["Export"], PORTS["Import"]
-_RULES = OBJECTS[RULE]
+_RULE_RESOURCE = OBJECTS[RULE]
 
-_LISTING = Rule(asks=(_ask("list", "exports"), _ask("list", "imports")))
-_OWN_PE = Rule(asks=(_ask("get", "exports"), _ask("get", "imports")), own=True)
+_LIST_POLICY = PathPolicy(requests=(_request("list", "exports"), _request("list", "imports")))
+_PE_POLICY = PathPolicy(
+    requests=(_request("get", "exports"), _request("get", "imports")), allows_job=True
+)
 
 
-def _port(path: str, resource: str) -> dict[tuple[str, str], Rule]:
+def _port_policies(path: str, resource: str) -> dict[tuple[str, str], PathPolicy]:
     return {
-        ("GET", path): Rule(asks=(_ask("get", resource),), own=True),
-        ("PUT", path): Rule(
-            asks=(_ask("create", resource), _ask("patch", resource)), own=True, steers=True
+        ("GET", path): PathPolicy(requests=(_request("get", resource),), allows_job=True),
+        ("PUT", path): PathPolicy(
+            requests=(_request("create", resource), _request("patch", resource)),
+            allows_job=True,
+            steers=True,
         ),
-        ("PATCH", path): Rule(asks=(_ask("patch", resource),), own=True, steers=True),
-        ("DELETE", path): Rule(asks=(_ask("delete", resource),), own=True),
-        ("POST", f"{path}/release"): Rule(asks=(_ask("patch", resource),), own=True),
+        ("PATCH", path): PathPolicy(
+            requests=(_request("patch", resource),), allows_job=True, steers=True
+        ),
+        ("DELETE", path): PathPolicy(requests=(_request("delete", resource),), allows_job=True),
+        ("POST", f"{path}/release"): PathPolicy(
+            requests=(_request("patch", resource),), allows_job=True
+        ),
     }
 
 
-def _parts(path: str, resource: str, part: str, *methods: str) -> dict[tuple[str, str], Rule]:
+def _part_policies(
+    path: str, resource: str, part: str, *methods: str
+) -> dict[tuple[str, str], PathPolicy]:
     return {
-        ("GET", path): Rule(asks=(_ask("get", resource),), own=True),
+        ("GET", path): PathPolicy(requests=(_request("get", resource),), allows_job=True),
         # What others declare cannot be taken away, with force neither.
-        **{(method, path): _part(resource, part, steers=method != "DELETE") for method in methods},
+        **{
+            (method, path): _part_policy(resource, part, steers=method != "DELETE")
+            for method in methods
+        },
     }
 
 
-RULES: Mapping[tuple[str, str], Rule] = {
-    ("GET", OPENAPI): Rule(known=True),
-    ("GET", f"{API}/exports"): Rule(asks=(_ask("list", "exports"),)),
-    ("GET", f"{API}/imports"): Rule(asks=(_ask("list", "imports"),)),
-    ("GET", f"{API}/pes"): _LISTING,
-    ("GET", f"{API}/routes"): _LISTING,
-    ("GET", f"{API}/events"): _LISTING,
-    ("GET", EXPLAIN): _LISTING,
-    ("GET", f"{API}/lint"): _LISTING,
-    ("POST", WHATIF): _LISTING,
+POLICIES: Mapping[tuple[str, str], PathPolicy] = {
+    ("GET", OPENAPI): PathPolicy(allows_authenticated=True),
+    ("GET", f"{API}/exports"): PathPolicy(requests=(_request("list", "exports"),)),
+    ("GET", f"{API}/imports"): PathPolicy(requests=(_request("list", "imports"),)),
+    ("GET", f"{API}/pes"): _LIST_POLICY,
+    ("GET", f"{API}/routes"): _LIST_POLICY,
+    ("GET", f"{API}/events"): _LIST_POLICY,
+    ("GET", EXPLAIN): _LIST_POLICY,
+    ("GET", f"{API}/lint"): _LIST_POLICY,
+    ("POST", WHATIF): _LIST_POLICY,
     # A set may name any port of the namespace; a job changes its own at their paths.
-    ("POST", APPLY): Rule(
-        asks=tuple(
-            _ask(verb, resource)
+    ("POST", APPLY): PathPolicy(
+        requests=tuple(
+            _request(verb, resource)
             for resource in ("exports", "imports")
             for verb in ("create", "patch", "delete")
         )
     ),
-    ("GET", f"{API}/top"): _LISTING,
-    ("GET", PE): _OWN_PE,
-    ("PUT", PE): Rule(own=True, registers=True),
-    ("DELETE", PE): Rule(asks=(_ask("delete", "exports"), _ask("delete", "imports")), own=True),
-    ("PUT", REPORT): Rule(own=True),
-    ("POST", ERRANDS): Rule(own=True),
-    # The control log comes to operators through the job's imports.
-    ("POST", SEND): _part("imports", "control", steers=False),
-    ("GET", SEND + TUPLE): Rule(asks=(_ask("get", "imports"),), own=True),
-    ("POST", EMIT): _part("exports", "control", steers=False),
-    ("GET", EMIT + TUPLE): Rule(asks=(_ask("get", "exports"),), own=True),
-    **_port(_EXPORT, "exports"),
-    **_parts(f"{_EXPORT}/properties", "exports", "properties", "PUT", "PATCH", "DELETE"),
-    **_parts(f"{_EXPORT}/property/{{name}}", "exports", "properties", "PUT", "DELETE"),
-    **_port(_IMPORT, "imports"),
-    **_parts(f"{_IMPORT}/filter", "imports", "filter", "PUT"),
-    **_parts(f"{_IMPORT}/subscription", "imports", "streams", "PUT"),
-    **_parts(f"{_IMPORT}/streams", "imports", "streams", "PUT"),
-    ("GET", PATTERNS): Rule(asks=(_ask("list", _RULES),), own=True),
-    ("GET", PATTERN): Rule(asks=(_ask("get", _RULES),), own=True),
-    ("PUT", PATTERN): Rule(
-        asks=(_ask("create", _RULES), _ask("patch", _RULES)), own=True, steers=True
+    ("GET", f"{API}/top"): _LIST_POLICY,
+    ("GET", PE): _PE_POLICY,
+    ("PUT", PE): PathPolicy(allows_job=True, registers=True),
+    ("DELETE", PE): PathPolicy(
+        requests=(_request("delete", "exports"), _request("delete", "imports")), allows_job=True
     ),
-    ("DELETE", PATTERN): Rule(asks=(_ask("delete", _RULES),), own=True),
-    ("POST", ENABLE): _part(_RULES, "enable", steers=True),
+    ("PUT", REPORT): PathPolicy(allows_job=True),
+    ("POST", COMMANDS): PathPolicy(allows_job=True),
+    # The control log comes to operators through the job's imports.
+    ("POST", SEND): _part_policy("imports", "control", steers=False),
+    ("GET", SEND + TUPLE): PathPolicy(requests=(_request("get", "imports"),), allows_job=True),
+    ("POST", EMIT): _part_policy("exports", "control", steers=False),
+    ("GET", EMIT + TUPLE): PathPolicy(requests=(_request("get", "exports"),), allows_job=True),
+    **_port_policies(_EXPORT, "exports"),
+    **_part_policies(f"{_EXPORT}/properties", "exports", "properties", "PUT", "PATCH", "DELETE"),
+    **_part_policies(f"{_EXPORT}/property/{{name}}", "exports", "properties", "PUT", "DELETE"),
+    **_port_policies(_IMPORT, "imports"),
+    **_part_policies(f"{_IMPORT}/filter", "imports", "filter", "PUT"),
+    **_part_policies(f"{_IMPORT}/subscription", "imports", "streams", "PUT"),
+    **_part_policies(f"{_IMPORT}/streams", "imports", "streams", "PUT"),
+    ("GET", PATTERNS): PathPolicy(requests=(_request("list", _RULE_RESOURCE),), allows_job=True),
+    ("GET", PATTERN): PathPolicy(requests=(_request("get", _RULE_RESOURCE),), allows_job=True),
+    ("PUT", PATTERN): PathPolicy(
+        requests=(_request("create", _RULE_RESOURCE), _request("patch", _RULE_RESOURCE)),
+        allows_job=True,
+        steers=True,
+    ),
+    ("DELETE", PATTERN): PathPolicy(
+        requests=(_request("delete", _RULE_RESOURCE),), allows_job=True
+    ),
+    ("POST", ENABLE): _part_policy(_RULE_RESOURCE, "enable", steers=True),
 }
 """By method and path, as the router has it."""
 
@@ -202,17 +221,17 @@ class Verdict:
 
     Attributes:
         allowed: without asking anybody.
-        own: it is allowed because the caller is the job itself.
-        asks: what has to be granted otherwise; empty where it is refused.
-        binds: the account to which the job is fixed from now on, or None.
-        why: a sentence, where it is refused.
+        is_own_job: it is allowed because the caller is the job itself.
+        requests: what has to be granted otherwise; empty where it is refused.
+        bound_account: the account to which the job is fixed from now on, or None.
+        reason: a sentence, where it is refused.
     """
 
     allowed: bool = False
-    own: bool = False
-    asks: Asks = ()
-    binds: str | None = None
-    why: str = ""
+    is_own_job: bool = False
+    requests: AccessRequests = ()
+    bound_account: str | None = None
+    reason: str = ""
 
 
 def judge(
@@ -237,73 +256,81 @@ def judge(
     """
     if method == "OPTIONS":
         return Verdict(allowed=True)
-    rule = RULES.get(("GET" if method == "HEAD" else method, path))
+    rule = POLICIES.get(("GET" if method == "HEAD" else method, path))
     if rule is None:
-        return Verdict(why=f"Nobody may {method} {path}: it is not known who might.")
+        return Verdict(reason=f"Nobody may {method} {path}: it is not known who might.")
     if force:
-        return _forcing(rule, path, _usual(rule, caller, pe, bound))
-    return _usual(rule, caller, pe, bound)
+        return _judge_forced(rule, path, _judge_plain(rule, caller, pe, bound))
+    return _judge_plain(rule, caller, pe, bound)
 
 
-def _forcing(rule: Rule, path: str, usual: Verdict) -> Verdict:
+def _judge_forced(rule: PathPolicy, path: str, usual: Verdict) -> Verdict:
     """Return what follows where fields are to be taken, from what would follow otherwise."""
     if not rule.steers:
-        return Verdict(why="Nothing here can be taken from others: leave out force.")
-    if not usual.allowed and not usual.asks:
+        return Verdict(reason="Nothing here can be taken from others: leave out force.")
+    if not usual.allowed and not usual.requests:
         return usual
     of_ports = "exports" if path.startswith(_EXPORT) else "imports"
-    whole = _ask("patch", _RULES if path.startswith(JOBS) else of_ports)
-    return Verdict(asks=(*(group for group in usual.asks if group != whole), whole))
+    whole = _request("patch", _RULE_RESOURCE if path.startswith(JOBS) else of_ports)
+    return Verdict(requests=(*(group for group in usual.requests if group != whole), whole))
 
 
-def _usual(rule: Rule, caller: Caller, pe: PeKey | None, bound: str | None) -> Verdict:
-    if rule.known:
+def _judge_plain(rule: PathPolicy, caller: Caller, pe: PeKey | None, bound: str | None) -> Verdict:
+    if rule.allows_authenticated:
         return Verdict(allowed=True)
-    if rule.own and pe is not None:
-        verdict = _registering(caller, pe, bound) if rule.registers else _own(caller, pe, bound)
+    if rule.allows_job and pe is not None:
+        verdict = (
+            _judge_registration(caller, pe, bound)
+            if rule.registers
+            else _judge_job(caller, pe, bound)
+        )
         if verdict is not None:
             return verdict
-    if rule.asks:
-        return Verdict(asks=rule.asks)
-    return Verdict(why=f"Only the agents of job {_job(pe)} may do that.")
+    if rule.requests:
+        return Verdict(requests=rule.requests)
+    return Verdict(reason=f"Only the agents of job {_job(pe)} may do that.")
 
 
-def _own(caller: Caller, pe: PeKey, bound: str | None) -> Verdict | None:
+def _judge_job(caller: Caller, pe: PeKey, bound: str | None) -> Verdict | None:
     """Allow a job what is its own; None where it is somebody else's."""
     if caller.agent is not None:
         same = (caller.agent.namespace, caller.agent.job) == (pe.namespace, pe.job)
-        return Verdict(allowed=True, own=True) if same else None
-    if not caller.in_pod or bound is None:
+        return Verdict(allowed=True, is_own_job=True) if same else None
+    if not caller.is_pod or bound is None:
         return None
     same = caller.namespace == pe.namespace and caller.account == bound
-    return Verdict(allowed=True, own=True) if same else None
+    return Verdict(allowed=True, is_own_job=True) if same else None
 
 
-def _registering(caller: Caller, pe: PeKey, bound: str | None) -> Verdict:
+def _judge_registration(caller: Caller, pe: PeKey, bound: str | None) -> Verdict:
     if caller.agent is not None:
         if caller.agent == pe:
-            return Verdict(allowed=True, own=True)
-        return Verdict(why=f"The agent of {caller.agent} cannot register for {pe}.")
-    if not caller.in_pod:
+            return Verdict(allowed=True, is_own_job=True)
+        return Verdict(reason=f"The agent of {caller.agent} cannot register for {pe}.")
+    if not caller.is_pod:
         return Verdict(
-            why="An agent registers with a token that is bound to its pod: mount a projected token "
+            reason="An agent registers with a token that is bound to its pod: mount a projected"
+            " token "
             "with the audience streambroker."
         )
     if caller.namespace != pe.namespace:
         return Verdict(
-            why=f"The job {_job(pe)} is of another namespace than the pod, {caller.namespace}."
+            reason=f"The job {_job(pe)} is of another namespace than the pod, {caller.namespace}."
         )
     if bound is not None and bound != caller.account:
         return Verdict(
-            why=f"The job {_job(pe)} belongs to the service account {bound}, not {caller.account}."
+            reason=f"The job {_job(pe)} belongs to the service account {bound}, not"
+            f" {caller.account}."
         )
-    return Verdict(allowed=True, own=True, binds=caller.account if bound is None else None)
+    return Verdict(
+        allowed=True, is_own_job=True, bound_account=caller.account if bound is None else None
+    )
 
 
 def _job(pe: PeKey | None) -> str:
     return "" if pe is None else f"{pe.namespace}/{pe.job}"
 
 
-def told(asks: Sequence[Sequence[Ask]]) -> str:
+def describe_requests(requests: Sequence[Sequence[AccessRequest]]) -> str:
     """Return what a caller would need, in words."""
-    return " and ".join(" or ".join(f"`{ask}`" for ask in group) for group in asks)
+    return " and ".join(" or ".join(f"`{ask}`" for ask in group) for group in requests)

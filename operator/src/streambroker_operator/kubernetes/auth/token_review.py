@@ -15,6 +15,7 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from streambroker_core.errors import SignatureError
@@ -22,20 +23,25 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_core.wire.manifests.ports import GROUP, VERSION
 from streambroker_operator.errors import RequestError
-from streambroker_operator.kubernetes.auth.rbac import Ask, Asks, Caller, told
+from streambroker_operator.kubernetes.auth.rbac import (
+    AccessRequest,
+    AccessRequests,
+    Caller,
+    describe_requests,
+)
 from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
 
 AUDIENCE = "streambroker"
-KEEP_S = 10.0
+REVIEW_TTL_S = 10.0
 """How long a review holds, in seconds; the API server itself keeps them for as long."""
-KEEP_FAILURE_S = 2.0
-MAX_KEPT = 10_000
+FAILURE_TTL_S = 2.0
+MAX_CACHED = 10_000
 MAX_TOKEN = 16 * 1024
 """Characters; a longer token is refused without a review."""
-AT_ONCE = 16
+MAX_CONCURRENT_REVIEWS = 16
 """Reviews under way at the same time."""
 TIMEOUT_S = 5.0
-READ_ON_S = 3600.0
+STALE_READ_S = 3600.0
 """For so long reads go by the last good answer while the API server cannot be asked."""
 LEEWAY_S = 120.0
 """How long after its end a token is reviewed still, in seconds: a minute that the API server grants
@@ -50,7 +56,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Kept(Generic[K, V]):
+class TtlCache(Generic[K, V]):
     """Answers that hold for a while; while one is being fetched, everybody waits for that one.
 
     Args:
@@ -59,8 +65,8 @@ class Kept(Generic[K, V]):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[K, tuple[float, V]] = OrderedDict()
-        self._under_way: dict[K, asyncio.Task[tuple[float, V]]] = {}
+        self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._pending: dict[K, asyncio.Task[tuple[float, V]]] = {}
 
     async def get(self, key: K, fetch: Callable[[], Awaitable[tuple[float, V]]]) -> V:
         """Return an answer.
@@ -69,45 +75,45 @@ class Kept(Generic[K, V]):
             key: what is asked.
             fetch: returns the answer and for how many seconds it holds; what it raises is not kept.
         """
-        known = self._kept.get(key)
+        known = self._entries.get(key)
         if known is not None and self._clock() < known[0]:
             return known[1]
-        task = self._under_way.get(key)
+        task = self._pending.get(key)
         if task is None:
-            task = asyncio.ensure_future(self._fetched(key, fetch))
-            self._under_way[key] = task
-            task.add_done_callback(lambda done: self._over(key, done))
+            task = asyncio.ensure_future(self._fetch(key, fetch))
+            self._pending[key] = task
+            task.add_done_callback(lambda done: self._on_fetched(key, done))
         # Who does not wait any longer takes nothing away from the others.
         return (await asyncio.shield(task))[1]
 
-    def last(self, key: K, within_s: float = math.inf) -> V | None:
+    def get_stale(self, key: K, within_s: float = math.inf) -> V | None:
         """Return what was answered last, even if it holds no longer; None if nothing is known.
 
         Args:
             key: what is asked.
             within_s: for how long it may not have held any more, in seconds.
         """
-        known = self._kept.get(key)
+        known = self._entries.get(key)
         return None if known is None or self._clock() - known[0] > within_s else known[1]
 
-    async def _fetched(
+    async def _fetch(
         self, key: K, fetch: Callable[[], Awaitable[tuple[float, V]]]
     ) -> tuple[float, V]:
         begun = self._clock()
         keep_s, value = await fetch()
-        self._kept[key] = (begun + keep_s, value)
-        self._kept.move_to_end(key)
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        self._entries[key] = (begun + keep_s, value)
+        self._entries.move_to_end(key)
+        if len(self._entries) > MAX_CACHED:
+            self._entries.popitem(last=False)
         return keep_s, value
 
-    def _over(self, key: K, task: asyncio.Task[tuple[float, V]]) -> None:
-        self._under_way.pop(key, None)
+    def _on_fetched(self, key: K, task: asyncio.Task[tuple[float, V]]) -> None:
+        self._pending.pop(key, None)
         if not task.cancelled():
             task.exception()  # those who waited have it; nobody may be left
 
 
-class Reviews:
+class ReviewClient:
     """Asks the API server who callers are and what they may do.
 
     Args:
@@ -128,16 +134,16 @@ class Reviews:
         self._api = api
         self._audience = audience
         self._wall = wall
-        self._callers: Kept[bytes, Caller | None] = Kept(clock)
-        self._grants: Kept[tuple[Hashable, ...], bool] = Kept(clock)
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._callers: TtlCache[bytes, Caller | None] = TtlCache(clock)
+        self._grants: TtlCache[tuple[Hashable, ...], bool] = TtlCache(clock)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
         self.counts: Counter[tuple[str, str]] = Counter()
         """Questions asked: ``token`` and ``access``, each ``allowed``, ``denied`` or ``failed``."""
 
-    async def caller(
+    async def review_token(
         self,
         token: str,
-        unknown: Callable[[], None] | None = None,
+        on_unknown: Callable[[], None] | None = None,
         *,
         reading: bool = False,
     ) -> Caller:
@@ -145,21 +151,21 @@ class Reviews:
 
         Args:
             token: as it was shown.
-            unknown: called before the API server is shown a token that was not good before; what
+            on_unknown: called before the API server is shown a token that was not good before; what
                 it raises is raised here.
             reading: whether it is for something that changes nothing: then, while nobody can say,
-                the last answer counts, for `READ_ON_S`.
+                the last answer counts, for `STALE_READ_S`.
 
         Raises:
             RequestError: 401, nobody's, or not for this broker; 503, nobody could say.
         """
         shown = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         found = None
-        if may_be_good(token, self._audience, self._wall()):
+        if is_reviewable(token, self._audience, self._wall()):
             # Who guesses has never shown one that was good, so those who did do not pay for them.
-            first = unknown if self._callers.last(shown) is None else None
+            first = on_unknown if self._callers.get_stale(shown) is None else None
             review = self._callers.get(shown, lambda: self._review(token, first))
-            found = await self._or_last(review, self._callers, shown, reading)
+            found = await self._or_stale(review, self._callers, shown, reading)
         if found is None:
             raise RequestError(
                 401,
@@ -173,7 +179,9 @@ class Reviews:
             )
         return found
 
-    async def _or_last(self, review: Awaitable[V], kept: Kept[K, V], key: K, reading: bool) -> V:
+    async def _or_stale(
+        self, review: Awaitable[V], cache: TtlCache[K, V], key: K, reading: bool
+    ) -> V:
         """Return a review's answer; for a read while nobody can say, the last one if it was good.
 
         An API server that is away takes nobody's sight of what goes on without it.
@@ -181,19 +189,25 @@ class Reviews:
         try:
             return await review
         except RequestError as error:
-            last = kept.last(key, READ_ON_S) if reading and error.status == 503 else None
+            last = cache.get_stale(key, STALE_READ_S) if reading and error.status == 503 else None
             if not last:
                 raise
             return last
 
-    async def check(
-        self, caller: Caller, asks: Asks, namespace: str, name: str = "", *, reading: bool = False
+    async def check_access(
+        self,
+        caller: Caller,
+        requests: AccessRequests,
+        namespace: str,
+        name: str = "",
+        *,
+        reading: bool = False,
     ) -> None:
         """Return if the cluster's rules let a caller do something.
 
         Args:
             caller: who.
-            asks: of each group one has to be granted.
+            requests: of each group one has to be granted.
             namespace: where; ``*`` for everywhere.
             name: of the resource; empty where it is not known.
             reading: as of `caller`.
@@ -201,58 +215,66 @@ class Reviews:
         Raises:
             RequestError: 403, they do not; 503, nobody could say.
         """
-        for group in asks:
-            if not await self._granted(caller, group, namespace, name, reading):
+        for group in requests:
+            if not await self._is_granted(caller, group, namespace, name, reading):
                 raise RequestError(
                     403,
                     "NotYours",
-                    f"{caller.user} needs {told((group,))} of {namespace} for that. The job itself"
+                    f"{caller.user} needs {describe_requests((group,))} of {namespace} for that."
+                    f" The job itself"
                     " may change its own ports, from pods of the service account that registered"
                     " it first.",
                 )
 
-    async def _granted(
-        self, caller: Caller, asks: Sequence[Ask], namespace: str, name: str, reading: bool
+    async def _is_granted(
+        self,
+        caller: Caller,
+        requests: Sequence[AccessRequest],
+        namespace: str,
+        name: str,
+        reading: bool,
     ) -> bool:
-        for ask in asks:
+        for ask in requests:
             who = (caller.user, caller.uid, caller.groups, tuple(sorted(caller.extra.items())))
             key = (*who, ask, namespace, name)
-            review = self._grants.get(key, lambda: self._access(caller, ask, namespace, name))  # noqa: B023
-            if await self._or_last(review, self._grants, key, reading):
+            review = self._grants.get(
+                key, partial(self._review_access, caller, ask, namespace, name)
+            )
+            if await self._or_stale(review, self._grants, key, reading):
                 return True
         return False
 
     async def _review(
-        self, token: str, first: Callable[[], None] | None
+        self, token: str, before_call: Callable[[], None] | None
     ) -> tuple[float, Caller | None]:
-        body = await self._asked(
+        body = await self._post_review(
             "authentication.k8s.io/v1",
             "TokenReview",
             "tokenreviews",
             {"token": token, "audiences": [self._audience]},
-            first,
+            before_call,
         )
         found = read_review(body, self._audience)
         self.counts["token", "denied" if found is None else "allowed"] += 1
         if found is None:
-            return KEEP_FAILURE_S, None
-        expires = expiry_of(token)
-        left = KEEP_S if expires is None else expires - self._wall()
-        return max(0.0, min(KEEP_S, left)), found
+            return FAILURE_TTL_S, None
+        expires = token_expiry(token)
+        left = REVIEW_TTL_S if expires is None else expires - self._wall()
+        return max(0.0, min(REVIEW_TTL_S, left)), found
 
-    async def _access(
-        self, caller: Caller, ask: Ask, namespace: str, name: str
+    async def _review_access(
+        self, caller: Caller, request: AccessRequest, namespace: str, name: str
     ) -> tuple[float, bool]:
         attributes = {
             "namespace": "" if namespace == "*" else namespace,
-            "verb": ask.verb,
+            "verb": request.verb,
             "group": GROUP,
             "version": VERSION,
-            "resource": ask.resource,
-            "subresource": ask.subresource,
+            "resource": request.resource,
+            "subresource": request.subresource,
             "name": name,
         }
-        body = await self._asked(
+        body = await self._post_review(
             "authorization.k8s.io/v1",
             "SubjectAccessReview",
             "subjectaccessreviews",
@@ -264,24 +286,24 @@ class Reviews:
                 "resourceAttributes": {k: v for k, v in attributes.items() if v},
             },
         )
-        status = _object(body.get("status"))
+        status = _to_mapping(body.get("status"))
         allowed = status.get("allowed") is True and status.get("denied") is not True
         self.counts["access", "allowed" if allowed else "denied"] += 1
-        return KEEP_S, allowed
+        return REVIEW_TTL_S, allowed
 
-    async def _asked(
+    async def _post_review(
         self,
         group: str,
         kind: str,
         plural: str,
         spec: Mapping[str, Any],
-        first: Callable[[], None] | None = None,
+        before_call: Callable[[], None] | None = None,
     ) -> Mapping[str, Any]:
         try:
-            async with self._places:
+            async with self._slots:
                 # Not before there is a place: much may have been refused while this one waited.
-                if first is not None:
-                    first()
+                if before_call is not None:
+                    before_call()
                 answer = await self._api.call(
                     "POST",
                     f"/apis/{group}/{plural}",
@@ -289,12 +311,12 @@ class Reviews:
                     timeout_s=TIMEOUT_S,
                 )
         except ApiUnreachableError as error:
-            raise self._unknown(kind) from error
+            raise self._review_failed_error(kind) from error
         if answer.status not in (200, 201):
-            raise self._unknown(kind, answer)
+            raise self._review_failed_error(kind, answer)
         return answer.body
 
-    def _unknown(self, kind: str, answer: Answer | None = None) -> RequestError:
+    def _review_failed_error(self, kind: str, answer: Answer | None = None) -> RequestError:
         self.counts[_REVIEWS[kind], "failed"] += 1
         wait = 1 if answer is None else max(1, round(answer.retry_after_s or 1))
         said = "does not answer" if answer is None else f"answers {answer.status}"
@@ -314,19 +336,19 @@ def read_review(body: Mapping[str, Any], audience: str) -> Caller | None:
         body: the review, answered.
         audience: that has to be among those it was found good for.
     """
-    status = _object(body.get("status"))
+    status = _to_mapping(body.get("status"))
     audiences = status.get("audiences")
     if status.get("authenticated") is not True or status.get("error"):
         return None
     if not isinstance(audiences, list) or audience not in audiences:
         return None
-    user = _object(status.get("user"))
+    user = _to_mapping(status.get("user"))
     name = user.get("username")
     if not isinstance(name, str) or not name:
         return None
     extra = {
         str(key): tuple(str(value) for value in values)
-        for key, values in _object(user.get("extra")).items()
+        for key, values in _to_mapping(user.get("extra")).items()
         if isinstance(values, list)
     }
     namespace, _, account = (
@@ -339,8 +361,8 @@ def read_review(body: Mapping[str, Any], audience: str) -> Caller | None:
         extra=extra,
         namespace=namespace,
         account=account,
-        pod=_one(extra, f"{_POD}name"),
-        pod_uid=_one(extra, f"{_POD}uid"),
+        pod=_single_value(extra, f"{_POD}name"),
+        pod_uid=_single_value(extra, f"{_POD}uid"),
     )
 
 
@@ -366,7 +388,7 @@ def signed_caller(agent: PeKey, account: str | None) -> Caller:
     )
 
 
-def expiry_of(token: str) -> float | None:
+def token_expiry(token: str) -> float | None:
     """Return until when a token holds, in seconds since 1970; None where it does not say.
 
     Nothing is checked here: it only shortens how long the API server's answer is kept.
@@ -379,7 +401,7 @@ def expiry_of(token: str) -> float | None:
         return None
 
 
-def may_be_good(token: str, audience: str, now: float) -> bool:
+def is_reviewable(token: str, audience: str, now: float) -> bool:
     """Say whether a token is worth a review: False means that it cannot be good.
 
     Args:
@@ -395,7 +417,7 @@ def may_be_good(token: str, audience: str, now: float) -> bool:
     told = claims.get("aud")
     if audience not in (told if isinstance(told, list) else [told]):
         return False
-    expires = expiry_of(token)
+    expires = token_expiry(token)
     return expires is None or now <= expires + LEEWAY_S
 
 
@@ -411,38 +433,38 @@ def _claims(token: str) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-class Identities:
+class Authenticator:
     """Says who sends a request: by its signature, or by its token.
 
     Args:
         reviews: for tokens.
-        key_of: the key of the agent of a PE if that instance is the one registered, or None.
-        account_of: the service account that a job (namespace, name) is fixed to, or None.
+        key_for: the key of the agent of a PE if that instance is the one registered, or None.
+        account_for: the service account that a job (namespace, name) is fixed to, or None.
         wall: seconds since 1970.
     """
 
     def __init__(
         self,
-        reviews: Reviews,
+        reviews: ReviewClient,
         *,
-        key_of: Callable[[PeKey, str], bytes | None],
-        account_of: Callable[[str, str], str | None],
+        key_for: Callable[[PeKey, str], bytes | None],
+        account_for: Callable[[str, str], str | None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._reviews = reviews
-        self._key_of = key_of
-        self._account_of = account_of
+        self._key_for = key_for
+        self._account_for = account_for
         self._wall = wall
-        self._replays = signature.Replays()
+        self._replays = signature.ReplayGuard()
 
-    async def caller(
+    async def authenticate(
         self,
         headers: Sequence[str],
         *,
         method: str,
         path: str,
         body: Callable[[], Awaitable[bytes]],
-        unknown: Callable[[], None] | None = None,
+        on_unknown: Callable[[], None] | None = None,
         repeatable: bool = False,
         reading: bool = False,
     ) -> Caller:
@@ -453,9 +475,9 @@ class Identities:
             method: of the request.
             path: as in the request line, with its query.
             body: returns that of the request.
-            unknown: called before a token is reviewed that was not good before; may raise.
+            on_unknown: called before a token is reviewed that was not good before; may raise.
             repeatable: whether it may come twice under one signature, as what changes nothing may.
-            reading: whether it changes nothing: `Reviews.caller`.
+            reading: whether it changes nothing: `ReviewClient.review_token`.
 
         Raises:
             RequestError: 401, nobody known; 503, nobody could say.
@@ -463,7 +485,7 @@ class Identities:
         shown = headers[0].strip() if len(headers) == 1 else ""
         if signature.is_signed(shown):
             try:
-                return await self._signed(shown, method, path, body, repeatable)
+                return await self._verify_signature(shown, method, path, body, repeatable)
             except SignatureError as error:
                 raise RequestError(401, error.code, str(error), headers=_REALM) from error
         scheme, _, token = shown.partition(" ")
@@ -475,9 +497,9 @@ class Identities:
                 " <token>`. Jobs and the command line take it from STREAMBROKER_TOKEN.",
                 headers=_REALM,
             )
-        return await self._reviews.caller(token.strip(), unknown, reading=reading)
+        return await self._reviews.review_token(token.strip(), on_unknown, reading=reading)
 
-    async def _signed(
+    async def _verify_signature(
         self,
         header: str,
         method: str,
@@ -486,21 +508,21 @@ class Identities:
         repeatable: bool,
     ) -> Caller:
         shown = signature.read(header)
-        key = self._key_of(shown.agent, shown.instance)
+        key = self._key_for(shown.agent, shown.instance)
         if key is None:
             raise SignatureError("forged", f"{shown.agent} has no such agent; register again")
         told, now = await body(), self._wall()
         signature.verify(key, shown, method=method, path=path, body=told, now=now)
         if not repeatable and method not in ("GET", "HEAD", "OPTIONS"):
             self._replays.admit(shown, now)
-        account = self._account_of(shown.agent.namespace, shown.agent.job)
+        account = self._account_for(shown.agent.namespace, shown.agent.job)
         return signed_caller(shown.agent, account)
 
 
-def _one(extra: Mapping[str, tuple[str, ...]], key: str) -> str:
+def _single_value(extra: Mapping[str, tuple[str, ...]], key: str) -> str:
     values = extra.get(key, ())
     return values[0] if len(values) == 1 else ""
 
 
-def _object(value: object) -> Mapping[str, Any]:
+def _to_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

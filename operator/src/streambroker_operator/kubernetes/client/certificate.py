@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streambroker_operator.errors import OpenError
 
-LOOK_S = 10.0
+CHECK_INTERVAL_S = 10.0
 """How often the files are looked at, in seconds; a mounted Secret changes within a minute or so."""
 
 _log = logging.getLogger("streambroker.tls")
@@ -30,7 +30,7 @@ class Certificate:
         self._cert, self._key = cert, key
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._seen = self._state()
+        self._signature = self._file_signature()
         try:
             self.context.load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
@@ -42,15 +42,15 @@ class Certificate:
     async def follow(self) -> None:
         """Take in what the files become, until cancelled; connections that are there stay."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            self.look()
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            self.reload_if_changed()
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Take the files in if they have changed; what cannot be used changes nothing."""
-        state = self._state()
-        if state == self._seen:
+        state = self._file_signature()
+        if state == self._signature:
             return
-        self._seen = state
+        self._signature = state
         try:
             # First into one that nobody uses: half a pair would spoil the one that is used.
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -61,7 +61,7 @@ class Certificate:
         except (OSError, ssl.SSLError) as error:
             _log.warning("the certificate before stays: %s", error)
 
-    def _state(self) -> tuple[int, ...]:
+    def _file_signature(self) -> tuple[int, ...]:
         try:
             found = (self._cert.stat(), self._key.stat())
         except OSError:

@@ -9,11 +9,11 @@ import aiohttp
 
 from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials
 
-USUAL_LIMIT = 100
+DEFAULT_LIMIT = 100
 """Connections of one pool, as aiohttp has them."""
 
 
-class Connection:
+class ConnectionPool:
     """A pool of connections.
 
     Args:
@@ -21,7 +21,7 @@ class Connection:
         limit: how many there are at the same time.
     """
 
-    def __init__(self, access: Access, limit: int = USUAL_LIMIT) -> None:
+    def __init__(self, access: Access, limit: int = DEFAULT_LIMIT) -> None:
         self._server = access.server
         self._credentials = Credentials(access)
         self._limit = limit
@@ -51,9 +51,9 @@ class Connection:
             asyncio.TimeoutError: there is none in time.
         """
         found = self._credentials
-        token = await asyncio.to_thread(found.token) if found.slow else found.token()
+        token = await asyncio.to_thread(found.token) if found.is_slow else found.token()
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
-        answer = await self._opened().request(
+        answer = await self._get_session().request(
             method,
             self._server + path,
             params=query,
@@ -64,10 +64,10 @@ class Connection:
             allow_redirects=False,
         )
         if answer.status == 401:
-            found.refused()
+            found.on_unauthorised()
         return answer
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             # Bytes cost less than the time to compress them, and no proxy stands in between.
             self._session = aiohttp.ClientSession(

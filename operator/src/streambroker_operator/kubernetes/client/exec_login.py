@@ -22,9 +22,9 @@ from streambroker_operator.errors import ClusterError
 
 VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 TIMEOUT_S = 60.0
-EARLY_S = 60.0
+REFRESH_BEFORE_S = 60.0
 """How long before its expiration a token is replaced, in seconds."""
-_SHOWN = 300
+_MAX_STDERR_CHARS = 300
 
 
 def read_exec(
@@ -68,7 +68,7 @@ def read_exec(
 @dataclass(frozen=True, slots=True)
 class _Token:
     text: str
-    until: float | None
+    expires_at: float | None
 
 
 class ExecLogin:
@@ -88,10 +88,12 @@ class ExecLogin:
         self._token: _Token | None = None
 
     @property
-    def fresh(self) -> bool:
+    def is_fresh(self) -> bool:
         """Whether `token` returns without running the program."""
         known = self._token
-        return known is not None and (known.until is None or self._clock() < known.until - EARLY_S)
+        return known is not None and (
+            known.expires_at is None or self._clock() < known.expires_at - REFRESH_BEFORE_S
+        )
 
     def token(self) -> str:
         """Return a token.
@@ -100,11 +102,11 @@ class ExecLogin:
             OSError: the program cannot be run, fails, or prints no token.
         """
         with self._lock:
-            if not self.fresh or self._token is None:
-                self._token = self._read(self._run())
+            if not self.is_fresh or self._token is None:
+                self._token = self._parse_token(self._run())
             return self._token.text
 
-    def refused(self) -> None:
+    def on_unauthorised(self) -> None:
         """Forget the token: the API server has answered 401."""
         self._token = None
 
@@ -126,12 +128,14 @@ class ExecLogin:
                 check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise self._failed(str(error)) from error
+            raise self._error(str(error)) from error
         if done.returncode:
-            raise self._failed(f"exit status {done.returncode}: {done.stderr.strip()[-_SHOWN:]}")
+            raise self._error(
+                f"exit status {done.returncode}: {done.stderr.strip()[-_MAX_STDERR_CHARS:]}"
+            )
         return done.stdout
 
-    def _read(self, text: str) -> _Token:
+    def _parse_token(self, text: str) -> _Token:
         try:
             status = json.loads(text)["status"]
             token, end = status["token"], status.get("expirationTimestamp")
@@ -142,11 +146,11 @@ class ExecLogin:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # Not what it printed: that may be a secret.
-            raise self._failed("it printed no ExecCredential with a token") from error
+            raise self._error("it printed no ExecCredential with a token") from error
         return _Token(str(token), until)
 
-    def _failed(self, why: str) -> OSError:
+    def _error(self, reason: str) -> OSError:
         hint = f" {self._settings['hint']}" if self._settings["hint"] else ""
         return OSError(
-            f"{self._settings['command'][0]} gives no token for the cluster: {why}.{hint}"
+            f"{self._settings['command'][0]} gives no token for the cluster: {reason}.{hint}"
         )

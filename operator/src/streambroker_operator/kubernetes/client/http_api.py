@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from streambroker_operator.kubernetes.client.connection import Connection
+from streambroker_operator.kubernetes.client.connection import ConnectionPool
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 CONNECTIONS = 16
 
-_MOST_OF_AN_ERROR = 300
+_MAX_ERROR_CHARS = 300
 
 
 class ApiUnreachableError(Exception):
@@ -77,7 +77,7 @@ class HttpApi:
     """
 
     def __init__(self, access: Access) -> None:
-        self._connection = Connection(access, CONNECTIONS)
+        self._connection = ConnectionPool(access, CONNECTIONS)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -126,12 +126,12 @@ class HttpApi:
         ) as answer:
             return Answer(
                 status=answer.status,
-                body=_object(answer.status, await answer.read()),
-                retry_after_s=_seconds(answer.headers.get("Retry-After")),
+                body=_parse_object(answer.status, await answer.read()),
+                retry_after_s=_parse_seconds(answer.headers.get("Retry-After")),
             )
 
 
-def _object(status: int, text: bytes) -> Mapping[str, Any]:
+def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:
     """Return the object that an answer is; of a refusal in other words, its message.
 
     Raises:
@@ -145,10 +145,10 @@ def _object(status: int, text: bytes) -> Mapping[str, Any]:
         return found
     if status < 400:
         raise ValueError(f"the answer {status} is no JSON object")
-    return {"message": text[:_MOST_OF_AN_ERROR].decode(errors="replace").strip()}
+    return {"message": text[:_MAX_ERROR_CHARS].decode(errors="replace").strip()}
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_seconds(text: str | None) -> float | None:
     """Return what ``Retry-After`` says; None where it does not say seconds."""
     try:
         return None if text is None else float(text)

@@ -19,7 +19,7 @@ from streambroker_core.model import is_label
 from streambroker_operator.errors import ClusterError
 from streambroker_operator.kubernetes.client.exec_login import ExecLogin, read_exec
 
-POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts a pod's own credentials."""
 
 
@@ -61,7 +61,7 @@ class Access:
         return cls(**json.loads(text))
 
 
-def find(environ: Mapping[str, str] = os.environ) -> Access:
+def find_access(environ: Mapping[str, str] = os.environ) -> Access:
     """Return the API server that this process is meant to use.
 
     The first that is there: the file named by ``KUBECONFIG``, the pod this runs in,
@@ -84,7 +84,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Access:
     )
 
 
-def in_pod(environ: Mapping[str, str], place: Path = POD) -> Access:
+def in_pod(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT_DIR) -> Access:
     """Return the API server of the cluster that this pod runs in.
 
     Raises:
@@ -92,17 +92,17 @@ def in_pod(environ: Mapping[str, str], place: Path = POD) -> Access:
     """
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     for name in ("token", "ca.crt"):
-        if not (place / name).exists():
+        if not (directory / name).exists():
             raise ClusterError(
-                f"{place / name} is not there: the pod has no service account token mounted "
+                f"{directory / name} is not there: the pod has no service account token mounted "
                 "(automountServiceAccountToken)."
             )
-    namespace = place / "namespace"
+    namespace = directory / "namespace"
     return Access(
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
-        token_file=str(place / "token"),
-        ca_file=str(place / "ca.crt"),
+        token_file=str(directory / "token"),
+        ca_file=str(directory / "ca.crt"),
     )
 
 
@@ -123,9 +123,9 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     if not isinstance(document, dict):
         raise ClusterError(f"{path} is no kubeconfig.")
     name = context or document.get("current-context")
-    chosen = _named(path, document, "contexts", "context", name)
-    cluster = _named(path, document, "clusters", "cluster", chosen.get("cluster"))
-    user = _named(path, document, "users", "user", chosen.get("user"))
+    chosen = _find_entry(path, document, "contexts", "context", name)
+    cluster = _find_entry(path, document, "clusters", "cluster", chosen.get("cluster"))
+    user = _find_entry(path, document, "users", "user", chosen.get("user"))
     for way in ("auth-provider", "username"):
         if way in user:
             raise ClusterError(
@@ -139,26 +139,26 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
         namespace=str(chosen.get("namespace") or "default"),
         token=None if token is None else str(token),
         token_file=None if token_file is None else str(path.parent / token_file),
-        ca=_inline(path, cluster, "certificate-authority-data"),
+        ca=_decode_inline(path, cluster, "certificate-authority-data"),
         ca_file=None if ca_file is None else str(path.parent / ca_file),
-        certificate=_pem(path, user, "client-certificate"),
-        key=_pem(path, user, "client-key"),
+        certificate=_read_pem(path, user, "client-certificate"),
+        key=_read_pem(path, user, "client-key"),
         verify=not cluster.get("insecure-skip-tls-verify", False),
         login=read_exec(path, user, cluster),
     )
 
 
-def _named(
-    path: Path, document: dict[str, Any], many: str, one: str, name: object
+def _find_entry(
+    path: Path, document: dict[str, Any], list_key: str, entry_key: str, name: object
 ) -> dict[str, Any]:
-    for entry in document.get(many) or ():
-        if entry.get("name") == name and isinstance(entry.get(one), dict):
-            found: dict[str, Any] = entry[one]
+    for entry in document.get(list_key) or ():
+        if entry.get("name") == name and isinstance(entry.get(entry_key), dict):
+            found: dict[str, Any] = entry[entry_key]
             return found
-    raise ClusterError(f"{path} has no {one} named {name!r}.")
+    raise ClusterError(f"{path} has no {entry_key} named {name!r}.")
 
 
-def _inline(path: Path, entry: dict[str, Any], field: str) -> str | None:
+def _decode_inline(path: Path, entry: dict[str, Any], field: str) -> str | None:
     if field not in entry:
         return None
     try:
@@ -167,8 +167,8 @@ def _inline(path: Path, entry: dict[str, Any], field: str) -> str | None:
         raise ClusterError(f"{path}: {field} is not base64 of a PEM text.") from error
 
 
-def _pem(path: Path, entry: dict[str, Any], field: str) -> str | None:
-    inline = _inline(path, entry, f"{field}-data")
+def _read_pem(path: Path, entry: dict[str, Any], field: str) -> str | None:
+    inline = _decode_inline(path, entry, f"{field}-data")
     if inline is not None or field not in entry:
         return inline
     file = path.parent / str(entry[field])
@@ -178,12 +178,12 @@ def _pem(path: Path, entry: dict[str, Any], field: str) -> str | None:
         raise ClusterError(f"{path}: {field} {file} cannot be read: {error}") from error
 
 
-def watched(words: str, own: str) -> tuple[str, ...]:
+def parse_namespaces(words: str, own_namespace: str) -> tuple[str, ...]:
     """Return the namespaces that a setting names; none stands for all.
 
     Args:
-        words: ``own``, ``*``, or names with commas between them.
-        own: the namespace that is meant by ``own``.
+        words: ``own_namespace``, ``*``, or names with commas between them.
+        own_namespace: the namespace that is meant by ``own_namespace``.
 
     Raises:
         ClusterError: a word is no namespace's name.
@@ -197,7 +197,7 @@ def watched(words: str, own: str) -> tuple[str, ...]:
                 f"{words!r} names no namespaces: {name!r} is none. "
                 "Say own, * for all, or names with commas between them."
             )
-    return tuple(dict.fromkeys(own if name == "own" else name for name in names))
+    return tuple(dict.fromkeys(own_namespace if name == "own" else name for name in names))
 
 
 class Credentials:
@@ -214,14 +214,14 @@ class Credentials:
         self._login = None if access.login is None else ExecLogin(access.login)
 
     @property
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether `token` may take seconds now, because a program is run for it."""
-        return self._login is not None and not self._login.fresh
+        return self._login is not None and not self._login.is_fresh
 
-    def refused(self) -> None:
+    def on_unauthorised(self) -> None:
         """Note that the API server has answered 401."""
         if self._login is not None:
-            self._login.refused()
+            self._login.on_unauthorised()
 
     def token(self) -> str | None:
         """Return the bearer token, or None if there is none.
@@ -249,10 +249,10 @@ class Credentials:
         file = self._access.ca_file
         changed = 0 if file is None else Path(file).stat().st_mtime_ns
         if self._tls is None or self._tls[0] != changed:
-            self._tls = (changed, self._context())
+            self._tls = (changed, self._create_context())
         return self._tls[1]
 
-    def _context(self) -> ssl.SSLContext:
+    def _create_context(self) -> ssl.SSLContext:
         access = self._access
         context = ssl.create_default_context(cafile=access.ca_file, cadata=access.ca)
         if not access.verify:

@@ -33,25 +33,25 @@ _SELF = "."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class FieldManager:
     """One manager and what it holds.
 
     Attributes:
-        manager: its name.
+        name: its name.
         operation: ``Apply`` or ``Update``; two of one name are two holders.
         at: when it last wrote, UTC; None where nobody noted it.
         fields: what it holds of the object, its status apart.
     """
 
-    manager: str
+    name: str
     operation: str
     at: datetime | None
     fields: Fields
 
 
-def holders(document: Document) -> list[Holder]:
+def field_managers(document: Document) -> list[FieldManager]:
     """Return who holds fields of an object outside of its status."""
-    return [_holder(entry) for entry in _entries(document) if not entry.get("subresource")]
+    return [_parse_manager(entry) for entry in _entries(document) if not entry.get("subresource")]
 
 
 def own_fields(document: Document, manager: str, *, subresource: str = "") -> Fields:
@@ -63,12 +63,12 @@ def own_fields(document: Document, manager: str, *, subresource: str = "") -> Fi
 def written_at(document: Document, manager: str, *, subresource: str = "") -> datetime | None:
     """Return when a manager last wrote by server-side apply, UTC; None if it never did."""
     entry = _entry(document, manager, subresource)
-    return None if entry is None else _moment(entry.get("time"))
+    return None if entry is None else _parse_time(entry.get("time"))
 
 
-def others(document: Document, manager: str = API) -> list[Holder]:
+def other_managers(document: Document, manager: str = API) -> list[FieldManager]:
     """Return all holders but a manager's own server-side apply."""
-    return [h for h in holders(document) if (h.manager, h.operation) != (manager, "Apply")]
+    return [h for h in field_managers(document) if (h.name, h.operation) != (manager, "Apply")]
 
 
 def _entries(document: Document) -> Sequence[Document]:
@@ -83,11 +83,11 @@ def _entry(document: Document, manager: str, subresource: str) -> Document | Non
     return None
 
 
-def _holder(entry: Document) -> Holder:
-    return Holder(
-        manager=entry.get("manager", ""),
+def _parse_manager(entry: Document) -> FieldManager:
+    return FieldManager(
+        name=entry.get("manager", ""),
         operation=entry.get("operation", ""),
-        at=_moment(entry.get("time")),
+        at=_parse_time(entry.get("time")),
         fields=_fields(entry),
     )
 
@@ -96,13 +96,13 @@ def _fields(entry: Document) -> Fields:
     return entry.get("fieldsV1") or {}
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     if text is None:
         return None
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
 
 
-def held_at(fields: Fields, path: Path) -> Fields | None:
+def fields_at(fields: Fields, path: Path) -> Fields | None:
     """Return what is held at a path or below; None where nothing is."""
     found = fields
     for name in path:
@@ -135,15 +135,15 @@ def extracted(value: Any, fields: Fields) -> Any:
         names = (key[2:] for key in fields if key.startswith("f:"))
         return {n: extracted(value[n], fields[f"f:{n}"]) for n in names if n in value}
     if isinstance(value, list) and fields:
-        found = (_item(place, item, fields) for place, item in enumerate(value))
+        found = (_extract_item(place, item, fields) for place, item in enumerate(value))
         return [part for held in found for part in held]
     return value
 
 
-def _item(place: int, item: Any, fields: Fields) -> list[Any]:
+def _extract_item(index: int, item: Any, fields: Fields) -> list[Any]:
     """Return the part of a list's item that is held: one, or none."""
     for key, below in fields.items():
-        keys = _names_item(key, place, item)
+        keys = _item_keys(key, index, item)
         if keys is None:
             continue
         if isinstance(item, Mapping) and below:
@@ -152,20 +152,20 @@ def _item(place: int, item: Any, fields: Fields) -> list[Any]:
     return []
 
 
-def _names_item(key: str, place: int, item: Any) -> dict[str, Any] | None:
+def _item_keys(key: str, index: int, item: Any) -> dict[str, Any] | None:
     """Return what tells an item apart where a key of a tree names it, else None."""
     kind, _, text = key.partition(":")
     if key == _SELF or kind not in ("k", "v", "i"):
         return None
     named = json.loads(text)
     if kind == "k":
-        same = isinstance(item, Mapping) and all(_same(item.get(n), v) for n, v in named.items())
+        same = isinstance(item, Mapping) and all(_is_same(item.get(n), v) for n, v in named.items())
         return {n: item[n] for n in named if n in item} if same else None
-    return {} if _same(place if kind == "i" else item, named) else None
+    return {} if _is_same(index if kind == "i" else item, named) else None
 
 
-def _same(found: Any, named: Any) -> bool:
-    return type(found) is type(named) and bool(found == named)
+def _is_same(value: Any, named: Any) -> bool:
+    return type(value) is type(named) and bool(value == named)
 
 
 def lacks(items: Sequence[Any], fields: Fields) -> bool:
@@ -178,14 +178,14 @@ def lacks(items: Sequence[Any], fields: Fields) -> bool:
     named = [key for key in fields if key.partition(":")[0] in ("k", "v")]
     return not all(
         any(
-            _names_item(key, place, _filled(item, key)) is not None
+            _item_keys(key, place, _with_default_keys(item, key)) is not None
             for place, item in enumerate(items)
         )
         for key in named
     )
 
 
-def _filled(item: Any, key: str) -> Any:
+def _with_default_keys(item: Any, key: str) -> Any:
     """Return an item with the keys that were left out, which stand for an empty text."""
     if not key.startswith("k:") or not isinstance(item, Mapping):
         return item

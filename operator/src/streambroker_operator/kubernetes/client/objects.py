@@ -58,7 +58,7 @@ def list_path(kind: AnyKind, namespace: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ObjectPath:
     """Where an object is."""
 
     kind: AnyKind
@@ -75,7 +75,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class ApplyResult:
     """What an apply led to.
 
     Attributes:
@@ -98,63 +98,65 @@ class Objects:
         self._api = api
         self.writes: Counter[tuple[str, str]] = Counter()
         """What was written, by ``spec`` or ``status`` and by result, as metrics name them."""
-        self._turns: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[ObjectPath, asyncio.Lock] = WeakValueDictionary()
 
-    async def repeated(self, place: Place, once: Callable[[Document | None], Awaitable[_T]]) -> _T:
+    async def read_modify_write(
+        self, target: ObjectPath, modify: Callable[[Document | None], Awaitable[_T]]
+    ) -> _T:
         """Read an object and do something with it; again where it changed meanwhile.
 
         Args:
-            place: where the object is; one after the other here.
-            once: is given the object, None where there is none; may raise `StaleError`.
+            target: where the object is; one after the other here.
+            modify: is given the object, None where there is none; may raise `StaleError`.
 
         Raises:
             RequestError: 503 `ChangedMeanwhile`, it changes all the time; nothing was done.
         """
-        turn = self._turns.setdefault(place, asyncio.Lock())
+        turn = self._locks.setdefault(target, asyncio.Lock())
         async with turn:
             for _ in range(1 + RETRIES):
                 try:
-                    return await once(await self.read(place))
+                    return await modify(await self.read(target))
                 except StaleError:
                     continue
         raise RequestError(
             503,
             "ChangedMeanwhile",
-            f"{place} was changed by others {1 + RETRIES} times while it was to be changed here;"
+            f"{target} was changed by others {1 + RETRIES} times while it was to be changed here;"
             " nothing was done. Try again.",
             headers={"Retry-After": "1"},
         )
 
-    async def read(self, place: Place) -> Document | None:
+    async def read(self, target: ObjectPath) -> Document | None:
         """Return an object as it is; None where there is none.
 
         Raises:
             RequestError: 503, the API server cannot be asked now; 403, it lets nobody read.
         """
-        answer = await self._send("GET", place.path, f"read {place}")
-        if answer.status == 404 and not _kind_missing(answer):
+        answer = await self._send("GET", target.path, f"read {target}")
+        if answer.status == 404 and not _is_kind_missing(answer):
             return None
-        return _document(_good(answer, f"read {place}"))
+        return _parse_document(_check_answer(answer, f"read {target}"))
 
     async def apply(
         self,
-        place: Place,
+        target: ObjectPath,
         body: Document,
         *,
         manager: str,
         force: bool = False,
         status: bool = False,
-        dry: bool = False,
-    ) -> Applied:
+        dry_run: bool = False,
+    ) -> ApplyResult:
         """State by server-side apply all that a manager wants of an object.
 
         Args:
-            place: where the object is.
+            target: where the object is.
             body: with uid and resourceVersion of the one that is meant; without, it is made.
             manager: who wants it.
             force: whether to take fields from others.
             status: whether it is about the status and nothing else.
-            dry: whether it is only tried.
+            dry_run: whether it is only tried.
 
         Raises:
             ConflictError: others hold some of the fields.
@@ -164,30 +166,30 @@ class Objects:
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         if force:
             query["force"] = "true"
-        if dry:
+        if dry_run:
             query["dryRun"] = "All"
-        path = place.path + ("/status" if status else "")
-        what = f"write the status of {place}" if status else f"write {place}"
+        path = target.path + ("/status" if status else "")
+        what = f"write the status of {target}" if status else f"write {target}"
         how: dict[str, Any] = {"query": query, "body": body, "content_type": APPLY}
-        if dry:
+        if dry_run:
             answer = await self._send("PATCH", path, what, **how)
         else:
             answer = await self._write("PATCH", path, what, **how)
         if answer.status == 409:
-            causes = _causes(answer)
+            causes = _conflict_causes(answer)
             if causes:
                 raise ConflictError(causes)
             raise StaleError
-        if answer.status == 404 and not _kind_missing(answer):
+        if answer.status == 404 and not _is_kind_missing(answer):
             raise StaleError
-        good = _good(answer, what)
-        return Applied(document=_document(good), created=good.status == 201)
+        good = _check_answer(answer, what)
+        return ApplyResult(document=_parse_document(good), created=good.status == 201)
 
-    async def merge(self, place: Place, body: Document, *, manager: str) -> Document:
+    async def merge(self, target: ObjectPath, body: Document, *, manager: str) -> Document:
         """Change fields by a merge patch, whoever holds them; return the object as it is now.
 
         Args:
-            place: where the object is.
+            target: where the object is.
             body: with uid and resourceVersion of the one that is meant.
             manager: who wants it.
 
@@ -195,20 +197,20 @@ class Objects:
             StaleError: the object was changed or replaced meanwhile.
             RequestError: the API server refuses it, or cannot be asked now.
         """
-        what = f"write {place}"
+        what = f"write {target}"
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         answer = await self._write(
-            "PATCH", place.path, what, query=query, body=body, content_type=MERGE
+            "PATCH", target.path, what, query=query, body=body, content_type=MERGE
         )
-        if answer.status == 409 or (answer.status == 404 and not _kind_missing(answer)):
+        if answer.status == 409 or (answer.status == 404 and not _is_kind_missing(answer)):
             raise StaleError
-        return _document(_good(answer, what))
+        return _parse_document(_check_answer(answer, what))
 
-    async def delete(self, place: Place, *, uid: str, version: str | None = None) -> None:
+    async def delete(self, target: ObjectPath, *, uid: str, version: str | None = None) -> None:
         """Delete this very object; nothing is done where it is gone.
 
         Args:
-            place: where it is.
+            target: where it is.
             uid: which one it is.
             version: only if it is still at this resourceVersion; None for any.
 
@@ -218,19 +220,19 @@ class Objects:
         """
         only = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only}
-        answer = await self._write("DELETE", place.path, f"delete {place}", body=body)
+        answer = await self._write("DELETE", target.path, f"delete {target}", body=body)
         if answer.status == 409:
             raise StaleError
-        if answer.status != 404 or _kind_missing(answer):
-            _good(answer, f"delete {place}")
+        if answer.status != 404 or _is_kind_missing(answer):
+            _check_answer(answer, f"delete {target}")
 
     async def read_secret(self, namespace: str, name: str) -> Document | None:
         """Return a Secret's document; None where there is none."""
         what = f"read the Secret {namespace}/{name}"
-        answer = await self._send("GET", _secret(namespace, name), what)
-        return None if answer.status == 404 else _document(_good(answer, what))
+        answer = await self._send("GET", _secret_path(namespace, name), what)
+        return None if answer.status == 404 else _parse_document(_check_answer(answer, what))
 
-    async def make_secret(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
+    async def create_secret(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
         """Create an immutable Secret; one that is there already stays as it is.
 
         Args:
@@ -250,11 +252,11 @@ class Objects:
             "immutable": True,
             "data": dict(data),
         }
-        answer = await self._send("POST", _secret(namespace), what, body=body)
+        answer = await self._send("POST", _secret_path(namespace), what, body=body)
         if answer.status != 409:
-            _good(answer, what)
+            _check_answer(answer, what)
 
-    async def change_secret(
+    async def update_secret(
         self, namespace: str, document: Document, data: Mapping[str, str]
     ) -> None:
         """Give a Secret other entries.
@@ -270,19 +272,19 @@ class Objects:
         """
         name, version = (document["metadata"][part] for part in ("name", "resourceVersion"))
         body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
-        path, what = _secret(namespace, name), f"write the Secret {namespace}/{name}"
+        path, what = _secret_path(namespace, name), f"write the Secret {namespace}/{name}"
         answer = await self._send("PATCH", path, what, body=body, content_type=MERGE)
         if answer.status in (404, 409):
             raise StaleError
-        _good(answer, what)
+        _check_answer(answer, what)
 
     async def read_webhook(self, name: str) -> Document | None:
         """Return a ValidatingWebhookConfiguration; None where there is none."""
         what = f"read the ValidatingWebhookConfiguration {name}"
         answer = await self._send("GET", f"{_WEBHOOKS}/{name}", what)
-        return None if answer.status == 404 else _document(_good(answer, what))
+        return None if answer.status == 404 else _parse_document(_check_answer(answer, what))
 
-    async def point_webhook(self, name: str, clients: Mapping[str, Document]) -> None:
+    async def update_webhook(self, name: str, clients: Mapping[str, Document]) -> None:
         """Change how the API server calls the webhooks of a ValidatingWebhookConfiguration.
 
         Args:
@@ -295,7 +297,7 @@ class Objects:
         found = [{"name": each, "clientConfig": client} for each, client in clients.items()]
         what = f"write the ValidatingWebhookConfiguration {name}"
         how: dict[str, Any] = {"body": {"webhooks": found}, "content_type": STRATEGIC}
-        _good(await self._send("PATCH", f"{_WEBHOOKS}/{name}", what, **how), what)
+        _check_answer(await self._send("PATCH", f"{_WEBHOOKS}/{name}", what, **how), what)
 
     async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
         """Send what changes an object, and count what came of it."""
@@ -305,7 +307,7 @@ class Objects:
         except RequestError:
             self.writes[part, "failed"] += 1
             raise
-        self.writes[part, _result(answer)] += 1
+        self.writes[part, _write_result(answer)] += 1
         return answer
 
     async def _send(self, method: str, path: str, what: str, **more: Any) -> Answer:
@@ -314,29 +316,31 @@ class Objects:
         except ApiUnreachableError as error:
             # A write without an answer may be done; repeating it changes nothing then.
             unsure = "" if method == "GET" else " It may have been done: ask again, or repeat it."
-            raise _away(f"The API server gave no answer to: {what} ({error}).{unsure}") from error
+            raise _unavailable_error(
+                f"The API server gave no answer to: {what} ({error}).{unsure}"
+            ) from error
 
 
-def _secret(namespace: str, name: str = "") -> str:
+def _secret_path(namespace: str, name: str = "") -> str:
     path = f"/api/v1/namespaces/{namespace}/secrets"
     return f"{path}/{name}" if name else path
 
 
-def _result(answer: Answer) -> str:
+def _write_result(answer: Answer) -> str:
     """Return what came of a write, as metrics name it."""
     if answer.status < 300:
         return "done"
-    if answer.status == 409 or (answer.status == 404 and not _kind_missing(answer)):
+    if answer.status == 409 or (answer.status == 404 and not _is_kind_missing(answer)):
         return "conflict"
-    return "failed" if _is_away(answer) else "refused"
+    return "failed" if _is_unavailable(answer) else "refused"
 
 
-def _is_away(answer: Answer) -> bool:
+def _is_unavailable(answer: Answer) -> bool:
     """Say whether an answer means that the API server cannot do it at the moment."""
-    return answer.status in _BUSY or answer.status == 401 or _kind_missing(answer)
+    return answer.status in _BUSY or answer.status == 401 or _is_kind_missing(answer)
 
 
-def _away(message: str, retry_after_s: float | None = None) -> RequestError:
+def _unavailable_error(message: str, retry_after_s: float | None = None) -> RequestError:
     after = RETRY_S if retry_after_s is None else retry_after_s
     return RequestError(
         503,
@@ -346,7 +350,7 @@ def _away(message: str, retry_after_s: float | None = None) -> RequestError:
     )
 
 
-def _good(answer: Answer, what: str) -> Answer:
+def _check_answer(answer: Answer, what: str) -> Answer:
     """Return a good answer.
 
     Raises:
@@ -354,9 +358,9 @@ def _good(answer: Answer, what: str) -> Answer:
     """
     if answer.status < 300:
         return answer
-    said = _said(answer)
-    if _is_away(answer):
-        raise _away(f"The API server refused to {what}: {said}", answer.retry_after_s)
+    said = _error_text(answer)
+    if _is_unavailable(answer):
+        raise _unavailable_error(f"The API server refused to {what}: {said}", answer.retry_after_s)
     if answer.status == 403:
         raise RequestError(
             403,
@@ -367,19 +371,19 @@ def _good(answer: Answer, what: str) -> Answer:
     raise RequestError(status, "ResourceInvalid", f"The API server refused to {what}: {said}")
 
 
-def _said(answer: Answer) -> str:
+def _error_text(answer: Answer) -> str:
     found = str(answer.body.get("message") or f"it answered {answer.status}").strip()
     return found if found.endswith(".") else f"{found}."
 
 
-def _causes(answer: Answer) -> list[Document]:
+def _conflict_causes(answer: Answer) -> list[Document]:
     """Return who holds what, of a refusal; nothing where that is not why."""
     details = answer.body.get("details")
     causes = details.get("causes") if isinstance(details, Mapping) else None
     return [cause for cause in causes or () if cause.get("reason") == "FieldManagerConflict"]
 
 
-def _kind_missing(answer: Answer) -> bool:
+def _is_kind_missing(answer: Answer) -> bool:
     """Say whether a 404 means that the API server knows no such kind at the moment."""
     if answer.status != 404:
         return False
@@ -387,7 +391,7 @@ def _kind_missing(answer: Answer) -> bool:
     return not (isinstance(details, Mapping) and details.get("name"))
 
 
-def _document(answer: Answer) -> Document:
+def _parse_document(answer: Answer) -> Document:
     if "metadata" not in answer.body:
-        raise _away("The API server's answer cannot be read.")
+        raise _unavailable_error("The API server's answer cannot be read.")
     return answer.body

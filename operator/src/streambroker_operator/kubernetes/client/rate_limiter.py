@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.rate_limits import Buckets
+from streambroker_operator.rest.guard.rate_limits import TokenBuckets
 
 FIRST_IN_FLIGHT = 2
 """Requests in flight at first; a thousand quick answers later the limit is reached."""
-MOST_IN_FLIGHT = 16
+MAX_IN_FLIGHT = 16
 """Requests in flight at most: a small part of what the API server grants to one flow."""
 SLOW_S = 0.1
 """An answer that takes longer is slow, in seconds, unless all take about as long."""
-SLOW_TIMES = 3.0
+SLOW_FACTOR = 3.0
 """An answer is slow only if it takes so many times as long as the quickest of late."""
 
 _TICK_S = 0.001
@@ -29,7 +29,7 @@ _FORGET_S = 600.0
 """So many seconds later the quickest answer counts as having taken twice as long."""
 
 
-class Window:
+class CongestionWindow:
     """How many requests may be in flight: additive increase, multiplicative decrease.
 
     All times are those of one monotonic clock, in seconds.
@@ -46,7 +46,7 @@ class Window:
         """How many requests may be in flight now."""
         return int(self._size)
 
-    def answered(self, began: float, now: float, *, refused: bool = False) -> None:
+    def on_answer(self, began: float, now: float, *, refused: bool = False) -> None:
         """Adapt the size to an answer.
 
         Args:
@@ -55,17 +55,17 @@ class Window:
             refused: whether the server could not take it: 429, 5xx or no answer at all.
         """
         took = now - began
-        slow = took > max(SLOW_S, SLOW_TIMES * self._quickest)
+        slow = took > max(SLOW_S, SLOW_FACTOR * self._quickest)
         faded = self._quickest * 2.0 ** min(10.0, (now - self._last) / _FORGET_S)
         self._quickest, self._last = min(took, faded), now
         if not refused and not slow:
-            self._size = min(MOST_IN_FLIGHT, self._size + 1 / self._size)
+            self._size = min(MAX_IN_FLIGHT, self._size + 1 / self._size)
         elif began >= self._halved_at:
             # Requests sent before the last halving met the same trouble; they count once.
             self._size, self._halved_at = max(1.0, self._size / 2), now
 
 
-class StatusPace:
+class WriteRateLimiter:
     """Places for requests in flight, and tokens if their rate is limited.
 
     All methods are called on one event loop.
@@ -75,14 +75,14 @@ class StatusPace:
     """
 
     def __init__(self, per_s: float = 0.0) -> None:
-        self._bucket = Buckets(per_s, max(1, round(per_s / 2))) if per_s else None
-        self._window = Window()
+        self._bucket = TokenBuckets(per_s, max(1, round(per_s / 2))) if per_s else None
+        self._window = CongestionWindow()
         self._in_flight = 0
         # Of those an agent waits for, then of all others.
         self._waiting: tuple[deque[asyncio.Future[None]], deque[asyncio.Future[None]]]
         self._waiting = deque(), deque()
 
-    async def token(self) -> None:
+    async def take_token(self) -> None:
         """Take a token; wait for it."""
         while self._bucket is not None:
             wait = self._bucket.take("", self._now())
@@ -90,7 +90,7 @@ class StatusPace:
                 return
             await asyncio.sleep(max(wait, _TICK_S))
 
-    async def turn(self) -> None:
+    async def wait_for_token(self) -> None:
         """Wait until there is a token, for a `write` that no agent waits for."""
         while self._bucket is not None:
             wait = self._bucket.wait("", self._now(), 0)
@@ -98,17 +98,17 @@ class StatusPace:
                 return
             await asyncio.sleep(max(wait, _TICK_S))
 
-    async def begin(self, *, ahead: bool = False) -> None:
+    async def acquire(self, *, has_priority: bool = False) -> None:
         """Take a place; wait for it.
 
         Args:
-            ahead: of those that are not; an agent waits for this request.
+            has_priority: of those that are not; an agent waits for this request.
         """
         if self._in_flight < self._window.size and not any(self._waiting):
             self._in_flight += 1
             return
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        line = self._waiting[0 if ahead else 1]
+        line = self._waiting[0 if has_priority else 1]
         line.append(place)
         try:
             await place
@@ -120,7 +120,7 @@ class StatusPace:
             self._admit()
             raise
 
-    def end(self) -> None:
+    def release(self) -> None:
         """Give a place back."""
         self._in_flight -= 1
         self._admit()
@@ -132,29 +132,29 @@ class StatusPace:
                 self._in_flight += 1
                 place.set_result(None)
 
-    def answered(self, began: float, *, refused: bool = False) -> None:
-        """Adapt to an answer of the API server, before `end`; arguments as of `Window`."""
-        self._window.answered(began, self._now(), refused=refused)
+    def on_answer(self, began: float, *, refused: bool = False) -> None:
+        """Adapt to an answer of the API server, before `end`; arguments of `CongestionWindow`."""
+        self._window.on_answer(began, self._now(), refused=refused)
 
     @asynccontextmanager
-    async def write(self, *, ahead: bool) -> AsyncIterator[None]:
+    async def write(self, *, has_priority: bool) -> AsyncIterator[None]:
         """Make one request while this is open; it does not wait for a token, but others owe it.
 
         Args:
-            ahead: as of `begin`.
+            has_priority: as of `begin`.
         """
         if self._bucket is not None and self._bucket.take("", self._now()):
             self._bucket.charge("", 1)
-        await self.begin(ahead=ahead)
+        await self.acquire(has_priority=has_priority)
         began = self._now()
         try:
             yield
-            self.answered(began)
+            self.on_answer(began)
         except RequestError as error:
-            self.answered(began, refused=error.status == 429 or error.status >= 500)
+            self.on_answer(began, refused=error.status == 429 or error.status >= 500)
             raise
         finally:
-            self.end()
+            self.release()
 
     @staticmethod
     def _now() -> float:

@@ -15,18 +15,18 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from streambroker_operator.kubernetes.client.connection import Connection
+from streambroker_operator.kubernetes.client.connection import ConnectionPool
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 
 JSON = "application/json"
-OBJECT_MARK = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-LIST_MARKS = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+OBJECT_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+LIST_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-_AGAIN = (429, 503)
-_TRIES = 4
-_LONGEST_PAUSE_S = 30.0
-_MOST_OF_AN_ERROR = 4096
-_SHOWN = 200
+_RETRY_STATUSES = (429, 503)
+_MAX_TRIES = 4
+_MAX_PAUSE_S = 30.0
+_MAX_ERROR_BYTES = 4096
+_MAX_MESSAGE_CHARS = 200
 _T = TypeVar("_T")
 
 Body = Mapping[str, Any]
@@ -42,7 +42,7 @@ class Timing:
         server_s: after how long the server shall end a watch.
         idle_s: after how long without a line a watch counts as dead; bookmarks come each minute.
         page: objects of one page of a list.
-        sweep_s: between two sweeps; 10 % more or less.
+        resync_s: between two sweeps; 10 % more or less.
         refused_s: between two questions whether a namespace that was refused can be listed again.
         settle_s: how long a sweep leaves the watch to tell what the list has shown.
         confirm_s: before a list that is too old is asked for again.
@@ -54,7 +54,7 @@ class Timing:
     server_s: int = 300
     idle_s: float = 90.0
     page: int = 500
-    sweep_s: float = 60.0
+    resync_s: float = 60.0
     refused_s: float = 10.0
     settle_s: float = 1.0
     confirm_s: float = 2.0
@@ -80,8 +80,8 @@ class GoneError(ApiError):
     """The versions asked for are forgotten, or the watch is not to be trusted: list again."""
 
 
-async def within(
-    seconds: float, awaitable: Awaitable[_T], lose: Callable[[_T], None] | None = None
+async def with_timeout(
+    seconds: float, awaitable: Awaitable[_T], discard: Callable[[_T], None] | None = None
 ) -> _T:
     """Return what comes of an awaitable, like `asyncio.wait_for`.
 
@@ -91,7 +91,7 @@ async def within(
     Args:
         seconds: how long it may take.
         awaitable: what is waited for.
-        lose: takes what comes of it when nobody wants it any more.
+        discard: takes what comes of it when nobody wants it any more.
 
     Raises:
         asyncio.TimeoutError: nothing came in time.
@@ -100,38 +100,38 @@ async def within(
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except BaseException:
-        _abandon(task, lose)
+        _abandon(task, discard)
         raise
     if not done:
-        _abandon(task, lose)
+        _abandon(task, discard)
         raise asyncio.TimeoutError
     return task.result()
 
 
-def _abandon(task: asyncio.Future[_T], lose: Callable[[_T], None] | None) -> None:
+def _abandon(task: asyncio.Future[_T], discard: Callable[[_T], None] | None) -> None:
     def late(done: asyncio.Future[_T]) -> None:
         # What comes of it too late is of no interest, not even as an error.
-        if not done.cancelled() and done.exception() is None and lose is not None:
-            lose(done.result())
+        if not done.cancelled() and done.exception() is None and discard is not None:
+            discard(done.result())
 
     task.add_done_callback(late)
     task.cancel()
 
 
-class Lines:
+class LineBuffer:
     """Cut a stream of bytes into lines."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that are whole now; what is left waits for more."""
         end = data.rfind(b"\n")
         if end < 0:
-            self._rest += data
+            self._partial += data
             return []
-        whole = bytes(self._rest) + data[:end]
-        self._rest = bytearray(data[end + 1 :])
+        whole = bytes(self._partial) + data[:end]
+        self._partial = bytearray(data[end + 1 :])
         return [line for line in whole.split(b"\n") if line]
 
 
@@ -146,7 +146,7 @@ class ApiClient:
     def __init__(self, access: Access, timing: Timing | None = None) -> None:
         self.timing = timing or Timing()
         self.access = access
-        self._connection = Connection(access)
+        self._connection = ConnectionPool(access)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -166,15 +166,15 @@ class ApiClient:
             try:
                 return await self._get(path, params or {}, accept)
             except ApiError as error:
-                again = error.status in _AGAIN and error.retry_after_s > 0
-                if not again or tries == _TRIES:
+                again = error.status in _RETRY_STATUSES and error.retry_after_s > 0
+                if not again or tries == _MAX_TRIES:
                     raise
-                await asyncio.sleep(min(error.retry_after_s, _LONGEST_PAUSE_S))
+                await asyncio.sleep(min(error.retry_after_s, _MAX_PAUSE_S))
             tries += 1
 
     async def _get(self, path: str, params: Mapping[str, str], accept: str) -> Body:
         limit = aiohttp.ClientTimeout(total=self.timing.call_s)
-        async with self._answer(path, params, accept, limit) as answer:
+        async with self._open_answer(path, params, accept, limit) as answer:
             text = await answer.read()
         try:
             body = json.loads(text)
@@ -196,10 +196,12 @@ class ApiClient:
         asked = {"limit": str(self.timing.page), **params}
         while True:
             body = await self.get(path, asked, accept=accept)
-            metadata, items = body.get("metadata"), _items(body)
+            metadata, items = body.get("metadata"), _list_items(body)
             if not isinstance(metadata, dict) or not isinstance(items, list):
-                raise ApiError(0, f"{path}: the answer is no list: {str(body)[:_SHOWN]}")
-            yield items, _version(path, metadata)
+                raise ApiError(
+                    0, f"{path}: the answer is no list: {str(body)[:_MAX_MESSAGE_CHARS]}"
+                )
+            yield items, _list_version(path, metadata)
             if not metadata.get("continue"):
                 return
             asked = {"limit": str(self.timing.page), "continue": str(metadata["continue"])}
@@ -222,24 +224,24 @@ class ApiClient:
             "timeoutSeconds": str(self.timing.server_s),
         }
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self.timing.call_s)
-        async with self._answer(path, params, JSON, limit) as answer:
+        async with self._open_answer(path, params, JSON, limit) as answer:
             yield []
-            loop, lines = asyncio.get_running_loop(), Lines()
+            loop, lines = asyncio.get_running_loop(), LineBuffer()
             until = loop.time() + self.timing.idle_s
-            while data := await self._more(path, answer, until - loop.time()):
-                events = [_event(path, line) for line in lines.feed(data)]
+            while data := await self._read_more(path, answer, until - loop.time()):
+                events = [_parse_event(path, line) for line in lines.feed(data)]
                 if events:
                     until = loop.time() + self.timing.idle_s
                     yield events
 
-    async def _more(self, path: str, answer: aiohttp.ClientResponse, seconds: float) -> bytes:
+    async def _read_more(self, path: str, answer: aiohttp.ClientResponse, seconds: float) -> bytes:
         try:
-            return await within(max(seconds, 0.001), answer.content.readany())
+            return await with_timeout(max(seconds, 0.001), answer.content.readany())
         except asyncio.TimeoutError as error:
             raise GoneError(0, f"{path}: the watch is silent") from error
 
     @asynccontextmanager
-    async def _answer(
+    async def _open_answer(
         self, path: str, params: Mapping[str, str], accept: str, limit: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
@@ -247,7 +249,7 @@ class ApiClient:
             asked = self._connection.request(
                 "GET", path, query=params, headers=headers, timeout=limit
             )
-            answer = await within(self.timing.call_s, asked, aiohttp.ClientResponse.close)
+            answer = await with_timeout(self.timing.call_s, asked, aiohttp.ClientResponse.close)
             async with answer:
                 if answer.status != 200:
                     raise await _refusal(path, answer)
@@ -259,11 +261,11 @@ class ApiClient:
 
 
 async def _refusal(path: str, answer: aiohttp.ClientResponse) -> ApiError:
-    text = await answer.content.read(_MOST_OF_AN_ERROR)
+    text = await answer.content.read(_MAX_ERROR_BYTES)
     try:
         said = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
-        said = text[:_SHOWN].decode(errors="replace")
+        said = text[:_MAX_MESSAGE_CHARS].decode(errors="replace")
     try:
         pause = float(answer.headers.get("Retry-After", "0"))
     except ValueError:
@@ -272,21 +274,21 @@ async def _refusal(path: str, answer: aiohttp.ClientResponse) -> ApiError:
     return kind(answer.status, f"{path}: {answer.status}: {said}", pause)
 
 
-def _items(body: Body) -> object:
+def _list_items(body: Body) -> object:
     """Return the items of a list; none at all are written as null where only metadata is asked."""
     if body.get("kind") == "PartialObjectMetadataList" and body.get("items", ...) is None:
         return []
     return body.get("items")
 
 
-def _version(path: str, metadata: Body) -> int:
+def _list_version(path: str, metadata: Body) -> int:
     try:
         return int(metadata["resourceVersion"])
     except (KeyError, ValueError, TypeError) as error:
         raise ApiError(0, f"{path}: a list without a version") from error
 
 
-def _event(path: str, line: bytes) -> WatchEvent:
+def _parse_event(path: str, line: bytes) -> WatchEvent:
     try:
         event = json.loads(line)
         kind, body = event["type"], event["object"]

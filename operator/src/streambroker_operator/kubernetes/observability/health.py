@@ -21,7 +21,7 @@ STUCK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class BrokerState:
     """How a broker is.
 
     Attributes:
@@ -47,21 +47,21 @@ class State:
 class Probe:
     """The answer to a probe: 200 if all is well, else 503, with a line for each check."""
 
-    well: bool
+    is_ok: bool
     text: str
 
     @property
     def status(self) -> int:
         """Status of the HTTP answer."""
-        return 200 if self.well else 503
+        return 200 if self.is_ok else 503
 
 
-def live(state: State) -> Probe:
+def check_live(state: BrokerState) -> Probe:
     """Say whether the process works; if not, it should be ended and started again."""
     return _probe([("loop", state.beat_age_s <= STUCK_S, f"{state.beat_age_s:.0f} s late")], [])
 
 
-def ready(state: State) -> Probe:
+def check_ready(state: BrokerState) -> Probe:
     """Say whether requests should be sent here."""
     lines = [f"[+]lease {'held' if state.leads else 'not held'}"]
     lines.append(f"[+]feed {'lost ' + state.reason if state.stale else 'well'}".rstrip())
@@ -78,7 +78,7 @@ def ready(state: State) -> Probe:
     )
 
 
-def _probe(checks: list[tuple[str, bool, str]], told: list[str]) -> Probe:
+def _probe(checks: list[tuple[str, bool, str]], extra_lines: list[str]) -> Probe:
     lines = [f"[+]{name} ok" if well else f"[-]{name} failed: {why}" for name, well, why in checks]
     well = all(well for _, well, _ in checks)
-    return Probe(well=well, text="\n".join([*lines, *told, "ok" if well else "failed", ""]))
+    return Probe(is_ok=well, text="\n".join([*lines, *extra_lines, "ok" if well else "failed", ""]))

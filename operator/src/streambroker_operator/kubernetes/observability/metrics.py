@@ -17,11 +17,11 @@ from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.kubernetes.replicas.lease import Lease
 from streambroker_operator.kubernetes.status.events import EventWriter
 from streambroker_operator.kubernetes.status.programmed import AgentState
-from streambroker_operator.kubernetes.status.writer import StatusFigures
+from streambroker_operator.kubernetes.status.writer import StatusMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-State: TypeAlias = Literal["accepted", "refused"]
+ResourceState: TypeAlias = Literal["accepted", "refused"]
 Labelled: TypeAlias = Mapping[Any, float]
 """Values by the values of their labels."""
 
@@ -37,7 +37,7 @@ _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class BrokerGauges:
     """What is read when Prometheus asks.
 
     Attributes:
@@ -45,7 +45,7 @@ class Figures:
         synced: whether both kinds have been read once, so that requests are answered.
         leads: whether this process holds the Lease.
         routes: how many there are.
-        board: processed version by kind.
+        board_versions: processed version by kind.
         watch_age_s: seconds since the last sign of life, by kind.
         followed: whether each watched namespace can be listed, by kind and namespace.
         resources: how many, by kind and whether they take part.
@@ -53,79 +53,79 @@ class Figures:
         reported_routes: how many routes are in which state, as agents reported it to this process.
         hints_sent: datagrams handed to the network.
         hints_lost: those after which the agent came by its poll only.
-        sweeps: how often what is known was compared with a list.
-        sweep_differences: what came to light by that, by kind and what it was: ``missing``,
+        resyncs: how often what is known was compared with a list.
+        resync_differences: what came to light by that, by kind and what it was: ``missing``,
             ``changed`` or ``ghost``.
         relists: whole lists taken in after the first, by kind.
         feeder_restarts: how often the feeder's own process was started again.
         writes: requests that change something in the cluster, by object and result: see
-            `writes_of`.
-        reviews: questions to the API server, by review and result: see `Reviews.counts`.
+            `count_writes`.
+        reviews: questions to the API server, by review and result: see `ReviewClient.counts`.
     """
 
     release: str
     synced: bool = False
     leads: bool = False
     routes: int = 0
-    board: Mapping[AnyKind, int] = field(default_factory=dict)
+    board_versions: Mapping[AnyKind, int] = field(default_factory=dict)
     watch_age_s: Mapping[AnyKind, float] = field(default_factory=dict)
     followed: Mapping[tuple[AnyKind, str], bool] = field(default_factory=dict)
-    resources: Mapping[tuple[AnyKind, State], int] = field(default_factory=dict)
+    resources: Mapping[tuple[AnyKind, ResourceState], int] = field(default_factory=dict)
     agents: Mapping[AgentState, int] = field(default_factory=dict)
     reported_routes: Mapping[str, int] = field(default_factory=dict)
     hints_sent: int = 0
     hints_lost: int = 0
-    sweeps: int = 0
-    sweep_differences: Mapping[tuple[AnyKind, str], int] = field(default_factory=dict)
+    resyncs: int = 0
+    resync_differences: Mapping[tuple[AnyKind, str], int] = field(default_factory=dict)
     relists: Mapping[AnyKind, int] = field(default_factory=dict)
     feeder_restarts: int = 0
     writes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     reviews: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
-def families(found: Figures) -> Iterator[Metric]:
+def families(gauges: BrokerGauges) -> Iterator[Metric]:
     """Yield figures as Prometheus names them."""
-    yield _gauge("build_info", "The release that runs.", ("version",), {(found.release,): 1})
-    synced = {(): float(found.synced)}
+    yield _gauge("build_info", "The release that runs.", ("version",), {(gauges.release,): 1})
+    synced = {(): float(gauges.synced)}
     yield _gauge("feed_synced", "1 once all resources have been read.", (), synced)
-    yield _gauge("leader", "1 if this process holds the Lease.", (), {(): float(found.leads)})
-    yield _gauge("routes", "Routes on the board.", (), {(): found.routes})
-    yield _gauge("board_version", "Processed version.", ("kind",), _by_kind(found.board))
+    yield _gauge("leader", "1 if this process holds the Lease.", (), {(): float(gauges.leads)})
+    yield _gauge("routes", "Routes on the board.", (), {(): gauges.routes})
+    yield _gauge("board_version", "Processed version.", ("kind",), _by_kind(gauges.board_versions))
     yield _gauge(
-        "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(found.watch_age_s)
+        "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(gauges.watch_age_s)
     )
     followed = {
-        (OBJECTS[kind], watched): float(on) for (kind, watched), on in found.followed.items()
+        (OBJECTS[kind], watched): float(on) for (kind, watched), on in gauges.followed.items()
     }
     text = "1 if resources of a watched namespace can be listed."
     yield _gauge("namespace_followed", text, ("kind", "watched"), followed)
-    resources = {(OBJECTS[kind], state): n for (kind, state), n in found.resources.items()}
+    resources = {(OBJECTS[kind], state): n for (kind, state), n in gauges.resources.items()}
     yield _gauge("resources", "Exports and Imports.", ("kind", "state"), resources)
-    agents = {(state,): count for state, count in found.agents.items()}
+    agents = {(state,): count for state, count in gauges.agents.items()}
     yield _gauge("agents", "Registered agents.", ("state",), agents)
-    reported = {(state,): count for state, count in found.reported_routes.items()}
+    reported = {(state,): count for state, count in gauges.reported_routes.items()}
     yield _gauge("reported_routes", "Routes that agents report.", ("state",), reported)
-    yield _counter("hints_sent", "Hints handed to the network.", (), {(): found.hints_sent})
-    yield _counter("hints_lost", "Hints that did not arrive.", (), {(): found.hints_lost})
-    yield _counter("sweeps", "Comparisons with a list.", (), {(): found.sweeps})
-    mended = {(OBJECTS[kind], what): n for (kind, what), n in found.sweep_differences.items()}
+    yield _counter("hints_sent", "Hints handed to the network.", (), {(): gauges.hints_sent})
+    yield _counter("hints_lost", "Hints that did not arrive.", (), {(): gauges.hints_lost})
+    yield _counter("sweeps", "Comparisons with a list.", (), {(): gauges.resyncs})
+    mended = {(OBJECTS[kind], what): n for (kind, what), n in gauges.resync_differences.items()}
     mended = {**dict.fromkeys(_DIFFERENCES, 0), **mended}
     yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), mended)
-    yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(found.relists))
-    yield _counter("feeder_restarts", "Starts of the feeder.", (), {(): found.feeder_restarts})
-    writes = {**dict.fromkeys(_WRITES, 0), **found.writes}
+    yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(gauges.relists))
+    yield _counter("feeder_restarts", "Starts of the feeder.", (), {(): gauges.feeder_restarts})
+    writes = {**dict.fromkeys(_WRITES, 0), **gauges.writes}
     yield _counter("api_writes", "Writes in the cluster.", ("object", "result"), writes)
-    reviews = {**dict.fromkeys(_REVIEWS, 0), **found.reviews}
+    reviews = {**dict.fromkeys(_REVIEWS, 0), **gauges.reviews}
     yield _counter("reviews", "Token and access reviews.", ("review", "result"), reviews)
 
 
-def writes_of(
-    status: StatusFigures,
+def count_writes(
+    status: StatusMetrics,
     events: EventWriter,
     lease: Lease,
     objects: Mapping[tuple[str, str], int],
 ) -> Mapping[tuple[str, str], int]:
-    """Return what was written in the cluster, for `Figures.writes`.
+    """Return what was written in the cluster, for `BrokerGauges.writes`.
 
     Args:
         status: of the one who writes statuses.
@@ -150,11 +150,11 @@ class Metrics(Collector):
     """All figures of a broker.
 
     Args:
-        read: returns what is read when Prometheus asks.
+        read_gauges: returns what is read when Prometheus asks.
     """
 
-    def __init__(self, read: Callable[[], Figures]) -> None:
-        self._read = read
+    def __init__(self, read_gauges: Callable[[], BrokerGauges]) -> None:
+        self._read_gauges = read_gauges
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
@@ -182,18 +182,18 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what is read at this moment."""
-        yield from families(self._read())
+        yield from families(self._read_gauges())
         yield _counter("rest_requests", "Answers of REST.", ("method", "code"), self._answers)
 
-    def matched(self, seconds: float) -> None:
+    def observe_match(self, seconds: float) -> None:
         """Count the time that one change took to be matched."""
         self._match.observe(seconds)
 
-    def applied(self, seconds: float) -> None:
+    def observe_applied(self, seconds: float) -> None:
         """Count the time from a change of an agent's view until the agent ran it."""
         self._applied.observe(seconds)
 
-    def answered(self, method: str, code: int, seconds: float | None) -> None:
+    def count_answer(self, method: str, code: int, seconds: float | None) -> None:
         """Count a REST answer.
 
         Args:

@@ -8,11 +8,16 @@ from collections.abc import Callable
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from streambroker_operator.kubernetes.observability.health import Probe, State, live, ready
+from streambroker_operator.kubernetes.observability.health import (
+    BrokerState,
+    Probe,
+    check_live,
+    check_ready,
+)
 from streambroker_operator.kubernetes.observability.metrics import CONTENT_TYPE, Metrics
 
 
-def counting(metrics: Metrics) -> Middleware:
+def count_answers(metrics: Metrics) -> Middleware:
     """Return what counts the answers of REST, to stand before all else."""
 
     @web.middleware
@@ -21,13 +26,13 @@ def counting(metrics: Metrics) -> Middleware:
         answer = await handler(request)
         waits = "wait" in request.query or answer.content_type == "text/event-stream"
         seconds = None if waits else time.perf_counter() - began
-        metrics.answered(request.method, answer.status, seconds)
+        metrics.count_answer(request.method, answer.status, seconds)
         return answer
 
     return counted
 
 
-def parting(closing: Callable[[], bool]) -> Middleware:
+def close_when_stopping(closing: Callable[[], bool]) -> Middleware:
     """Return what has callers connect anew, and so elsewhere, once the broker is to end."""
 
     @web.middleware
@@ -40,7 +45,7 @@ def parting(closing: Callable[[], bool]) -> Middleware:
     return parted
 
 
-def create_probes(state: Callable[[], State], metrics: Metrics) -> web.Application:
+def create_probes(state: Callable[[], BrokerState], metrics: Metrics) -> web.Application:
     """Return the application that answers them, to everybody and without secrets.
 
     Args:
@@ -49,10 +54,10 @@ def create_probes(state: Callable[[], State], metrics: Metrics) -> web.Applicati
     """
 
     async def alive(_: web.Request) -> web.Response:
-        return _answer(live(state()))
+        return _answer(check_live(state()))
 
     async def is_ready(_: web.Request) -> web.Response:
-        return _answer(ready(state()))
+        return _answer(check_ready(state()))
 
     async def figures(_: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})

@@ -48,7 +48,7 @@ class LeaseTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LeaseRecord:
     """What a Lease says.
 
     Attributes:
@@ -67,10 +67,10 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class LeaseWrite:
     """A record to be written in place of the one at a version; None to create the Lease."""
 
-    record: Record
+    record: LeaseRecord
     version: str | None
 
 
@@ -85,7 +85,7 @@ class Election:
     def __init__(self, identity: str, timing: LeaseTiming) -> None:
         self._identity = identity
         self._timing = timing
-        self._record: Record | None = None
+        self._record: LeaseRecord | None = None
         self._version: str | None = None
         self._changed_at = 0.0
         self._leads_until = float("-inf")
@@ -103,7 +103,7 @@ class Election:
         return "" if self._record is None else self._record.holder
 
     @property
-    def dead_at(self) -> float:
+    def expires_at(self) -> float:
         """The time at which what was read last is dead, unless it changes before."""
         known = self._record
         if known is None or not known.holder:
@@ -114,7 +114,7 @@ class Election:
         """Say whether this candidate leads at a time of its monotonic clock."""
         return now < self._leads_until
 
-    def read(self, record: Record | None, version: str | None, now: float) -> None:
+    def on_read(self, record: LeaseRecord | None, version: str | None, now: float) -> None:
         """Take in what the Lease says.
 
         Args:
@@ -130,7 +130,7 @@ class Election:
         if self.holder != self._identity:
             self._leads_until = float("-inf")
 
-    def write(self, now: float, wall: float) -> Write | None:
+    def next_write(self, now: float, wall: float) -> LeaseWrite | None:
         """Return the record to write; None while somebody else holds the Lease.
 
         Args:
@@ -140,20 +140,20 @@ class Election:
         known = self._record
         if known is not None and known.holder == self._identity:
             renewed = replace(known, duration_s=self._timing.duration_s, renewed=wall)
-            return Write(record=renewed, version=self._version)
-        if now < self.dead_at:
+            return LeaseWrite(record=renewed, version=self._version)
+        if now < self.expires_at:
             self.must_read = True
             return None
-        record = Record(
+        record = LeaseRecord(
             holder=self._identity,
             duration_s=self._timing.duration_s,
             acquired=wall,
             renewed=wall,
             transitions=0 if known is None else known.transitions + 1,
         )
-        return Write(record=record, version=self._version)
+        return LeaseWrite(record=record, version=self._version)
 
-    def wrote(self, record: Record, version: str, *, sent: float, now: float) -> None:
+    def on_written(self, record: LeaseRecord, version: str, *, sent: float, now: float) -> None:
         """Take in that the API server took what `write` returned.
 
         Args:
@@ -162,15 +162,15 @@ class Election:
             sent: when the request was begun, by the monotonic clock.
             now: when the answer had come.
         """
-        self.read(record, version, now)
+        self.on_read(record, version, now)
         if self.holder == self._identity:
             self._leads_until = max(self._leads_until, sent + self._timing.deadline_s)
 
-    def failed(self) -> None:
+    def on_failed(self) -> None:
         """Take in that a request failed, or that nobody knows what became of it."""
         self.must_read = True
 
-    def release(self, wall: float) -> Write | None:
+    def release(self, wall: float) -> LeaseWrite | None:
         """Stop leading; return the record that lets others lead at once, if there is one to write.
 
         What a request still under way does to the Lease is not known; read again first where
@@ -180,6 +180,6 @@ class Election:
         known = self._record
         if known is None or known.holder != self._identity:
             return None
-        return Write(
+        return LeaseWrite(
             record=replace(known, holder="", duration_s=1, renewed=wall), version=self._version
         )

@@ -14,21 +14,21 @@ SILENT_S = 600.0
 """For how long an agent without resources may say nothing here, in seconds."""
 
 
-class Leftovers:
+class PeGarbage:
     """Since when nothing was heard of PEs without resources."""
 
     def __init__(self) -> None:
         self._since: dict[PeKey, tuple[str | None, float]] = {}
 
-    def look(self, bare: Iterable[tuple[PeKey, str | None]], now: float) -> list[PeKey]:
+    def collect(self, portless: Iterable[tuple[PeKey, str | None]], now: float) -> list[PeKey]:
         """Return the PEs to be forgotten.
 
         Args:
-            bare: the PEs that have no resource, and when each was heard of last, as it is told.
+            portless: the PEs that have no resource, and when each was heard of last, as it is told.
             now: of a monotonic clock, in seconds.
         """
         before, self._since, found = self._since, {}, []
-        for pe, heard in bare:
+        for pe, heard in portless:
             known = before.get(pe)
             since = known[1] if known is not None and known[0] == heard else now
             if now - since >= SILENT_S:

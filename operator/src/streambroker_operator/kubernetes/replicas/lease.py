@@ -18,14 +18,19 @@ from streambroker_operator.kubernetes.client.http_api import (
     ApiUnreachableError,
     micro_time,
 )
-from streambroker_operator.kubernetes.replicas.election import Election, LeaseTiming, Record, Write
+from streambroker_operator.kubernetes.replicas.election import (
+    Election,
+    LeaseRecord,
+    LeaseTiming,
+    LeaseWrite,
+)
 
 TIMEOUT_S = 5.0
 """For one request, in seconds."""
 RELEASE_S = 2.0
 """For letting go of the Lease when the process ends, in seconds."""
 JITTER = 0.2
-ADDRESS = "streambroker.io/address"
+ADDRESS_ANNOTATION = "streambroker.io/address"
 """Annotation of the Lease: where its holder is asked."""
 
 _API = "coordination.k8s.io/v1"
@@ -48,7 +53,7 @@ class Lease:
         identity: as `new_identity` returns it.
         timing: how the Lease is kept.
         address: where this process is asked by the others.
-        changed: called with whether this process leads, each time that is another answer.
+        on_change: called with whether this process leads, each time that is another answer.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Lease:
         identity: str,
         timing: LeaseTiming | None = None,
         address: str = "",
-        changed: Callable[[bool], None] = lambda _: None,
+        on_change: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._api = api
         self._namespace = namespace
@@ -68,9 +73,9 @@ class Lease:
         self._timing = LeaseTiming() if timing is None else timing
         self._election = Election(identity, self._timing)
         self._address = address
-        self._leader = ""
-        self._changed = changed
-        self._told = False
+        self._leader_address = ""
+        self._on_change = on_change
+        self._last_reported = False
         self._trouble = ""
         self._timer: asyncio.TimerHandle | None = None
         self._path = f"/apis/{_API}/namespaces/{namespace}/leases"
@@ -88,21 +93,21 @@ class Lease:
         return self._election.holder
 
     @property
-    def leader(self) -> str:
+    def leader_address(self) -> str:
         """Where whoever held the Lease when it was seen last is asked; empty if that is unknown."""
-        return self._leader if self.holder else ""
+        return self._leader_address if self.holder else ""
 
     async def run(self) -> None:
         """Hold the Lease or wait for it, until cancelled; `release` comes after that."""
         while True:
             try:
-                trouble = await self._turn()
+                trouble = await self._acquire_or_renew()
             except ApiUnreachableError as error:
-                self._election.failed()
+                self._election.on_failed()
                 self.writes["failed"] += 1
                 trouble = f"the API server is not reached: {error}"
-            self._note(trouble)
-            self._settle()
+            self._log_trouble(trouble)
+            self._update_leadership()
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> float:
@@ -111,21 +116,21 @@ class Lease:
             return self._timing.retry_s
         spread = 1 + JITTER * random.random()  # noqa: S311 - spreads load, hides nothing
         pause = spread * self._timing.retry_s
-        left = self._election.dead_at - _now()
+        left = self._election.expires_at - _now()
         # Whoever else comes back then as well: one of the writes succeeds.
         return min(pause, left) if left > 0 else pause
 
     async def release(self) -> None:
         """Stop leading and let others lead at once; takes at most `RELEASE_S` seconds."""
         self._election.release(time.time())
-        self._settle()
-        releasing = asyncio.ensure_future(self._let_go())
+        self._update_leadership()
+        releasing = asyncio.ensure_future(self._release())
         await asyncio.wait([releasing], timeout=RELEASE_S)
         if not releasing.done() or not releasing.result():
             releasing.cancel()
             _log.info("the Lease %s could not be released; it runs out by itself", self._name)
 
-    async def _let_go(self) -> bool:
+    async def _release(self) -> bool:
         """Release the Lease, whatever a renewal that was under way has made of it meanwhile."""
         while True:
             try:
@@ -139,17 +144,17 @@ class Lease:
                 return False
             if answer.status != 409:
                 return answer.status == 200
-            self._election.failed()
+            self._election.on_failed()
 
-    async def _turn(self) -> str:
+    async def _acquire_or_renew(self) -> str:
         """Look, and write where it is this candidate's turn; return what went wrong, or nothing."""
         if self._election.must_read and (trouble := await self._read()):
             return trouble
         sent = _now()
-        write = self._election.write(sent, time.time())
+        write = self._election.next_write(sent, time.time())
         if write is None:
             return ""
-        self._election.failed()  # until the answer says that it has not
+        self._election.on_failed()  # until the answer says that it has not
         if write.version is None:
             answer = await self._call("POST", self._path, self._body(write))
         else:
@@ -157,7 +162,7 @@ class Lease:
         version = _version(answer.body)
         if answer.status in (200, 201) and version:
             self.writes["done"] += 1
-            self._election.wrote(write.record, version, sent=sent, now=_now())
+            self._election.on_written(write.record, version, sent=sent, now=_now())
             return ""
         if answer.status == 409:
             self.writes["conflict"] += 1
@@ -168,10 +173,10 @@ class Lease:
     async def _read(self) -> str:
         answer = await self._call("GET", f"{self._path}/{self._name}")
         if answer.status == 404:
-            self._election.read(None, None, _now())
+            self._election.on_read(None, None, _now())
         elif answer.status == 200 and (version := _version(answer.body)):
-            self._election.read(_record(answer.body), version, _now())
-            self._leader = _address(answer.body)
+            self._election.on_read(_parse_record(answer.body), version, _now())
+            self._leader_address = _address(answer.body)
         else:
             return _refusal(answer)
         return ""
@@ -179,10 +184,10 @@ class Lease:
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         return await self._api.call(method, path, body, timeout_s=TIMEOUT_S)
 
-    def _body(self, write: Write) -> dict[str, Any]:
+    def _body(self, write: LeaseWrite) -> dict[str, Any]:
         metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
         if self._address:
-            metadata["annotations"] = {ADDRESS: self._address}
+            metadata["annotations"] = {ADDRESS_ANNOTATION: self._address}
         if write.version is not None:
             metadata["resourceVersion"] = write.version
         record = write.record
@@ -199,7 +204,7 @@ class Lease:
             },
         }
 
-    def _settle(self) -> None:
+    def _update_leadership(self) -> None:
         """Tell of a change, and come back when leading would end by itself."""
         if self._timer is not None:
             self._timer.cancel()
@@ -207,13 +212,13 @@ class Lease:
         leads = self.leads
         if leads:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(self._election.leads_until, self._settle)
-        if leads != self._told:
-            self._told = leads
+            self._timer = loop.call_at(self._election.leads_until, self._update_leadership)
+        if leads != self._last_reported:
+            self._last_reported = leads
             _log.info("%s the Lease %s/%s", "got" if leads else "lost", self._namespace, self._name)
-            self._changed(leads)
+            self._on_change(leads)
 
-    def _note(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         """Write one line for each change between well and not well."""
         if trouble and not self._trouble:
             _log.warning("the Lease %s/%s: %s", self._namespace, self._name, trouble)
@@ -233,7 +238,7 @@ def _refusal(answer: Answer) -> str:
 def _address(body: Mapping[str, Any]) -> str:
     """Return where the holder of a Lease is asked; empty where it does not say."""
     annotations = body["metadata"].get("annotations")
-    found = annotations.get(ADDRESS) if isinstance(annotations, Mapping) else None
+    found = annotations.get(ADDRESS_ANNOTATION) if isinstance(annotations, Mapping) else None
     return found if isinstance(found, str) else ""
 
 
@@ -246,19 +251,19 @@ def _version(body: Mapping[str, Any]) -> str:
     return str(metadata.get("resourceVersion", "")) if isinstance(metadata, Mapping) else ""
 
 
-def _record(body: Mapping[str, Any]) -> Record:
+def _parse_record(body: Mapping[str, Any]) -> LeaseRecord:
     spec = body.get("spec")
     spec = spec if isinstance(spec, Mapping) else {}
-    return Record(
+    return LeaseRecord(
         holder=str(spec.get("holderIdentity") or ""),
         duration_s=int(spec.get("leaseDurationSeconds") or 1),
-        acquired=_time(spec.get("acquireTime")),
-        renewed=_time(spec.get("renewTime")),
+        acquired=_parse_time(spec.get("acquireTime")),
+        renewed=_parse_time(spec.get("renewTime")),
         transitions=int(spec.get("leaseTransitions") or 0),
     )
 
 
-def _time(text: object) -> float:
+def _parse_time(text: object) -> float:
     """Return seconds since 1970; 0 for what is no time."""
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()

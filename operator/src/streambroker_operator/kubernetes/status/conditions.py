@@ -30,19 +30,19 @@ MAX_MESSAGE = 1000
 MAX_SUMMARY = 60
 """Characters of the line that ``kubectl get`` shows."""
 
-Truth: TypeAlias = Literal["True", "False", "Unknown"]
+ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
 
-Since: TypeAlias = tuple[str, str, str]
+ConditionTime: TypeAlias = tuple[str, str, str]
 """Type and status of a condition, and since when it has that."""
 
 _TYPES = (
     *("Accepted", "Matched", "Programmed", "Ready", "Held", "Steered", "Ended", "InRing"),
     "Damaged",
 )
-_TRUTHS: Mapping[str, Truth] = {"True": "True", "False": "False"}
-_VALID = ("PortTaken", "StreamIdTaken")
+_CONDITION_STATUSES: Mapping[str, ConditionStatus] = {"True": "True", "False": "False"}
+_VALID_REASONS = ("PortTaken", "StreamIdTaken")
 """Reasons for which a resource is not accepted although its spec is valid."""
-_PLAIN = re.compile(r"[^\s\"'\[\]=]+")
+_UNQUOTED = re.compile(r"[^\s\"'\[\]=]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +50,13 @@ class Condition:
     """One condition, without the time of its last transition."""
 
     type: str
-    status: Truth
+    status: ConditionStatus
     reason: str
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DesiredStatus:
     """What there is to tell of a resource.
 
     Attributes:
@@ -77,13 +77,13 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PublishedStatus:
     """What stands in a resource's status, as far as the next one depends on it.
 
     Twenty thousand of these are kept, so the texts themselves are not.
 
     Attributes:
-        content: digest of all that `Facts` say; empty where nothing is shown.
+        content: digest of all that `DesiredStatus` say; empty where nothing is shown.
         routes: digest of generation and matches, which `Programmed` is about.
         since: of each condition: type, status, time of its last transition.
         programmed: that condition, or None.
@@ -94,7 +94,7 @@ class Shown:
 
     content: str = ""
     routes: str = ""
-    since: tuple[Since, ...] = ()
+    since: tuple[ConditionTime, ...] = ()
     programmed: Condition | None = None
     nearest: tuple[int, str] = (0, "")
     damaged: str = ""
@@ -103,21 +103,21 @@ class Shown:
     @property
     def ended(self) -> bool:
         """Whether it says that the export has ended."""
-        return self.status_of("Ended") == "True"
+        return self.condition_status("Ended") == "True"
 
-    def status_of(self, condition: str) -> str | None:
+    def condition_status(self, condition: str) -> str | None:
         """Return the status of a condition; None where it is not shown."""
         return next((status for name, status, _ in self.since if name == condition), None)
 
 
-NOTHING_SHOWN = Shown()
-_ENDED = Condition(
+NOTHING_PUBLISHED = PublishedStatus()
+_ENDED_CONDITION = Condition(
     type="Ended",
     status="True",
     reason="Finished",
     message="Its program has said that nothing will follow, and nothing has.",
 )
-_HELD = Condition(
+_HELD_CONDITION = Condition(
     type="Held",
     status="True",
     reason="EarlierUnknown",
@@ -126,17 +126,17 @@ _HELD = Condition(
 )
 
 
-def facts_of(
+def desired_status(
     resource: Resource,
     status: Status,
     *,
     programmed: Condition | None,
-    shown: Shown = NOTHING_SHOWN,
+    published: PublishedStatus = NOTHING_PUBLISHED,
     steered: str | None = None,
     ended: bool | None = False,
     damaged: str | None = "",
     nearest: str | None = None,
-) -> Facts:
+) -> DesiredStatus:
     """Return what there is to tell of a resource that can be read.
 
     Args:
@@ -144,7 +144,7 @@ def facts_of(
         status: what the board says of it.
         programmed: whether the agents run it; None while some have not been heard of yet. Then
             what is shown stays, if it is about the same routes.
-        shown: what stands there.
+        published: what stands there.
         steered: which fields are set at run time and by whom, or None.
         ended: whether its agent says that it has ended; None while it was not asked yet. Then
             what is shown stays.
@@ -153,95 +153,104 @@ def facts_of(
         nearest: the sentence about a resource that matches nothing; None while it is not known.
             Then the sentence of the same generation that is shown stays.
     """
-    accepted = _accepted(status)
+    accepted = _accepted_condition(status)
     if nearest is None:
-        nearest = shown.nearest[1] if shown.nearest[0] == resource.generation else ""
-    matched = _matched(resource, status, nearest)
-    routes = _routes_digest(resource.generation, status.matches, _names(status))
-    runs = status.accepted or status.runs is not None
+        nearest = published.nearest[1] if published.nearest[0] == resource.generation else ""
+    matched = _matched_condition(resource, status, nearest)
+    routes = _routes_digest(resource.generation, status.matches, _peer_names(status))
+    runs = status.accepted or status.running_generation is not None
     if not runs or matched.status != "True":
         reason = "NoMatch" if runs else "NotAccepted"
         programmed = Condition(type="Programmed", status="False", reason=reason)
     elif programmed is None:
-        programmed = _kept(shown, routes)
-    found = [accepted, matched, programmed, ready((accepted, matched, programmed))]
+        programmed = _retained_programmed(published, routes)
+    found = [accepted, matched, programmed, ready_condition((accepted, matched, programmed))]
     if status.held:
-        found.append(_HELD)
+        found.append(_HELD_CONDITION)
     if steered:
-        found.append(_true("Steered", "Steered", steered))
-    if runs and (shown.ended if ended is None else ended):
-        found.append(_ENDED)
+        found.append(_true_condition("Steered", "Steered", steered))
+    if runs and (published.ended if ended is None else ended):
+        found.append(_ENDED_CONDITION)
     if status.ring:
-        found.append(_true("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}"))
-    damaged = shown.damaged if damaged is None else damaged
+        found.append(_true_condition("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}"))
+    damaged = published.damaged if damaged is None else damaged
     if runs and damaged:
-        found.append(_true("Damaged", "LogDamaged", damaged))
-    newer = resource.newer
-    valid = status.reason in _VALID or shown.accepted == resource.generation
-    return Facts(
+        found.append(_true_condition("Damaged", "LogDamaged", damaged))
+    newer = resource.rejected
+    valid = status.reason in _VALID_REASONS or published.accepted == resource.generation
+    return DesiredStatus(
         generation=resource.generation if newer is None else newer.generation,
         conditions=tuple(found),
         matches=status.matches,
-        top_matches=_names(status),
-        summary=summary_of(resource),
+        top_matches=_peer_names(status),
+        summary=summarise(resource),
         accepted=resource if runs or valid else None,
     )
 
 
-def unreadable(generation: int, reason: str, message: str, *, held: bool = False) -> Facts:
+def unreadable_status(
+    generation: int, reason: str, message: str, *, is_held: bool = False
+) -> DesiredStatus:
     """Return what there is to tell of a resource that cannot be read.
 
     Args:
         generation: of the resource.
         reason: the word of the problem, such as ``PropertyInvalid``.
         message: a sentence that says where the fault is.
-        held: agents keep the routes that they have of it.
+        is_held: agents keep the routes that they have of it.
     """
     refused = Status(accepted=False, reason=reason, message=message)
-    accepted = _accepted(refused)
+    accepted = _accepted_condition(refused)
     matched = Condition(type="Matched", status="False", reason="NotAccepted")
     programmed = Condition(type="Programmed", status="False", reason="NotAccepted")
     found = (accepted, matched, programmed)
-    more = (_HELD,) if held else ()
-    return Facts(generation=generation, conditions=(*found, ready(found), *more))
+    more = (_HELD_CONDITION,) if is_held else ()
+    return DesiredStatus(generation=generation, conditions=(*found, ready_condition(found), *more))
 
 
-def written(facts: Facts, shown: Shown, now: float) -> dict[str, Any] | None:
+def status_to_write(
+    desired: DesiredStatus, published: PublishedStatus, now: float
+) -> dict[str, Any] | None:
     """Return the status to write; None where it stands there already.
 
     Args:
-        facts: what there is to tell.
-        shown: what stands there.
+        desired: what there is to tell.
+        published: what stands there.
         now: seconds since 1970, UTC.
     """
-    if _digest(facts, facts.accepted.generation if facts.accepted else 0) == shown.content:
+    if (
+        _digest(desired, desired.accepted.generation if desired.accepted else 0)
+        == published.content
+    ):
         return None
     body = {
-        "observedGeneration": facts.generation,
-        "conditions": conditions_out(facts.conditions, shown.since, now, facts.generation),
-        "matches": facts.matches,
-        "topMatches": list(facts.top_matches),
-        "summary": facts.summary,
+        "observedGeneration": desired.generation,
+        "conditions": write_conditions(
+            desired.conditions, published.since, now, desired.generation
+        ),
+        "matches": desired.matches,
+        "topMatches": list(desired.top_matches),
+        "summary": desired.summary,
     }
-    resource = facts.accepted
+    resource = desired.accepted
     if resource is None:
         return body
     accepted = {"generation": resource.generation, "spec": write_spec(resource)}
     return {**body, "accepted": accepted}
 
 
-def conditions_out(
-    conditions: Sequence[Condition], shown: Sequence[Since], now: float, generation: int
+def write_conditions(
+    conditions: Sequence[Condition], published: Sequence[ConditionTime], now: float, generation: int
 ) -> list[dict[str, Any]]:
     """Return conditions to write, each with the time at which its status last changed.
 
     Args:
         conditions: what there is to tell.
-        shown: those that stand there.
+        published: those that stand there.
         now: seconds since 1970, UTC.
         generation: of the resource, which the conditions are about.
     """
-    since = {(name, status): time for name, status, time in shown}
+    since = {(name, status): time for name, status, time in published}
     return [
         {
             "type": condition.type,
@@ -249,7 +258,7 @@ def conditions_out(
             "reason": condition.reason,
             "message": condition.message,
             "observedGeneration": generation,
-            "lastTransitionTime": since.get((condition.type, condition.status), time_text(now)),
+            "lastTransitionTime": since.get((condition.type, condition.status), format_time(now)),
         }
         for condition in conditions
     ]
@@ -257,7 +266,7 @@ def conditions_out(
 
 def read_conditions(
     status: Mapping[str, Any], types: Sequence[str]
-) -> tuple[tuple[Condition, ...], tuple[Since, ...]]:
+) -> tuple[tuple[Condition, ...], tuple[ConditionTime, ...]]:
     """Return those conditions of a status that are of some types, in their order, and their times.
 
     Args:
@@ -277,53 +286,55 @@ def read_conditions(
     return conditions, tuple(since)
 
 
-def read_shown(status: object) -> Shown:
+def read_published(status: object) -> PublishedStatus:
     """Return what a resource's status says of the facts; anything odd counts as not shown.
 
     Args:
         status: as the API server has it, or None.
     """
     if not isinstance(status, Mapping):
-        return NOTHING_SHOWN
+        return NOTHING_PUBLISHED
     conditions, since = read_conditions(status, _TYPES)
     if not conditions:
-        return NOTHING_SHOWN
+        return NOTHING_PUBLISHED
     accepted = status.get("accepted")
     accepted = accepted if isinstance(accepted, Mapping) else {}
-    facts = Facts(
-        generation=_number(status.get("observedGeneration")),
+    facts = DesiredStatus(
+        generation=_to_int(status.get("observedGeneration")),
         conditions=conditions,
-        matches=_number(status.get("matches")),
+        matches=_to_int(status.get("matches")),
         top_matches=tuple(str(name) for name in status.get("topMatches") or ()),
         summary=str(status.get("summary") or ""),
     )
-    last = _number(accepted.get("generation"))
-    return Shown(
+    last = _to_int(accepted.get("generation"))
+    return PublishedStatus(
         accepted=last,
         content=_digest(facts, last),
         routes=_routes_digest(facts.generation, facts.matches, facts.top_matches),
         since=since,
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
         damaged=next((c.message for c in conditions if c.type == "Damaged"), ""),
-        nearest=next(((facts.generation, c.message) for c in conditions if unmatched(c)), (0, "")),
+        nearest=next(
+            ((facts.generation, c.message) for c in conditions if is_unmatched(c)), (0, "")
+        ),
     )
 
 
-def unmatched(condition: Condition) -> bool:
+def is_unmatched(condition: Condition) -> bool:
     """Return whether a condition is the `Matched` of a resource that nothing fits."""
     return condition.type == "Matched" and condition.reason == "NoMatch"
 
 
-def summary_of(resource: Resource) -> str:
+def summarise(resource: Resource) -> str:
     """Return what a resource offers or wants, in one line of at most `MAX_SUMMARY` characters."""
     if isinstance(resource, Import):
-        return _wanted(resource)
+        return _subscription_text(resource)
     if resource.stream_id is not None:
-        return _shortened(f"stream {resource.stream_id}")
-    return _offered(resource)
+        return _shorten(f"stream {resource.stream_id}")
+    return _offer_text(resource)
 
 
-def time_text(now: float) -> str:
+def format_time(now: float) -> str:
     """Return a time as conditions carry it: UTC, whole seconds."""
     return datetime.fromtimestamp(int(now), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -331,23 +342,23 @@ def time_text(now: float) -> str:
 # ---- conditions ----------------------------------------------------------
 
 
-def _true(type_: str, reason: str, message: str) -> Condition:
-    return Condition(type=type_, status="True", reason=reason, message=cut(message))
+def _true_condition(type_: str, reason: str, message: str) -> Condition:
+    return Condition(type=type_, status="True", reason=reason, message=truncate(message))
 
 
-def _accepted(status: Status) -> Condition:
+def _accepted_condition(status: Status) -> Condition:
     return Condition(
         type="Accepted",
         status="True" if status.accepted else "False",
         reason=status.reason,
-        message=cut(status.message),
+        message=truncate(status.message),
     )
 
 
-def _matched(resource: Resource, status: Status, nearest: str) -> Condition:
-    if not status.accepted and status.runs is None:
+def _matched_condition(resource: Resource, status: Status, nearest: str) -> Condition:
+    if not status.accepted and status.running_generation is None:
         return Condition(type="Matched", status="False", reason="NotAccepted")
-    message = _refusals(status)
+    message = _refusals_text(status)
     if status.matches:
         return Condition(type="Matched", status="True", reason="Matched", message=message)
     if status.refused:
@@ -355,19 +366,19 @@ def _matched(resource: Resource, status: Status, nearest: str) -> Condition:
     elif isinstance(resource, Import) and resource.subscription is None and not resource.streams:
         reason, message = "NothingWanted", "It has neither a subscription nor streams."
     else:
-        reason, message = "NoMatch", cut(nearest)
+        reason, message = "NoMatch", truncate(nearest)
     return Condition(type="Matched", status="False", reason=reason, message=message)
 
 
-def _refusals(status: Status) -> str:
+def _refusals_text(status: Status) -> str:
     if not status.refused:
         return ""
     first, more = status.refused[0], len(status.refused) - 1
     rest = f" ({more} more)" if more else ""
-    return cut(f"{first.export} is refused, {first.reason}: {first.message}{rest}")
+    return truncate(f"{first.export} is refused, {first.reason}: {first.message}{rest}")
 
 
-def ready(conditions: Sequence[Condition]) -> Condition:
+def ready_condition(conditions: Sequence[Condition]) -> Condition:
     """Return `Ready`, with reason and message of the first condition that is not true."""
     for condition in conditions:
         if condition.status != "True":
@@ -375,9 +386,9 @@ def ready(conditions: Sequence[Condition]) -> Condition:
     return Condition(type="Ready", status="True", reason="Ready")
 
 
-def _kept(shown: Shown, routes: str) -> Condition:
-    known = shown.programmed
-    if known is not None and shown.routes == routes and known.reason != "NoAgent":
+def _retained_programmed(published: PublishedStatus, routes: str) -> Condition:
+    known = published.programmed
+    if known is not None and published.routes == routes and known.reason != "NoAgent":
         return known
     return Condition(
         type="Programmed",
@@ -387,7 +398,7 @@ def _kept(shown: Shown, routes: str) -> Condition:
     )
 
 
-def cut(message: str) -> str:
+def truncate(message: str) -> str:
     """Return a message of a length that the API server takes."""
     return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"
 
@@ -395,20 +406,20 @@ def cut(message: str) -> str:
 # ---- what is compared ----------------------------------------------------
 
 
-def _names(status: Status) -> tuple[str, ...]:
+def _peer_names(status: Status) -> tuple[str, ...]:
     return tuple(str(peer) for peer in status.peers)
 
 
-def _digest(facts: Facts, accepted: int) -> str:
+def _digest(desired: DesiredStatus, accepted: int) -> str:
     """Return what stands for facts; a spec needs no more than its generation."""
     return digest(
         [
             accepted,
-            facts.generation,
-            [[c.type, c.status, c.reason, c.message] for c in facts.conditions],
-            facts.matches,
-            facts.top_matches,
-            facts.summary,
+            desired.generation,
+            [[c.type, c.status, c.reason, c.message] for c in desired.conditions],
+            desired.matches,
+            desired.top_matches,
+            desired.summary,
         ]
     )
 
@@ -420,41 +431,41 @@ def _routes_digest(generation: int, matches: int, names: Sequence[str]) -> str:
 def _read_condition(item: Mapping[str, Any]) -> Condition:
     return _condition(
         str(item["type"]),
-        _TRUTHS.get(str(item.get("status")), "Unknown"),
+        _CONDITION_STATUSES.get(str(item.get("status")), "Unknown"),
         str(item.get("reason", "")),
         str(item.get("message", "")),
     )
 
 
 @lru_cache(maxsize=256)
-def _condition(name: str, status: Truth, reason: str, message: str) -> Condition:
+def _condition(name: str, status: ConditionStatus, reason: str, message: str) -> Condition:
     """Return a condition; thousands of resources share few of them."""
     return Condition(type=sys.intern(name), status=status, reason=reason, message=message)
 
 
-def _number(value: object) -> int:
+def _to_int(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
 # ---- summaries -----------------------------------------------------------
 
 
-def _wanted(import_: Import) -> str:
+def _subscription_text(import_: Import) -> str:
     if import_.subscription is not None:
-        return _shortened(" ".join(import_.subscription.split()))
+        return _shorten(" ".join(import_.subscription.split()))
     names = [
         f"{name.application_name}/{name.stream_id}" if name.application_name else name.stream_id
         for name in import_.streams
     ]
-    return _listed([f"stream {names[0]}", *names[1:]]) if names else ""
+    return _join_items([f"stream {names[0]}", *names[1:]]) if names else ""
 
 
-def _offered(export: Export) -> str:
+def _offer_text(export: Export) -> str:
     properties = export.properties or {}
-    return _listed([f"{name}={_value(properties[name])}" for name in sorted(properties)])
+    return _join_items([f"{name}={_value_text(properties[name])}" for name in sorted(properties)])
 
 
-def _listed(items: Sequence[str]) -> str:
+def _join_items(items: Sequence[str]) -> str:
     """Return as many items as fit, and how many more there are."""
     for count in range(min(len(items), MAX_SUMMARY // 2), 0, -1):
         left = len(items) - count
@@ -462,16 +473,16 @@ def _listed(items: Sequence[str]) -> str:
         if len(text) <= MAX_SUMMARY:
             return text
     rest = f" +{len(items) - 1}" if len(items) > 1 else ""
-    return _shortened(items[0], MAX_SUMMARY - len(rest)) + rest if items else ""
+    return _shorten(items[0], MAX_SUMMARY - len(rest)) + rest if items else ""
 
 
-def _value(value: Value) -> str:
+def _value_text(value: Value) -> str:
     if isinstance(value, list):
-        return "[" + " ".join(_value(item) for item in value) + "]"
+        return "[" + " ".join(_value_text(item) for item in value) + "]"
     if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+        return value if _UNQUOTED.fullmatch(value) else json.dumps(value, ensure_ascii=False)
     return json.dumps(value)
 
 
-def _shortened(text: str, most: int = MAX_SUMMARY) -> str:
+def _shorten(text: str, most: int = MAX_SUMMARY) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

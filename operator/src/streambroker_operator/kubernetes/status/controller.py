@@ -9,30 +9,30 @@ from typing import Any
 from streambroker_core.board import (
     Action,
     Board,
-    Event,
+    BoardEvent,
     ExportRemoved,
     ImportRemoved,
     RoutesChanged,
     Synced,
 )
 from streambroker_core.model import RULE, AnyKind, Kind, PeKey, PortKey, Resource, Route
-from streambroker_core.wire.broker.ended_exports import Ends
+from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.watch_client import Body
-from streambroker_operator.kubernetes.replicas.report_relay import Relay
+from streambroker_operator.kubernetes.replicas.report_relay import ReportRelay
 from streambroker_operator.kubernetes.status.events import (
     EventWriter,
-    ShownConditions,
-    route_cut,
-    steering_overwritten,
-    transitions,
+    PublishedConditions,
+    route_cut_note,
+    steering_overwritten_note,
+    transition_notes,
 )
-from streambroker_operator.kubernetes.status.port_reconciler import Statuses
-from streambroker_operator.kubernetes.status.rule_reconciler import RuleStatuses
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
+from streambroker_operator.kubernetes.status.rule_reconciler import RuleReconciler
 from streambroker_operator.kubernetes.status.writer import StatusWrite
 
 
-class Desk:
+class StatusController:
     """Stands between feed and runtime on one side, statuses, Events and the store on the other.
 
     Args:
@@ -44,9 +44,9 @@ class Desk:
 
     Attributes:
         deliver: takes events for the board; the runtime's, set once that is there.
-        why_cut: gives the reason word of a route that is gone; likewise.
-        statuses: what has to stand in statuses of ports; likewise.
-        rule_statuses: what has to stand in those of rules; likewise.
+        cut_reason: gives the reason word of a route that is gone; likewise.
+        port_reconciler: what has to stand in statuses of ports; likewise.
+        rule_reconciler: what has to stand in those of rules; likewise.
     """
 
     def __init__(
@@ -63,117 +63,127 @@ class Desk:
         self._events = events
         self._leads = leads
         self._relay = relay
-        self._seen: dict[Kind, set[str]] = {"Export": set(), "Import": set()}
-        self.deliver: Callable[[Event], None]
-        self.why_cut: Callable[[Route], str]
-        self.statuses: Statuses
-        self.rule_statuses: RuleStatuses
+        self._observed_uids: dict[Kind, set[str]] = {"Export": set(), "Import": set()}
+        self.deliver: Callable[[BoardEvent], None]
+        self.cut_reason: Callable[[Route], str]
+        self.port_reconciler: PortReconciler
+        self.rule_reconciler: RuleReconciler
 
     # ---- of the feed -------------------------------------------------------
 
-    def look(self, kind: AnyKind, body: Body, listed: bool) -> None:
+    def observe(self, kind: AnyKind, body: Body, listed: bool) -> None:
         """Take in an object as the API server has it, before the events that come of it."""
         if kind == RULE:
-            self.rule_statuses.look(body, listed)
+            self.rule_reconciler.observe(body, listed)
             return
         uid = str(body["metadata"]["uid"])
-        steered = self._store.steering.words(uid)
-        seen = self._store.saw(kind, dict(body))
-        self.statuses.look(kind, body, listed)
+        steered = self._store.steering.description(uid)
+        seen = self._store.observe(kind, dict(body))
+        self.port_reconciler.observe(kind, body, listed)
         # Who holds a field may change while the field does not: no event tells of that.
-        if self._store.steering.words(uid) != steered:
-            self.statuses.offer((kind, uid))
-        self._seen[kind].add(uid)
+        if self._store.steering.description(uid) != steered:
+            self.port_reconciler.offer((kind, uid))
+        self._observed_uids[kind].add(uid)
         if seen.agent is not None:
             self.deliver(seen.agent)
         resource = self._board.get(kind, uid)
         if seen.overwritten is not None and resource is not None and self._leads():
-            note = steering_overwritten(resource, seen.overwritten.words, seen.overwritten.by)
-            self._events.tell(note, time.time())
+            note = steering_overwritten_note(
+                resource, seen.overwritten.description, seen.overwritten.manager
+            )
+            self._events.record(note, time.time())
 
     # ---- of the runtime ----------------------------------------------------
 
-    def followed(self, event: Event, actions: Sequence[Action]) -> None:
+    def on_actions(self, event: BoardEvent, actions: Sequence[Action]) -> None:
         """Take in what an event has done to the board."""
-        self.statuses.followed(event, actions)
-        self.rule_statuses.followed(event, actions)
+        self.port_reconciler.on_actions(event, actions)
+        self.rule_reconciler.on_actions(event, actions)
         if isinstance(event, ExportRemoved | ImportRemoved):
             kind: Kind = "Export" if isinstance(event, ExportRemoved) else "Import"
             self._forget(kind, {event.uid})
         elif isinstance(event, Synced) and event.kind != RULE:
             there = {resource.uid for resource, _ in event.listed}
             there.update(unread.uid for unread in event.unreadable)
-            self._forget(event.kind, self._seen[event.kind] - there)
+            self._forget(event.kind, self._observed_uids[event.kind] - there)
         if self._leads():
-            self._tell_cuts(actions)
+            self._record_cuts(actions)
 
     def _forget(self, kind: Kind, uids: set[str]) -> None:
         for uid in uids:
             if self._board.get(kind, uid) is None and self._board.unreadable(kind, uid) is None:
-                self._seen[kind].discard(uid)
-                self._store.gone(uid)
+                self._observed_uids[kind].discard(uid)
+                self._store.on_deleted(uid)
 
-    def _tell_cuts(self, actions: Sequence[Action]) -> None:
+    def _record_cuts(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            moved = action.moved if isinstance(action, RoutesChanged) else ()
+            moved = action.route_changes if isinstance(action, RoutesChanged) else ()
             for one in moved:
-                if one.was is None or one.now is not None:
+                if one.old is None or one.new is not None:
                     continue
-                export = self._board.get("Export", one.was.export_uid)
-                import_ = self._board.get("Import", one.was.import_uid)
-                reason = self.why_cut(one.was)
+                export = self._board.get("Export", one.old.export_uid)
+                import_ = self._board.get("Import", one.old.import_uid)
+                reason = self.cut_reason(one.old)
                 if export is not None:
-                    self._events.tell(route_cut(export, one.was.import_, reason), time.time())
+                    self._events.record(
+                        route_cut_note(export, one.old.import_, reason), time.time()
+                    )
                 if import_ is not None:
-                    self._events.tell(route_cut(import_, one.was.export, reason), time.time())
+                    self._events.record(
+                        route_cut_note(import_, one.old.export, reason), time.time()
+                    )
 
-    def acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
+    def on_acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
         """Take in which view an agent runs, and since how many seconds."""
-        self.statuses.heard(pe, version, ago_s)
+        self.port_reconciler.on_report(pe, version, ago_s)
         if not self._leads():
             self._relay(pe, version, ago_s)
 
-    def told(self, write: StatusWrite, before: ShownConditions, after: Mapping[str, Any]) -> None:
+    def on_status_written(
+        self, write: StatusWrite, before: PublishedConditions, after: Mapping[str, Any]
+    ) -> None:
         """Tell people of what a status that was just written says for the first time."""
-        for note in transitions(write, before, after):
-            self._events.tell(note, time.time())
+        for note in transition_notes(write, before, after):
+            self._events.record(note, time.time())
 
 
-class ShownEndings:
+class PublishedExportReports:
     """What statuses say of ends and damage of exports, which is the same at every replica.
 
     Args:
-        statuses: takes what agents tell; says what is shown.
+        port_reconciler: takes what agents tell; says what is shown.
         leads: whether this process writes them.
         relay: tells the one that does.
     """
 
-    def __init__(self, statuses: Statuses, leads: Callable[[], bool], relay: Relay) -> None:
-        self._statuses = statuses
+    def __init__(
+        self, port_reconciler: PortReconciler, leads: Callable[[], bool], relay: ReportRelay
+    ) -> None:
+        self._port_reconciler = port_reconciler
         self._leads = leads
         self._relay = relay
 
-    def take(self, pe: PeKey, ends: Ends) -> Sequence[PortKey]:
+    def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
         """Have it written; nothing else is shown before it is."""
-        self._statuses.ends_heard(pe, ends)
+        self._port_reconciler.on_ends(pe, ends)
         if not self._leads():
             self._relay.note_ends(pe, ends)
         return ()
 
-    def take_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
+    def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
         """Likewise."""
-        self._statuses.damage_heard(pe, damaged)
+        self._port_reconciler.on_damage(pe, damaged)
         if not self._leads():
             self._relay.note_damage(pe, damaged)
         return ()
 
     def damage(self, resource: Resource) -> str:
         """Return what the status of an Export says of damage to its log."""
-        return self._statuses.shows_damage(resource.uid)
+        return self._port_reconciler.published_damage(resource.uid)
 
-    def shows(self, resource: Resource) -> bool:
+    def is_ended(self, resource: Resource) -> bool:
         """Say whether the status of an Export says that it has ended."""
-        return self._statuses.shows_end(resource.uid)
+        return self._port_reconciler.is_published_ended(resource.uid)
 
     def forget(self, pe: PeKey) -> None:
         """Nothing is kept here."""

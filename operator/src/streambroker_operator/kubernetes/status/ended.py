@@ -1,4 +1,4 @@
-"""What agents say of their exports: what the conditions `Ended` and `Damaged` are made of.
+"""What agents say of their exports: what the conditions `EndedRun` and `Damaged` are made of.
 
 Rule 1: who has just begun to lead knows nothing; what is written stays until an agent has told.
 Rule 2: what was told earlier, or comes late of another instance, never counts for more.
@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from streambroker_core.model import PeKey, PortKey
-from streambroker_core.wire.broker.ended_exports import Ends
+from streambroker_core.wire.broker.ended_exports import EndedExports
 
 T = TypeVar("T")
 
 
-class _Told(NamedTuple, Generic[T]):
-    what: T
+class _EndReport(NamedTuple, Generic[T]):
+    report: T
     at: float
 
 
-class LastTold(Generic[T]):
+class LastReports(Generic[T]):
     """What each agent said last.
 
     Args:
@@ -29,58 +29,60 @@ class LastTold(Generic[T]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told: dict[PeKey, _Told[T]] = {}
+        self._reports: dict[PeKey, _EndReport[T]] = {}
         self._instances: dict[PeKey, str] = {}
 
-    def lead(self) -> None:
+    def on_leader_change(self) -> None:
         """Take in that this process leads, or does no more: others may have heard later words."""
-        self._told.clear()
+        self._reports.clear()
 
-    def registered(self, pe: PeKey, instance: str) -> None:
+    def on_registered(self, pe: PeKey, instance: str) -> None:
         """Take in who a PE's agent is; what one said before it counts until it tells itself."""
         self._instances[pe] = instance
 
-    def withdrawn(self, pe: PeKey) -> None:
+    def on_withdrawn(self, pe: PeKey) -> None:
         """Forget an agent whose PE is gone."""
         self._instances.pop(pe, None)
-        self._told.pop(pe, None)
+        self._reports.pop(pe, None)
 
-    def heard(self, pe: PeKey, what: T, ago_s: float = 0.0, instance: str | None = None) -> bool:
+    def on_report(
+        self, pe: PeKey, report: T, ago_s: float = 0.0, instance: str | None = None
+    ) -> bool:
         """Take in what an agent says; say whether it is another thing than before.
 
         Args:
             pe: whose agent it is.
-            what: it told, by whichever replica that came.
+            report: it told, by whichever replica that came.
             ago_s: how long ago it told, in seconds.
             instance: which one told another replica; one that is not known here tells again.
         """
         if instance is not None and instance != self._instances.get(pe):
             return False
-        at, known = self._clock() - ago_s, self._told.get(pe)
+        at, known = self._clock() - ago_s, self._reports.get(pe)
         if known is not None and known.at > at:
             return False
-        self._told[pe] = _Told(what, at)
-        return known is None or known.what != what
+        self._reports[pe] = _EndReport(report, at)
+        return known is None or known.report != report
 
-    def of(self, pe: PeKey) -> T | None:
+    def latest(self, pe: PeKey) -> T | None:
         """Return what an agent said last; None where it has said nothing."""
-        told = self._told.get(pe)
-        return None if told is None else told.what
+        told = self._reports.get(pe)
+        return None if told is None else told.report
 
 
-class Ending(LastTold[Ends]):
+class EndedTracker(LastReports[EndedExports]):
     """Which exports have ended."""
 
-    def ended(self, key: PortKey) -> bool | None:
+    def is_ended(self, key: PortKey) -> bool | None:
         """Say whether an export has ended; None where nothing was said of it."""
-        told = self.of(key.owner)
-        return None if told is None else told.of(key.port)
+        told = self.latest(key.owner)
+        return None if told is None else told.has_ended(key.port)
 
 
-class Damage(LastTold[Mapping[str, str]]):
+class DamageTracker(LastReports[Mapping[str, str]]):
     """What is damaged of the logs of exports, in words by port; the others are whole."""
 
-    def damaged(self, key: PortKey) -> str | None:
+    def damage_text(self, key: PortKey) -> str | None:
         """Say what is damaged of the log of an export; None where nothing was said of it."""
-        told = self.of(key.owner)
+        told = self.latest(key.owner)
         return None if told is None else told.get(key.port, "")

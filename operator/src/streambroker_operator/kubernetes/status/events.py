@@ -19,9 +19,9 @@ from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.kubernetes.client.http_api import Api, ApiUnreachableError, micro_time
 from streambroker_operator.kubernetes.client.objects import MERGE
 from streambroker_operator.kubernetes.status.writer import StatusWrite
-from streambroker_operator.rest.guard.rate_limits import Buckets
+from streambroker_operator.rest.guard.rate_limits import TokenBuckets
 
-Weight: TypeAlias = Literal["Normal", "Warning"]
+EventType: TypeAlias = Literal["Normal", "Warning"]
 
 REPORTER = "streambroker.io/broker"
 MAX_NOTE = 1000
@@ -31,7 +31,7 @@ SERIES_S = 360.0
 REFRESH_S = 30.0
 """How often a series is written at most, in seconds."""
 MAX_SERIES = 4096
-MAX_CROWDS = 256
+MAX_AGGREGATES = 256
 MAX_WAITING = 1000
 PER_S = 10.0
 BURST = 100
@@ -45,7 +45,7 @@ _log = logging.getLogger("streambroker.events")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class EventNote:
     """Something that happened to a resource.
 
     Attributes:
@@ -63,12 +63,12 @@ class Note:
     reason: str
     action: str
     text: str = ""
-    weight: Weight = "Normal"
+    event_type: EventType = "Normal"
     series: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
+class EventWrite:
     """An Event to be written.
 
     Attributes:
@@ -84,10 +84,10 @@ class Post:
 
 
 @dataclass(slots=True)
-class _Crowd:
+class _AggregatedNotes:
     """Notes of one kind that were too many to get an Event each: the first, and how many."""
 
-    first: Note
+    first: EventNote
     count: int
 
 
@@ -99,16 +99,16 @@ class _Series:
     written: float
 
 
-class ShownConditions(Protocol):
+class PublishedConditions(Protocol):
     """What a status has shown."""
 
-    def status_of(self, condition: str) -> str | None:
+    def condition_status(self, condition: str) -> str | None:
         """Return the status of a condition; None where it is not shown."""
 
 
-def transitions(
-    write: StatusWrite, before: ShownConditions, after: Mapping[str, Any]
-) -> list[Note]:
+def transition_notes(
+    write: StatusWrite, before: PublishedConditions, after: Mapping[str, Any]
+) -> list[EventNote]:
     """Return what a status that was just written tells for the first time.
 
     Args:
@@ -119,16 +119,16 @@ def transitions(
     found = []
     for condition in after.get("conditions", ()):
         name, status = condition["type"], condition["status"]
-        known = before.status_of(name)
+        known = before.condition_status(name)
         if name not in _ACTIONS or status == "Unknown" or known == status:
             continue
-        if known is None and (name, status) not in _FIRST:
+        if known is None and (name, status) not in _FIRST_TRANSITIONS:
             continue
         reason = condition["reason"]
         if reason == "NotAccepted" or (name == "Active" and reason != "Disabled"):
             continue
         found.append(
-            Note(
+            EventNote(
                 kind=write.kind,
                 namespace=write.namespace,
                 name=write.name,
@@ -136,7 +136,7 @@ def transitions(
                 reason=reason,
                 action=_ACTIONS[name],
                 text=_text(condition, after),
-                weight="Warning" if (name, status) in _WARNINGS else "Normal",
+                event_type="Warning" if (name, status) in _WARNINGS else "Normal",
             )
         )
     return found
@@ -151,13 +151,13 @@ _ACTIONS = {
 }
 _ALARMS = {("InRing", "True"), ("Damaged", "True")}
 _WARNINGS = {("Accepted", "False"), ("Active", "False"), *_ALARMS}
-_FIRST = {("Accepted", "False"), ("Matched", "True"), *_ALARMS}
+_FIRST_TRANSITIONS = {("Accepted", "False"), ("Matched", "True"), *_ALARMS}
 """What is worth an Event of a resource that had no status: the usual course of things is not."""
 _SENTENCES = {
     ("Accepted", "True"): "It is accepted now.",
     ("Matched", "False"): "It is connected to nothing any more.",
 }
-_PEERS = 3
+_MAX_PEERS = 3
 """How many ports at the other ends an Event names."""
 
 
@@ -165,12 +165,12 @@ def _text(condition: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     transition = condition["type"], condition["status"]
     if transition != ("Matched", "True"):
         return str(condition.get("message") or _SENTENCES.get(transition, condition["reason"]))
-    named = list(after.get("topMatches", ()))[:_PEERS]
+    named = list(after.get("topMatches", ()))[:_MAX_PEERS]
     more = after.get("matches", 0) - len(named)
     return f"It is connected to {', '.join(named)}{f' and {more} more' if more > 0 else ''}."
 
 
-def route_cut(resource: Resource, peer: PortKey, reason: str) -> Note:
+def route_cut_note(resource: Resource, peer: PortKey, reason: str) -> EventNote:
     """Return the note of a route that ended.
 
     Args:
@@ -183,7 +183,7 @@ def route_cut(resource: Resource, peer: PortKey, reason: str) -> Note:
     return replace(_note(resource, "RouteCut", "Match", text), series=text)
 
 
-def steering_overwritten(resource: Resource, fields: str, owner: str) -> Note:
+def steering_overwritten_note(resource: Resource, fields: str, owner: str) -> EventNote:
     """Return the note of fields that were set at run time and are somebody else's now.
 
     Args:
@@ -192,11 +192,11 @@ def steering_overwritten(resource: Resource, fields: str, owner: str) -> Note:
         owner: who wrote them.
     """
     text = f"What was set at run time ({fields}) was overwritten by {owner}."
-    return replace(_note(resource, "SteeringOverwritten", "Steer", text), weight="Warning")
+    return replace(_note(resource, "SteeringOverwritten", "Steer", text), event_type="Warning")
 
 
-def _note(resource: Resource, reason: str, action: str, text: str) -> Note:
-    return Note(
+def _note(resource: Resource, reason: str, action: str, text: str) -> EventNote:
+    return EventNote(
         kind=kind_of(resource),
         namespace=resource.key.namespace,
         name=resource.name,
@@ -207,7 +207,7 @@ def _note(resource: Resource, reason: str, action: str, text: str) -> Note:
     )
 
 
-class EventLog:
+class EventAggregator:
     """Makes Events out of notes: series, and limits on how many.
 
     Args:
@@ -217,12 +217,12 @@ class EventLog:
     def __init__(self, instance: str) -> None:
         self._instance = instance[:128]
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
-        self._all = Buckets(PER_S, BURST)
-        self._each = Buckets(OBJECT_PER_S, OBJECT_BURST)
-        self._crowds: dict[tuple[str, ...], _Crowd] = {}
+        self._total_rate = TokenBuckets(PER_S, BURST)
+        self._object_rate = TokenBuckets(OBJECT_PER_S, OBJECT_BURST)
+        self._aggregates: dict[tuple[str, ...], _AggregatedNotes] = {}
         self.dropped = 0
 
-    def note(self, note: Note, now: float, wall: float) -> Post | None:
+    def add(self, note: EventNote, now: float, wall: float) -> EventWrite | None:
         """Return the Event to write; None for a series that was written, or too many notes.
 
         Of too many notes at once `crowds` makes one Event for all that have namespace, kind of
@@ -233,51 +233,53 @@ class EventLog:
             now: a monotonic clock, in seconds.
             wall: seconds since 1970.
         """
-        key = (note.uid, note.reason, note.series, note.weight)
+        key = (note.uid, note.reason, note.series, note.event_type)
         known = self._series.get(key)
         if known is not None and now - known.last < SERIES_S:
-            return self._repeated(note, key, known, now, wall)
-        if self._each.take(note.uid, now):
+            return self._repeat(note, key, known, now, wall)
+        if self._object_rate.take(note.uid, now):
             self.dropped += 1
             return None
-        if self._all.take("", now):
-            self._gather(note)
+        if self._total_rate.take("", now):
+            self._aggregate(note)
             return None
         name = _event_name(note, self._instance, wall)
-        self._keep(key, _Series(name=name, count=1, last=now, written=now))
-        return Post(
+        self._store_series(key, _Series(name=name, count=1, last=now, written=now))
+        return EventWrite(
             namespace=note.namespace, name=name, body=self._body(note, name, wall), new=True
         )
 
-    def _repeated(
-        self, note: Note, key: tuple[str, ...], known: _Series, now: float, wall: float
-    ) -> Post | None:
-        counted = replace(known, count=known.count + 1, last=now)
-        due = now - known.written >= REFRESH_S or counted.count == 2
-        if not due or not self._allowed(note.uid, now):
-            self._keep(key, counted)
+    def _repeat(
+        self, note: EventNote, key: tuple[str, ...], series_so_far: _Series, now: float, wall: float
+    ) -> EventWrite | None:
+        counted = replace(series_so_far, count=series_so_far.count + 1, last=now)
+        due = now - series_so_far.written >= REFRESH_S or counted.count == 2
+        if not due or not self._is_allowed(note.uid, now):
+            self._store_series(key, counted)
             return None
-        self._keep(key, replace(counted, written=now))
+        self._store_series(key, replace(counted, written=now))
         series = {"count": counted.count, "lastObservedTime": micro_time(wall)}
-        return Post(namespace=note.namespace, name=known.name, body={"series": series}, new=False)
+        return EventWrite(
+            namespace=note.namespace, name=series_so_far.name, body={"series": series}, new=False
+        )
 
-    def _gather(self, note: Note) -> None:
-        key = (note.namespace, note.kind, note.reason, note.weight)
-        crowd = self._crowds.get(key)
+    def _aggregate(self, note: EventNote) -> None:
+        key = (note.namespace, note.kind, note.reason, note.event_type)
+        crowd = self._aggregates.get(key)
         if crowd is not None:
             crowd.count += 1
-        elif len(self._crowds) < MAX_CROWDS:
-            self._crowds[key] = _Crowd(note, 1)
+        elif len(self._aggregates) < MAX_AGGREGATES:
+            self._aggregates[key] = _AggregatedNotes(note, 1)
         else:
             self.dropped += 1
 
-    def crowds(self, wall: float) -> list[Post]:
+    def flush_aggregates(self, wall: float) -> list[EventWrite]:
         """Return an Event for each crowd of notes that came since this was called last.
 
         Args:
             wall: seconds since 1970.
         """
-        gathered, self._crowds = self._crowds, {}
+        gathered, self._aggregates = self._aggregates, {}
         posts = []
         for crowd in gathered.values():
             note, more = crowd.first, crowd.count - 1
@@ -287,31 +289,31 @@ class EventLog:
                 note = replace(note, text=text)
             name = _event_name(note, self._instance, wall)
             body = self._body(note, name, wall)
-            posts.append(Post(namespace=note.namespace, name=name, body=body, new=True))
+            posts.append(EventWrite(namespace=note.namespace, name=name, body=body, new=True))
         return posts
 
-    def _allowed(self, uid: str, now: float) -> bool:
-        if self._each.take(uid, now) or self._all.take("", now):
+    def _is_allowed(self, uid: str, now: float) -> bool:
+        if self._object_rate.take(uid, now) or self._total_rate.take("", now):
             self.dropped += 1
             return False
         return True
 
-    def _keep(self, key: tuple[str, ...], series: _Series) -> None:
+    def _store_series(self, key: tuple[str, ...], series: _Series) -> None:
         self._series[key] = series
         self._series.move_to_end(key)
         if len(self._series) > MAX_SERIES:
             self._series.popitem(last=False)
 
-    def _body(self, note: Note, name: str, wall: float) -> dict[str, Any]:
+    def _body(self, note: EventNote, name: str, wall: float) -> dict[str, Any]:
         return {
             "apiVersion": _API,
             "kind": "Event",
             "metadata": {"name": name, "namespace": note.namespace},
             "eventTime": micro_time(wall),
-            "type": note.weight,
+            "type": note.event_type,
             "reason": note.reason[:128],
             "action": note.action,
-            "note": _cut(note.text),
+            "note": _truncate(note.text),
             "regarding": {
                 "apiVersion": API_VERSION,
                 "kind": note.kind,
@@ -334,8 +336,8 @@ class EventWriter:
 
     def __init__(self, api: Api, instance: str) -> None:
         self._api = api
-        self._log = EventLog(instance)
-        self._waiting: asyncio.Queue[Post] = asyncio.Queue(MAX_WAITING)
+        self._aggregator = EventAggregator(instance)
+        self._waiting: asyncio.Queue[EventWrite] = asyncio.Queue(MAX_WAITING)
         self.written = 0
         self.failed = 0
         self.refused = 0
@@ -343,20 +345,20 @@ class EventWriter:
     @property
     def dropped(self) -> int:
         """How many notes were too many."""
-        return self._log.dropped
+        return self._aggregator.dropped
 
-    def tell(self, note: Note, wall: float) -> None:
+    def record(self, note: EventNote, wall: float) -> None:
         """Have something told; returns at once.
 
         Args:
             note: what happened.
             wall: seconds since 1970.
         """
-        post = self._log.note(note, asyncio.get_running_loop().time(), wall)
+        post = self._aggregator.add(note, asyncio.get_running_loop().time(), wall)
         if post is not None:
-            self._put(post)
+            self._enqueue(post)
 
-    def _put(self, post: Post) -> None:
+    def _enqueue(self, post: EventWrite) -> None:
         try:
             self._waiting.put_nowait(post)
         except asyncio.QueueFull:
@@ -364,7 +366,7 @@ class EventWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        gathering = asyncio.create_task(self._gathering())
+        gathering = asyncio.create_task(self._run_aggregation())
         try:
             while True:
                 await self._write(await self._waiting.get())
@@ -372,17 +374,17 @@ class EventWriter:
         finally:
             gathering.cancel()
 
-    async def _gathering(self) -> None:
+    async def _run_aggregation(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
-            for post in self._log.crowds(time.time()):
-                self._put(post)
+            for post in self._aggregator.flush_aggregates(time.time()):
+                self._enqueue(post)
 
-    async def written_all(self) -> None:
+    async def flush(self) -> None:
         """Return when nothing waits."""
         await self._waiting.join()
 
-    async def _write(self, post: Post) -> None:
+    async def _write(self, post: EventWrite) -> None:
         path = f"/apis/{_API}/namespaces/{post.namespace}/events"
         try:
             if post.new:
@@ -397,7 +399,7 @@ class EventWriter:
                 )
         except ApiUnreachableError as error:
             self.failed += 1
-            self._missed(post, str(error))
+            self._log_failure(post, str(error))
             return
         if answer.status in (200, 201):
             self.written += 1
@@ -406,17 +408,17 @@ class EventWriter:
             self.failed += 1
         else:
             self.refused += 1
-        self._missed(post, f"{answer.status}: {answer.body.get('message', '')}")
+        self._log_failure(post, f"{answer.status}: {answer.body.get('message', '')}")
 
-    def _missed(self, post: Post, why: str) -> None:
-        _log.debug("Event %s/%s was not written: %s", post.namespace, post.name, why)
+    def _log_failure(self, post: EventWrite, reason: str) -> None:
+        _log.debug("Event %s/%s was not written: %s", post.namespace, post.name, reason)
 
 
-def _event_name(note: Note, instance: str, wall: float) -> str:
+def _event_name(note: EventNote, instance: str, wall: float) -> str:
     told = "\0".join((note.uid, note.reason, note.text, instance, str(wall)))
     return f"{note.name[:200].rstrip('-.')}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     raw = text.encode()
     return text if len(raw) <= MAX_NOTE else raw[: MAX_NOTE - 3].decode(errors="ignore") + "…"

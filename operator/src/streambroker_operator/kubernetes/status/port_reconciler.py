@@ -10,7 +10,7 @@ from streambroker_core.board import (
     Action,
     AgentRegistered,
     Board,
-    Event,
+    BoardEvent,
     ExportApplied,
     ExportRemoved,
     ImportApplied,
@@ -22,22 +22,22 @@ from streambroker_core.board import (
 )
 from streambroker_core.matching import Match
 from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, Resource, kind_of
-from streambroker_core.wire.broker.ended_exports import Ends
+from streambroker_core.wire.broker.ended_exports import EndedExports
 from streambroker_operator.kubernetes.status.conditions import (
-    NOTHING_SHOWN,
-    Facts,
-    Shown,
-    facts_of,
-    read_shown,
-    unreadable,
-    written,
+    NOTHING_PUBLISHED,
+    DesiredStatus,
+    PublishedStatus,
+    desired_status,
+    read_published,
+    status_to_write,
+    unreadable_status,
 )
-from streambroker_operator.kubernetes.status.ended import Damage, Ending
-from streambroker_operator.kubernetes.status.programmed import AgentState, Programming
+from streambroker_operator.kubernetes.status.ended import DamageTracker, EndedTracker
+from streambroker_operator.kubernetes.status.programmed import AgentState, ProgrammedTracker
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 
 
-class Statuses:
+class PortReconciler:
     """What the status writer asks of Exports and Imports, and tells.
 
     All methods are called on the board's event loop.
@@ -46,14 +46,14 @@ class Statuses:
         board: read, never changed.
         offer: asks the writer to look at a status; the second argument says whether urgently.
         steered: which fields of a resource are set at run time, in words, or None.
-        told: takes the status before and after a write.
+        on_written: takes the status before and after a write.
         nearest: returns the sentence about a resource that matches nothing, or None.
-        turned: takes an Export of which it is shown from now on that it has ended, or that its log
-            is damaged, or no more.
-        applied: takes the seconds from a changed view until its agent runs it.
+        on_export_state: takes an Export of which it is shown from now on that it has ended, or that
+            its log is damaged, or no more.
+        on_applied: takes the seconds from a changed view until its agent runs it.
         clock: seconds since 1970.
         monotonic: seconds of a clock that nobody sets.
-        all_anew: has all resources looked at, after a list; at once by default.
+        reoffer_all: has all resources looked at, after a list; at once by default.
     """
 
     def __init__(
@@ -62,34 +62,38 @@ class Statuses:
         offer: Callable[[Name, bool], None],
         *,
         steered: Callable[[Name], str | None] = lambda _: None,
-        told: Callable[[StatusWrite, Shown, Mapping[str, Any]], None] = lambda *_: None,
+        on_written: Callable[[StatusWrite, PublishedStatus, Mapping[str, Any]], None] = lambda *_: (
+            None
+        ),
         nearest: Callable[[Name, int], str | None] = lambda *_: None,
-        turned: Callable[[Name], None] = lambda _: None,
-        applied: Callable[[float], None] = lambda _: None,
+        on_export_state: Callable[[Name], None] = lambda _: None,
+        on_applied: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        all_anew: Callable[[], None] | None = None,
+        reoffer_all: Callable[[], None] | None = None,
     ) -> None:
-        self._all_anew = all_anew or self.offer_all
+        self._reoffer_all = reoffer_all or self.offer_all
         self._board = board
         self._offer = offer
         self._steered = steered
-        self._told = told
+        self._on_written = on_written
         self._nearest = nearest
-        self._turned = turned
+        self._on_export_state = on_export_state
         self._clock = clock
-        self._shown: dict[Name, Shown] = {}
-        self._answered: dict[Name, int] = {}
-        self._drawn: dict[Name, Shown] = {}
-        self.programming = Programming(
-            self._version, self._registered, applied=applied, clock=monotonic
+        self._published: dict[Name, PublishedStatus] = {}
+        self._written_versions: dict[Name, int] = {}
+        self._before_write: dict[Name, PublishedStatus] = {}
+        self.programmed_tracker = ProgrammedTracker(
+            self._version, self._is_registered, on_applied=on_applied, clock=monotonic
         )
-        self.ending = Ending(monotonic)
-        self.damage = Damage(monotonic)
+        self.ended_tracker = EndedTracker(monotonic)
+        self.damage_tracker = DamageTracker(monotonic)
 
     # ---- what comes in ---------------------------------------------------
 
-    def seen(self, name: Name, version: int, status: object, *, listed: bool = False) -> None:
+    def observe_status(
+        self, name: Name, version: int, status: object, *, listed: bool = False
+    ) -> None:
         """Take in what a resource's status says; what somebody else wrote is looked at again.
 
         Args:
@@ -98,23 +102,25 @@ class Statuses:
             status: the object, or None.
             listed: by a list, which is right whatever was before, and not by the watch.
         """
-        answered = self._answered.get(name)
+        answered = self._written_versions.get(name)
         if answered is not None and version < answered and not listed:
             return
-        self._answered.pop(name, None)
-        before = self._shown.get(name)
-        if self._show(name, read_shown(status)) and before is not None:
+        self._written_versions.pop(name, None)
+        before = self._published.get(name)
+        if self._set_published(name, read_published(status)) and before is not None:
             self._offer(name, False)
 
-    def _show(self, name: Name, shown: Shown) -> bool:
+    def _set_published(self, name: Name, published: PublishedStatus) -> bool:
         """Note what a status says; say whether that is another thing than before."""
-        before = self._shown.get(name)
-        self._shown[name] = shown
-        if before is not None and ((before.ended, before.damaged) != (shown.ended, shown.damaged)):
-            self._turned(name)
-        return before is None or before.content != shown.content
+        before = self._published.get(name)
+        self._published[name] = published
+        if before is not None and (
+            (before.ended, before.damaged) != (published.ended, published.damaged)
+        ):
+            self._on_export_state(name)
+        return before is None or before.content != published.content
 
-    def look(self, kind: AnyKind, body: Mapping[str, Any], listed: bool) -> None:
+    def observe(self, kind: AnyKind, body: Mapping[str, Any], listed: bool) -> None:
         """Take in a whole resource as the API server has it.
 
         Args:
@@ -126,21 +132,25 @@ class Statuses:
             return
         metadata = body["metadata"]
         name = (kind, str(metadata["uid"]))
-        self.seen(name, int(metadata["resourceVersion"]), body.get("status"), listed=listed)
+        self.observe_status(
+            name, int(metadata["resourceVersion"]), body.get("status"), listed=listed
+        )
 
-    def gone(self, name: Name) -> None:
+    def on_deleted(self, name: Name) -> None:
         """Forget a resource."""
-        for known in (self._shown, self._answered, self._drawn):
+        for known in (self._published, self._written_versions, self._before_write):
             known.pop(name, None)
-        self.programming.forget(name[1])
+        self.programmed_tracker.forget(name[1])
 
-    def followed(self, event: Event, actions: Iterable[Action]) -> None:
+    def on_actions(self, event: BoardEvent, actions: Iterable[Action]) -> None:
         """Take in what an event has done to the board, and have looked at what it concerns."""
         actions = list(actions)
-        changed = _changed(event)
-        self.programming.follow(actions, changed=() if changed is None else (changed[1],))
+        changed = _changed_name(event)
+        self.programmed_tracker.on_actions(
+            actions, changed=() if changed is None else (changed[1],)
+        )
         if isinstance(event, ExportRemoved | ImportRemoved):
-            self.gone(("Export" if isinstance(event, ExportRemoved) else "Import", event.uid))
+            self.on_deleted(("Export" if isinstance(event, ExportRemoved) else "Import", event.uid))
         names: set[Name] = {
             (a.kind, a.uid) for a in actions if isinstance(a, StatusChanged) and a.kind != RULE
         }
@@ -149,131 +159,131 @@ class Statuses:
         if isinstance(event, Synced) and event.kind != RULE:
             self._forget_unlisted(event.kind, event)
             if self._board.synced:
-                self._all_anew()
+                self._reoffer_all()
         if isinstance(event, AgentRegistered | PeWithdrawn):
-            self._who_runs(event.pe)
-            names.update(self._touching(event.pe))
+            self._on_agent_changed(event.pe)
+            names.update(self._related_names(event.pe))
         for name in names:
-            self._offer(name, self._urgent(name))
+            self._offer(name, self._is_urgent(name))
 
     def _forget_unlisted(self, kind: Kind, event: Synced) -> None:
         there: set[Name] = {(kind, resource.uid) for resource, _ in event.listed}
         there.update((kind, unread.uid) for unread in event.unreadable)
-        for name in [name for name in self._shown if name[0] == kind and name not in there]:
-            self.gone(name)
+        for name in [name for name in self._published if name[0] == kind and name not in there]:
+            self.on_deleted(name)
 
-    def _who_runs(self, pe: PeKey) -> None:
+    def _on_agent_changed(self, pe: PeKey) -> None:
         found = self._board.registration(pe)
         if found is None:
-            self.programming.withdrawn(pe)
-            self.ending.withdrawn(pe)
-            self.damage.withdrawn(pe)
+            self.programmed_tracker.on_withdrawn(pe)
+            self.ended_tracker.on_withdrawn(pe)
+            self.damage_tracker.on_withdrawn(pe)
         else:
-            self.programming.registered(pe, found.instance)
-            self.ending.registered(pe, found.instance)
-            self.damage.registered(pe, found.instance)
+            self.programmed_tracker.on_registered(pe, found.instance)
+            self.ended_tracker.on_registered(pe, found.instance)
+            self.damage_tracker.on_registered(pe, found.instance)
 
-    def heard(
+    def on_report(
         self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
     ) -> None:
         """Take in which view an agent runs, and have looked at what waited for that."""
-        if self.programming.heard(pe, version, ago_s, instance):
-            for name in self._touching(pe):
+        if self.programmed_tracker.on_acknowledged(pe, version, ago_s, instance):
+            for name in self._related_names(pe):
                 self._offer(name, False)
 
-    def ends_heard(
-        self, pe: PeKey, ends: Ends, ago_s: float = 0.0, instance: str | None = None
+    def on_ends(
+        self, pe: PeKey, ends: EndedExports, ago_s: float = 0.0, instance: str | None = None
     ) -> None:
-        """Take in which exports have ended, as of `Ending`, and have looked at what says else."""
-        if not self.ending.heard(pe, ends, ago_s, instance):
+        """Record which exports have ended, and queue the statuses that say otherwise."""
+        if not self.ended_tracker.on_report(pe, ends, ago_s, instance):
             return
         view = self._board.view(pe)
         for port, export in view.exports.items() if view is not None else ():
-            ended = ends.of(port)
-            if ended is not None and ended != self.shows_end(export.uid):
+            ended = ends.has_ended(port)
+            if ended is not None and ended != self.is_published_ended(export.uid):
                 self._offer(("Export", export.uid), False)
 
-    def damage_heard(
+    def on_damage(
         self,
         pe: PeKey,
         damaged: Mapping[str, str],
         ago_s: float = 0.0,
         instance: str | None = None,
     ) -> None:
-        """Take in which logs are damaged, as of `Damage`, and have looked at what says else."""
-        if not self.damage.heard(pe, damaged, ago_s, instance):
+        """Record which logs are damaged, and queue the statuses that say otherwise."""
+        if not self.damage_tracker.on_report(pe, damaged, ago_s, instance):
             return
         view = self._board.view(pe)
         for port, export in view.exports.items() if view is not None else ():
-            if damaged.get(port, "") != self.shows_damage(export.uid):
+            if damaged.get(port, "") != self.published_damage(export.uid):
                 self._offer(("Export", export.uid), False)
 
-    def shows_damage(self, uid: str) -> str:
+    def published_damage(self, uid: str) -> str:
         """Return what an Export's status says of damage to its log; empty for none."""
-        return self._shown.get(("Export", uid), NOTHING_SHOWN).damaged
+        return self._published.get(("Export", uid), NOTHING_PUBLISHED).damaged
 
-    def shows_end(self, uid: str) -> bool:
+    def is_published_ended(self, uid: str) -> bool:
         """Say whether an Export's status says that it has ended."""
-        return self._shown.get(("Export", uid), NOTHING_SHOWN).ended
+        return self._published.get(("Export", uid), NOTHING_PUBLISHED).ended
 
-    def lead(self, leads: bool) -> None:
+    def on_leader_change(self, leads: bool) -> None:
         """Take in whether this process leads, and so hears of all agents, from now on."""
-        self.programming.presence.lead(leads)
-        self.ending.lead()
-        self.damage.lead()
+        self.programmed_tracker.liveness.on_leader_change(leads)
+        self.ended_tracker.on_leader_change()
+        self.damage_tracker.on_leader_change()
 
-    def listen(self) -> None:
+    def offer_away(self) -> None:
         """Have looked at what concerns agents that have gone away; asked of who leads each second.
 
         What was shown of them stays until then: an agent that is silent may be about to ask.
         """
-        for pe in self.programming.presence.look():
-            for name in self._touching(pe):
+        for pe in self.programmed_tracker.liveness.collect_away():
+            for name in self._related_names(pe):
                 self._offer(name, False)
 
     def offer(self, name: Name) -> None:
         """Have a resource looked at."""
-        self._offer(name, self._urgent(name))
+        self._offer(name, self._is_urgent(name))
 
     def offer_all(self) -> None:
         """Have everything looked at: a list came, or this process leads from now on."""
-        for _ in self.offering():
+        for _ in self.offer_in_steps():
             pass
 
-    def offering(self) -> Iterator[None]:
+    def offer_in_steps(self) -> Iterator[None]:
         """Do what `offer_all` does in small steps, between which anything may happen."""
-        for name in list(self._shown):
-            self._offer(name, self._urgent(name))
+        for name in list(self._published):
+            self._offer(name, self._is_urgent(name))
             yield
 
     # ---- what goes out ---------------------------------------------------
 
-    def draw(self, name: Name) -> StatusWrite | None:
+    def build(self, name: Name) -> StatusWrite | None:
         """Return what is to be written now; None where it stands there, or the resource is gone."""
         resource, unread = self._board.get(*name), self._board.unreadable(*name)
-        shown = self._shown.get(name, NOTHING_SHOWN)
+        shown = self._published.get(name, NOTHING_PUBLISHED)
         if unread is not None:
-            facts: Facts | None = unreadable(
-                unread.generation, unread.code, unread.problem, held=unread.held
+            facts: DesiredStatus | None = unreadable_status(
+                unread.generation, unread.code, unread.problem, is_held=unread.held
             )
             namespace, title = unread.namespace, unread.name
         elif resource is not None:
-            facts = self._facts(name, resource, shown)
+            facts = self._desired(name, resource, shown)
             namespace, title = resource.key.namespace, resource.name
         else:
             return None
-        status = None if facts is None else written(facts, shown, self._clock())
+        status = None if facts is None else status_to_write(facts, shown, self._clock())
         if status is None:
             return None
-        self._drawn[name] = shown
+        self._before_write[name] = shown
         return StatusWrite(
             kind=name[0], namespace=namespace, name=title, uid=name[1], status=status
         )
 
-    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         """Take in the resource as the API server has it after a write."""
         name = (write.kind, write.uid)
-        before = self._drawn.pop(name, NOTHING_SHOWN)
+        before = self._before_write.pop(name, NOTHING_PUBLISHED)
         metadata = answer.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         there = self._board.get(*name) or self._board.unreadable(*name)
@@ -281,48 +291,54 @@ class Statuses:
             return
         version = str(metadata.get("resourceVersion", ""))
         if version.isdigit():
-            self._answered[name] = int(version)
-        self._show(name, read_shown(answer.get("status")))
-        self._told(write, before, write.status)
+            self._written_versions[name] = int(version)
+        self._set_published(name, read_published(answer.get("status")))
+        self._on_written(write, before, write.status)
 
-    def _facts(self, name: Name, resource: Resource, shown: Shown) -> Facts | None:
+    def _desired(
+        self, name: Name, resource: Resource, published: PublishedStatus
+    ) -> DesiredStatus | None:
         status = self._board.status(*name)
         if status is None:
             return None
         programmed = nearest = None
-        runs = status.accepted or status.runs is not None
+        runs = status.accepted or status.running_generation is not None
         if runs and not status.matches and not status.refused:
             nearest = self._nearest(name, resource.generation)
         if runs and status.matches:
-            programmed = self.programming.condition(resource.uid, self._pes(resource))
-        return facts_of(
+            programmed = self.programmed_tracker.condition(resource.uid, self._route_pes(resource))
+        return desired_status(
             resource,
             status,
             programmed=programmed,
-            shown=shown,
+            published=published,
             steered=self._steered(name),
             nearest=nearest,
-            ended=self.ending.ended(resource.key) if isinstance(resource, Export) else False,
-            damaged=self.damage.damaged(resource.key) if isinstance(resource, Export) else "",
+            ended=self.ended_tracker.is_ended(resource.key)
+            if isinstance(resource, Export)
+            else False,
+            damaged=self.damage_tracker.damage_text(resource.key)
+            if isinstance(resource, Export)
+            else "",
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
         """Return how a registered agent is; resources of a finished job stay, and it with them."""
-        state = self.programming.state(pe)
-        return "gone" if state == "away" and not self._missed(pe) else state
+        state = self.programmed_tracker.agent_state(pe)
+        return "gone" if state == "away" and not self._is_missed(pe) else state
 
-    def _missed(self, pe: PeKey) -> bool:
+    def _is_missed(self, pe: PeKey) -> bool:
         """Whether an agent that is not away reads an Export of a PE that has not ended."""
         view = self._board.view(pe)
         return view is not None and any(
-            self._registered(route.import_.owner)
-            and not self.programming.presence.away(route.import_.owner)
+            self._is_registered(route.import_.owner)
+            and not self.programmed_tracker.liveness.is_away(route.import_.owner)
             for export in view.exports.values()
-            if not self.shows_end(export.uid)
+            if not self.is_published_ended(export.uid)
             for route in export.routes
         )
 
-    def _pes(self, resource: Resource) -> Iterator[PeKey]:
+    def _route_pes(self, resource: Resource) -> Iterator[PeKey]:
         yield resource.key.owner
         kind = kind_of(resource)
         other: Kind = "Import" if kind == "Export" else "Export"
@@ -331,7 +347,7 @@ class Statuses:
             if isinstance(outcome, Match) and peer is not None:
                 yield peer.key.owner
 
-    def _touching(self, pe: PeKey) -> set[Name]:
+    def _related_names(self, pe: PeKey) -> set[Name]:
         """Return the ports of a PE and the other ends of their routes."""
         view = self._board.view(pe)
         found: set[Name] = set()
@@ -344,12 +360,12 @@ class Statuses:
                 found.update(("Export", other.uid) for other in import_.routes)
         return found
 
-    def live(self, name: Name) -> bool:
+    def is_live(self, name: Name) -> bool:
         """Return whether the job of a resource has registered an agent for its PE."""
         resource = self._board.get(*name)
-        return resource is not None and self._registered(resource.key.owner)
+        return resource is not None and self._is_registered(resource.key.owner)
 
-    def remembers(self, name: Name) -> bool:
+    def must_write(self, name: Name) -> bool:
         """Return whether a later generation runs than the status has, and the latest is refused.
 
         Another replica may lead that has not seen that one: it has to be in the status.
@@ -357,21 +373,21 @@ class Statuses:
         if name[0] == RULE:
             return False
         resource = self._board.get(*name)
-        shown = self._shown.get(name, NOTHING_SHOWN)
-        return bool(resource and resource.newer and resource.generation > shown.accepted)
+        shown = self._published.get(name, NOTHING_PUBLISHED)
+        return bool(resource and resource.rejected and resource.generation > shown.accepted)
 
-    def _urgent(self, name: Name) -> bool:
+    def _is_urgent(self, name: Name) -> bool:
         status = self._board.status(*name)
         return status is not None and not status.accepted
 
     def _version(self, pe: PeKey) -> str | None:
         return self._board.version(pe)
 
-    def _registered(self, pe: PeKey) -> bool:
+    def _is_registered(self, pe: PeKey) -> bool:
         return self._board.registration(pe) is not None
 
 
-def _changed(event: Event) -> Name | None:
+def _changed_name(event: BoardEvent) -> Name | None:
     if isinstance(event, ExportApplied):
         return "Export", event.export.uid
     if isinstance(event, ImportApplied):

@@ -16,18 +16,18 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from streambroker_core.board import Action, RoutesChanged, StatusChanged
 from streambroker_core.model import PeKey
-from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S, Presence
+from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S, LeaderAgentLiveness
 from streambroker_operator.kubernetes.status.conditions import Condition
 
 AgentState: TypeAlias = Literal["current", "behind", "unheard", "away", "gone"]
 """``gone`` are those of the ones away that nobody misses: their jobs may have finished."""
 
-_RECENT = 8
+_MAX_RECENT = 8
 """How many former views of a PE are known; an agent that runs an older one is behind anyway."""
-_EARLY = 10_000
+_MAX_EARLY = 10_000
 
 
-class _Early(NamedTuple):
+class _EarlyReport(NamedTuple):
     """What another replica told of an instance that is not known here yet."""
 
     instance: str
@@ -35,11 +35,11 @@ class _Early(NamedTuple):
     since: float
 
 
-class _Former(NamedTuple):
+class _FormerView(NamedTuple):
     """A view that is no longer current: the last change that it was so at, and since when."""
 
     change: int
-    drawn: float
+    current_since: float
 
 
 @dataclass(slots=True)
@@ -48,54 +48,54 @@ class _Agent:
 
     Attributes:
         current: version of its view, None while it has none.
-        drawn: since when that is its view.
+        current_since: since when that is its view.
         recent: former versions, oldest first.
-        ran: the last change that its agent runs; None while it has not been heard of.
+        ran_change: the last change that its agent runs; None while it has not been heard of.
         runs_current: its agent runs its current view.
         late_since: when its view changed that the agent does not run yet, or None.
     """
 
     current: str | None = None
-    drawn: float = 0.0
-    recent: dict[str, _Former] = field(default_factory=dict)
-    ran: int | None = None
+    current_since: float = 0.0
+    recent: dict[str, _FormerView] = field(default_factory=dict)
+    ran_change: int | None = None
     runs_current: bool = False
     late_since: float | None = None
 
 
-class Programming:
+class ProgrammedTracker:
     """What each agent runs, by what it says and by what the board has changed.
 
     Args:
-        version_of: the version of a PE's view on the board now, or None.
-        registered: whether a PE has an agent.
-        applied: takes the seconds from a changed view until its agent runs it.
+        version_for: the version of a PE's view on the board now, or None.
+        is_registered: whether a PE has an agent.
+        on_applied: takes the seconds from a changed view until its agent runs it.
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        presence: when each agent was last heard of, and who is away.
+        liveness: when each agent was last heard of, and who is away.
     """
 
     def __init__(
         self,
-        version_of: Callable[[PeKey], str | None],
-        registered: Callable[[PeKey], bool],
+        version_for: Callable[[PeKey], str | None],
+        is_registered: Callable[[PeKey], bool],
         *,
-        applied: Callable[[float], None] = lambda _: None,
+        on_applied: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._applied = applied
+        self._on_applied = on_applied
         self._clock = clock
-        self._version_of = version_of
-        self._registered = registered
-        self.presence = Presence(clock)
+        self._version_for = version_for
+        self._is_registered = is_registered
+        self.liveness = LeaderAgentLiveness(clock)
         self._instances: dict[PeKey, str] = {}
-        self._early: dict[PeKey, _Early] = {}
+        self._early: dict[PeKey, _EarlyReport] = {}
         self._agents: dict[PeKey, _Agent] = {}
-        self._needs: dict[str, int] = {}
+        self._needed_changes: dict[str, int] = {}
         self._change = 0
 
-    def follow(self, actions: Iterable[Action], *, changed: Iterable[str] = ()) -> None:
+    def on_actions(self, actions: Iterable[Action], *, changed: Iterable[str] = ()) -> None:
         """Take in what one event has done to the board.
 
         Args:
@@ -105,17 +105,17 @@ class Programming:
         self._change += 1
         for action in actions:
             if isinstance(action, RoutesChanged):
-                self._redrawn(action.pe, action.version)
+                self._on_view_changed(action.pe, action.version)
             elif isinstance(action, StatusChanged):
-                self._needs[action.uid] = self._change
+                self._needed_changes[action.uid] = self._change
         for uid in changed:
-            self._needs[uid] = self._change
+            self._needed_changes[uid] = self._change
 
     def forget(self, uid: str) -> None:
         """Forget a resource that is gone."""
-        self._needs.pop(uid, None)
+        self._needed_changes.pop(uid, None)
 
-    def registered(self, pe: PeKey, instance: str) -> bool:
+    def on_registered(self, pe: PeKey, instance: str) -> bool:
         """Take in who a PE's agent is; say whether it is known already to run something.
 
         Another instance has run nothing: it is as if the agent had not been heard of.
@@ -123,22 +123,22 @@ class Programming:
         if self._instances.get(pe) == instance:
             return False
         self._instances[pe] = instance
-        self.presence.note(pe)
+        self.liveness.note_contact(pe)
         agent = self._agents.get(pe)
         if agent is not None:
-            agent.ran, agent.runs_current, agent.late_since = None, False, None
+            agent.ran_change, agent.runs_current, agent.late_since = None, False, None
         early = self._early.pop(pe, None)
         if early is None or early.instance != instance:
             return False
-        return self.heard(pe, early.version, self._clock() - early.since)
+        return self.on_acknowledged(pe, early.version, self._clock() - early.since)
 
-    def withdrawn(self, pe: PeKey) -> None:
+    def on_withdrawn(self, pe: PeKey) -> None:
         """Forget an agent whose PE is gone."""
-        self.presence.forget(pe)
+        self.liveness.forget(pe)
         self._instances.pop(pe, None)
         self._early.pop(pe, None)
 
-    def heard(
+    def on_acknowledged(
         self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
     ) -> bool:
         """Take in which view an agent runs; say whether that changes what is known of it.
@@ -151,45 +151,49 @@ class Programming:
                 yet counts once it is.
         """
         if instance is not None and instance != self._instances.get(pe):
-            if len(self._early) < _EARLY:
-                self._early[pe] = _Early(instance, version, self._clock() - ago_s)
+            if len(self._early) < _MAX_EARLY:
+                self._early[pe] = _EarlyReport(instance, version, self._clock() - ago_s)
             return False
-        was_silent = self.presence.note(pe)
-        return self._runs(pe, version, ago_s) or was_silent
+        was_silent = self.liveness.note_contact(pe)
+        return self._apply_version(pe, version, ago_s) or was_silent
 
-    def _runs(self, pe: PeKey, version: str, ago_s: float) -> bool:
+    def _apply_version(self, pe: PeKey, version: str, ago_s: float) -> bool:
         """Take in which view an agent runs; say whether it runs more than it did."""
-        agent = self._agent(pe)
-        before = agent.runs_current, agent.ran
+        agent = self._get_agent(pe)
+        before = agent.runs_current, agent.ran_change
         if version == agent.current:
             agent.runs_current = True
-            agent.ran = self._change
+            agent.ran_change = self._change
             if agent.late_since is not None:
-                self._applied(max(0.0, self._clock() - ago_s - agent.late_since))
+                self._on_applied(max(0.0, self._clock() - ago_s - agent.late_since))
                 agent.late_since = None
             return not before[0]
         former = agent.recent.get(version)
         ran = -1 if former is None else former.change
-        if agent.ran is None or ran > agent.ran:
-            agent.ran = ran
-            self._came_to(agent, former, ago_s)
-        return agent.ran != before[1]
+        if agent.ran_change is None or ran > agent.ran_change:
+            agent.ran_change = ran
+            self._on_former_view(agent, former, ago_s)
+        return agent.ran_change != before[1]
 
-    def _came_to(self, agent: _Agent, former: _Former | None, ago_s: float) -> None:
+    def _on_former_view(self, agent: _Agent, former: _FormerView | None, ago_s: float) -> None:
         """Note that an agent has come to a view since which there were others."""
         late = agent.late_since
-        if former is None or late is None or former.drawn < late:
+        if former is None or late is None or former.current_since < late:
             return
-        self._applied(max(0.0, self._clock() - ago_s - late))
-        later = (other.drawn for other in agent.recent.values() if other.drawn > former.drawn)
-        agent.late_since = min(later, default=agent.drawn)
+        self._on_applied(max(0.0, self._clock() - ago_s - late))
+        later = (
+            other.current_since
+            for other in agent.recent.values()
+            if other.current_since > former.current_since
+        )
+        agent.late_since = min(later, default=agent.current_since)
 
-    def state(self, pe: PeKey) -> AgentState:
+    def agent_state(self, pe: PeKey) -> AgentState:
         """Return how a registered agent is, as far as this process can know."""
-        if self.presence.away(pe):
+        if self.liveness.is_away(pe):
             return "away"
         agent = self._agents.get(pe)
-        if agent is None or not self._known(pe, agent):
+        if agent is None or not self._is_reporting(pe, agent):
             return "unheard"
         return "current" if agent.runs_current else "behind"
 
@@ -205,18 +209,18 @@ class Programming:
             uid: of the resource.
             pes: its own PE first, then those of the other ends of its routes.
         """
-        need = self._needs.get(uid, 0)
+        need = self._needed_changes.get(uid, 0)
         own, unheard, behind = True, False, False
         away: Condition | None = None
         for pe in pes:
-            if not self._registered(pe):
-                return _no_agent(own=own)
+            if not self._is_registered(pe):
+                return _no_agent_condition(is_own=own)
             agent = self._agents.get(pe)
-            if self.presence.away(pe):
-                away = away or _agent_away(own=own)
-            elif agent is None or not self._known(pe, agent):
+            if self.liveness.is_away(pe):
+                away = away or _agent_away_condition(is_own=own)
+            elif agent is None or not self._is_reporting(pe, agent):
                 unheard = True
-            elif not agent.runs_current and (agent.ran is None or agent.ran < need):
+            elif not agent.runs_current and (agent.ran_change is None or agent.ran_change < need):
                 behind = True
             own = False
         if away is not None:
@@ -230,17 +234,17 @@ class Programming:
             )
         return None if unheard else Condition(type="Programmed", status="True", reason="Programmed")
 
-    def _known(self, pe: PeKey, agent: _Agent) -> bool:
+    def _is_reporting(self, pe: PeKey, agent: _Agent) -> bool:
         """Say whether it is known what an agent runs, and that it lives."""
-        return (agent.ran is not None or agent.runs_current) and self.presence.known(pe)
+        return (agent.ran_change is not None or agent.runs_current) and self.liveness.is_alive(pe)
 
-    def _agent(self, pe: PeKey) -> _Agent:
+    def _get_agent(self, pe: PeKey) -> _Agent:
         agent = self._agents.get(pe)
         if agent is None:
-            agent = self._agents[pe] = _Agent(current=self._version_of(pe))
+            agent = self._agents[pe] = _Agent(current=self._version_for(pe))
         return agent
 
-    def _redrawn(self, pe: PeKey, version: str | None) -> None:
+    def _on_view_changed(self, pe: PeKey, version: str | None) -> None:
         if version is None:
             self._agents.pop(pe, None)
             return
@@ -250,22 +254,22 @@ class Programming:
         now = self._clock()
         if agent.current is not None:
             agent.recent.pop(agent.current, None)
-            agent.recent[agent.current] = _Former(self._change - 1, agent.drawn)
-            if len(agent.recent) > _RECENT:
+            agent.recent[agent.current] = _FormerView(self._change - 1, agent.current_since)
+            if len(agent.recent) > _MAX_RECENT:
                 del agent.recent[next(iter(agent.recent))]
         if agent.runs_current:
-            agent.ran, agent.runs_current = self._change - 1, False
+            agent.ran_change, agent.runs_current = self._change - 1, False
             agent.late_since = now
-        agent.current, agent.drawn = version, now
+        agent.current, agent.current_since = version, now
 
 
-def _no_agent(*, own: bool) -> Condition:
-    whose = "No agent is registered for its PE." if own else "An agent of its routes is missing."
+def _no_agent_condition(*, is_own: bool) -> Condition:
+    whose = "No agent is registered for its PE." if is_own else "An agent of its routes is missing."
     return Condition(type="Programmed", status="False", reason="NoAgent", message=whose)
 
 
-def _agent_away(*, own: bool) -> Condition:
-    whose = "The agent of its PE" if own else "An agent of its routes"
+def _agent_away_condition(*, is_own: bool) -> Condition:
+    whose = "The agent of its PE" if is_own else "An agent of its routes"
     return Condition(
         type="Programmed",
         status="False",

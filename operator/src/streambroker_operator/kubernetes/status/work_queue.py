@@ -16,23 +16,23 @@ K = TypeVar("K", bound=Hashable)
 
 SETTLE_S = 1.0
 """How long a change may settle before it is written, in seconds: most are programmed by then."""
-LONGEST_PACE_S = 10.0
+MAX_PACE_S = 10.0
 """How long what changes all the time waits between two writes at last, in seconds."""
 FIRST_DELAY_S = 0.5
-LONGEST_DELAY_S = 60.0
-URGENT, LIVE, REST = range(3)
+MAX_DELAY_S = 60.0
+URGENT, LIVE, IDLE = range(3)
 """Ranks: of names that are due the lower goes first, and `URGENT` does not wait to settle."""
-_FEW = 1024
+_MIN_PACES = 1024
 
 
-def delay_s(attempt: int, jitter: float) -> float:
+def retry_delay_s(attempt: int, jitter: float) -> float:
     """Return how long to wait before an attempt is made again, in seconds.
 
     Args:
         attempt: failures so far, from 1.
         jitter: from 0 to 1, random; spreads the delay over its upper half.
     """
-    longest = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 30))
+    longest = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempt - 1, 30))
     return longest * (0.5 + 0.5 * jitter)
 
 
@@ -40,22 +40,22 @@ def delay_s(attempt: int, jitter: float) -> float:
 class _Entry:
     due: float
     rank: int
-    held: bool
+    is_retry: bool
     """It failed before, so `due` may not come sooner."""
 
 
-class _Pace(NamedTuple):
+class _WritePace(NamedTuple):
     """When something was last written, and for how long it may not be again."""
 
     at: float
     pace: float
 
-    def counts(self, now: float) -> bool:
+    def is_recent(self, now: float) -> bool:
         """Say whether this was a moment ago, as such things go."""
-        return now - self.at < 2 * LONGEST_PACE_S
+        return now - self.at < 2 * MAX_PACE_S
 
 
-class StatusQueue(Generic[K]):
+class WorkQueue(Generic[K]):
     """Names in the order of their ranks, then in that in which they are due.
 
     What is written and changes again soon waits longer each time: a status that nobody has time
@@ -73,20 +73,20 @@ class StatusQueue(Generic[K]):
         self._order: list[tuple[float, int, K]] = []
         self._due: tuple[dict[K, None], ...] = ({}, {}, {})
         # The rank with which a name was offered again while it was taken, or None.
-        self._taken: dict[K, int | None] = {}
+        self._in_progress: dict[K, int | None] = {}
         self._failures: dict[K, int] = {}
-        self._paces: dict[K, _Pace] = {}
-        self._most_paces = _FEW
-        self._number = itertools.count()
+        self._paces: dict[K, _WritePace] = {}
+        self._most_paces = _MIN_PACES
+        self._sequence = itertools.count()
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(map(len, self._due))
 
-    def offer(self, key: K, now: float, *, rank: int = REST) -> None:
+    def offer(self, key: K, now: float, *, rank: int = IDLE) -> None:
         """Ask for a turn; the second of two requests adds nothing but a lower rank."""
-        if key in self._taken:
-            before = self._taken[key]
-            self._taken[key] = rank if before is None else min(rank, before)
+        if key in self._in_progress:
+            before = self._in_progress[key]
+            self._in_progress[key] = rank if before is None else min(rank, before)
             return
         for at, names in enumerate(self._due):
             if key in names:
@@ -96,12 +96,12 @@ class StatusQueue(Generic[K]):
                 return
         known = self._waiting.get(key)
         if known is not None:
-            hastened = rank == URGENT and known.rank != URGENT and not known.held
+            hastened = rank == URGENT and known.rank != URGENT and not known.is_retry
             known.rank = min(rank, known.rank)
             if not hastened:
                 return
         due = now if rank == URGENT else self._settled_at(key, now)
-        self._wait(key, _Entry(due=due, rank=rank, held=False))
+        self._wait(key, _Entry(due=due, rank=rank, is_retry=False))
 
     def take(self, now: float) -> K | None:
         """Return the next that is due and hold it until `done` or `failed`; None if none is."""
@@ -113,7 +113,7 @@ class StatusQueue(Generic[K]):
             if names:
                 key = next(iter(names))
                 del names[key]
-                self._taken[key] = None
+                self._in_progress[key] = None
                 return key
         return None
 
@@ -134,11 +134,11 @@ class StatusQueue(Generic[K]):
         self._failures.pop(key, None)
         if wrote:
             known = self._paces.get(key)
-            fast = known is not None and known.counts(now)
+            fast = known is not None and known.is_recent(now)
             pace = 2 * known.pace if known is not None and fast else self._settle_s
-            self._paces[key] = _Pace(at=now, pace=min(pace, LONGEST_PACE_S))
+            self._paces[key] = _WritePace(at=now, pace=min(pace, MAX_PACE_S))
             self._forget_paces(now)
-        again = self._taken.pop(key, None)
+        again = self._in_progress.pop(key, None)
         if again is not None:
             self.offer(key, now, rank=again)
 
@@ -153,9 +153,9 @@ class StatusQueue(Generic[K]):
         """
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
-        again = self._taken.pop(key, None)
-        due = now + max(after_s, delay_s(failures, jitter))
-        self._wait(key, _Entry(due=due, rank=REST if again is None else again, held=True))
+        again = self._in_progress.pop(key, None)
+        due = now + max(after_s, retry_delay_s(failures, jitter))
+        self._wait(key, _Entry(due=due, rank=IDLE if again is None else again, is_retry=True))
 
     def clear(self) -> None:
         """Forget all that waits; what is taken stays so until it is let go."""
@@ -164,8 +164,8 @@ class StatusQueue(Generic[K]):
         for names in self._due:
             names.clear()
         self._failures.clear()
-        for key in self._taken:
-            self._taken[key] = None
+        for key in self._in_progress:
+            self._in_progress[key] = None
 
     def _settled_at(self, key: K, now: float) -> float:
         """Return when something that was offered has settled."""
@@ -176,8 +176,8 @@ class StatusQueue(Generic[K]):
     def _forget_paces(self, now: float) -> None:
         """Forget what has long been quiet, now and then."""
         if len(self._paces) > self._most_paces:
-            self._paces = {key: pace for key, pace in self._paces.items() if pace.counts(now)}
-            self._most_paces = max(_FEW, 2 * len(self._paces))
+            self._paces = {key: pace for key, pace in self._paces.items() if pace.is_recent(now)}
+            self._most_paces = max(_MIN_PACES, 2 * len(self._paces))
 
     def _next_waiting(self) -> float | None:
         """Return when the next that waits is due, and forget what was moved since."""
@@ -191,4 +191,4 @@ class StatusQueue(Generic[K]):
 
     def _wait(self, key: K, entry: _Entry) -> None:
         self._waiting[key] = entry
-        heapq.heappush(self._order, (entry.due, next(self._number), key))
+        heapq.heappush(self._order, (entry.due, next(self._sequence), key))

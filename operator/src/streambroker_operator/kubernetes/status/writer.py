@@ -12,15 +12,15 @@ from typing import Any, Protocol, TypeAlias
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
-from streambroker_operator.kubernetes.client.objects import APPLY, Place
-from streambroker_operator.kubernetes.client.rate_limiter import StatusPace
+from streambroker_operator.kubernetes.client.objects import APPLY, ObjectPath
+from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
 from streambroker_operator.kubernetes.status.conditions import MANAGER
 from streambroker_operator.kubernetes.status.work_queue import (
+    IDLE,
     LIVE,
-    REST,
     URGENT,
-    StatusQueue,
-    delay_s,
+    WorkQueue,
+    retry_delay_s,
 )
 
 TIMEOUT_S = 10.0
@@ -29,7 +29,7 @@ _QUIET_S = 60.0
 Name: TypeAlias = tuple[AnyKind, str]
 """Kind and uid of a resource."""
 
-_MANY = 50
+_NAMES_PER_TURN = 50
 """How many names are looked at before others get their turn on the event loop."""
 
 _log = logging.getLogger("streambroker.status")
@@ -53,29 +53,29 @@ class StatusWrite:
 class StatusSource(Protocol):
     """Knows what has to stand in a status, and learns what stands there now."""
 
-    def draw(self, name: Name) -> StatusWrite | None:
+    def build(self, name: Name) -> StatusWrite | None:
         """Return what is to be written now; None where it stands there, or the resource is gone."""
 
-    def wrote(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
+    def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         """Take in the resource as the API server has it after a write."""
 
 
 @dataclass(slots=True)
-class StatusFigures:
+class StatusMetrics:
     """What came of it.
 
     Attributes:
         written: statuses that the API server took.
-        right: turns in which there was nothing to write.
-        gone: resources that were no longer there.
+        unchanged: turns in which there was nothing to write.
+        missing: resources that were no longer there.
         conflicts: writes that somebody else came before, and which are tried again.
         failed: writes that the API server did not take at this time, and which are tried again.
         refused: writes that the API server will never take.
     """
 
     written: int = 0
-    right: int = 0
-    gone: int = 0
+    unchanged: int = 0
+    missing: int = 0
     conflicts: int = 0
     failed: int = 0
     refused: int = 0
@@ -90,8 +90,8 @@ class StatusWriter:
         api: makes the calls.
         source: what is to be written.
         leads: whether this process may write.
-        remembers: whether it may write a certain one in any case, for it knows what no other does.
-        pace: how fast it may write; shared with others who write statuses.
+        must_write: whether it may write a certain one in any case, for it knows what no other does.
+        rate_limiter: how fast it may write; shared with others who write statuses.
         settle_s: how long a change may settle.
     """
 
@@ -101,23 +101,23 @@ class StatusWriter:
         source: StatusSource,
         *,
         leads: Callable[[], bool],
-        remembers: Callable[[Name], bool] = lambda _: False,
-        pace: StatusPace | None = None,
+        must_write: Callable[[Name], bool] = lambda _: False,
+        rate_limiter: WriteRateLimiter | None = None,
         settle_s: float = 1.0,
     ) -> None:
         self._api = api
         self._source = source
         self._leads = leads
-        self._remembers = remembers
-        self._queue: StatusQueue[Name] = StatusQueue(settle_s)
-        self._pace = StatusPace() if pace is None else pace
+        self._must_write = must_write
+        self._queue: WorkQueue[Name] = WorkQueue(settle_s)
+        self._rate_limiter = WriteRateLimiter() if rate_limiter is None else rate_limiter
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._paused_until = 0.0
         self._outages = 0
         self._quiet_until: dict[tuple[str, int], float] = {}
         self._token_held = False
-        self.figures = StatusFigures()
+        self.metrics = StatusMetrics()
 
     @property
     def waiting(self) -> int:
@@ -125,7 +125,7 @@ class StatusWriter:
         return len(self._queue)
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing waits and nothing is under way."""
         return not self._queue and not self._tasks
 
@@ -137,12 +137,12 @@ class StatusWriter:
             urgent: it is refused, which its user should see first.
             live: its job runs, so it goes before those that are merely there.
         """
-        if self._may(name):
-            self._queue.offer(name, self._now(), rank=URGENT if urgent else LIVE if live else REST)
+        if self._may_write(name):
+            self._queue.offer(name, self._now(), rank=URGENT if urgent else LIVE if live else IDLE)
             self._wake.set()
 
-    def _may(self, name: Name) -> bool:
-        return self._leads() or self._remembers(name)
+    def _may_write(self, name: Name) -> bool:
+        return self._leads() or self._must_write(name)
 
     def drop_all(self) -> None:
         """Forget all that waits: this process no longer leads."""
@@ -154,51 +154,51 @@ class StatusWriter:
             looked = 0
             while True:
                 # A place is taken only when something is due: others may need the last one.
-                await self._due()
+                await self._wait_due()
                 if not self._token_held:
-                    await self._pace.token()
+                    await self._rate_limiter.take_token()
                     # It stays until it is used.
                     self._token_held = True
-                await self._pace.begin()
-                if not self._next():
+                await self._rate_limiter.acquire()
+                if not self._start_next():
                     looked += 1
-                    if looked % _MANY == 0:
+                    if looked % _NAMES_PER_TURN == 0:
                         await asyncio.sleep(0)
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _next(self) -> bool:
+    def _start_next(self) -> bool:
         """Begin the next write and return True; give the place back where there is none."""
         now = self._now()
         name = self._queue.take(now) if now >= self._paused_until else None
-        write = None if name is None else self._drawn(name)
+        write = None if name is None else self._build(name)
         if name is None or write is None:
-            self._pace.end()
+            self._rate_limiter.release()
             return False
         self._token_held = False
         task = asyncio.create_task(self._send(name, write))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return True
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._pace.end()
+        self._rate_limiter.release()
         # It may have been offered again meanwhile, and waits now.
         self._wake.set()
 
-    async def _due(self) -> None:
+    async def _wait_due(self) -> None:
         """Return when something is due."""
         while True:
             at = self._queue.next_at()
             due = None if at is None else max(at, self._paused_until)
             if due is not None and due <= self._now():
                 return
-            await self._woken(due)
+            await self._wait_woken(due)
 
-    async def _woken(self, until: float | None) -> None:
+    async def _wait_woken(self, until: float | None) -> None:
         """Return when something is new, or at a time."""
         self._wake.clear()
         timer = None
@@ -210,19 +210,19 @@ class StatusWriter:
             if timer is not None:
                 timer.cancel()
 
-    def _drawn(self, name: Name) -> StatusWrite | None:
+    def _build(self, name: Name) -> StatusWrite | None:
         try:
-            write = self._source.draw(name) if self._may(name) else None
+            write = self._source.build(name) if self._may_write(name) else None
         except Exception:
             _log.exception("the status of %s %s cannot be made", *name)
             write = None
         if write is None:
-            self.figures.right += 1
+            self.metrics.unchanged += 1
             self._queue.done(name, self._now())
         return write
 
     async def _send(self, name: Name, write: StatusWrite) -> None:
-        place = Place(kind=write.kind, namespace=write.namespace, name=write.name)
+        place = ObjectPath(kind=write.kind, namespace=write.namespace, name=write.name)
         began = self._now()
         try:
             answer = await self._api.call(
@@ -240,33 +240,33 @@ class StatusWriter:
             )
         except ApiUnreachableError as error:
             _log.debug("the status of %s %s was not written: %s", write.kind, write.name, error)
-            self._pace.answered(began, refused=True)
-            self._again(name, pause=True)
+            self._rate_limiter.on_answer(began, refused=True)
+            self._retry(name, pause=True)
             return
-        self._pace.answered(began, refused=answer.status == 429 or answer.status >= 500)
-        self._answered(name, write, answer)
+        self._rate_limiter.on_answer(began, refused=answer.status == 429 or answer.status >= 500)
+        self._on_answer(name, write, answer)
 
-    def _answered(self, name: Name, write: StatusWrite, answer: Answer) -> None:
+    def _on_answer(self, name: Name, write: StatusWrite, answer: Answer) -> None:
         wrote = answer.status in (200, 201)
         if wrote:
             self._outages = 0
-            self.figures.written += 1
-            self._told(write, answer)
+            self.metrics.written += 1
+            self._on_written(write, answer)
         elif answer.status == 404:
-            self.figures.gone += 1
+            self.metrics.missing += 1
         elif answer.status == 409:
-            self.figures.conflicts += 1
-            self._again(name, answer.retry_after_s or 0.0)
+            self.metrics.conflicts += 1
+            self._retry(name, answer.retry_after_s or 0.0)
             return
         elif answer.status == 429 or answer.status >= 500:
-            self._again(name, answer.retry_after_s or 0.0, pause=True)
+            self._retry(name, answer.retry_after_s or 0.0, pause=True)
             return
         else:
-            self.figures.refused += 1
-            self._complain(write, answer)
+            self.metrics.refused += 1
+            self._log_refusal(write, answer)
         self._queue.done(name, self._now(), wrote=wrote)
 
-    def _complain(self, write: StatusWrite, answer: Answer) -> None:
+    def _log_refusal(self, write: StatusWrite, answer: Answer) -> None:
         """Log a refusal; of each namespace and status one a minute, for there may be thousands."""
         what, now = (write.namespace, answer.status), self._now()
         if now < self._quiet_until.get(what, 0.0):
@@ -281,20 +281,20 @@ class StatusWriter:
             str(answer.body.get("message", ""))[:300],
         )
 
-    def _told(self, write: StatusWrite, answer: Answer) -> None:
+    def _on_written(self, write: StatusWrite, answer: Answer) -> None:
         try:
-            self._source.wrote(write, answer.body)
+            self._source.on_written(write, answer.body)
         except Exception:
             _log.exception("what was written of %s %s was not taken in", write.kind, write.name)
 
-    def _again(self, name: Name, after_s: float = 0.0, *, pause: bool = False) -> None:
+    def _retry(self, name: Name, after_s: float = 0.0, *, pause: bool = False) -> None:
         """Try later; where the API server itself is in trouble, everything waits."""
         now, jitter = self._now(), random.random()  # noqa: S311 - spreads load, hides nothing
         if pause:
-            self.figures.failed += 1
+            self.metrics.failed += 1
             # Of those under way together, one counts: they all met the same trouble.
             self._outages += now >= self._paused_until
-            wait = max(after_s, delay_s(self._outages, jitter))
+            wait = max(after_s, retry_delay_s(self._outages, jitter))
             self._paused_until = max(self._paused_until, now + wait)
         self._queue.failed(name, now, jitter=jitter, after_s=after_s)
 

@@ -1,7 +1,7 @@
 """What feeders have in common: one kind's list, events and sweep, told to the board.
 
 A feeder follows the server in its own way. What it saw, and that it saw nothing for too
-long, goes through `KindFeed`, which alone asks `Following` what that means and tells the
+long, goes through `KindFeed`, which alone asks `ObservedCache` what that means and tells the
 board. A list takes its turn: there is never more than one at a time, so that versions of
 lists can be compared.
 """
@@ -17,30 +17,30 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from streambroker_core.board import Event, Synced
+from streambroker_core.board import BoardEvent, Synced
 from streambroker_core.model import RULE, AnyKind
 from streambroker_core.wire.manifests.ports import GROUP, OBJECTS
-from streambroker_operator.cooperative import without_collector
-from streambroker_operator.kubernetes.client.objects import Place, list_path
+from streambroker_operator.cooperative import gc_paused
+from streambroker_operator.kubernetes.client.objects import ObjectPath, list_path
 from streambroker_operator.kubernetes.client.watch_client import (
-    LIST_MARKS,
-    OBJECT_MARK,
+    LIST_METADATA,
+    OBJECT_METADATA,
     ApiClient,
     ApiError,
     Body,
-    within,
+    with_timeout,
 )
 from streambroker_operator.kubernetes.watch.observed_cache import (
-    Following,
-    Listed,
-    Mark,
-    mark_of,
-    sighting_of,
+    ListedObject,
+    ObjectRef,
+    ObservedCache,
+    object_ref,
+    parse_object,
 )
 from streambroker_operator.kubernetes.watch.refused_namespaces import (
     Refusal,
     log_changes,
-    why_refused,
+    refusal_reason,
 )
 
 _log = logging.getLogger("streambroker.kubernetes")
@@ -55,21 +55,21 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 jitter = random.Random()  # noqa: S311 - nobody gains by guessing it
 """What makes pauses uneven; its own, so that whoever seeds the common one makes none alike."""
 
-_LONGEST_PAUSE_S = 30.0
-_RULES_S = 5.0
-_AT_ONCE = 20
+_MAX_PAUSE_S = 30.0
+_RULES_TIMEOUT_S = 5.0
+_OBJECTS_PER_TURN = 20
 """Objects that are read without letting anything else have its turn."""
-_FETCHED_ONE_BY_ONE = 100
+_MAX_SINGLE_FETCHES = 100
 """More than this and a list is cheaper."""
 
-Deliver = Callable[[Event], None]
+Deliver = Callable[[BoardEvent], None]
 Load = Callable[[Synced], Awaitable[None]]
 """Takes a whole list, which may take some turns of the loop."""
-Look = Callable[[AnyKind, Body, bool], None]
+ObserveObject = Callable[[AnyKind, Body, bool], None]
 """Takes each whole object that was seen, and whether by a list."""
 Newest = Callable[[AnyKind], int]
 """Returns the highest version at which the board saw any object of a kind."""
-Change = tuple["str | None", Body]
+FeedChange = tuple["str | None", Body]
 """The type of an event, None for one of kopf's lists, and the object."""
 
 
@@ -86,7 +86,7 @@ class FeedHealth:
         synced: whether Exports and Imports have been listed, and neither is lost.
         stale_for_s: since the last sign of life of the quieter of these, in seconds.
         relists: whole lists taken in, the first ones included.
-        swept: removals that only a sweep brought to light.
+        missed_deletions: removals that only a sweep brought to light.
         last_error: what failed last, empty once all is well again.
         reason: a word for why one of them is lost, as ``CrdMissing``; empty if none is.
         refused: watched namespaces that are not followed, by kind and namespace.
@@ -96,7 +96,7 @@ class FeedHealth:
     synced: bool
     stale_for_s: float
     relists: int
-    swept: int
+    missed_deletions: int
     last_error: str
     reason: str
     refused: Mapping[tuple[AnyKind, str], Refusal]
@@ -122,7 +122,7 @@ class Backoff:
         """Wait, at least as long as the server asked for."""
         seconds = self._next * jitter.uniform(0.5, 1.0)
         self._next = min(self._longest, 2 * self._next)
-        await asyncio.sleep(max(seconds, min(at_least, _LONGEST_PAUSE_S)))
+        await asyncio.sleep(max(seconds, min(at_least, _MAX_PAUSE_S)))
 
 
 class KindFeed:
@@ -133,19 +133,19 @@ class KindFeed:
         kind: which.
         namespaces: those to watch; empty for all.
         deliver: takes the events for the board.
-        look: takes the objects themselves, before the events that come of them.
+        observe: takes the objects themselves, before the events that come of them.
         load: takes whole lists; as ``deliver`` by default.
         newest: how far the board is, which sees what it writes ahead of the feed.
 
     Attributes:
-        following: what is known.
-        wanted: set when nothing but a whole list helps.
-        sweeping: set when a sweep is due at once.
-        heard: events taken in.
+        cache: what is known.
+        relist_needed: set when nothing but a whole list helps.
+        resync_due: set when a sweep is due at once.
+        event_count: events taken in.
         relists: lists taken in.
-        swept: removals that only a sweep brought to light.
-        sweeps: comparisons with a list.
-        mended: what else they brought to light: ``missing`` or ``changed``.
+        missed_deletions: removals that only a sweep brought to light.
+        resyncs: comparisons with a list.
+        missed_changes: what else they brought to light: ``missing`` or ``changed``.
         last_error: what failed last.
         reason: why the kind is lost; empty if it is not.
         paths: path of the list for each namespace; of all namespaces for the empty name.
@@ -159,57 +159,57 @@ class KindFeed:
         kind: AnyKind,
         namespaces: Sequence[str],
         deliver: Deliver,
-        look: Look = lambda *_: None,
+        observe: ObserveObject = lambda *_: None,
         load: Load | None = None,
         newest: Newest = lambda _: 0,
     ) -> None:
         self.kind = kind
-        self.following = Following(kind)
+        self.cache = ObservedCache(kind)
         self.client = client
-        self.wanted, self.sweeping = asyncio.Event(), asyncio.Event()
-        self.heard = self.relists = self.swept = self.sweeps = 0
-        self.mended: Counter[str] = Counter()
+        self.relist_needed, self.resync_due = asyncio.Event(), asyncio.Event()
+        self.event_count = self.relists = self.missed_deletions = self.resyncs = 0
+        self.missed_changes: Counter[str] = Counter()
         self.last_error = self.reason = ""
         self.on_lost: Callable[[], None] = lambda: None
         self._deliver = deliver
-        self._look = look
+        self._observe = observe
         self._load = load
         self._newest = newest
         self._lock = asyncio.Lock()
-        self._crd = f"{_CRDS}/{OBJECTS[kind]}.{GROUP}"
+        self._crd_path = f"{_CRDS}/{OBJECTS[kind]}.{GROUP}"
         self._crd_uid = ""
         self.paths = {name: list_path(kind, name or None) for name in namespaces or ("",)}
         self.refused: dict[str, Refusal] = {}
-        self._alive_at = asyncio.get_running_loop().time()
+        self._last_alive = asyncio.get_running_loop().time()
 
     # ---- health ----------------------------------------------------------
 
-    def alive(self) -> None:
+    def mark_alive(self) -> None:
         """Note a sign of life."""
-        self._alive_at = asyncio.get_running_loop().time()
+        self._last_alive = asyncio.get_running_loop().time()
         if self.last_error:
             _log.info("following %ss works again", self.kind)
         self.last_error = ""
 
     def stale_for_s(self) -> float:
         """Return how long ago the last sign of life was, in seconds."""
-        return asyncio.get_running_loop().time() - self._alive_at
+        return asyncio.get_running_loop().time() - self._last_alive
 
-    def failed(self, error: Exception) -> None:
+    def on_failed(self, error: Exception) -> None:
         """Note a failure; it is logged once until something goes well again."""
         if not self.last_error:
             _log.warning("following %ss: %s", self.kind, error)
         self.last_error = str(error)
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Tell the board that the feed broke off."""
         first, self.reason = not self.reason, reason
         if first:
             self.on_lost()
-        self._tell(self.following.lost(reason))
-        self.wanted.set()
+        self._deliver_all(self.cache.mark_lost(reason))
+        self.relist_needed.set()
 
-    def _tell(self, events: Iterable[Event | None]) -> None:
+    def _deliver_all(self, events: Iterable[BoardEvent | None]) -> None:
         for event in events:
             if event is not None:
                 self._deliver(event)
@@ -227,26 +227,26 @@ class KindFeed:
             ApiError: there is no list to be had.
         """
         async with self._lock:
-            self.wanted.clear()
-            with without_collector():
+            self.relist_needed.clear()
+            with gc_paused():
                 return await self._relist()
 
     async def _relist(self) -> int:
         doubted: int | None = None
         while True:
-            asked_at = self._high()
-            crd = await self._definition()
-            found, version, refused = await self._whole()
-            if await self._definition() != crd:
+            asked_at = self._min_list_version()
+            crd = await self._read_crd_uid()
+            found, version, refused = await self._list_objects()
+            if await self._read_crd_uid() != crd:
                 raise CrdMissingError
-            marks = (listed.mark for listed in found)
-            odd = self.following.contradicts(marks, version, asked_at)
+            marks = (listed.ref for listed in found)
+            odd = self.cache.contradicts(marks, version, asked_at)
             if not odd or (doubted is not None and version >= doubted):
                 break
             doubted = version
             await asyncio.sleep(self.client.timing.confirm_s)
         self._crd_uid = crd
-        for event in self.following.listed(found, version, restored=odd):
+        for event in self.cache.apply_list(found, version, restored=odd):
             if isinstance(event, Synced) and self._load is not None:
                 await self._load(event)
             else:
@@ -254,14 +254,14 @@ class KindFeed:
         self._note_refused(refused)
         self.last_error, self.reason = self.last_error or self.reason, ""
         self.relists += 1
-        self.alive()
+        self.mark_alive()
         return version
 
-    def _high(self) -> int:
+    def _min_list_version(self) -> int:
         """Return the version that a list asked for now has reached, whoever answers rightly."""
-        return max(self.following.high, self._newest(self.kind))
+        return max(self.cache.max_version, self._newest(self.kind))
 
-    async def _definition(self) -> str:
+    async def _read_crd_uid(self) -> str:
         """Return the uid of the custom resource definition.
 
         Raises:
@@ -269,43 +269,47 @@ class KindFeed:
             ApiError: that is not known.
         """
         try:
-            body = await self.client.get(self._crd, accept=OBJECT_MARK)
+            body = await self.client.get(self._crd_path, accept=OBJECT_METADATA)
         except ApiError as error:
             if error.status == 404:
                 raise CrdMissingError from error
             raise
         metadata = body.get("metadata")
         if not isinstance(metadata, dict) or not metadata.get("uid"):
-            raise ApiError(0, f"{self._crd}: the answer is no definition")
+            raise ApiError(0, f"{self._crd_path}: the answer is no definition")
         if metadata.get("deletionTimestamp"):
             raise CrdMissingError
         return str(metadata["uid"])
 
-    async def _whole(self) -> tuple[list[Listed], int, dict[str, Refusal]]:
-        found: list[Listed] = []
+    async def _list_objects(self) -> tuple[list[ListedObject], int, dict[str, Refusal]]:
+        found: list[ListedObject] = []
 
         def take(body: Body) -> None:
-            sighting = sighting_of(body)
-            self._look(self.kind, body, True)
-            found.append(self.following.read(sighting))
+            sighting = parse_object(body)
+            self._observe(self.kind, body, True)
+            found.append(self.cache.read_listed(sighting))
 
         version, refused = await self._list(take)
-        if self._nothing_known(refused):
+        if self._is_all_refused(refused):
             raise ApiError(403, f"no watched namespace can be listed: {', '.join(refused)}")
-        return [*found, *self._kept(refused, version)], version, refused
+        return [*found, *self._cached_of_refused(refused, version)], version, refused
 
-    async def _marks(self) -> tuple[list[Mark], int, dict[str, Refusal]]:
-        found: list[Mark] = []
+    async def _list_refs(self) -> tuple[list[ObjectRef], int, dict[str, Refusal]]:
+        found: list[ObjectRef] = []
         version, refused = await self._list(
-            lambda body: found.append(mark_of(body)), accept=LIST_MARKS
+            lambda body: found.append(object_ref(body)), accept=LIST_METADATA
         )
-        return [*found, *(one.mark for one in self._kept(refused, version))], version, refused
+        return (
+            [*found, *(one.ref for one in self._cached_of_refused(refused, version))],
+            version,
+            refused,
+        )
 
     async def _list(
-        self, take: Callable[[Body], None], **how: Any
+        self, on_object: Callable[[Body], None], **how: Any
     ) -> tuple[int, dict[str, Refusal]]:
         """List all namespaces at the version of the first; return it, and which were refused."""
-        version, refused, high = 0, dict[str, Refusal](), self._high()
+        version, refused, high = 0, dict[str, Refusal](), self._min_list_version()
         for namespace, path in self.paths.items():
             params, begun = {}, False
             if version:
@@ -313,36 +317,38 @@ class KindFeed:
             try:
                 async for items, at in self.client.pages(path, params, **how):
                     version, begun = at, True
-                    await _read(items, take)
+                    await _read_page(items, on_object)
             except ApiError as error:
                 if error.status == 404:
                     raise CrdMissingError from error
                 if error.status != 403 or not namespace or begun:
                     raise
-                refused[namespace] = await self._refusal(namespace, error)
+                refused[namespace] = await self._refusal_reason(namespace, error)
         # Objects of a namespace that is gone went after all that was seen of them.
         return version or high, refused
 
     # ---- namespaces that are refused -------------------------------------
 
-    async def _refusal(self, namespace: str, error: ApiError) -> Refusal:
+    async def _refusal_reason(self, namespace: str, error: ApiError) -> Refusal:
         """Return why a namespace cannot be listed.
 
         Raises:
             ApiError: the error itself: nothing is known of that namespace yet, and a board
                 without it would cut routes that are still there.
         """
-        why = await why_refused(self.client, namespace)
+        why = await refusal_reason(self.client, namespace)
         if why == "Forbidden" and not self.relists:
             raise error
         return why
 
-    def _kept(self, refused: Mapping[str, Refusal], version: int) -> list[Listed]:
+    def _cached_of_refused(
+        self, refused: Mapping[str, Refusal], version: int
+    ) -> list[ListedObject]:
         """Return what is known of namespaces that are there and cannot be listed."""
         there = {namespace for namespace, why in refused.items() if why == "Forbidden"}
-        return self.following.kept(there, version) if there else []
+        return self.cache.cached_in(there, version) if there else []
 
-    def _nothing_known(self, refused: Mapping[str, Refusal]) -> bool:
+    def _is_all_refused(self, refused: Mapping[str, Refusal]) -> bool:
         """Return whether no namespace can be listed, and one of them may have objects."""
         return refused.keys() == self.paths.keys() and "Forbidden" in refused.values()
 
@@ -350,20 +356,20 @@ class KindFeed:
         """Note which namespaces are not followed."""
         log_changes(self.kind, self.refused, refused)
         self.refused = refused
-        self.following.unlisted = frozenset(refused)
+        self.cache.unlisted = frozenset(refused)
 
-    async def ask_refused(self) -> None:
+    async def probe_refused(self) -> None:
         """Ask for a whole list if a namespace that was refused can be listed again."""
         for namespace in tuple(self.refused):
             try:
-                await self.client.get(self.paths[namespace], {"limit": "1"}, accept=LIST_MARKS)
+                await self.client.get(self.paths[namespace], {"limit": "1"}, accept=LIST_METADATA)
             except ApiError:
                 continue
-            self.wanted.set()
+            self.relist_needed.set()
 
     # ---- events ----------------------------------------------------------
 
-    async def take(self, changes: Sequence[Change], session: int) -> None:
+    async def apply_changes(self, changes: Sequence[FeedChange], session: int) -> None:
         """Tell the board of events, in their order.
 
         Args:
@@ -376,30 +382,30 @@ class KindFeed:
         """
         deleted = any(kind == "DELETED" for kind, _ in changes)
         # Asked after the deletions came: the answer holds for all of them.
-        if deleted and await self._definition() != self._crd_uid:
+        if deleted and await self._read_crd_uid() != self._crd_uid:
             raise CrdMissingError
-        if not self.following.synced or self.following.session != session:
+        if not self.cache.synced or self.cache.session != session:
             return
         for kind, body in changes:
-            self._tell([self._event(kind, body)])
-        self.heard += len(changes)
-        self.alive()
+            self._deliver_all([self._to_event(kind, body)])
+        self.event_count += len(changes)
+        self.mark_alive()
 
-    def _event(self, kind: str | None, body: Body) -> Event | None:
+    def _to_event(self, kind: str | None, body: Body) -> BoardEvent | None:
         try:
             if kind == "BOOKMARK":
-                return self.following.bookmark(int(body["metadata"]["resourceVersion"]))
+                return self.cache.apply_bookmark(int(body["metadata"]["resourceVersion"]))
             if kind == "DELETED":
-                return self.following.deleted(mark_of(body))
-            sighting = sighting_of(body)
-            self._look(self.kind, body, False)
-            return self.following.applied(sighting)
+                return self.cache.remove(object_ref(body))
+            sighting = parse_object(body)
+            self._observe(self.kind, body, False)
+            return self.cache.apply(sighting)
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(0, f"an event that cannot be read: {error}") from error
 
     # ---- the sweep -------------------------------------------------------
 
-    async def sweep(self) -> None:
+    async def resync(self) -> None:
         """Compare what is known with what the server holds, by their versions alone.
 
         Raises:
@@ -407,65 +413,65 @@ class KindFeed:
             ApiError: there is no list to be had.
         """
         async with self._lock:
-            if not self.following.synced:
+            if not self.cache.synced:
                 return
-            session, asked_at = self.following.session, self._high()
-            marks, version, refused = await self._marks()
-            if await self._definition() != self._crd_uid:
+            session, asked_at = self.cache.session, self._min_list_version()
+            marks, version, refused = await self._list_refs()
+            if await self._read_crd_uid() != self._crd_uid:
                 raise CrdMissingError
             if self.refused.keys() - refused.keys():
-                self.wanted.set()
+                self.relist_needed.set()
                 return
-            if self.following.contradicts(marks, version, asked_at):
-                self.wanted.set()
+            if self.cache.contradicts(marks, version, asked_at):
+                self.relist_needed.set()
                 return
-            if not self.following.synced:
+            if not self.cache.synced:
                 return
             self._note_refused(refused)
-            if self._nothing_known(refused):
+            if self._is_all_refused(refused):
                 return
-            removals = self.following.swept(marks, version)
-            self.swept += len(removals)
-            self.sweeps += 1
-            self._tell(removals)
-            if await self._catch_up(marks, session) and self.following.synced:
-                self._tell(self.following.caught_up(version))
-            self.alive()
+            removals = self.cache.apply_resync(marks, version)
+            self.missed_deletions += len(removals)
+            self.resyncs += 1
+            self._deliver_all(removals)
+            if await self._fetch_stale(marks, session) and self.cache.synced:
+                self._deliver_all(self.cache.mark_caught_up(version))
+            self.mark_alive()
 
-    async def _catch_up(self, marks: list[Mark], session: int) -> bool:
+    async def _fetch_stale(self, refs: list[ObjectRef], session: int) -> bool:
         """Fetch what nobody told of; say whether all is known now."""
-        if self.following.behind(marks):
+        if self.cache.stale_refs(refs):
             await asyncio.sleep(self.client.timing.settle_s)
-        behind = self.following.behind(marks)
-        self.mended.update(map(self.following.difference, behind))
-        if len(behind) > _FETCHED_ONE_BY_ONE:
-            self.wanted.set()
+        behind = self.cache.stale_refs(refs)
+        self.missed_changes.update(map(self.cache.difference, behind))
+        if len(behind) > _MAX_SINGLE_FETCHES:
+            self.relist_needed.set()
             return False
         for mark in behind:
             try:
-                place = Place(kind=self.kind, namespace=mark.namespace, name=mark.name)
+                place = ObjectPath(kind=self.kind, namespace=mark.namespace, name=mark.name)
                 body = await self.client.get(place.path)
             except ApiError as error:
                 if error.status != 404:
                     raise
             else:
-                await self.take([(None, body)], session)
-        # What went after the list is still missing: the next sweep reports it.
-        return not self.following.behind(marks)
+                await self.apply_changes([(None, body)], session)
+        # What went after the list is still missing: the next resync reports it.
+        return not self.cache.stale_refs(refs)
 
 
-async def _read(items: Sequence[Body], take: Callable[[Body], None]) -> None:
+async def _read_page(items: Sequence[Body], on_object: Callable[[Body], None]) -> None:
     """Read a page, and let others have their turn meanwhile."""
     for place, body in enumerate(items):
         try:
-            take(body)
+            on_object(body)
         except ValueError as error:
             raise ApiError(0, f"a list with {error}") from error
-        if place % _AT_ONCE == _AT_ONCE - 1:
+        if place % _OBJECTS_PER_TURN == _OBJECTS_PER_TURN - 1:
             await asyncio.sleep(0)
 
 
-async def together(*parts: Awaitable[None]) -> None:
+async def run_until_first_ends(*parts: Awaitable[None]) -> None:
     """Wait for the first of several to end or fail, and end the others."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -484,7 +490,7 @@ class ApiFeeder(ABC):
     Args:
         client: asks the API server.
         namespaces: those to watch; empty for all.
-        look: takes the objects themselves, before the events that come of them.
+        observe: takes the objects themselves, before the events that come of them.
         newest: how far the board is that is fed.
 
     Attributes:
@@ -497,11 +503,11 @@ class ApiFeeder(ABC):
         self,
         client: ApiClient,
         namespaces: Sequence[str] = (),
-        look: Look = lambda *_: None,
+        observe: ObserveObject = lambda *_: None,
         newest: Newest = lambda _: 0,
     ) -> None:
         self.client = client
-        self.look = look
+        self.observe = observe
         self.newest = newest
         self.namespaces = tuple(namespaces)
         self.feeds: dict[AnyKind, KindFeed] = {}
@@ -511,12 +517,12 @@ class ApiFeeder(ABC):
         """Follow until cancelled; events are delivered in the loop's thread."""
         self.feeds = {
             kind: KindFeed(
-                self.client, kind, self.namespaces, deliver, self.look, load, self.newest
+                self.client, kind, self.namespaces, deliver, self.observe, load, self.newest
             )
             for kind in KINDS
         }
         try:
-            await together(*self.parts())
+            await run_until_first_ends(*self.parts())
         finally:
             await self.client.close()
 
@@ -543,10 +549,10 @@ class ApiFeeder(ABC):
         feeds = [feed for kind, feed in self.feeds.items() if kind in PORTS]
         return FeedHealth(
             kind=self.name,
-            synced=bool(feeds) and all(feed.following.synced for feed in feeds),
+            synced=bool(feeds) and all(feed.cache.synced for feed in feeds),
             stale_for_s=max((feed.stale_for_s() for feed in feeds), default=0.0),
             relists=sum(feed.relists for feed in feeds),
-            swept=sum(feed.swept for feed in feeds),
+            missed_deletions=sum(feed.missed_deletions for feed in feeds),
             last_error=next((feed.last_error for feed in feeds if feed.last_error), ""),
             reason=next((feed.reason for feed in feeds if feed.reason), ""),
             refused={
@@ -556,15 +562,15 @@ class ApiFeeder(ABC):
             },
         )
 
-    async def keep(self, feed: KindFeed) -> None:
+    async def run_feed(self, feed: KindFeed) -> None:
         """List and follow one kind, again and again."""
         loop, backoff = asyncio.get_running_loop(), Backoff(*self.client.timing.retry_s)
         if feed.kind in PORTS:
-            await self._rules_first()
+            await self._wait_for_rules()
         while True:
             began, asked = loop.time(), 0.0
             try:
-                version = await self._listed(feed)
+                version = await self._relist(feed)
                 _log.info("listed all %ss at version %d", feed.kind, version)
                 await self.follow(feed, version)
             except CrdMissingError:
@@ -572,25 +578,25 @@ class ApiFeeder(ABC):
                     _log.warning(
                         "the definition of %ss is gone: what was known of them stays", feed.kind
                     )
-                feed.lose("CrdMissing")
+                feed.mark_lost("CrdMissing")
             except ApiError as error:
-                feed.failed(error)
+                feed.on_failed(error)
                 asked = error.retry_after_s
                 if feed.kind == RULE and error.status == 403:
                     # Nothing that ports need waits for who may not read rules.
-                    feed.lose("Forbidden")
+                    feed.mark_lost("Forbidden")
             if loop.time() - began > 2 * self.client.timing.retry_s[1]:
                 backoff.reset()
             await backoff.pause(asked)
 
-    async def _rules_first(self) -> None:
+    async def _wait_for_rules(self) -> None:
         """Wait until rules were asked for, so that the first views have them; not for long."""
         try:
-            await within(_RULES_S, self._rules_tried.wait())
+            await with_timeout(_RULES_TIMEOUT_S, self._rules_tried.wait())
         except asyncio.TimeoutError:
             _log.warning("the list of %ss takes long: views come without them at first", RULE)
 
-    async def _listed(self, feed: KindFeed) -> int:
+    async def _relist(self, feed: KindFeed) -> int:
         try:
             return await feed.relist()
         finally:

@@ -5,7 +5,7 @@ on some answers of the server. Here it costs its parent nothing but a restart. I
 handler per kind, for events, so that it never writes to the cluster: no finalizers, no
 annotations, no posted events, no peering.
 
-The first line on standard input says what to do (see `Order`). Lines on standard output
+The first line on standard input says what to do (see `ChildConfig`). Lines on standard output
 are JSON: ``[type, kind, object]``, with type None for what a list showed, or ``[]`` as a
 sign of life. The process ends when its standard input does.
 """
@@ -27,7 +27,7 @@ import kopf
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import GROUP, OBJECTS, VERSION
 from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials
-from streambroker_operator.kubernetes.watch.kopf_feeder import Order
+from streambroker_operator.kubernetes.watch.kopf_feeder import ChildConfig
 
 BEAT_S = 5.0
 """Between two signs of life."""
@@ -45,13 +45,13 @@ _METADATA = (
     "uid",
 )
 
-Tell = Callable[[list[Any]], None]
+WriteLine = Callable[[list[Any]], None]
 
 
 def main() -> None:
     """Do what the parent asks for until it is gone."""
     logging.basicConfig(stream=sys.stderr, level=logging.ERROR, format="%(message).300s")
-    order = Order.decode(sys.stdin.buffer.readline())
+    order = ChildConfig.decode(sys.stdin.buffer.readline())
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     # Whatever else prints must not get between the lines.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -69,68 +69,68 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-async def _run(order: Order, tell: Tell) -> None:
-    beat = asyncio.ensure_future(_beat(tell))
+async def _run(config: ChildConfig, write_line: WriteLine) -> None:
+    beat = asyncio.ensure_future(_send_heartbeats(write_line))
     try:
         await kopf.operator(
-            registry=_registry(order, tell),
-            settings=_settings(order),
+            registry=_registry(config, write_line),
+            settings=_settings(config),
             standalone=True,
-            clusterwide=not order.namespaces,
-            namespaces=order.namespaces,
+            clusterwide=not config.namespaces,
+            namespaces=config.namespaces,
         )
     finally:
         beat.cancel()
 
 
-async def _beat(tell: Tell) -> None:
+async def _send_heartbeats(write_line: WriteLine) -> None:
     while True:
-        tell([])
+        write_line([])
         await asyncio.sleep(BEAT_S)
 
 
-def _settings(order: Order) -> kopf.OperatorSettings:
+def _settings(config: ChildConfig) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True
-    settings.watching.chunk_size = order.page
-    settings.watching.server_timeout = order.server_s
+    settings.watching.chunk_size = config.page
+    settings.watching.server_timeout = config.server_s
     settings.watching.inactivity_timeout = IDLE_S
-    settings.watching.connect_timeout = order.call_s
-    settings.networking.connect_timeout = order.call_s
-    settings.networking.request_timeout = 3 * order.call_s
+    settings.watching.connect_timeout = config.call_s
+    settings.networking.connect_timeout = config.call_s
+    settings.networking.request_timeout = 3 * config.call_s
     return settings
 
 
-def _registry(order: Order, tell: Tell) -> kopf.OperatorRegistry:
+def _registry(config: ChildConfig, write_line: WriteLine) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
-    credentials = Credentials(order.access)
+    credentials = Credentials(config.access)
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
         # It is asked for again after a 401.
-        credentials.refused()
-        return _connection(order.access, await asyncio.to_thread(credentials.token))
+        credentials.on_unauthorised()
+        return _connection_info(config.access, await asyncio.to_thread(credentials.token))
 
     kopf.on.login(registry=registry, id="login")(login)
-    for kind in order.kinds:
+    for kind in config.kinds:
         on = kopf.on.event(GROUP, VERSION, OBJECTS[kind], registry=registry, id=OBJECTS[kind])
-        on(_handler(kind, tell))
+        on(_handler(kind, write_line))
     return registry
 
 
-def _handler(kind: AnyKind, tell: Tell) -> Callable[..., Any]:
+def _handler(kind: AnyKind, write_line: WriteLine) -> Callable[..., Any]:
     async def seen(event: dict[str, Any], **_: Any) -> None:
         body = event["object"]
         metadata = body["metadata"]
         short = {"metadata": {name: metadata[name] for name in _METADATA if name in metadata}}
         short.update({part: body[part] for part in ("spec", "status") if part in body})
-        tell([event["type"], kind, short])
+        write_line([event["type"], kind, short])
 
     return seen
 
 
-def _connection(access: Access, token: str | None) -> kopf.ConnectionInfo:
+def _connection_info(access: Access, token: str | None) -> kopf.ConnectionInfo:
     return kopf.ConnectionInfo(
         server=access.server,
         token=token,

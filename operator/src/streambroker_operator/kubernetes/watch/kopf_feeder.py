@@ -19,19 +19,24 @@ from typing import Any, TypeVar
 
 from streambroker_core.model import RULE, AnyKind
 from streambroker_operator.kubernetes.client.kubeconfig import Access
-from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiError, Lines, within
+from streambroker_operator.kubernetes.client.watch_client import (
+    ApiClient,
+    ApiError,
+    LineBuffer,
+    with_timeout,
+)
 from streambroker_operator.kubernetes.watch.informer import (
     KINDS,
     PORTS,
     ApiFeeder,
     Backoff,
-    Change,
     CrdMissingError,
+    FeedChange,
     KindFeed,
-    Look,
     Newest,
+    ObserveObject,
 )
-from streambroker_operator.kubernetes.watch.resync import sweep_again_and_again
+from streambroker_operator.kubernetes.watch.resync import run_resync
 
 _log = logging.getLogger("streambroker.kubernetes")
 _P = TypeVar("_P")
@@ -39,14 +44,14 @@ _P = TypeVar("_P")
 _MODULE = "streambroker_operator.kubernetes.watch.kopf_child"
 _SILENT_S = 60.0
 """After how long without a sign of life the process is given up."""
-_WELL_S = 60.0
+_STABLE_S = 60.0
 """After how long a process that ends is worth a quick restart again."""
 _CHUNK = 1 << 16
 _END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ChildConfig:
     """What the parent asks for: where, which namespaces (empty for all), how, and which kinds."""
 
     access: Access
@@ -62,7 +67,7 @@ class Order:
         return json.dumps([self.access.encode(), self.namespaces, *how, self.kinds]).encode()
 
     @classmethod
-    def decode(cls, line: bytes) -> Order:
+    def decode(cls, line: bytes) -> ChildConfig:
         """Read the line back."""
         access, namespaces, page, server_s, call_s, kinds = json.loads(line)
         return cls(
@@ -81,7 +86,7 @@ class KopfFeeder(ApiFeeder):
     Args:
         client: asks the API server.
         namespaces: those to watch; empty for all.
-        look: takes the objects themselves, before the events that come of them.
+        observe: takes the objects themselves, before the events that come of them.
         newest: how far the board is that is fed.
 
     Attributes:
@@ -94,14 +99,14 @@ class KopfFeeder(ApiFeeder):
         self,
         client: ApiClient,
         namespaces: Sequence[str] = (),
-        look: Look = lambda *_: None,
+        observe: ObserveObject = lambda *_: None,
         newest: Newest = lambda _: 0,
     ) -> None:
-        super().__init__(client, namespaces, look, newest)
+        super().__init__(client, namespaces, observe, newest)
         self.starts = 0
         self.process: Process | None = None
         # Set when what is to be followed is no longer what kopf was told of.
-        self._anew = asyncio.Event()
+        self._restart_needed = asyncio.Event()
         self._sessions: dict[AnyKind, int] = {}
 
     @property
@@ -113,23 +118,23 @@ class KopfFeeder(ApiFeeder):
         """Return what runs side by side."""
         feeds = self.feeds.values()
         for feed in feeds:
-            feed.on_lost = self._anew.set
+            feed.on_lost = self._restart_needed.set
         return [
-            *map(self.keep, feeds),
-            *map(sweep_again_and_again, feeds),
+            *map(self.run_feed, feeds),
+            *map(run_resync, feeds),
             self._supervise(),
         ]
 
     async def follow(self, feed: KindFeed, version: int) -> None:
         """Leave the following to kopf, begun anew, until a list is asked for."""
-        self._sessions[feed.kind] = feed.following.session
-        self._anew.set()
+        self._sessions[feed.kind] = feed.cache.session
+        self._restart_needed.set()
         try:
-            await feed.wanted.wait()
+            await feed.relist_needed.wait()
         finally:
             del self._sessions[feed.kind]
 
-    def _due(self) -> dict[AnyKind, int]:
+    def _due_sessions(self) -> dict[AnyKind, int]:
         """Return the kinds to follow, each with its list; none while a list is waited for."""
         # Ports are followed whether there is a list of rules or not.
         here = {
@@ -137,7 +142,7 @@ class KopfFeeder(ApiFeeder):
             for kind, feed in self.feeds.items()
             if not feed.reason and (kind in PORTS or kind in self._sessions)
         }
-        followed = self._followed()
+        followed = self._followed_namespaces()
         if not self._sessions.keys() >= here.keys() or (self.namespaces and not followed):
             return {}
         if RULE in here and not here[RULE].refused.keys().isdisjoint(followed):
@@ -145,7 +150,7 @@ class KopfFeeder(ApiFeeder):
             del here[RULE]
         return {kind: self._sessions[kind] for kind in here}
 
-    def _followed(self) -> tuple[str, ...]:
+    def _followed_namespaces(self) -> tuple[str, ...]:
         """Return the namespaces whose Exports and Imports may be followed; empty for all."""
         refused = {namespace for kind in PORTS for namespace in self.feeds[kind].refused}
         return tuple(namespace for namespace in self.namespaces if namespace not in refused)
@@ -153,32 +158,32 @@ class KopfFeeder(ApiFeeder):
     async def _supervise(self) -> None:
         loop, backoff = asyncio.get_running_loop(), Backoff(*self.client.timing.restart_s)
         while True:
-            await self._anew.wait()
-            self._anew.clear()
-            sessions = self._due()
+            await self._restart_needed.wait()
+            self._restart_needed.clear()
+            sessions = self._due_sessions()
             if not sessions:
                 continue
             began = loop.time()
             ended = await self._run_once(sessions)
             for feed in self.feeds.values():
-                feed.sweeping.set()
-            if loop.time() - began > _WELL_S:
+                feed.resync_due.set()
+            if loop.time() - began > _STABLE_S:
                 backoff.reset()
             if ended:
                 # Not because of a list: kopf gave up. Go on with the sweep alone for a while.
                 await backoff.pause()
-                self._anew.set()
+                self._restart_needed.set()
 
     async def _run_once(self, sessions: dict[AnyKind, int]) -> bool:
         """Run kopf until it ends, or until it has to begin anew; say whether it ended."""
         process = await self._start(tuple(sessions))
         last_words: list[bytes] = []
-        reading = asyncio.ensure_future(self._read(process, sessions))
-        listening = asyncio.ensure_future(_listen(process, last_words))
-        anew = asyncio.ensure_future(self._anew.wait())
+        reading = asyncio.ensure_future(self._read_output(process, sessions))
+        listening = asyncio.ensure_future(_read_last_line(process, last_words))
+        anew = asyncio.ensure_future(self._restart_needed.wait())
         try:
             await asyncio.wait({reading, anew}, return_when=asyncio.FIRST_COMPLETED)
-            ended = not self._anew.is_set()
+            ended = not self._restart_needed.is_set()
         finally:
             self.process = None
             ending = asyncio.ensure_future(_end_all(process, reading, anew))
@@ -196,9 +201,9 @@ class KopfFeeder(ApiFeeder):
 
     async def _start(self, kinds: tuple[AnyKind, ...]) -> Process:
         timing = self.client.timing
-        order = Order(
+        order = ChildConfig(
             access=self.client.access,
-            namespaces=self._followed(),
+            namespaces=self._followed_namespaces(),
             page=timing.page,
             server_s=timing.server_s,
             call_s=timing.call_s,
@@ -215,19 +220,19 @@ class KopfFeeder(ApiFeeder):
             # Who is told to end while a process begins still has to end that.
             process = await starting
             await _end(process)
-            await _listen(process, [])
+            await _read_last_line(process, [])
             raise
-        _there(process.stdin).write(order.encode() + b"\n")
+        _require_pipe(process.stdin).write(order.encode() + b"\n")
         self.starts += 1
         self.process = process
         return process
 
-    async def _read(self, process: Process, sessions: dict[AnyKind, int]) -> None:
+    async def _read_output(self, process: Process, sessions: dict[AnyKind, int]) -> None:
         """Take in what kopf tells until it ends, or is silent for too long."""
-        pipe, lines = _there(process.stdout), Lines()
+        pipe, lines = _require_pipe(process.stdout), LineBuffer()
         while True:
             try:
-                data = await within(_SILENT_S, pipe.read(_CHUNK))
+                data = await with_timeout(_SILENT_S, pipe.read(_CHUNK))
             except asyncio.TimeoutError:
                 return
             if not data:
@@ -236,31 +241,31 @@ class KopfFeeder(ApiFeeder):
             for kind, session in sessions.items():
                 changes = [(line[0], line[2]) for line in told if line and line[1] == kind]
                 if changes:
-                    await self._take(self.feeds[kind], changes, session)
+                    await self._apply_changes(self.feeds[kind], changes, session)
 
-    async def _take(self, feed: KindFeed, changes: list[Change], session: int) -> None:
+    async def _apply_changes(self, feed: KindFeed, changes: list[FeedChange], session: int) -> None:
         try:
-            await feed.take(changes, session)
+            await feed.apply_changes(changes, session)
         except CrdMissingError:
-            feed.lose("CrdMissing")
+            feed.mark_lost("CrdMissing")
         except ApiError as error:
             # What could not be told is lost with this batch: only a list knows it now.
-            feed.failed(error)
-            feed.wanted.set()
+            feed.on_failed(error)
+            feed.relist_needed.set()
         if any(kind is None for kind, _ in changes):
-            feed.sweeping.set()
+            feed.resync_due.set()
 
 
-def _there(pipe: _P | None) -> _P:
+def _require_pipe(pipe: _P | None) -> _P:
     """Return a pipe that was asked for, so that it is there."""
     if pipe is None:
         raise RuntimeError("a process without the pipe it was given")
     return pipe
 
 
-async def _listen(process: Process, last_words: list[bytes]) -> None:
+async def _read_last_line(process: Process, last_words: list[bytes]) -> None:
     """Keep the last line that a process says on standard error."""
-    pipe, lines = _there(process.stderr), Lines()
+    pipe, lines = _require_pipe(process.stderr), LineBuffer()
     while data := await pipe.read(_CHUNK):
         last_words[:] = lines.feed(data)[-1:] or last_words
 
@@ -275,12 +280,12 @@ async def _end_all(process: Process, *tasks: asyncio.Future[Any]) -> None:
 
 async def _end(process: Process) -> None:
     """End a process in order, by force after a while."""
-    _there(process.stdin).close()
+    _require_pipe(process.stdin).close()
     try:
-        await within(_END_S, process.wait())
+        await with_timeout(_END_S, process.wait())
     except asyncio.TimeoutError:
         process.kill()
         await process.wait()
     # A pipe closes once it was read to its end.
-    while await _there(process.stdout).read(_CHUNK):
+    while await _require_pipe(process.stdout).read(_CHUNK):
         pass

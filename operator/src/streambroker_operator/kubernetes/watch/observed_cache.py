@@ -6,7 +6,7 @@ Rule 2: what is late by the rules of the board's shelf is late here too, so that
 always know the same.
 Rule 3: a list cannot be older than what was seen before it was asked for, nor bring back
 what had gone before. If it does, somebody served an old list, or the store was restored;
-`Following.contradicts` says so, and only a second such list may be taken for a restore.
+`ObservedCache.contradicts` says so, and only a second such list may be taken for a restore.
 Lists take turns: none is asked for before the last one was taken in or given up.
 Rule 4: what matters of a resource are uid, generation, deletion and spec, and the generation
 that its status accepted last while that is an earlier one, or has a filter, or may be missing. An
@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from streambroker_core.board import (
+    BoardEvent,
     CaughtUp,
-    Event,
     ExportApplied,
     ExportRemoved,
+    FeedAdvanced,
     FeedLost,
     ImportApplied,
     ImportRemoved,
-    PointMoved,
     RuleApplied,
     RuleRemoved,
     Synced,
@@ -43,15 +43,15 @@ from streambroker_operator.kubernetes.status.conditions import read_conditions
 
 Entry: TypeAlias = "Export | Import | Rule | Unreadable"
 
-_Name: TypeAlias = "tuple[str, str]"
+_ObjectName: TypeAlias = "tuple[str, str]"
 """Namespace and name."""
 
 _METADATA = ("name", "namespace", "uid", "creationTimestamp")
-_PRINT_BYTES = 16
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ObjectRef:
     """That an object exists, and at which version it was changed last."""
 
     uid: str
@@ -61,39 +61,39 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class ObservedObject:
     """One object as a list or an event showed it.
 
     Attributes:
-        mark: which it is, at which version.
-        print: a digest of all that matters of it.
+        ref: which it is, at which version.
+        digest: a digest of all that matters of it.
         body: the object.
     """
 
-    mark: Mark
-    print: bytes
+    ref: ObjectRef
+    digest: bytes
     body: Mapping[str, Any]
 
 
-class Listed(NamedTuple):
+class ListedObject(NamedTuple):
     """One object of a list, read; its body is not kept, for a list may be long."""
 
-    mark: Mark
-    print: bytes
+    ref: ObjectRef
+    digest: bytes
     entry: Entry
 
 
 @dataclass(slots=True, kw_only=True)
-class _Known:
+class _CachedObject:
     """What is known of one object: up to which version that holds, and since when."""
 
     version: int
-    seen: int
-    print: bytes
+    confirmed_version: int
+    digest: bytes
     entry: Entry
 
     @property
-    def name(self) -> _Name:
+    def name(self) -> _ObjectName:
         """Which name it has, in which namespace."""
         entry = self.entry
         if isinstance(entry, Unreadable):
@@ -101,15 +101,15 @@ class _Known:
         return entry.key.namespace, entry.name
 
 
-class _Gone(NamedTuple):
+class _Tombstone(NamedTuple):
     """That an object went: at which version that was known, and until when it had its name."""
 
     version: int
-    name: _Name
-    until: int
+    name: _ObjectName
+    name_until: int
 
 
-def mark_of(body: Mapping[str, Any]) -> Mark:
+def object_ref(body: Mapping[str, Any]) -> ObjectRef:
     """Read which object a body is.
 
     Raises:
@@ -119,7 +119,7 @@ def mark_of(body: Mapping[str, Any]) -> Mark:
     if not isinstance(metadata, Mapping):
         raise ValueError("an object without metadata")
     try:
-        return Mark(
+        return ObjectRef(
             uid=str(metadata["uid"]),
             namespace=str(metadata["namespace"]),
             name=str(metadata["name"]),
@@ -129,22 +129,29 @@ def mark_of(body: Mapping[str, Any]) -> Mark:
         raise ValueError(f"an object without metadata.{error.args[0]}") from error
 
 
-def sighting_of(body: Mapping[str, Any]) -> Sighting:
+def parse_object(body: Mapping[str, Any]) -> ObservedObject:
     """Read an object as far as it takes to see whether it matters.
 
     Raises:
         ValueError: it is no object of an API server.
     """
-    mark, metadata = mark_of(body), body["metadata"]
-    generation, earlier = metadata.get("generation"), earlier_of(body)
+    mark, metadata = object_ref(body), body["metadata"]
+    generation, earlier = metadata.get("generation"), earlier_generation(body)
     deletion, spec = metadata.get("deletionTimestamp"), body.get("spec")
-    matters = (generation, deletion, spec, earlier, unsure_of(body), settled_of(body))
+    matters = (
+        generation,
+        deletion,
+        spec,
+        earlier,
+        has_unrecorded_generation(body),
+        has_accepted_filter(body),
+    )
     text = json.dumps(matters, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_PRINT_BYTES)
-    return Sighting(mark=mark, print=digest.digest(), body=body)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES)
+    return ObservedObject(ref=mark, digest=digest.digest(), body=body)
 
 
-def earlier_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def earlier_generation(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the generation that a status accepted last, with its spec; None if it is current."""
     status = body.get("status")
     accepted = status.get("accepted") if isinstance(status, Mapping) else None
@@ -155,7 +162,7 @@ def earlier_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return accepted if older else None
 
 
-def unsure_of(body: Mapping[str, Any]) -> bool:
+def has_unrecorded_generation(body: Mapping[str, Any]) -> bool:
     """Say whether a generation before this one may have been accepted that no status has.
 
     A status that says that nothing is accepted, and nothing held, is believed.
@@ -171,7 +178,7 @@ def unsure_of(body: Mapping[str, Any]) -> bool:
     return not believed and not isinstance(status.get("accepted"), Mapping)
 
 
-def settled_of(body: Mapping[str, Any]) -> bool:
+def has_accepted_filter(body: Mapping[str, Any]) -> bool:
     """Say whether a status has accepted a filter that is judged by what Exports there are."""
     spec, status = body.get("spec"), body.get("status")
     if not isinstance(spec, Mapping) or not spec.get("filter") or not isinstance(status, Mapping):
@@ -180,35 +187,41 @@ def settled_of(body: Mapping[str, Any]) -> bool:
     return isinstance(accepted, Mapping) and accepted.get("generation") == generation
 
 
-def read(kind: AnyKind, sighting: Sighting) -> Entry:
+def read_entry(kind: AnyKind, observed: ObservedObject) -> Entry:
     """Return the resource that an object is, or why it cannot be read.
 
     Each with the generation that was accepted last, if that is an earlier one.
     """
-    body = sighting.body
-    entry = _read(kind, sighting, body.get("spec"), body["metadata"].get("generation"))
-    accepted = earlier_of(body)
+    body = observed.body
+    entry = _read_generation(kind, observed, body.get("spec"), body["metadata"].get("generation"))
+    accepted = earlier_generation(body)
     if isinstance(entry, Import):
-        entry = replace(entry, unsure=unsure_of(body), settled=settled_of(body))
+        entry = replace(
+            entry,
+            earlier_unknown=has_unrecorded_generation(body),
+            was_accepted=has_accepted_filter(body),
+        )
     elif isinstance(entry, Unreadable) and kind == "Import":
-        entry = replace(entry, unsure=unsure_of(body))
+        entry = replace(entry, earlier_unknown=has_unrecorded_generation(body))
     if accepted is None or isinstance(entry, Export):
         return entry
-    earlier = _read(kind, sighting, accepted["spec"], accepted["generation"])
+    earlier = _read_generation(kind, observed, accepted["spec"], accepted["generation"])
     # Nobody but brokers may write there, and still: a port is one for the life of an object.
     if isinstance(earlier, Unreadable) or earlier.key != entry.key:
         return entry
-    return replace(entry, earlier=earlier)  # type: ignore[arg-type]
+    return replace(entry, last_accepted=earlier)  # type: ignore[arg-type]
 
 
-def _read(kind: AnyKind, sighting: Sighting, spec: object, generation: object) -> Entry:
+def _read_generation(
+    kind: AnyKind, observed: ObservedObject, spec: object, generation: object
+) -> Entry:
     try:
-        return parsed(kind, sighting.body["metadata"], spec, generation)
+        return parse_resource(kind, observed.body["metadata"], spec, generation)
     except StreambrokerError as error:
-        return _unreadable(kind, sighting, error)
+        return _to_unreadable(kind, observed, error)
 
 
-def parsed(
+def parse_resource(
     kind: AnyKind, metadata: Mapping[str, Any], spec: object, generation: object = None
 ) -> Resource | Rule:
     """Return the resource that an object of an API server is.
@@ -243,8 +256,8 @@ def parsed(
     return entry
 
 
-def _unreadable(kind: AnyKind, sighting: Sighting, error: StreambrokerError) -> Unreadable:
-    mark, generation = sighting.mark, sighting.body["metadata"].get("generation")
+def _to_unreadable(kind: AnyKind, observed: ObservedObject, error: StreambrokerError) -> Unreadable:
+    mark, generation = observed.ref, observed.body["metadata"].get("generation")
     return Unreadable(
         kind=kind,
         uid=mark.uid,
@@ -252,14 +265,14 @@ def _unreadable(kind: AnyKind, sighting: Sighting, error: StreambrokerError) -> 
         namespace=mark.namespace,
         name=mark.name,
         generation=generation if isinstance(generation, int) else 1,
-        key=_key(mark.namespace, sighting.body.get("spec")),
+        key=_parse_key(mark.namespace, observed.body.get("spec")),
         code=error.code,
         problem=str(error),
         path=error.path if isinstance(error, ManifestError) else "",
     )
 
 
-def _key(namespace: str, spec: object) -> PortKey | None:
+def _parse_key(namespace: str, spec: object) -> PortKey | None:
     if not isinstance(spec, Mapping):
         return None
     try:
@@ -268,7 +281,7 @@ def _key(namespace: str, spec: object) -> PortKey | None:
         return None
 
 
-class Following:
+class ObservedCache:
     """All objects of one kind, as far as the feed knows them.
 
     Args:
@@ -277,7 +290,7 @@ class Following:
     Attributes:
         synced: whether a list has been taken in since the feed was lost last.
         session: how many lists were taken in; what was seen in an earlier session is void.
-        high: the highest version seen. Note it before asking for a list.
+        max_version: the highest version seen. Note it before asking for a list.
         unlisted: namespaces that the last list was not allowed to read.
     """
 
@@ -285,130 +298,132 @@ class Following:
         self.kind = kind
         self.synced = False
         self.session = 0
-        self.high = 0
+        self.max_version = 0
         self.unlisted: frozenset[str] = frozenset()
-        self._known: dict[str, _Known] = {}
-        self._gone: dict[str, _Gone] = {}
+        self._objects: dict[str, _CachedObject] = {}
+        self._tombstones: dict[str, _Tombstone] = {}
         # Whoever is not known at this version is gone, or never was.
         self._floor = -1
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._objects)
 
     # ---- lists -----------------------------------------------------------
 
-    def read(self, sighting: Sighting) -> Listed:
+    def read_listed(self, observed: ObservedObject) -> ListedObject:
         """Return what a listed object is; it is parsed only if it is not known as it is."""
-        mark = sighting.mark
-        known = self._known.get(mark.uid)
-        if known is None or known.print != sighting.print:
-            entry = read(self.kind, sighting)
+        mark = observed.ref
+        known = self._objects.get(mark.uid)
+        if known is None or known.digest != observed.digest:
+            entry = read_entry(self.kind, observed)
         elif isinstance(known.entry, Unreadable):
             entry = replace(known.entry, version=mark.version)
         else:
             entry = known.entry
-        return Listed(mark, sighting.print, entry)
+        return ListedObject(mark, observed.digest, entry)
 
-    def kept(self, namespaces: Container[str], version: int) -> list[Listed]:
+    def cached_in(self, namespaces: Container[str], version: int) -> list[ListedObject]:
         """Return what is known of namespaces that a list of a version was not allowed to read."""
         found = []
-        for uid, known in self._known.items():
+        for uid, known in self._objects.items():
             namespace, name = known.name
             if namespace in namespaces:
                 at = min(known.version, version)
-                mark = Mark(uid=uid, namespace=namespace, name=name, version=at)
-                found.append(Listed(mark, known.print, known.entry))
+                mark = ObjectRef(uid=uid, namespace=namespace, name=name, version=at)
+                found.append(ListedObject(mark, known.digest, known.entry))
         return found
 
-    def contradicts(self, marks: Iterable[Mark], version: int, asked_at: int) -> bool:
+    def contradicts(self, refs: Iterable[ObjectRef], version: int, asked_at: int) -> bool:
         """Say whether a list and what is known cannot both be true of one course of versions.
 
         Either somebody answered with an old list, or the store was restored from an old copy.
 
         Args:
-            marks: what is listed.
+            refs: what is listed.
             version: the version of the list.
             asked_at: what a list had to reach at the time of the question; at least `high`.
         """
         if version < asked_at:
             return True
-        names = self._held_names(version)
+        names = self._names_in_use(version)
         # What happened in a namespace while it could not be read contradicts nothing.
-        judged = (mark for mark in marks if mark.namespace not in self.unlisted)
-        return any(self._contradicts(mark, version, names) for mark in judged)
+        judged = (mark for mark in refs if mark.namespace not in self.unlisted)
+        return any(self._is_contradicted(mark, version, names) for mark in judged)
 
-    def _contradicts(self, mark: Mark, version: int, names: Mapping[_Name, int]) -> bool:
+    def _is_contradicted(
+        self, ref: ObjectRef, version: int, names: Mapping[_ObjectName, int]
+    ) -> bool:
         # Two objects cannot have had one name at the same time.
-        held = names.get((mark.namespace, mark.name), -1)
-        known = self._known.get(mark.uid)
+        held = names.get((ref.namespace, ref.name), -1)
+        known = self._objects.get(ref.uid)
         if known is not None:
-            return held > known.seen or mark.version < known.version <= version
-        gone = self._gone.get(mark.uid)
+            return held > known.confirmed_version or ref.version < known.version <= version
+        gone = self._tombstones.get(ref.uid)
         if gone is not None:
             return gone.version <= version
-        return mark.version <= max(self._floor, held)
+        return ref.version <= max(self._floor, held)
 
-    def _held_names(self, version: int) -> dict[_Name, int]:
+    def _names_in_use(self, version: int) -> dict[_ObjectName, int]:
         """Return until which version each name was held, of what a list can judge."""
-        held: dict[_Name, int] = {}
-        for known in self._known.values():
-            if known.seen <= version:
-                held[known.name] = max(known.seen, held.get(known.name, -1))
-        for gone in self._gone.values():
-            if gone.until <= version:
-                held[gone.name] = max(gone.until, held.get(gone.name, -1))
+        held: dict[_ObjectName, int] = {}
+        for known in self._objects.values():
+            if known.confirmed_version <= version:
+                held[known.name] = max(known.confirmed_version, held.get(known.name, -1))
+        for gone in self._tombstones.values():
+            if gone.name_until <= version:
+                held[gone.name] = max(gone.name_until, held.get(gone.name, -1))
         return held
 
-    def listed(
-        self, found: Sequence[Listed], version: int, *, restored: bool = False
-    ) -> list[Event]:
+    def apply_list(
+        self, objects: Sequence[ListedObject], version: int, *, restored: bool = False
+    ) -> list[BoardEvent]:
         """Take in a whole, consistent list; return what to tell the board.
 
         Args:
-            found: what `read` made of each object.
+            objects: what `read_entry` made of each object.
             version: the version of the list.
             restored: it contradicts what is known, and so did another one before it.
         """
-        events: list[Event] = []
+        events: list[BoardEvent] = []
         if restored:
-            events += self.lost("Restored")
+            events += self.mark_lost("Restored")
         fresh = not self.synced
-        known = {} if fresh else self._younger({listed.mark.uid for listed in found}, version)
-        for mark, print_, entry in found:
-            if mark.uid not in known and (fresh or self._gone_at(mark.uid) <= version):
-                known[mark.uid] = _Known(
+        known = {} if fresh else self._newer_than({listed.ref.uid for listed in objects}, version)
+        for mark, print_, entry in objects:
+            if mark.uid not in known and (fresh or self._deleted_version(mark.uid) <= version):
+                known[mark.uid] = _CachedObject(
                     version=mark.version,
-                    seen=max(mark.version, version),
-                    print=print_,
+                    confirmed_version=max(mark.version, version),
+                    digest=print_,
                     entry=entry,
                 )
-        self._known = known
-        self._gone = {} if fresh else self._gone_after(version)
+        self._objects = known
+        self._tombstones = {} if fresh else self._tombstones_after(version)
         self._floor = version
-        self.high = version if fresh else max(self.high, version)
+        self.max_version = version if fresh else max(self.max_version, version)
         self.synced = True
         self.session += 1
-        return [*events, self._synced(found, version)]
+        return [*events, self._synced_event(objects, version)]
 
-    def _younger(self, here: set[str], version: int) -> dict[str, _Known]:
+    def _newer_than(self, listed_uids: set[str], version: int) -> dict[str, _CachedObject]:
         """Return what was seen after a version, and so is not for a list of it to judge."""
         return {
             uid: known
-            for uid, known in self._known.items()
-            if (known.version if uid in here else known.seen) > version
+            for uid, known in self._objects.items()
+            if (known.version if uid in listed_uids else known.confirmed_version) > version
         }
 
-    def _gone_at(self, uid: str) -> int:
-        gone = self._gone.get(uid)
+    def _deleted_version(self, uid: str) -> int:
+        gone = self._tombstones.get(uid)
         return -1 if gone is None else gone.version
 
-    def _gone_after(self, version: int) -> dict[str, _Gone]:
-        return {uid: gone for uid, gone in self._gone.items() if gone.version > version}
+    def _tombstones_after(self, version: int) -> dict[str, _Tombstone]:
+        return {uid: gone for uid, gone in self._tombstones.items() if gone.version > version}
 
-    def _synced(self, found: Sequence[Listed], version: int) -> Synced:
+    def _synced_event(self, objects: Sequence[ListedObject], version: int) -> Synced:
         listed: list[tuple[Resource | Rule, int]] = []
         unreadable: list[Unreadable] = []
-        for mark, _, entry in found:
+        for mark, _, entry in objects:
             if isinstance(entry, Unreadable):
                 unreadable.append(entry)
             else:
@@ -417,7 +432,7 @@ class Following:
             kind=self.kind, listed=tuple(listed), version=version, unreadable=tuple(unreadable)
         )
 
-    def lost(self, reason: str) -> list[Event]:
+    def mark_lost(self, reason: str) -> list[BoardEvent]:
         """Take in that the feed broke off; all stays until the next list decides."""
         if not self.synced:
             return []
@@ -426,47 +441,50 @@ class Following:
 
     # ---- events ----------------------------------------------------------
 
-    def applied(self, sighting: Sighting) -> Event | None:
+    def apply(self, observed: ObservedObject) -> BoardEvent | None:
         """Take in that an object was seen; None if that is late."""
-        mark = sighting.mark
-        self.high = max(self.high, mark.version)
-        known = self._known.get(mark.uid)
+        mark = observed.ref
+        self.max_version = max(self.max_version, mark.version)
+        known = self._objects.get(mark.uid)
         if known is None:
-            if mark.version <= self._floor or mark.uid in self._gone:
+            if mark.version <= self._floor or mark.uid in self._tombstones:
                 return None
-        elif mark.version <= known.seen:
+        elif mark.version <= known.confirmed_version:
             return None
-        elif known.print == sighting.print:
-            known.version = known.seen = mark.version
-            return PointMoved(kind=self.kind, version=mark.version, uid=mark.uid)
-        entry = read(self.kind, sighting)
-        self._known[mark.uid] = _Known(
-            version=mark.version, seen=mark.version, print=sighting.print, entry=entry
+        elif known.digest == observed.digest:
+            known.version = known.confirmed_version = mark.version
+            return FeedAdvanced(kind=self.kind, version=mark.version, uid=mark.uid)
+        entry = read_entry(self.kind, observed)
+        self._objects[mark.uid] = _CachedObject(
+            version=mark.version,
+            confirmed_version=mark.version,
+            digest=observed.digest,
+            entry=entry,
         )
-        return _applied(entry, mark.version)
+        return _applied_event(entry, mark.version)
 
-    def deleted(self, mark: Mark) -> Event | None:
+    def remove(self, ref: ObjectRef) -> BoardEvent | None:
         """Take in that an object went, at the deletion's own version; None if that is late."""
-        self.high = max(self.high, mark.version)
-        known = self._known.get(mark.uid)
+        self.max_version = max(self.max_version, ref.version)
+        known = self._objects.get(ref.uid)
         if known is None:
-            if mark.version <= self._floor or mark.uid in self._gone:
+            if ref.version <= self._floor or ref.uid in self._tombstones:
                 return None
-        elif mark.version < known.seen:
+        elif ref.version < known.confirmed_version:
             return None
-        self._known.pop(mark.uid, None)
-        name = mark.namespace, mark.name
-        self._gone[mark.uid] = _Gone(mark.version, name, mark.version)
-        return self._removed(mark.uid, mark.version)
+        self._objects.pop(ref.uid, None)
+        name = ref.namespace, ref.name
+        self._tombstones[ref.uid] = _Tombstone(ref.version, name, ref.version)
+        return self._removed_event(ref.uid, ref.version)
 
-    def bookmark(self, version: int) -> Event | None:
+    def apply_bookmark(self, version: int) -> BoardEvent | None:
         """Take in that a watch has come to a version; None if that is no news."""
-        if version <= self.high:
+        if version <= self.max_version:
             return None
-        self.high = version
-        return PointMoved(kind=self.kind, version=version)
+        self.max_version = version
+        return FeedAdvanced(kind=self.kind, version=version)
 
-    def _removed(self, uid: str, version: int) -> Event:
+    def _removed_event(self, uid: str, version: int) -> BoardEvent:
         if self.kind == "Export":
             return ExportRemoved(uid=uid, version=version)
         if self.kind == RULE:
@@ -475,47 +493,47 @@ class Following:
 
     # ---- sweeps ----------------------------------------------------------
 
-    def swept(self, marks: Iterable[Mark], version: int) -> list[Event]:
+    def apply_resync(self, refs: Iterable[ObjectRef], version: int) -> list[BoardEvent]:
         """Take in who exists at a version; return the removals that nobody told of.
 
         An object is gone only if nothing of it was seen after that version. Its removal is
         told at the version up to which it is known to have been there, not at the list's:
         another object of its name may be younger than the one and older than the other.
         """
-        here = {mark.uid for mark in marks}
-        events: list[Event] = []
-        for uid, known in list(self._known.items()):
-            if uid not in here and known.seen <= version:
-                del self._known[uid]
-                self._gone[uid] = _Gone(version, known.name, known.seen)
-                events.append(self._removed(uid, known.seen))
+        here = {mark.uid for mark in refs}
+        events: list[BoardEvent] = []
+        for uid, known in list(self._objects.items()):
+            if uid not in here and known.confirmed_version <= version:
+                del self._objects[uid]
+                self._tombstones[uid] = _Tombstone(version, known.name, known.confirmed_version)
+                events.append(self._removed_event(uid, known.confirmed_version))
         return events
 
-    def behind(self, marks: Iterable[Mark]) -> list[Mark]:
+    def stale_refs(self, refs: Iterable[ObjectRef]) -> list[ObjectRef]:
         """Return what has to be fetched: what is listed and not known at its version."""
         found = []
-        for mark in marks:
-            known = self._known.get(mark.uid)
+        for mark in refs:
+            known = self._objects.get(mark.uid)
             if known is None:
-                if mark.uid not in self._gone:
+                if mark.uid not in self._tombstones:
                     found.append(mark)
             elif mark.version > known.version:
                 found.append(mark)
         return found
 
-    def difference(self, mark: Mark) -> Literal["missing", "changed"]:
+    def difference(self, ref: ObjectRef) -> Literal["missing", "changed"]:
         """Return what is wrong with what is known of an object that is behind."""
-        return "changed" if mark.uid in self._known else "missing"
+        return "changed" if ref.uid in self._objects else "missing"
 
-    def caught_up(self, version: int) -> list[Event]:
+    def mark_caught_up(self, version: int) -> list[BoardEvent]:
         """Take in that all is known that existed at a version; forget who was gone by then."""
         self._floor = max(self._floor, version)
-        self._gone = self._gone_after(version)
-        self.high = max(self.high, version)
+        self._tombstones = self._tombstones_after(version)
+        self.max_version = max(self.max_version, version)
         return [CaughtUp(version=version, kind=self.kind)]
 
 
-def _applied(entry: Entry, version: int) -> Event:
+def _applied_event(entry: Entry, version: int) -> BoardEvent:
     if isinstance(entry, Unreadable):
         return entry
     if isinstance(entry, Export):

@@ -12,9 +12,9 @@ from streambroker_operator.kubernetes.watch.informer import (
     Backoff,
     CrdMissingError,
     KindFeed,
-    together,
+    run_until_first_ends,
 )
-from streambroker_operator.kubernetes.watch.resync import sweep_again_and_again
+from streambroker_operator.kubernetes.watch.resync import run_resync
 
 
 class ReflectorFeeder(ApiFeeder):
@@ -29,17 +29,17 @@ class ReflectorFeeder(ApiFeeder):
     def parts(self) -> list[Awaitable[None]]:
         """Return what runs side by side."""
         feeds = self.feeds.values()
-        return [*map(self.keep, feeds), *map(sweep_again_and_again, feeds)]
+        return [*map(self.run_feed, feeds), *map(run_resync, feeds)]
 
     async def follow(self, feed: KindFeed, version: int) -> None:
         """Watch all namespaces until one of the watches, or a sweep, asks for a list."""
-        session = feed.following.session
+        session = feed.cache.session
         followed = [namespace for namespace in feed.paths if namespace not in feed.refused]
         watches = [_watch(feed, namespace, version, session) for namespace in followed]
-        await together(_until(feed.wanted), *watches)
+        await run_until_first_ends(_wait_for(feed.relist_needed), *watches)
 
 
-async def _until(event: asyncio.Event) -> None:
+async def _wait_for(event: asyncio.Event) -> None:
     await event.wait()
 
 
@@ -52,24 +52,24 @@ async def _watch(feed: KindFeed, namespace: str, version: int, session: int) -> 
         try:
             async with aclosing(feed.client.watch(path, version)) as events:
                 async for changes in events:
-                    await feed.take(changes, session)
+                    await feed.apply_changes(changes, session)
                     if changes:
                         version = int(changes[-1][1]["metadata"]["resourceVersion"])
                         backoff.reset()
         except GoneError as error:
-            feed.failed(error)
+            feed.on_failed(error)
             return
         except ApiError as error:
             if error.status == 404:
                 raise CrdMissingError from error
             asked = error.retry_after_s
             if error.status != 403:
-                feed.failed(error)
+                feed.on_failed(error)
             elif not refused:
                 # A list shows whether the whole namespace is refused.
                 refused = True
-                feed.failed(error)
-                feed.sweeping.set()
+                feed.on_failed(error)
+                feed.resync_due.set()
         await backoff.pause(asked)
     # The others go on. A list that can read this namespace again starts all of them.
-    await feed.wanted.wait()
+    await feed.relist_needed.wait()

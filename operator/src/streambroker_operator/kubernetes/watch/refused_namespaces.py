@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from streambroker_core.model import AnyKind
-from streambroker_operator.kubernetes.client.watch_client import OBJECT_MARK, ApiClient, ApiError
+from streambroker_operator.kubernetes.client.watch_client import (
+    OBJECT_METADATA,
+    ApiClient,
+    ApiError,
+)
 
 _log = logging.getLogger("streambroker.kubernetes")
 
@@ -24,10 +28,10 @@ _EFFECTS: Mapping[Refusal, str] = {
 }
 
 
-async def why_refused(client: ApiClient, namespace: str) -> Refusal:
+async def refusal_reason(client: ApiClient, namespace: str) -> Refusal:
     """Return why a namespace cannot be listed; if that is not certain, it is still there."""
     try:
-        await client.get(f"/api/v1/namespaces/{namespace}", accept=OBJECT_MARK)
+        await client.get(f"/api/v1/namespaces/{namespace}", accept=OBJECT_METADATA)
     except ApiError as error:
         if error.status == 404:
             return "NamespaceGone"

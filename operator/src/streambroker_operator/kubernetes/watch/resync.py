@@ -9,39 +9,39 @@ from __future__ import annotations
 
 import asyncio
 
-from streambroker_operator.kubernetes.client.watch_client import ApiError, within
+from streambroker_operator.kubernetes.client.watch_client import ApiError, with_timeout
 from streambroker_operator.kubernetes.watch.informer import CrdMissingError, KindFeed, jitter
 
 _QUIET_S = 1.0
-_LONGEST_S = 15.0
+_MAX_QUIET_S = 15.0
 
 
-async def sweep_again_and_again(feed: KindFeed) -> None:
+async def run_resync(feed: KindFeed) -> None:
     """Sweep one kind until cancelled."""
     while True:
-        await _due(feed)
+        await _wait_due(feed)
         try:
-            await feed.sweep()
+            await feed.resync()
         except CrdMissingError:
-            feed.lose("CrdMissing")
+            feed.mark_lost("CrdMissing")
         except ApiError as error:
-            feed.failed(error)
+            feed.on_failed(error)
 
 
-async def _due(feed: KindFeed) -> None:
+async def _wait_due(feed: KindFeed) -> None:
     """Return when a sweep is due: after a while, or when one is asked for and it is quiet."""
     loop, timing = asyncio.get_running_loop(), feed.client.timing
-    end = loop.time() + timing.sweep_s * jitter.uniform(0.9, 1.1)
-    while not feed.sweeping.is_set():
+    end = loop.time() + timing.resync_s * jitter.uniform(0.9, 1.1)
+    while not feed.resync_due.is_set():
         left = end - loop.time()
         if left <= 0:
             return
         try:
-            await within(min(left, timing.refused_s), feed.sweeping.wait())
+            await with_timeout(min(left, timing.refused_s), feed.resync_due.wait())
         except asyncio.TimeoutError:
-            await feed.ask_refused()
-    end = loop.time() + _LONGEST_S
-    while feed.sweeping.is_set() and loop.time() < end:
-        feed.sweeping.clear()
+            await feed.probe_refused()
+    end = loop.time() + _MAX_QUIET_S
+    while feed.resync_due.is_set() and loop.time() < end:
+        feed.resync_due.clear()
         await asyncio.sleep(min(_QUIET_S, timing.settle_s))
-    feed.sweeping.clear()
+    feed.resync_due.clear()

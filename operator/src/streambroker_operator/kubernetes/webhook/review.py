@@ -15,15 +15,15 @@ from typing import Any, cast
 
 from streambroker_core.board import Board
 from streambroker_core.board.rule_index import rule_problem
-from streambroker_core.diagnose import Overlay, refusal
-from streambroker_core.errors import StreambrokerError, pointed
+from streambroker_core.diagnose import BoardOverlay, find_put_problem
+from streambroker_core.errors import StreambrokerError, pointer_lines
 from streambroker_core.model import AnyKind, Rule
 from streambroker_core.wire.manifests.ports import OBJECTS
-from streambroker_operator.kubernetes.watch.observed_cache import parsed
+from streambroker_operator.kubernetes.watch.observed_cache import parse_resource
 
 API_VERSION = "admission.k8s.io/v1"
 
-_ALONE = Board()
+_EMPTY_BOARD = Board()
 """A board without other resources; it stays so."""
 _FIELDS = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}
 _STEP = re.compile(r"[^.\[\]]+")
@@ -48,7 +48,7 @@ def review(document: object, board: Board, namespaces: Sequence[str] = ()) -> di
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
     wanted = _new_spec(request)
     if wanted is not None and (not namespaces or request.get("namespace") in namespaces):
-        response |= _judged(wanted, board)
+        response |= _judge(wanted, board)
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
 
 
@@ -65,26 +65,26 @@ def _new_spec(request: Object) -> Object | None:
     return None if same else wanted
 
 
-def _judged(wanted: Object, board: Board) -> dict[str, Any]:
-    kind, spec = cast("AnyKind", wanted["kind"]), wanted.get("spec")
+def _judge(candidate: Object, board: Board) -> dict[str, Any]:
+    kind, spec = cast("AnyKind", candidate["kind"]), candidate.get("spec")
     try:
-        resource = parsed(kind, wanted["metadata"], spec)
+        resource = parse_resource(kind, candidate["metadata"], spec)
     except StreambrokerError as error:
-        return _refused(error, spec)
+        return _denial(error, spec)
     if isinstance(resource, Rule):
         problem = rule_problem(resource)
-        return {} if problem is None else _refused(problem, spec)
-    problem = refusal(Overlay(_ALONE), resource)
+        return {} if problem is None else _denial(problem, spec)
+    problem = find_put_problem(BoardOverlay(_EMPTY_BOARD), resource)
     if problem is not None:
-        return _refused(problem, spec)
+        return _denial(problem, spec)
     # Without uid it is asked, too, whose the port is.
     proposed = replace(resource, uid="")
-    problem = refusal(Overlay(board), proposed) if board.synced else None
+    problem = find_put_problem(BoardOverlay(board), proposed) if board.synced else None
     # A warning is one line: API servers drop others.
     return {} if problem is None else {"warnings": [" ".join(str(problem).split())]}
 
 
-def _refused(error: StreambrokerError, spec: object) -> dict[str, Any]:
+def _denial(error: StreambrokerError, spec: object) -> dict[str, Any]:
     status = {
         "status": "Failure",
         "code": 422,
@@ -97,11 +97,11 @@ def _refused(error: StreambrokerError, spec: object) -> dict[str, Any]:
 def _message(error: StreambrokerError, spec: object) -> str:
     """Return an error's sentence; of an expression, the line and a caret at the fault as well."""
     path = str(_FIELDS.get(error.code) or getattr(error, "path", ""))
-    lines = pointed(_at(spec, path), getattr(error, "position", None))
+    lines = pointer_lines(_value_at(spec, path), getattr(error, "position", None))
     return "\n".join([str(error), *lines])
 
 
-def _at(value: Any, path: str) -> Any:
+def _value_at(value: Any, path: str) -> Any:
     """Return the field of a document at a path as errors write it; None if there is none."""
     for step in _STEP.findall(path):
         try:

@@ -27,13 +27,18 @@ from aiohttp import web
 
 from streambroker_operator.errors import OpenError, RequestError
 from streambroker_operator.kubernetes.client.objects import Objects, StaleError
-from streambroker_operator.security.self_signed import CA, alternative, holds, issue_pair
+from streambroker_operator.security.self_signed import (
+    CA,
+    is_valid_for,
+    issue_pair,
+    subject_alt_name,
+)
 
 DAYS = 365
 """For how long a certificate holds."""
 RENEW_S = 120 * 86_400.0
 """How long before its end it is renewed, in seconds."""
-LOOK_S = 60.0
+RECONCILE_INTERVAL_S = 60.0
 """How often Secret and configuration are read, in seconds; after a failure, `RETRY_S`."""
 RETRY_S = 5.0
 MAX_BODY = 8 * 1024 * 1024
@@ -42,7 +47,7 @@ MAX_BODY = 8 * 1024 * 1024
 _FILES = {"ca.crt": CA, "tls.crt": "server.crt", "tls.key": "server.key"}
 """Entries of the Secret, and the files that they are."""
 _END = "-----END CERTIFICATE-----\n"
-_TROUBLE = (OSError, OpenError, RequestError, StaleError)
+_RETRYABLE_ERRORS = (OSError, OpenError, RequestError, StaleError)
 
 _log = logging.getLogger("streambroker.webhook")
 
@@ -79,7 +84,7 @@ class Webhook:
         self._namespace, self._secret_name = namespace, secret_name
         self._configuration = configuration
         self._path = f"/reviews/{hmac.new(key, b'webhook', hashlib.sha256).hexdigest()[:32]}"
-        self._served: Mapping[str, bytes] = {}
+        self._served_pair: Mapping[str, bytes] = {}
         self.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self.app = web.Application(client_max_size=MAX_BODY)
@@ -96,15 +101,15 @@ class Webhook:
         trouble = ""
         while True:
             try:
-                await self.look()
-                trouble, pause = "", LOOK_S
-            except _TROUBLE as error:
+                await self.reconcile()
+                trouble, pause = "", RECONCILE_INTERVAL_S
+            except _RETRYABLE_ERRORS as error:
                 if str(error) != trouble:
                     _log.warning("resources are stored without being reviewed: %s", error)
                 trouble, pause = str(error), RETRY_S
             await asyncio.sleep(pause)
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """Read the Secret and the configuration, and change what is not right.
 
         Raises:
@@ -114,35 +119,35 @@ class Webhook:
         """
         found = await self._objects.read_webhook(self._configuration)
         if found is None:
-            raise _missing(f"ValidatingWebhookConfiguration {self._configuration}")
+            raise _missing_error(f"ValidatingWebhookConfiguration {self._configuration}")
         clients = {each["name"]: each["clientConfig"] for each in found.get("webhooks", ())}
-        names = sorted({alternative(_host(client)) for client in clients.values()})
-        pair = await self._pair(names)
-        wanted = {name: self._client(client, pair) for name, client in clients.items()}
+        names = sorted({subject_alt_name(_client_host(client)) for client in clients.values()})
+        pair = await self._get_pair(names)
+        wanted = {name: self._client_config(client, pair) for name, client in clients.items()}
         if wanted != clients:
-            await self._objects.point_webhook(self._configuration, wanted)
-        if pair != self._served:
+            await self._objects.update_webhook(self._configuration, wanted)
+        if pair != self._served_pair:
             with tempfile.TemporaryDirectory() as place:
                 _write(Path(place), pair)
                 _load(self.tls, Path(place))
-            self._served = pair
+            self._served_pair = pair
             _log.info("resources are reviewed before they are stored, by %s", self._configuration)
 
-    async def _pair(self, names: list[str]) -> Mapping[str, bytes]:
+    async def _get_pair(self, names: list[str]) -> Mapping[str, bytes]:
         """Return what the Secret has; new entries if those that it has are not good."""
         document = await self._objects.read_secret(self._namespace, self._secret_name)
         if document is None:
-            raise _missing(f"Secret {self._namespace}/{self._secret_name}")
-        pair = _decoded(document.get("data") or {})
+            raise _missing_error(f"Secret {self._namespace}/{self._secret_name}")
+        pair = _decode(document.get("data") or {})
         at = self._clock() + RENEW_S
-        if await asyncio.to_thread(_good, pair, names, at):
+        if await asyncio.to_thread(_is_valid, pair, names, at):
             return pair
-        fresh = await asyncio.to_thread(_fresh, pair, names)
+        fresh = await asyncio.to_thread(_issue_fresh, pair, names)
         data = {name: base64.b64encode(value).decode() for name, value in fresh.items()}
-        await self._objects.change_secret(self._namespace, document, data)
+        await self._objects.update_secret(self._namespace, document, data)
         return fresh
 
-    def _client(self, now: Mapping[str, Any], pair: Mapping[str, bytes]) -> dict[str, Any]:
+    def _client_config(self, now: Mapping[str, Any], pair: Mapping[str, bytes]) -> dict[str, Any]:
         """Return how the API server has to call a webhook that it calls as it does now."""
         trusted = {"caBundle": base64.b64encode(pair["ca.crt"]).decode()}
         if "url" in now:
@@ -154,18 +159,18 @@ class Webhook:
         return {**now, **trusted, "service": {**now["service"], "path": self._path}}
 
 
-def _missing(what: str) -> RequestError:
+def _missing_error(what: str) -> RequestError:
     return RequestError(404, "NotFound", f"The {what} is not there. The chart makes it.")
 
 
-def _host(client: Mapping[str, Any]) -> str:
+def _client_host(client: Mapping[str, Any]) -> str:
     """Return by which name the API server knows a webhook."""
     if "url" in client:
         return str(urlsplit(client["url"]).hostname)
     return f"{client['service']['name']}.{client['service']['namespace']}.svc"
 
 
-def _decoded(data: Mapping[str, str]) -> Mapping[str, bytes]:
+def _decode(data: Mapping[str, str]) -> Mapping[str, bytes]:
     try:
         return {name: base64.b64decode(data.get(name, ""), validate=True) for name in _FILES}
     except binascii.Error:
@@ -177,7 +182,7 @@ def _write(folder: Path, pair: Mapping[str, bytes]) -> None:
         (folder / file).write_bytes(pair[name])
 
 
-def _good(pair: Mapping[str, bytes], names: list[str], at: float) -> bool:
+def _is_valid(pair: Mapping[str, bytes], names: list[str], at: float) -> bool:
     if not all(pair.values()):
         return False
     with tempfile.TemporaryDirectory() as place:
@@ -187,14 +192,14 @@ def _good(pair: Mapping[str, bytes], names: list[str], at: float) -> bool:
             _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), folder)
         except ssl.SSLError:
             return False
-        return all(holds(folder, name, at) for name in names)
+        return all(is_valid_for(folder, name, at) for name in names)
 
 
 def _load(context: ssl.SSLContext, folder: Path) -> None:
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
 
 
-def _fresh(before: Mapping[str, bytes], names: list[str]) -> Mapping[str, bytes]:
+def _issue_fresh(before: Mapping[str, bytes], names: list[str]) -> Mapping[str, bytes]:
     """Return a new pair; other replicas serve the one before for a moment, which stays trusted."""
     with tempfile.TemporaryDirectory() as place:
         issue_pair(Path(place), names, DAYS)

@@ -14,9 +14,9 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import hints
 from streambroker_core.wire.broker.registration import (
     Registration,
-    is_own,
-    may_be_hinted,
-    proof_of,
+    hint_proof,
+    is_hint_target,
+    is_same_host,
     split_address,
 )
 from streambroker_operator.runtime.runtime import Runtime
@@ -45,16 +45,16 @@ def with_proven_hint(
     host, _ = split_address(agent.hint)
     known = runtime.board.registration(pe)
     before = known is not None and (known.instance, known.hint) == (agent.instance, agent.hint)
-    proven = before or is_own(host, caller) or _is_proof(runtime.secret, pe, agent, proof)
-    return agent if proven and may_be_hinted(host) else replace(agent, hint=None)
+    proven = before or is_same_host(host, caller) or _is_proof(runtime.secret, pe, agent, proof)
+    return agent if proven and is_hint_target(host) else replace(agent, hint=None)
 
 
 def challenge(runtime: Runtime, pe: PeKey, agent: Registration) -> None:
     """Send a proof to the address that an agent gives for hints, if it is one of a machine."""
     if agent.hint is None:
         return
-    version = hints.PROOF + proof_of(runtime.secret, pe, agent, _hour())
-    datagram = hints.encode(runtime.key(pe, agent), str(pe), version, runtime.board.point)
+    version = hints.PROOF + hint_proof(runtime.secret, pe, agent, _hour())
+    datagram = hints.encode(runtime.agent_key(pe, agent), str(pe), version, runtime.board.point)
     loop = asyncio.get_running_loop()
     loop.call_later(DELAY_S, runtime.sender.challenge, agent.hint, datagram)
 
@@ -62,7 +62,7 @@ def challenge(runtime: Runtime, pe: PeKey, agent: Registration) -> None:
 def _is_proof(secret: bytes, pe: PeKey, agent: Registration, proof: str | None) -> bool:
     """Say whether an agent shows what was sent to its address in this hour or the last."""
     shown = (proof or "").encode()
-    good = [proof_of(secret, pe, agent, _hour() - ago).encode() for ago in (0, 1)]
+    good = [hint_proof(secret, pe, agent, _hour() - ago).encode() for ago in (0, 1)]
     return any(hmac.compare_digest(one, shown) for one in good)
 
 

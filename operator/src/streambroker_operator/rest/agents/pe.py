@@ -16,20 +16,26 @@ from streambroker_core.wire.broker import ended_exports as ends
 from streambroker_core.wire.broker import key_exchange, registration, view
 from streambroker_core.wire.broker.hints import point_text
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.agents.control import ASKED
+from streambroker_operator.rest.agents.control import COMMAND_TRANSPORT
 from streambroker_operator.rest.agents.hint_targets import challenge, with_proven_hint
 from streambroker_operator.rest.guard.authentication import (
     CALLER,
     QUIET,
     binding,
     check_withdrawal,
-    seen_by,
-    version_seen_by,
+    visible_version,
+    visible_view,
 )
-from streambroker_operator.rest.guard.rate_limits import GAUGES
+from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS
 from streambroker_operator.rest.http.paths import PE
-from streambroker_operator.rest.http.preconditions import check_tag, tags
-from streambroker_operator.rest.http.requests import RUNTIME, json_body, known_pe, pe_of, wait_of
+from streambroker_operator.rest.http.preconditions import check_etag, parse_etags
+from streambroker_operator.rest.http.requests import (
+    RUNTIME,
+    json_body,
+    parse_pe,
+    parse_wait,
+    require_pe,
+)
 from streambroker_operator.rest.http.responses import json_answer
 from streambroker_operator.security.token_file import is_loopback
 
@@ -41,16 +47,16 @@ _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 @routes.get(PE)
 async def get_view(request: web.Request) -> web.Response:
     """Answer a PE's view, or 304 if the caller has it; with ``?wait=`` after a while."""
-    pe = known_pe(request)
-    wait_s = wait_of(request)
-    known = tags(request.headers.get("If-None-Match"))
+    pe = require_pe(request)
+    wait_s = parse_wait(request)
+    known = parse_etags(request.headers.get("If-None-Match"))
     runtime = request.app[RUNTIME]
-    if request[CALLER].owns(pe.namespace, pe.job):
-        _take_ends(request, pe, polls=bool(known))
-    if wait_s and _current(request, pe) in known:
-        with request.app[GAUGES].waiting(request):
-            await runtime.changed(pe, wait_s)
-    version = _current(request, known_pe(request))
+    if request[CALLER].can_change(pe.namespace, pe.job):
+        _apply_ends(request, pe, polls=bool(known))
+    if wait_s and _current_version(request, pe) in known:
+        with request.app[CALLER_LIMITS].hold_poll(request):
+            await runtime.wait_changed(pe, wait_s)
+    version = _current_version(request, require_pe(request))
     headers = {
         "ETag": f'"{version}"',
         "Cache-Control": "no-cache",
@@ -58,23 +64,23 @@ async def get_view(request: web.Request) -> web.Response:
     }
     agent = runtime.board.registration(pe)
     if agent is not None:
-        headers["Agent"] = registration.tag_of(runtime.key(pe, agent), agent)
-    if request[CALLER].owns(pe.namespace, pe.job):
+        headers["Agent"] = registration.registration_tag(runtime.agent_key(pe, agent), agent)
+    if request[CALLER].can_change(pe.namespace, pe.job):
         for tag in known:
-            runtime.acknowledge(pe, tag, _running_for(request))
-        if runtime.wants_acknowledgements:
+            runtime.acknowledge(pe, tag, _parse_running_for(request))
+        if runtime.needs_acknowledgements:
             headers["Acknowledge"] = "at-once"
-        if request.app[ASKED].waits(pe):
+        if request.app[COMMAND_TRANSPORT].has_pending(pe):
             headers[errand.HEADER] = "waiting"
     if version in known or "*" in known:
         return web.Response(status=304, headers=headers)
-    found = seen_by(request, runtime.view(pe))
+    found = visible_view(request, runtime.view(pe))
     if found is None:
         raise LookupError("a known PE has a view")
     return json_answer(view.encode(found), headers=headers)
 
 
-def _running_for(request: web.Request) -> float:
+def _parse_running_for(request: web.Request) -> float:
     """Return for how long an agent says that it has run its view, in seconds.
 
     Raises:
@@ -88,7 +94,7 @@ def _running_for(request: web.Request) -> float:
     return float(text)
 
 
-def _take_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
+def _apply_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
     """Take in which exports an agent says have ended; one that polls and says none has none.
 
     So does an agent of an older release. Who asks without having a view may be anybody of the job.
@@ -103,29 +109,29 @@ def _take_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
         told = ends.decode(text or "")
     except ManifestError as error:
         raise RequestError(400, "HeaderInvalid", str(error)) from error
-    runtime.changes.show(runtime.endings.take(pe, told))
+    runtime.change_log.publish_exports(runtime.export_reports.apply_ends(pe, told))
 
 
-def _current(request: web.Request, pe: PeKey) -> str | None:
-    return version_seen_by(request, pe, request.app[RUNTIME].board.version(pe))
+def _current_version(request: web.Request, pe: PeKey) -> str | None:
+    return visible_version(request, pe, request.app[RUNTIME].board.version(pe))
 
 
 @routes.put(PE)
 async def register(request: web.Request) -> web.Response:
     """Remember where a PE's agent is and answer its key."""
-    pe = pe_of(request)
+    pe = parse_pe(request)
     sent = await json_body(request)
     body, offered = registration.decode(sent), registration.read_exchange(sent)
     exchange = _exchange(request, pe, body, offered)
     runtime, wanted = request.app[RUNTIME], body
     proof = registration.read_proof(sent)
     body = with_proven_hint(runtime, pe, wanted, request.remote or "", proof)
-    check_tag(request, _current(request, pe))
+    check_etag(request, _current_version(request, pe))
     owner = binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
     if not same:
-        request.app[GAUGES].check_pe(pe)
-        request.app[GAUGES].count_registration(pe)
+        request.app[CALLER_LIMITS].check_pe(pe)
+        request.app[CALLER_LIMITS].count_registration(pe)
     registered = await runtime.register(pe, body, owner)
     if body.hint != wanted.hint:
         registered = replace(registered, hinted=False)
@@ -154,7 +160,7 @@ def _exchange(
             " send `exchange`, an X25519 public key.",
         )
     private, public = request.app[EXCHANGE_KEYS]
-    purpose = registration.purpose_of(pe, agent.instance)
+    purpose = registration.key_purpose(pe, agent.instance)
     return registration.Exchange(private=private, public=public, purpose=purpose)
 
 
@@ -171,8 +177,8 @@ EXCHANGE_KEYS: web.AppKey[tuple[bytes, bytes]] = web.AppKey("exchange keys")
 @routes.delete(PE)
 async def withdraw(request: web.Request) -> web.Response:
     """Forget a PE that has no port left."""
-    pe = known_pe(request)
-    check_tag(request, _current(request, pe))
+    pe = require_pe(request)
+    check_etag(request, _current_version(request, pe))
     check_withdrawal(request, pe)
     await request.app[RUNTIME].withdraw(pe)
     return web.Response(status=204)

@@ -15,32 +15,32 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from streambroker_core.diagnose import (
-    Finding,
+    BoardSnapshot,
+    LintFinding,
     Pair,
     Ranking,
-    Survey,
+    collect_offered,
     explain_export,
     explain_import,
     explain_pair,
     lint_export,
     lint_import,
-    offers_of,
-    survey,
-    tell_export,
-    tell_import,
-    tell_pair,
+    render_export,
+    render_import,
+    render_pair,
+    take_snapshot,
 )
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Export, Import, PortKey, seniority
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.authentication import CALLER, not_yours
-from streambroker_operator.rest.guard.fair_queue import TURNS
-from streambroker_operator.rest.guard.rate_limits import who_asks
+from streambroker_operator.rest.guard.authentication import CALLER, not_yours_error
+from streambroker_operator.rest.guard.fair_queue import FAIR_QUEUE
+from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import EXPLAIN
-from streambroker_operator.rest.http.requests import RUNTIME, limit_of
+from streambroker_operator.rest.http.requests import RUNTIME, parse_limit
 from streambroker_operator.rest.http.responses import json_answer
 
-USUAL_PAIRS = 20
+DEFAULT_PAIRS = 20
 MAX_PAIRS = 500
 """Pairs that are explained in one answer."""
 
@@ -55,7 +55,7 @@ class _Question:
 
     exports: Sequence[Export]
     imports: Sequence[Import]
-    known: Survey
+    candidates: BoardSnapshot
     limit: int
 
 
@@ -68,18 +68,22 @@ async def explain(request: web.Request) -> web.Response:
         raise RequestError(
             400, "QueryInvalid", "Name an import, an export or both: ?import=default/job/0/port."
         )
-    limit = limit_of(request, MAX_PAIRS) or USUAL_PAIRS
-    async with request.app[TURNS].of(who_asks(request)):
-        known = survey(board, request[CALLER].namespaces)
-        exports = board.exports_on(export_key) if export_key else []
-        imports = board.imports_on(import_key) if import_key else []
+    limit = parse_limit(request, MAX_PAIRS) or DEFAULT_PAIRS
+    async with request.app[FAIR_QUEUE].turn(caller_name(request)):
+        known = take_snapshot(board, request[CALLER].namespaces)
+        exports = board.exports_claiming(export_key) if export_key else []
+        imports = board.imports_claiming(import_key) if import_key else []
         question = _Question(
-            exports=_held(request, export_key, "export", _shown(exports, known.exports)),
-            imports=_held(request, import_key, "import", _shown(imports, known.imports)),
-            known=known,
+            exports=_require_visible(
+                request, export_key, "export", _select_visible(exports, known.exports)
+            ),
+            imports=_require_visible(
+                request, import_key, "import", _select_visible(imports, known.imports)
+            ),
+            candidates=known,
             limit=limit,
         )
-        body = await asyncio.to_thread(_explained, question)
+        body = await asyncio.to_thread(_explain, question)
     named = {"export": _text(export_key), "import": _text(import_key)}
     return json_answer({**named, **body})
 
@@ -96,24 +100,26 @@ def _port(request: web.Request, name: str) -> PortKey | None:
         ) from error
 
 
-def _shown(found: Sequence[R], known: Sequence[R]) -> list[R]:
+def _select_visible(resources: Sequence[R], visible: Sequence[R]) -> list[R]:
     """Return the resources that are among those known to the caller, the oldest first."""
-    uids = {resource.uid for resource in known} if found else set()
-    among = (resource for resource in found if resource.uid in uids)
+    uids = {resource.uid for resource in visible} if resources else set()
+    among = (resource for resource in resources if resource.uid in uids)
     return sorted(among, key=seniority)
 
 
-def _held(request: web.Request, key: PortKey | None, kind: str, found: list[R]) -> list[R]:
+def _require_visible(
+    request: web.Request, key: PortKey | None, kind: str, resources: list[R]
+) -> list[R]:
     """Return the resources of a port that is asked about.
 
     Raises:
         RequestError: 404, there are none; 403, the caller may not know whether there are.
     """
-    if key is None or found:
-        return found
+    if key is None or resources:
+        return resources
     caller = request[CALLER]
-    if not caller.reads(key.namespace):
-        raise not_yours(
+    if not caller.can_read(key.namespace):
+        raise not_yours_error(
             f"The token {caller.name!r} does not read the namespace {key.namespace!r}, and no"
             f" {kind} {key} is shown to its own."
         )
@@ -124,23 +130,23 @@ def _text(key: PortKey | None) -> str | None:
     return None if key is None else str(key)
 
 
-def _explained(question: _Question) -> dict[str, Any]:
-    findings: list[Finding] = []
+def _explain(question: _Question) -> dict[str, Any]:
+    findings: list[LintFinding] = []
     if question.exports and question.imports:
         pairs = _pairs(question)
         matched = sum(pair.matched for pair in pairs)
         ranking = Ranking(total=len(pairs), matched=matched, pairs=pairs[: question.limit])
-        told = [tell_pair(pair) for pair in ranking.pairs]
+        told = [render_pair(pair) for pair in ranking.pairs]
     elif question.imports:
         import_ = question.imports[0]
-        ranking = explain_import(question.known, import_, limit=question.limit)
-        told = [tell_import(import_.key, ranking)]
-        offers = offers_of(question.known)
+        ranking = explain_import(question.candidates, import_, limit=question.limit)
+        told = [render_import(import_.key, ranking)]
+        offers = collect_offered(question.candidates)
         findings = lint_import(import_, offers, matched=bool(ranking.matched))
     else:
         export = question.exports[0]
-        ranking = explain_export(question.known, export, limit=question.limit)
-        told = [tell_export(export.key, ranking)]
+        ranking = explain_export(question.candidates, export, limit=question.limit)
+        told = [render_export(export.key, ranking)]
         findings = lint_export(export, imported=bool(ranking.matched))
     told += [f"! {finding.code}: {finding.message}" for finding in findings]
     return {
@@ -153,13 +159,13 @@ def _explained(question: _Question) -> dict[str, Any]:
 
 
 def _pairs(question: _Question) -> tuple[Pair, ...]:
-    known = question.known
+    known = question.candidates
     found = (
         explain_pair(
             export,
             import_,
-            export_taken=known.taken_exports.get(export.uid),
-            import_taken=known.taken_imports.get(import_.uid),
+            export_conflict=known.export_conflicts.get(export.uid),
+            import_conflict=known.import_conflicts.get(import_.uid),
         )
         for export, import_ in product(question.exports, question.imports)
     )
@@ -185,7 +191,7 @@ def _pair_body(pair: Pair) -> dict[str, Any]:
         "misses": [
             [
                 {"text": finding.text, "wanted": wanted, "why": finding.why}
-                for finding, wanted in zip(miss.wrong, miss.wanted, strict=True)
+                for finding, wanted in zip(miss.wrong, miss.desired, strict=True)
             ]
             for miss in pair.nearest
         ],

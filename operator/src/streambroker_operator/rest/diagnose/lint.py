@@ -6,15 +6,15 @@ import asyncio
 
 from aiohttp import web
 
-from streambroker_core.diagnose import lint, scene, survey, tell_findings
+from streambroker_core.diagnose import collect_lint_input, lint, render_findings, take_snapshot
 from streambroker_operator.rest.guard.authentication import CALLER
-from streambroker_operator.rest.guard.fair_queue import TURNS
-from streambroker_operator.rest.guard.rate_limits import who_asks
+from streambroker_operator.rest.guard.fair_queue import FAIR_QUEUE
+from streambroker_operator.rest.guard.rate_limits import caller_name
 from streambroker_operator.rest.http.paths import API
-from streambroker_operator.rest.http.requests import RUNTIME, chosen_namespace, limit_of
+from streambroker_operator.rest.http.requests import RUNTIME, parse_limit, parse_namespace_or_all
 from streambroker_operator.rest.http.responses import json_answer
 
-USUAL_FINDINGS = 1_000
+DEFAULT_FINDINGS = 1_000
 MAX_FINDINGS = 100_000
 
 routes = web.RouteTableDef()
@@ -23,11 +23,11 @@ routes = web.RouteTableDef()
 @routes.get(API + "/lint")
 async def get_lint(request: web.Request) -> web.Response:
     """Answer what looks wrong in a namespace, or in all with ``?namespace=*``."""
-    namespace = chosen_namespace(request)
-    limit = limit_of(request, MAX_FINDINGS) or USUAL_FINDINGS
+    namespace = parse_namespace_or_all(request)
+    limit = parse_limit(request, MAX_FINDINGS) or DEFAULT_FINDINGS
     board = request.app[RUNTIME].board
-    async with request.app[TURNS].of(who_asks(request)):
-        seen = scene(board, survey(board, request[CALLER].namespaces))
+    async with request.app[FAIR_QUEUE].turn(caller_name(request)):
+        seen = collect_lint_input(board, take_snapshot(board, request[CALLER].namespaces))
         all_findings = await asyncio.to_thread(lint, seen)
     found = [
         finding
@@ -41,6 +41,6 @@ async def get_lint(request: web.Request) -> web.Response:
                 for one in found[:limit]
             ],
             "total": len(found),
-            "text": tell_findings(found[:limit], len(found)),
+            "text": render_findings(found[:limit], len(found)),
         }
     )

@@ -17,28 +17,33 @@ from aiohttp import web
 
 from streambroker_core.board import Board
 from streambroker_core.diagnose import (
+    BoardCopy,
+    BoardSnapshot,
     Forecast,
-    Mirror,
-    Problem,
     Proposal,
+    ProposalProblem,
     Removal,
-    Survey,
     forecast,
-    survey,
-    tell_forecast,
+    render_forecast,
+    take_snapshot,
 )
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import MAX_PE, Kind, PortKey, Resource, is_label, is_port_name
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.authentication import CALLER, not_yours
-from streambroker_operator.rest.guard.fair_queue import TURNS
-from streambroker_operator.rest.guard.rate_limits import Buckets, Limits, too_many, who_asks
+from streambroker_operator.rest.guard.authentication import CALLER, not_yours_error
+from streambroker_operator.rest.guard.fair_queue import FAIR_QUEUE
+from streambroker_operator.rest.guard.rate_limits import (
+    RateLimits,
+    TokenBuckets,
+    caller_name,
+    too_many_error,
+)
 from streambroker_operator.rest.http.paths import WHATIF
-from streambroker_operator.rest.http.requests import RUNTIME, json_body, namespace_of
+from streambroker_operator.rest.http.requests import RUNTIME, json_body, parse_namespace
 from streambroker_operator.rest.http.responses import long_answer
-from streambroker_operator.runtime.bodies import earlier_body, route_body
+from streambroker_operator.runtime.bodies import changed_values_body, route_body
 
 MAX_CHANGES = 1_000
 """Resources, and deletions, of one proposal."""
@@ -46,7 +51,7 @@ MAX_ROUTES = 100_000
 """Routes that a proposal may lead to at the resources it changes."""
 MAX_FORECAST_S = 2.0
 """For how long a what-if may keep a thread, in seconds."""
-MIRROR_KEPT_S = 300.0
+BOARD_COPY_TTL_S = 300.0
 """How long the mirror is kept after the last what-if, in seconds."""
 
 _KINDS: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
@@ -61,44 +66,44 @@ class Forecasts:
         limits: how often one caller may ask.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RateLimits) -> None:
         self._per_s = limits.forecasts_per_s
-        self._buckets = Buckets(limits.forecasts_per_s, limits.forecast_burst)
-        self._mirror: Mirror | None = None
-        self._using = threading.Lock()
+        self._buckets = TokenBuckets(limits.forecasts_per_s, limits.forecast_burst)
+        self._board_copy: BoardCopy | None = None
+        self._lock = threading.Lock()
         self._end: asyncio.TimerHandle | None = None
 
-    def check(self, who: str) -> None:
+    def check_rate(self, caller: str) -> None:
         """Count a what-if of somebody.
 
         Raises:
             RequestError: 429, it is one too many.
         """
-        wait = self._buckets.take(who, asyncio.get_running_loop().time())
+        wait = self._buckets.take(caller, asyncio.get_running_loop().time())
         if wait:
-            raise too_many(f"This is more than {self._per_s:g} what-ifs per second.", wait)
+            raise too_many_error(f"This is more than {self._per_s:g} what-ifs per second.", wait)
 
-    async def ask(self, board: Board, proposal: Proposed) -> web.Response:
+    async def answer(self, board: Board, proposal: Proposed) -> web.Response:
         """Answer what a proposal would do to a board as it is now."""
         if self._end is not None:
             self._end.cancel()
         loop = asyncio.get_running_loop()
         try:
-            return await asyncio.to_thread(self._ask, survey(board), proposal)
+            return await asyncio.to_thread(self._answer, take_snapshot(board), proposal)
         finally:
-            self._end = loop.call_later(MIRROR_KEPT_S, self._forget)
+            self._end = loop.call_later(BOARD_COPY_TTL_S, self._forget)
 
-    def _ask(self, known: Survey, proposed: Proposed) -> web.Response:
+    def _answer(self, resources: BoardSnapshot, proposed: Proposed) -> web.Response:
         # A request that was given up may still be at work.
-        with self._using:
-            mirror, self._mirror = self._mirror or Mirror(), None
-            board = mirror.follow(known)
-            self._mirror = mirror
-            found = forecast(board, proposed.proposal, watch=bounded(MAX_FORECAST_S))
-        return long_answer(forecast_body(proposed.numbered(found)))
+        with self._lock:
+            mirror, self._board_copy = self._board_copy or BoardCopy(), None
+            board = mirror.load(resources)
+            self._board_copy = mirror
+            found = forecast(board, proposed.proposal, watch=limit_forecast(MAX_FORECAST_S))
+        return long_answer(forecast_body(proposed.with_indices(found)))
 
     def _forget(self) -> None:
-        self._mirror = None
+        self._board_copy = None
 
 
 FORECASTS = web.AppKey("forecasts", Forecasts)
@@ -109,7 +114,7 @@ class Proposed:
     """A proposal, and what each of its manifests was read as."""
 
     proposal: Proposal
-    read: Sequence[Resource | StreambrokerError]
+    parsed: Sequence[Resource | StreambrokerError]
 
     @property
     def keys(self) -> list[PortKey]:
@@ -117,31 +122,31 @@ class Proposed:
         puts, deletes = self.proposal.puts, self.proposal.deletes
         return [*(one.key for one in puts), *(one.key for one in deletes)]
 
-    def numbered(self, found: Forecast) -> Forecast:
+    def with_indices(self, result: Forecast) -> Forecast:
         """Return a forecast whose problems name places in the request, with those of reading."""
-        read = [n for n, one in enumerate(self.read) if not isinstance(one, StreambrokerError)]
-        places = [*read, *range(len(self.read), len(self.read) + len(self.proposal.deletes))]
-        problems = [replace(one, index=places[one.index]) for one in found.problems]
+        read = [n for n, one in enumerate(self.parsed) if not isinstance(one, StreambrokerError)]
+        places = [*read, *range(len(self.parsed), len(self.parsed) + len(self.proposal.deletes))]
+        problems = [replace(one, index=places[one.index]) for one in result.problems]
         problems += [
-            Problem(index=n, change=f"resource {n}", code=one.code, detail=str(one))
-            for n, one in enumerate(self.read)
+            ProposalProblem(index=n, change=f"resource {n}", code=one.code, detail=str(one))
+            for n, one in enumerate(self.parsed)
             if isinstance(one, StreambrokerError)
         ]
         ordered = sorted(problems, key=lambda problem: problem.index)
-        return replace(found, problems=tuple(ordered))
+        return replace(result, problems=tuple(ordered))
 
 
 @routes.post(WHATIF)
 async def whatif(request: web.Request) -> web.Response:
     """Answer what a set of changes would do to the routes."""
-    forecasts, who = request.app[FORECASTS], who_asks(request)
-    forecasts.check(who)
+    forecasts, who = request.app[FORECASTS], caller_name(request)
+    forecasts.check_rate(who)
     body = await json_body(request)
-    namespace = namespace_of(request)
-    async with request.app[TURNS].of(who):
+    namespace = parse_namespace(request)
+    async with request.app[FAIR_QUEUE].turn(who):
         proposed = await asyncio.to_thread(read_proposal, body, namespace)
         _check_namespaces(request, proposed.keys)
-        return await forecasts.ask(request.app[RUNTIME].board, proposed)
+        return await forecasts.answer(request.app[RUNTIME].board, proposed)
 
 
 def read_proposal(document: object, namespace: str) -> Proposed:
@@ -151,17 +156,17 @@ def read_proposal(document: object, namespace: str) -> Proposed:
         ManifestError: it cannot be read; of a single manifest that is a problem of its own.
     """
     body = Fields(document)
-    body.only(("resources", "delete"))
-    read = [_read(one, namespace) for one in body.items("resources", most=MAX_CHANGES)]
+    body.allow_only(("resources", "delete"))
+    read = [_read(one, namespace) for one in body.items("resources", max_items=MAX_CHANGES)]
     deletes = [
-        _delete(Fields(item, f"delete[{place}]"), namespace)
-        for place, item in enumerate(body.items("delete", most=MAX_CHANGES))
+        _read_removal(Fields(item, f"delete[{place}]"), namespace)
+        for place, item in enumerate(body.items("delete", max_items=MAX_CHANGES))
     ]
     puts = tuple(one for one in read if not isinstance(one, StreambrokerError))
-    return Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), read=read)
+    return Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), parsed=read)
 
 
-def bounded(seconds: float) -> Callable[[int], None]:
+def limit_forecast(seconds: float) -> Callable[[int], None]:
     """Return a watch that ends a forecast that becomes too large or takes too long."""
     end = time.monotonic() + seconds
 
@@ -186,15 +191,15 @@ def _read(document: object, namespace: str) -> Resource | StreambrokerError:
     return replace(resource, uid="", generation=1, created=0.0)
 
 
-def _delete(fields: Fields, namespace: str) -> Removal:
-    fields.only(("kind", "namespace", "job", "pe", "port", "name"))
+def _read_removal(fields: Fields, namespace: str) -> Removal:
+    fields.allow_only(("kind", "namespace", "job", "pe", "port", "name"))
     if not fields.has("kind"):
-        raise fields.bad("kind", "is required")
+        raise fields.error_at("kind", "is required")
     key = PortKey(
-        namespace=fields.text("namespace", namespace, check=is_label, wanted="a DNS label"),
-        job=fields.text("job", check=is_label, wanted="a DNS label"),
+        namespace=fields.text("namespace", namespace, check=is_label, expected="a DNS label"),
+        job=fields.text("job", check=is_label, expected="a DNS label"),
         pe=fields.integer("pe", 0, high=MAX_PE),
-        port=fields.text("port", check=is_port_name, wanted="the name of a port"),
+        port=fields.text("port", check=is_port_name, expected="the name of a port"),
     )
     kind = fields.word("kind", _KINDS, "Export")
     return Removal(kind, key, fields.optional_text("name") or "")
@@ -203,28 +208,28 @@ def _delete(fields: Fields, namespace: str) -> Removal:
 def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
     caller = request[CALLER]
     for key in keys:
-        if not caller.reads(key.namespace):
-            raise not_yours(
+        if not caller.can_read(key.namespace):
+            raise not_yours_error(
                 f"The token {caller.name!r} does not read the namespace {key.namespace!r}, so it"
                 " cannot ask what a change there would do."
             )
 
 
-def forecast_body(found: Forecast) -> dict[str, Any]:
+def forecast_body(result: Forecast) -> dict[str, Any]:
     """Return a forecast."""
     return {
-        "added": [route_body(route) for route in found.added],
-        "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in found.cut],
+        "added": [route_body(route) for route in result.added],
+        "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in result.cut],
         "changed": [
-            {**route_body(one.route), "was": earlier_body(one.route, one.was)}
-            for one in found.changed
+            {**route_body(one.route), "was": changed_values_body(one.route, one.old_route)}
+            for one in result.changed
         ],
-        "kept": found.kept,
-        "problems": problems_body(found.problems),
-        "text": tell_forecast(found),
+        "kept": result.unchanged,
+        "problems": problems_body(result.problems),
+        "text": render_forecast(result),
     }
 
 
-def problems_body(problems: Iterable[Problem]) -> list[dict[str, Any]]:
+def problems_body(problems: Iterable[ProposalProblem]) -> list[dict[str, Any]]:
     """Return what is wrong with changes."""
     return [asdict(problem) for problem in problems]

@@ -23,15 +23,15 @@ from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.broker.view import View, with_capabilities
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import API, APPLY, EXPLAIN, JOBS, WHATIF
-from streambroker_operator.rest.http.requests import RUNTIME, named_namespace, path_of
+from streambroker_operator.rest.http.requests import RUNTIME, requested_namespace, route_path
 from streambroker_operator.security import audit_log as audit
 from streambroker_operator.security.token_file import (
-    ANYBODY,
+    ANONYMOUS,
     Principal,
     TokenFile,
+    can_register,
     is_loopback,
-    may_take,
-    refused_pe,
+    token_mismatch_message,
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -49,7 +49,7 @@ class Guard(Protocol):
         """
         ...
 
-    async def authorise(self, request: web.Request, namespaces: Asked) -> Principal:
+    async def authorise(self, request: web.Request, namespaces: RequestedNamespaces) -> Principal:
         """Return the caller, and what it may do.
 
         Args:
@@ -66,7 +66,7 @@ class Guard(Protocol):
         ...
 
 
-class Asked(NamedTuple):
+class RequestedNamespaces(NamedTuple):
     """Namespaces that a request is about.
 
     Attributes:
@@ -87,19 +87,19 @@ PRINCIPAL = web.RequestKey("principal", str)
 QUIET = web.ResponseKey("quiet", bool)
 """The answer of a write that wrote nothing worth telling, such as an agent's usual call."""
 
-UNKNOWN = web.AppKey("unknown", audit.Unknown)
+UNKNOWN = web.AppKey("unknown", audit.UnknownCallerFilter)
 """Which requests of unknown callers get a line of audit."""
 LOCAL = web.AppKey("local", bool)
 """The broker answers to names of this machine alone."""
-OPEN = ("/healthz", "/readyz")
+PUBLIC_PATHS = ("/healthz", "/readyz")
 """Paths that tell nothing, and tell it to everybody."""
 
 _READING = ("GET", "HEAD", "OPTIONS")
-_ASKING = (WHATIF,)
+_READ_ONLY_POSTS = (WHATIF,)
 """Paths whose POST changes nothing."""
-_SETS = (APPLY,)
+_BULK_PATHS = (APPLY,)
 """Paths that name in the body what they change: a job's token is checked there, port by port."""
-_NAMING = EXPLAIN
+_PORT_QUERY_PATH = EXPLAIN
 """The path that selects by the ports it names; everywhere else these parameters mean nothing."""
 _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
 
@@ -109,10 +109,10 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
     """Let a request through whose caller is known."""
     _check_names(request)
     guard = request.app.get(GUARD)
-    if guard is not None and path_of(request) not in OPEN:
+    if guard is not None and route_path(request) not in PUBLIC_PATHS:
         request[PRINCIPAL] = await guard.identify(request)
     else:
-        request[CALLER] = ANYBODY if path_of(request) in OPEN else _caller(request)
+        request[CALLER] = ANONYMOUS if route_path(request) in PUBLIC_PATHS else _caller(request)
         request[PRINCIPAL] = request[CALLER].name
     return await handler(request)
 
@@ -123,9 +123,11 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
     # Where there is nothing, or not by this method, the answer for that is the better one.
     if request.match_info.http_exception is None:
         if CALLER in request:
-            _check(request, request[CALLER])
+            _check_access(request, request[CALLER])
         else:
-            request[CALLER] = await request.app[GUARD].authorise(request, _asked(request))
+            request[CALLER] = await request.app[GUARD].authorise(
+                request, _requested_namespaces(request)
+            )
     return await handler(request)
 
 
@@ -138,7 +140,7 @@ def _check_names(request: web.Request) -> None:
     if TOKENS in request.app or not request.app.get(LOCAL, False):
         return
     host = request.headers.get("Host")
-    if host is not None and not is_loopback(_host_of(f"//{host}")):
+    if host is not None and not is_loopback(_parse_host(f"//{host}")):
         raise RequestError(
             403,
             "HostRefused",
@@ -147,13 +149,13 @@ def _check_names(request: web.Request) -> None:
             " --insecure.",
         )
     origin = request.headers.get("Origin")
-    if origin is not None and not is_reading(request) and not is_loopback(_host_of(origin)):
+    if origin is not None and not is_reading(request) and not is_loopback(_parse_host(origin)):
         raise RequestError(
             403, "HostRefused", f"A page of {origin[:128]!r} may change nothing in this broker."
         )
 
 
-def _host_of(url: str) -> str:
+def _parse_host(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -163,7 +165,7 @@ def _host_of(url: str) -> str:
 def _caller(request: web.Request) -> Principal:
     tokens = request.app.get(TOKENS)
     if tokens is None:
-        return ANYBODY
+        return ANONYMOUS
     shown = request.headers.getall("Authorization", [])
     scheme, _, token = shown[0].strip().partition(" ") if len(shown) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not token:
@@ -186,20 +188,23 @@ def _caller(request: web.Request) -> Principal:
     return found
 
 
-async def still_known(request: web.Request) -> bool:
+async def is_still_authorised(request: web.Request) -> bool:
     """Say whether the caller of a request that goes on is known still, and as the same."""
     guard = request.app.get(GUARD)
     try:
         if guard is None:
             return _caller(request) == request[CALLER]
         same = await guard.identify(request) == request[PRINCIPAL]
-        return same and await guard.authorise(request, _asked(request)) == request[CALLER]
+        return (
+            same
+            and await guard.authorise(request, _requested_namespaces(request)) == request[CALLER]
+        )
     except RequestError as error:
         # That nobody can say it at the moment takes nothing away.
         return error.status in (429, 503)
 
 
-def _check(request: web.Request, caller: Principal) -> None:
+def _check_access(request: web.Request, caller: Principal) -> None:
     """Refuse what the caller may not do.
 
     Raises:
@@ -207,73 +212,79 @@ def _check(request: web.Request, caller: Principal) -> None:
     """
     if is_reading(request):
         for namespace in _namespaces(request, caller):
-            if not caller.reads(namespace):
+            if not caller.can_read(namespace):
                 mine = ", ".join(sorted({found for found, _ in caller.jobs}))
-                raise not_yours(
+                raise not_yours_error(
                     f"The token {caller.name!r} reads only the namespace {mine}, not"
                     f" {namespace!r}: choose it with ?namespace=, or use another token."
                 )
         return
-    namespace = named_namespace(request)
+    namespace = requested_namespace(request)
     job = request.match_info.get("job")
-    if caller.owns(namespace, job) or (caller.role == "job" and path_of(request) in _SETS):
+    if caller.can_change(namespace, job) or (
+        caller.role == "job" and route_path(request) in _BULK_PATHS
+    ):
         return
     if caller.role == "reader":
-        raise not_yours(f"The token {caller.name!r} may read and change nothing; use another one.")
+        raise not_yours_error(
+            f"The token {caller.name!r} may read and change nothing; use another one."
+        )
     mine = ", ".join(sorted("/".join(found) for found in caller.jobs))
     aim = f"job {namespace}/{job}" if job is not None else request.path
-    raise not_yours(
+    raise not_yours_error(
         f"The token {caller.name!r} may change the ports of {mine} and no others; {aim} is not"
         " among them. Use the token of that job, or an admin's."
     )
 
 
-def not_yours(message: str) -> RequestError:
+def not_yours_error(message: str) -> RequestError:
     """Return the refusal of somebody who is known and may not do that."""
     return RequestError(403, "NotYours", message)
 
 
 def is_reading(request: web.Request) -> bool:
     """Say whether a request changes nothing."""
-    return request.method in _READING or (request.method == "POST" and path_of(request) in _ASKING)
+    return request.method in _READING or (
+        request.method == "POST" and route_path(request) in _READ_ONLY_POSTS
+    )
 
 
 def _namespaces(request: web.Request, caller: Principal) -> list[str]:
     """Return the namespaces that a caller has to read for what a request asks about."""
-    asked = _asked(request)
+    asked = _requested_namespaces(request)
     # Who reads one side is told of the other what its views show; the handler sees to that.
-    return [*asked.all_of, *([] if any(map(caller.reads, asked.any_of)) else asked.any_of)]
+    return [*asked.all_of, *([] if any(map(caller.can_read, asked.any_of)) else asked.any_of)]
 
 
-def _asked(request: web.Request) -> Asked:
+def _requested_namespaces(request: web.Request) -> RequestedNamespaces:
     """Return the namespaces that a request is about."""
-    path = path_of(request)
+    path = route_path(request)
     if not path.startswith((API, JOBS)):
-        return Asked(())
-    chosen = named_namespace(request)
+        return RequestedNamespaces(())
+    chosen = requested_namespace(request)
     found = [request.query[name] for name in ("import", "export") if name in request.query]
-    if path != _NAMING or not found:
-        return Asked((chosen,))
+    if path != _PORT_QUERY_PATH or not found:
+        return RequestedNamespaces((chosen,))
     named = tuple(port.partition("/")[0] for port in found)
-    return Asked((chosen,) if "namespace" in request.query else (), named)
+    return RequestedNamespaces((chosen,) if "namespace" in request.query else (), named)
 
 
-def seen_by(request: web.Request, view: View | None) -> View | None:
+def visible_view(request: web.Request, view: View | None) -> View | None:
     """Return a view as the caller may see it.
 
     Capabilities open the data of others to whoever has them, so only the PE's own job gets
     them. What is shown without is another version.
     """
-    if view is None or request[CALLER].owns(view.pe.namespace, view.pe.job):
+    if view is None or request[CALLER].can_change(view.pe.namespace, view.pe.job):
         return view
     bare = with_capabilities(view, lambda _port, _route: None)
-    version = version_seen_by(request, view.pe, view.version)
+    version = visible_version(request, view.pe, view.version)
     return replace(bare, version=version or "")
 
 
-def version_seen_by(request: web.Request, pe: PeKey, version: str | None) -> str | None:
+def visible_version(request: web.Request, pe: PeKey, version: str | None) -> str | None:
     """Return the version of a view as the caller may see it."""
-    if version is None or request[CALLER].owns(pe.namespace, pe.job):
+    if version is None or request[CALLER].can_change(pe.namespace, pe.job):
         return version
     return f"{version}.bare"
 
@@ -292,8 +303,10 @@ def binding(request: web.Request, pe: PeKey, registration: Registration) -> str 
     runtime, caller = request.app[RUNTIME], request[CALLER]
     owner, known = runtime.owner(pe), runtime.board.registration(pe)
     same = known == registration
-    if owner is not None and not may_take(caller, owner, same=same, tokens=tokens.current()):
-        raise not_yours(refused_pe(pe, owner))
+    if owner is not None and not can_register(
+        caller, owner, is_registered=same, tokens=tokens.current()
+    ):
+        raise not_yours_error(token_mismatch_message(pe, owner))
     return caller.name
 
 
@@ -306,12 +319,12 @@ def check_withdrawal(request: web.Request, pe: PeKey) -> None:
     tokens, owner = request.app.get(TOKENS), request.app[RUNTIME].owner(pe)
     if tokens is None or owner is None:
         return
-    if not may_take(request[CALLER], owner, same=False, tokens=tokens.current()):
-        raise not_yours(refused_pe(pe, owner))
+    if not can_register(request[CALLER], owner, is_registered=False, tokens=tokens.current()):
+        raise not_yours_error(token_mismatch_message(pe, owner))
 
 
 @web.middleware
-async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def audit_writes(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Write a line of audit for every write, done or refused; has to stand outermost.
 
     Of callers that are not known there are only so many lines a minute.
@@ -319,11 +332,11 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
     An agent that says the same as before writes nothing, and is not told of.
     """
     answer = await handler(request)
-    if is_reading(request) or answer.get(QUIET, False) or not audit.wanted():
+    if is_reading(request) or answer.get(QUIET, False) or not audit.is_enabled():
         return answer
     path, left_out = request.path_qs, 0
     if PRINCIPAL not in request:
-        taken = request.app[UNKNOWN].take(request.remote, time.monotonic())
+        taken = request.app[UNKNOWN].admit(request.remote, time.monotonic())
         if taken is None:
             return answer
         path, left_out = path[: audit.MAX_PATH], taken
@@ -331,7 +344,7 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
     # What a set of changes did to routes is not below a name of its own.
     routes = _object(body.get("routes")) or body
     results = body.get("results", ())
-    audit.tell(
+    audit.write_record(
         {
             "principal": request.get(PRINCIPAL),
             "address": request.remote,
@@ -344,14 +357,14 @@ async def audited(request: web.Request, handler: Handler) -> web.StreamResponse:
             "added": len(routes.get("added", ())),
             "cut": len(routes.get("cut", ())),
             "replayed": "Replayed" in answer.headers,
-            **({"changes": [_change(one) for one in results]} if results else {}),
+            **({"changes": [_change_text(one) for one in results]} if results else {}),
             **({"leftOut": left_out} if left_out else {}),
         }
     )
     return answer
 
 
-def _change(result: Any) -> str:
+def _change_text(result: Any) -> str:
     return f"{result['kind'].lower()} {result['port']} {result['became']}"
 
 

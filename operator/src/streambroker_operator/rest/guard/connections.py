@@ -31,52 +31,60 @@ REPORT_S = 60.0
 SWEEP_S = 1.0
 RETRY_S = 0.1
 """Pause after the system has refused a connection, in seconds."""
-AT_ONCE = 16
+ACCEPTS_PER_TURN = 16
 """Connections that are accepted before other work, such as closing others, gets a turn."""
 BACKLOG = 1_024
-MOST_ADDRESSES = 64
+MAX_ADDRESSES = 64
 """Addresses that are counted for a line of the log."""
 
 LATE, EVICTED, REFUSED = "were silent for too long", "made room for others", "found no room"
 FAILED, STARVED = "failed in the TLS handshake", "could not be accepted by the system"
-JUNK = "sent what is no HTTP"
+NOT_HTTP = "sent what is no HTTP"
 
 _log = logging.getLogger("streambroker.connections")
 
-_OF_CALLERS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+_CALLER_ERRORS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 """Failures of which the caller is the cause."""
 
-_Where: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]"
+_SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]"
 
 
-def places(allowed: int) -> int:
+def connection_limit(maximum: int) -> int:
     """Return how many connections there may be, so many at most, below the limit of descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return allowed
-    return min(allowed, max(8, soft - min(256, max(32, soft // 4))))
+        return maximum
+    return min(maximum, max(8, soft - min(256, max(32, soft // 4))))
 
 
-class Connection:
+class ClientConnection:
     """One connection.
 
     Attributes:
         address: of the caller.
-        since: when it became silent last; its start, or the end of its last request.
+        idle_since: when it became silent last; its start, or the end of its last request.
         requests: how many it has begun.
         transport: None before the TLS handshake is over.
     """
 
-    __slots__ = ("_unsent", "_unsent_since", "address", "close", "requests", "since", "transport")
+    __slots__ = (
+        "_unsent",
+        "_unsent_since",
+        "address",
+        "close",
+        "idle_since",
+        "requests",
+        "transport",
+    )
 
     def __init__(self, address: str, now: float) -> None:
-        self.address, self.since = address, now
+        self.address, self.idle_since = address, now
         self.requests = 0
         self.transport: asyncio.Transport | None = None
         self.close: Callable[[], object] = lambda: None
         self._unsent, self._unsent_since = 0, now
 
-    def late(self, now: float, *, silent: bool) -> bool:
+    def is_expired(self, now: float, *, is_idle: bool) -> bool:
         """Say whether its time is up: for a header, for the next request, or for taking answers."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent:
@@ -84,77 +92,80 @@ class Connection:
         self._unsent = unsent
         if unsent:
             return now - self._unsent_since > IDLE_S
-        return silent and now - self.since > (IDLE_S if self.requests else HEADER_S)
+        return is_idle and now - self.idle_since > (IDLE_S if self.requests else HEADER_S)
 
 
-class Room:
+class ConnectionTable:
     """All connections: which are silent, and which has to go for a new one.
 
     Args:
-        most: connections in all.
-        each: connections of one address.
+        max_total: connections in all.
+        max_per_address: connections of one address.
     """
 
-    def __init__(self, most: int, each: int) -> None:
-        self._most, self._each = most, each
-        self._count: Counter[str] = Counter()
-        self.all: set[Connection] = set()
+    def __init__(self, max_total: int, max_per_address: int) -> None:
+        self._max_total, self._max_per_address = max_total, max_per_address
+        self._count_by_address: Counter[str] = Counter()
+        self.connections: set[ClientConnection] = set()
         # The one that has been silent for longest is the first; of all, and by address.
-        self._silent: dict[Connection, None] = {}
-        self._silent_of: dict[str, dict[Connection, None]] = {}
+        self._idle: dict[ClientConnection, None] = {}
+        self._idle_by_address: dict[str, dict[ClientConnection, None]] = {}
 
-    def in_the_way(self, address: str) -> Connection | None:
+    def eviction_candidate(self, address: str) -> ClientConnection | None:
         """Return the silent connection that has to go before another one of an address may come."""
-        if self._count[address] >= self._each:
-            return next(iter(self._silent_of.get(address, ())), None)
-        if len(self.all) >= self._most:
-            return next(iter(self._silent), None)
+        if self._count_by_address[address] >= self._max_per_address:
+            return next(iter(self._idle_by_address.get(address, ())), None)
+        if len(self.connections) >= self._max_total:
+            return next(iter(self._idle), None)
         return None
 
-    def fits(self, address: str) -> bool:
+    def has_room(self, address: str) -> bool:
         """Say whether there is room for another connection of an address."""
-        return self._count[address] < self._each and len(self.all) < self._most
+        return (
+            self._count_by_address[address] < self._max_per_address
+            and len(self.connections) < self._max_total
+        )
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Take in a connection, which is silent."""
-        self.all.add(connection)
-        self._count[connection.address] += 1
-        self.rest(connection)
+        self.connections.add(connection)
+        self._count_by_address[connection.address] += 1
+        self.mark_idle(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Forget a connection, if it is known."""
-        if connection not in self.all:
+        if connection not in self.connections:
             return
-        self.all.discard(connection)
-        self.work(connection)
-        self._count[connection.address] -= 1
-        if not self._count[connection.address]:
-            del self._count[connection.address]
+        self.connections.discard(connection)
+        self.mark_busy(connection)
+        self._count_by_address[connection.address] -= 1
+        if not self._count_by_address[connection.address]:
+            del self._count_by_address[connection.address]
 
-    def work(self, connection: Connection) -> None:
+    def mark_busy(self, connection: ClientConnection) -> None:
         """Note that a request of a connection is answered."""
-        self._silent.pop(connection, None)
-        of_address = self._silent_of.get(connection.address, {})
+        self._idle.pop(connection, None)
+        of_address = self._idle_by_address.get(connection.address, {})
         of_address.pop(connection, None)
         if not of_address:
-            self._silent_of.pop(connection.address, None)
+            self._idle_by_address.pop(connection.address, None)
 
-    def rest(self, connection: Connection) -> None:
+    def mark_idle(self, connection: ClientConnection) -> None:
         """Note that a connection is silent from now on."""
-        if connection in self.all:
-            self._silent[connection] = None
-            self._silent_of.setdefault(connection.address, {})[connection] = None
+        if connection in self.connections:
+            self._idle[connection] = None
+            self._idle_by_address.setdefault(connection.address, {})[connection] = None
 
-    def late(self, now: float) -> list[Connection]:
+    def expired(self, now: float) -> list[ClientConnection]:
         """Return the connections whose time is up."""
-        return [one for one in self.all if one.late(now, silent=one in self._silent)]
+        return [one for one in self.connections if one.is_expired(now, is_idle=one in self._idle)]
 
-    def oldest(self) -> Connection | None:
+    def longest_idle(self) -> ClientConnection | None:
         """Return the connection that has been silent for longest."""
-        return next(iter(self._silent), None)
+        return next(iter(self._idle), None)
 
 
-class Tally:
+class ConnectionCounter:
     """Counts what became of connections, for one line of the log each minute."""
 
     def __init__(self) -> None:
@@ -165,7 +176,7 @@ class Tally:
     def note(self, reason: str, address: str) -> None:
         """Count a connection."""
         self._counts[reason] += 1
-        if address in self._addresses or len(self._addresses) < MOST_ADDRESSES:
+        if address in self._addresses or len(self._addresses) < MAX_ADDRESSES:
             self._addresses[address] += 1
 
     def report(self, now: float) -> None:
@@ -180,37 +191,42 @@ class Tally:
         self._reported = now
 
 
-class HttpLog(logging.Logger):
+class HttpLogger(logging.Logger):
     """What the HTTP server writes to the log, but for junk, which is counted.
 
     Args:
-        tally: counts it.
+        counter: counts it.
     """
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, counter: ConnectionCounter) -> None:
         super().__init__("streambroker.http")
         self.parent = logging.getLogger("streambroker")
-        self._tally = tally
+        self._counter = counter
 
     def exception(self, msg: object, *args: object, **more: Any) -> None:
         """Write a failure with its trace, unless the caller is to blame."""
-        if isinstance(more.get("exc_info"), _OF_CALLERS):
-            self._tally.note(JUNK, str(args[0]) if args else "")
+        if isinstance(more.get("exc_info"), _CALLER_ERRORS):
+            self._counter.note(NOT_HTTP, str(args[0]) if args else "")
         else:
             super().exception(msg, *args, **more)
 
 
-class Doors:
+class Listener:
     """The port of an application.
 
     Args:
-        most: connections in all.
-        each: connections of one address.
+        max_total: connections in all.
+        max_per_address: connections of one address.
         tls: shows the certificate; None for plain HTTP.
     """
 
-    def __init__(self, most: int, each: int, tls: ssl.SSLContext | None = None) -> None:
-        self.room, self.tally = Room(most, each), Tally()
+    def __init__(
+        self, max_total: int, max_per_address: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.connections, self.counter = (
+            ConnectionTable(max_total, max_per_address),
+            ConnectionCounter(),
+        )
         self._tls = tls
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -232,7 +248,7 @@ class Doors:
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
         try:
             for family, where in dict.fromkeys((each[0], each[4]) for each in found):
-                self._sockets.append(_bound(family, where))
+                self._sockets.append(_bind(family, where))
         except OSError:
             await self.close()
             raise
@@ -253,12 +269,12 @@ class Doors:
     ) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            for _ in range(AT_ONCE):
+            for _ in range(ACCEPTS_PER_TURN):
                 try:
                     accepted, where = await loop.sock_accept(listening)
                 except OSError:
                     # Of descriptors, most often: other parts of the process have too many.
-                    self._drop(self.room.oldest(), STARVED)
+                    self._drop(self.connections.longest_idle(), STARVED)
                     await asyncio.sleep(RETRY_S)
                     break
                 self._admit(accepted, str(where[0]), server)
@@ -267,14 +283,14 @@ class Doors:
     def _admit(
         self, accepted: socket.socket, address: str, server: Callable[[], asyncio.Protocol]
     ) -> None:
-        self._drop(self.room.in_the_way(address), EVICTED)
-        if not self.room.fits(address):
-            self.tally.note(REFUSED, address)
+        self._drop(self.connections.eviction_candidate(address), EVICTED)
+        if not self.connections.has_room(address):
+            self.counter.note(REFUSED, address)
             accepted.close()
             return
         loop = asyncio.get_running_loop()
-        connection = Connection(address, loop.time())
-        self.room.add(connection)
+        connection = ClientConnection(address, loop.time())
+        self.connections.add(connection)
         accepted.setblocking(False)
         task = loop.create_task(self._open(accepted, connection, server))
         self._opening.add(task)
@@ -282,7 +298,7 @@ class Doors:
         def opened(_: object) -> None:
             self._opening.discard(task)
             if connection.transport is None:
-                self.room.remove(connection)
+                self.connections.remove(connection)
                 accepted.close()
 
         task.add_done_callback(opened)
@@ -291,40 +307,40 @@ class Doors:
     async def _open(
         self,
         accepted: socket.socket,
-        connection: Connection,
+        connection: ClientConnection,
         server: Callable[[], asyncio.Protocol],
     ) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Watched(server(), connection, self.room),
+                lambda: _TrackedProtocol(server(), connection, self.connections),
                 accepted,
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else HEADER_S,
             )
         except OSError:  # those of ssl are OSErrors
-            self.tally.note(FAILED, connection.address)
+            self.counter.note(FAILED, connection.address)
 
-    def _drop(self, connection: Connection | None, reason: str) -> None:
+    def _drop(self, connection: ClientConnection | None, reason: str) -> None:
         if connection is None:
             return
-        self.tally.note(reason, connection.address)
-        self.room.remove(connection)
+        self.counter.note(reason, connection.address)
+        self.connections.remove(connection)
         connection.close()
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
-            for connection in self.room.late(loop.time()):
+            for connection in self.connections.expired(loop.time()):
                 if connection.requests:
-                    self.room.remove(connection)
+                    self.connections.remove(connection)
                     connection.close()
                 else:
                     self._drop(connection, LATE)
-            self.tally.report(loop.time())
+            self.counter.report(loop.time())
 
 
-def _bound(family: int, where: _Where) -> socket.socket:
+def _bind(family: int, where: _SocketAddress) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -339,11 +355,13 @@ def _bound(family: int, where: _Where) -> socket.socket:
     return listening
 
 
-class _Watched(asyncio.Protocol):
+class _TrackedProtocol(asyncio.Protocol):
     """Passes everything on to the server's protocol, and knows the connection."""
 
-    def __init__(self, inner: asyncio.Protocol, connection: Connection, room: Room) -> None:
-        self._inner, self.connection, self.room = inner, connection, room
+    def __init__(
+        self, inner: asyncio.Protocol, connection: ClientConnection, connections: ConnectionTable
+    ) -> None:
+        self._inner, self.connection, self.connections = inner, connection, connections
 
     def data_received(self, data: bytes) -> None:
         self._inner.data_received(data)
@@ -363,20 +381,20 @@ class _Watched(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.room.remove(self.connection)
+        self.connections.remove(self.connection)
         self._inner.connection_lost(exc)
 
 
 @web.middleware
-async def occupied(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def track_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Keep a connection while a request of it is answered; close it if the body does not come."""
     protocol = None if request.transport is None else request.transport.get_protocol()
-    if not isinstance(protocol, _Watched):
+    if not isinstance(protocol, _TrackedProtocol):
         return await handler(request)
-    connection, room = protocol.connection, protocol.room
+    connection, room = protocol.connection, protocol.connections
     loop = asyncio.get_running_loop()
     connection.requests += 1
-    room.work(connection)
+    room.mark_busy(connection)
 
     def check() -> None:
         if not request.content.is_eof():
@@ -388,5 +406,5 @@ async def occupied(request: web.Request, handler: Handler) -> web.StreamResponse
     finally:
         if timer is not None:
             timer.cancel()
-        connection.since = loop.time()
-        room.rest(connection)
+        connection.idle_since = loop.time()
+        room.mark_idle(connection)

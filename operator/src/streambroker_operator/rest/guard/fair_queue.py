@@ -9,62 +9,64 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from streambroker_operator.rest.guard.rate_limits import too_many
+from streambroker_operator.rest.guard.rate_limits import too_many_error
 
 MAX_WAITING = 8
 """Requests of one caller that may wait for their turn."""
 
 
-class Turns:
+class FairQueue:
     """One at a time; the next is of the caller who was not served for longest.
 
     So a caller with many requests waits for its own, and others for one of them at most.
 
     Args:
-        most: requests of one caller that may wait.
+        limit: requests of one caller that may wait.
     """
 
-    def __init__(self, most: int = MAX_WAITING) -> None:
-        self._most = most
+    def __init__(self, limit: int = MAX_WAITING) -> None:
+        self._limit = limit
         self._busy = False
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
-    async def of(self, who: str) -> AsyncIterator[None]:
+    async def turn(self, caller: str) -> AsyncIterator[None]:
         """Wait for a caller's turn, and keep it.
 
         Raises:
             RequestError: 429, too many of the caller's requests are waiting.
         """
-        await self._wait(who)
+        await self._wait(caller)
         try:
             yield
         finally:
             self._next()
 
-    async def _wait(self, who: str) -> None:
+    async def _wait(self, caller: str) -> None:
         if not self._busy:
             self._busy = True
             return
-        mine = self._waiting.get(who, ())
-        if len(mine) >= self._most:
-            raise too_many(f"{self._most} such requests of one caller are waiting already.", 1.0)
+        mine = self._waiting.get(caller, ())
+        if len(mine) >= self._limit:
+            raise too_many_error(
+                f"{self._limit} such requests of one caller are waiting already.", 1.0
+            )
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(who, deque()).append(turn)
+        self._waiting.setdefault(caller, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._give_up(who, turn)
+                self._cancel(caller, turn)
             else:
                 self._next()
             raise
 
-    def _give_up(self, who: str, turn: asyncio.Future[None]) -> None:
-        mine = self._waiting[who]
+    def _cancel(self, caller: str, turn: asyncio.Future[None]) -> None:
+        mine = self._waiting[caller]
         mine.remove(turn)
         if not mine:
-            del self._waiting[who]
+            del self._waiting[caller]
 
     def _next(self) -> None:
         while self._waiting:
@@ -77,5 +79,5 @@ class Turns:
         self._busy = False
 
 
-TURNS = web.AppKey("turns", Turns)
+FAIR_QUEUE = web.AppKey("turns", FairQueue)
 """Who asks what looks at every resource, so that most of the core stays the broker's."""

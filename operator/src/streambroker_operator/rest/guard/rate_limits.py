@@ -22,9 +22,9 @@ from streambroker_core.board import Board
 from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import CALLER, PRINCIPAL, is_reading
-from streambroker_operator.rest.http.paths import ERRANDS, PE, REPORT
-from streambroker_operator.rest.http.requests import path_of
-from streambroker_operator.security.token_file import ANYBODY
+from streambroker_operator.rest.http.paths import COMMANDS, PE, REPORT
+from streambroker_operator.rest.http.requests import route_path
+from streambroker_operator.security.token_file import ANONYMOUS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -32,12 +32,12 @@ MAX_BUCKETS = 10_000
 """How many callers are remembered; the one not seen for longest begins with a full bucket."""
 
 _LARGEST = 1_000_000_000
-_REPEATED = (("PUT", PE), ("PUT", REPORT), ("POST", ERRANDS))
+_AGENT_POLLS = (("PUT", PE), ("PUT", REPORT), ("POST", COMMANDS))
 """What agents repeat by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RateLimits:
     """What a broker lets one address, and one principal, ask for.
 
     Attributes:
@@ -80,7 +80,7 @@ class Limits:
     connections: int = 20_000
     connections_each: int = 10_000
 
-    def room(self, most: int) -> tuple[int, int]:
+    def connection_limits(self, most: int) -> tuple[int, int]:
         """Return how many connections a port may have in all, and how many of one address.
 
         Args:
@@ -93,13 +93,13 @@ def read_limit(text: str) -> tuple[str, float]:
     """Read ``NAME=VALUE``, a limit and what it is to be.
 
     Returns:
-        Name of the field of `Limits`, and the value.
+        Name of the field of `RateLimits`, and the value.
 
     Raises:
         ValueError: there is no such limit, or it cannot be that.
     """
     name, _, value = text.partition("=")
-    usual = {field.name.replace("_", "-"): field.default for field in fields(Limits)}
+    usual = {field.name.replace("_", "-"): field.default for field in fields(RateLimits)}
     if name not in usual:
         raise ValueError(f"{name!r} is no limit; there are {', '.join(usual)}")
     whole = isinstance(usual[name], int)
@@ -112,7 +112,7 @@ def read_limit(text: str) -> tuple[str, float]:
     return name.replace("-", "_"), found
 
 
-class Buckets:
+class TokenBuckets:
     """One bucket of tokens for each caller.
 
     Args:
@@ -125,110 +125,112 @@ class Buckets:
         self._burst = float(burst)
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, who: str, now: float) -> float:
+    def take(self, caller: str, now: float) -> float:
         """Take a token out; return 0, or the seconds until there is one.
 
         Args:
-            who: the caller.
+            caller: the caller.
             now: seconds of a clock that only goes forward.
         """
-        level = self._level(who, now)
+        level = self._level(caller, now)
         wait = 0.0 if level >= 1.0 else (1.0 - level) / self._per_s
-        self._levels[who] = (level if wait else level - 1.0, now)
-        self._levels.move_to_end(who)
+        self._levels[caller] = (level if wait else level - 1.0, now)
+        self._levels.move_to_end(caller)
         if len(self._levels) > MAX_BUCKETS:
             self._levels.popitem(last=False)
         return wait
 
-    def wait(self, who: str, now: float, promised: int) -> float:
+    def wait(self, caller: str, now: float, reserved: int) -> float:
         """Return the seconds until there is a token, without taking one.
 
         Args:
-            who: the caller.
+            caller: the caller.
             now: seconds of a clock that only goes forward.
-            promised: how many tokens others may take before.
+            reserved: how many tokens others may take before.
         """
-        return max(0.0, (1.0 + promised - self._level(who, now)) / self._per_s)
+        return max(0.0, (1.0 + reserved - self._level(caller, now)) / self._per_s)
 
-    def _level(self, who: str, now: float) -> float:
-        level, at = self._levels.get(who, (self._burst, now))
+    def _level(self, caller: str, now: float) -> float:
+        level, at = self._levels.get(caller, (self._burst, now))
         return min(self._burst, level + (now - at) * self._per_s)
 
-    def charge(self, who: str, tokens: int) -> None:
+    def charge(self, caller: str, tokens: int) -> None:
         """Take more out for what was let through; it is owed until so many have come in.
 
         Args:
-            who: the caller.
+            caller: the caller.
             tokens: how many, beside the one that was taken.
         """
-        known = self._levels.get(who)
+        known = self._levels.get(caller)
         if known is not None:
-            self._levels[who] = (known[0] - tokens, known[1])
+            self._levels[caller] = (known[0] - tokens, known[1])
 
 
-class Places:
+class ConcurrencyLimit:
     """How many requests of each caller go on at the same time.
 
     Args:
-        most: of one caller.
-        what: what they are, for the refusal.
+        limit: of one caller.
+        description: what they are, for the refusal.
     """
 
-    def __init__(self, most: int, what: str) -> None:
-        self._most = most
-        self._what = what
-        self._taken: Counter[str] = Counter()
+    def __init__(self, limit: int, description: str) -> None:
+        self._limit = limit
+        self._description = description
+        self._in_use: Counter[str] = Counter()
 
     @contextmanager
-    def of(self, callers: Sequence[str]) -> Iterator[None]:
+    def hold(self, callers: Sequence[str]) -> Iterator[None]:
         """Take a place, as long as the block lasts, with each that a request counts for.
 
         Raises:
             RequestError: 429, one of them has no place left.
         """
-        if any(self._taken[who] >= self._most for who in callers):
-            raise too_many(f"One caller may have {self._most} {self._what} at the same time.", 5.0)
-        self._taken.update(callers)
+        if any(self._in_use[who] >= self._limit for who in callers):
+            raise too_many_error(
+                f"One caller may have {self._limit} {self._description} at the same time.", 5.0
+            )
+        self._in_use.update(callers)
         try:
             yield
         finally:
-            self._taken.subtract(callers)
+            self._in_use.subtract(callers)
             for who in callers:
-                if not self._taken[who]:
-                    del self._taken[who]
+                if not self._in_use[who]:
+                    del self._in_use[who]
 
 
-class Gauges:
+class CallerLimits:
     """How much each caller asks for, by address and by principal."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RateLimits) -> None:
         self.limits = limits
-        self._writes = Buckets(limits.writes_per_s, limits.write_burst)
-        self._reads = Buckets(limits.reads_per_s, limits.read_burst)
-        self._registrations = Buckets(limits.writes_per_s, limits.write_burst)
-        self._refusals = Buckets(limits.refusals_per_s, limits.refusal_burst)
-        self._asked: Counter[str] = Counter()
-        self._refusals_told = (
+        self._writes = TokenBuckets(limits.writes_per_s, limits.write_burst)
+        self._reads = TokenBuckets(limits.reads_per_s, limits.read_burst)
+        self._registrations = TokenBuckets(limits.writes_per_s, limits.write_burst)
+        self._refusals = TokenBuckets(limits.refusals_per_s, limits.refusal_burst)
+        self._pending_guesses: Counter[str] = Counter()
+        self._refusals_text = (
             f"{limits.refusals_per_s:g} requests per second without a token that is known"
         )
-        self._followers = Places(limits.followers_each, "streams of events")
-        self._polls = Places(limits.polls_each, "requests that wait for views")
+        self._followers = ConcurrencyLimit(limits.followers_each, "streams of events")
+        self._polls = ConcurrencyLimit(limits.polls_each, "requests that wait for views")
 
-    def following(self, request: web.Request) -> AbstractContextManager[None]:
+    def hold_follower(self, request: web.Request) -> AbstractContextManager[None]:
         """Count a request as one that follows events, as long as the block lasts.
 
         Raises:
             RequestError: 429, on entering: it is one too many.
         """
-        return self._followers.of(_callers(request))
+        return self._followers.hold(_counted_names(request))
 
-    def waiting(self, request: web.Request) -> AbstractContextManager[None]:
+    def hold_poll(self, request: web.Request) -> AbstractContextManager[None]:
         """Count a request as one that waits for a view, as long as the block lasts.
 
         Raises:
             RequestError: 429, on entering: it is one too many.
         """
-        return self._polls.of(_callers(request))
+        return self._polls.hold(_counted_names(request))
 
     def count_registration(self, pe: PeKey) -> None:
         """Count a registration that says something new, as a change of its job.
@@ -238,7 +240,7 @@ class Gauges:
         Raises:
             RequestError: 429, it is one too many.
         """
-        self._take(
+        self._take_token(
             self._registrations,
             f"{pe.namespace}/{pe.job}",
             f"{self.limits.writes_per_s:g} registrations per second of one job",
@@ -250,10 +252,10 @@ class Gauges:
         Raises:
             RequestError: 429, it is one too many.
         """
-        self._take(self._refusals, _address(request), self._refusals_told)
+        self._take_token(self._refusals, _address(request), self._refusals_text)
 
     @contextmanager
-    def guessing(self, request: web.Request) -> Iterator[Callable[[], None]]:
+    def limit_guesses(self, request: web.Request) -> Iterator[Callable[[], None]]:
         """Let a caller be asked for, unless too many of its address were nobody.
 
         What is asked counts as refused as long as the block lasts: nobody can guess often at
@@ -268,46 +270,46 @@ class Gauges:
         def ask() -> None:
             nonlocal asked
             now = asyncio.get_running_loop().time()
-            wait = self._refusals.wait(address, now, self._asked[address])
+            wait = self._refusals.wait(address, now, self._pending_guesses[address])
             if wait:
-                raise too_many(f"This is more than {self._refusals_told}.", wait)
+                raise too_many_error(f"This is more than {self._refusals_text}.", wait)
             if not over:
-                self._asked[address] += 1
+                self._pending_guesses[address] += 1
                 asked += 1
 
         try:
             yield ask
         finally:
             over = True
-            self._asked[address] -= asked
-            if not self._asked[address]:
-                del self._asked[address]
+            self._pending_guesses[address] -= asked
+            if not self._pending_guesses[address]:
+                del self._pending_guesses[address]
 
     def charge(self, request: web.Request, changes: int) -> None:
         """Count a request that is let through as so many changes in place of one."""
-        for who in _callers(request):
+        for who in _counted_names(request):
             self._writes.charge(who, changes - 1)
 
-    def check(self, request: web.Request, who: str) -> None:
+    def check(self, request: web.Request, caller: str) -> None:
         """Count a request of somebody.
 
         Raises:
             RequestError: 429, it is one too many.
         """
-        self._count(who, writes=not is_reading(request) and not _repeated(request))
+        self._count(caller, writes=not is_reading(request) and not _is_agent_poll(request))
 
-    def _count(self, who: str, *, writes: bool) -> None:
+    def _count(self, caller: str, *, writes: bool) -> None:
         if writes:
             told = f"{self.limits.writes_per_s:g} changes per second of one caller"
-            self._take(self._writes, who, told)
+            self._take_token(self._writes, caller, told)
         else:
             told = f"{self.limits.reads_per_s:g} requests per second of one caller"
-            self._take(self._reads, who, told)
+            self._take_token(self._reads, caller, told)
 
-    def _take(self, buckets: Buckets, who: str, told: str) -> None:
-        wait = buckets.take(who, asyncio.get_running_loop().time())
+    def _take_token(self, buckets: TokenBuckets, caller: str, limit_text: str) -> None:
+        wait = buckets.take(caller, asyncio.get_running_loop().time())
         if wait:
-            raise too_many(f"This is more than {told}.", wait)
+            raise too_many_error(f"This is more than {limit_text}.", wait)
 
     def check_pe(self, pe: PeKey) -> None:
         """Refuse a PE beyond those that a job may have.
@@ -347,10 +349,10 @@ class Gauges:
             known.add(key.port)
 
 
-GAUGES = web.AppKey("gauges", Gauges)
+CALLER_LIMITS = web.AppKey("gauges", CallerLimits)
 
 
-def too_many(message: str, wait_s: float) -> RequestError:
+def too_many_error(message: str, wait_s: float) -> RequestError:
     """Return the refusal of what may be asked for again after a while."""
     seconds = max(1, math.ceil(wait_s))
     return RequestError(
@@ -367,22 +369,22 @@ def _address(request: web.Request) -> str:
 
 def _principal(request: web.Request) -> str | None:
     """Return the caller by name; None where nobody was asked who they are."""
-    return None if request.get(CALLER) is ANYBODY else f"principal {request[PRINCIPAL]}"
+    return None if request.get(CALLER) is ANONYMOUS else f"principal {request[PRINCIPAL]}"
 
 
-def who_asks(request: web.Request) -> str:
+def caller_name(request: web.Request) -> str:
     """Return the caller: the principal, or the address where nobody is asked who they are."""
     return _principal(request) or _address(request)
 
 
-def _callers(request: web.Request) -> list[str]:
+def _counted_names(request: web.Request) -> list[str]:
     """Return all that a request counts for."""
     principal = _principal(request)
     return [_address(request), *([] if principal is None else [principal])]
 
 
-def _repeated(request: web.Request) -> bool:
-    return (request.method, path_of(request)) in _REPEATED
+def _is_agent_poll(request: web.Request) -> bool:
+    return (request.method, route_path(request)) in _AGENT_POLLS
 
 
 @web.middleware
@@ -395,14 +397,14 @@ async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except RequestError as error:
         if error.status == 401:
-            request.app[GAUGES].count_refusal(request)
+            request.app[CALLER_LIMITS].count_refusal(request)
         raise
 
 
 @web.middleware
 async def limit_addresses(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what an address asks for too often, once its caller is known."""
-    request.app[GAUGES].check(request, _address(request))
+    request.app[CALLER_LIMITS].check(request, _address(request))
     return await handler(request)
 
 
@@ -414,5 +416,5 @@ async def limit_principals(request: web.Request, handler: Handler) -> web.Stream
     """
     principal = _principal(request)
     if principal is not None:
-        request.app[GAUGES].check(request, principal)
+        request.app[CALLER_LIMITS].check(request, principal)
     return await handler(request)

@@ -29,7 +29,7 @@ async def get_readiness(request: web.Request) -> web.Response:
     Raises:
         RequestError: 503, the broker is stopping; before it has read all resources, likewise.
     """
-    if request.app[RUNTIME].changes.closed:
+    if request.app[RUNTIME].change_log.closed:
         raise RequestError(
             503, "NotSynced", "The broker is stopping.", headers={"Retry-After": "1"}
         )

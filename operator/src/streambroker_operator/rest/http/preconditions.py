@@ -16,38 +16,38 @@ from aiohttp import web
 from streambroker_core.model import Resource
 from streambroker_core.wire.encoding.canonical import digest
 from streambroker_operator.errors import RequestError
-from streambroker_operator.storage.backend import Stored
+from streambroker_operator.storage.backend import StoredResource
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def etag_of(resource: Resource) -> str:
+def resource_etag(resource: Resource) -> str:
     """Return a resource's ETag, in its quotes."""
     return f'"{resource.uid}.{resource.generation}"'
 
 
-def shown_etag(resource: Resource, status: Any) -> str:
+def body_etag(resource: Resource, status: Any) -> str:
     """Return the ETag of an answer that shows a resource with its name and its status."""
     more = digest([resource.name, status])[:16]
     return f'"{resource.uid}.{resource.generation}+{more}"'
 
 
-def tags(header: str | None) -> set[str]:
+def parse_etags(header: str | None) -> set[str]:
     """Return the ETags of a condition, without quotes and weakness."""
     parts = (part.strip() for part in (header or "").split(","))
     return {part.removeprefix("W/").strip('"') for part in parts if part}
 
 
-def check_match(request: web.Request, stored: Stored | None) -> None:
+def check_match(request: web.Request, stored: StoredResource | None) -> None:
     """Look at ``If-Match`` and ``If-None-Match`` before a resource is changed.
 
     Raises:
         RequestError: 412, the resource is not what the caller takes it for.
     """
-    check_tag(request, None if stored is None else etag_of(stored.resource).strip('"'))
+    check_etag(request, None if stored is None else resource_etag(stored.resource).strip('"'))
 
 
-def check_tag(request: web.Request, current: str | None) -> None:
+def check_etag(request: web.Request, current: str | None) -> None:
     """Look at ``If-Match`` and ``If-None-Match`` before a change of what has an ETag.
 
     Args:
@@ -57,8 +57,8 @@ def check_tag(request: web.Request, current: str | None) -> None:
     Raises:
         RequestError: 412, a condition does not hold.
     """
-    wanted = _specs(request.headers.get("If-Match"))
-    unwanted = _specs(request.headers.get("If-None-Match"))
+    wanted = _strip_status(request.headers.get("If-Match"))
+    unwanted = _strip_status(request.headers.get("If-None-Match"))
     if wanted and (current is None or not ({current, "*"} & wanted)):
         now = "it does not exist" if current is None else f'it is "{current}" now'
         raise RequestError(412, "ConditionFailed", f"If-Match does not hold: {now}.")
@@ -68,8 +68,8 @@ def check_tag(request: web.Request, current: str | None) -> None:
         )
 
 
-def _specs(header: str | None) -> set[str]:
-    return {tag.partition("+")[0] for tag in tags(header)}
+def _strip_status(header: str | None) -> set[str]:
+    return {tag.partition("+")[0] for tag in parse_etags(header)}
 
 
 @web.middleware
@@ -85,12 +85,12 @@ async def conditional(request: web.Request, handler: Handler) -> web.StreamRespo
     if "ETag" not in headers:
         headers["ETag"] = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
     current = headers["ETag"].strip('"')
-    wanted = tags(request.headers.get("If-Match"))
+    wanted = parse_etags(request.headers.get("If-Match"))
     if wanted and not {current, current.partition("+")[0], "*"} & wanted:
         raise RequestError(
             412, "ConditionFailed", f'If-Match does not hold: it is "{current}" now.'
         )
-    if {current, "*"} & tags(request.headers.get("If-None-Match")):
+    if {current, "*"} & parse_etags(request.headers.get("If-None-Match")):
         kept = {name: headers[name] for name in ("ETag", "Cache-Control")}
         return web.Response(status=304, headers=kept)
     return response

@@ -23,10 +23,10 @@ from streambroker_core.model import (
 from streambroker_core.wire.encoding.quantity import parse_duration
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import APPLY, WHATIF
-from streambroker_operator.rest.http.preconditions import check_match, check_tag
+from streambroker_operator.rest.http.preconditions import check_etag, check_match
 from streambroker_operator.runtime.runtime import Runtime
-from streambroker_operator.storage.backend import Stored
-from streambroker_operator.storage.write_options import Terms
+from streambroker_operator.storage.backend import StoredResource
+from streambroker_operator.storage.write_options import WriteOptions
 
 R = TypeVar("R", Export, Import)
 
@@ -38,7 +38,7 @@ MAX_BODY = 64 * 1024
 """Bytes of a request's body."""
 MAX_PROPOSAL = 1024 * 1024
 """Bytes of the body of a request that is about many resources."""
-LONG = (APPLY, WHATIF)
+LONG_BODY_PATHS = (APPLY, WHATIF)
 """Paths of such requests."""
 MAX_WAIT_S = 60.0
 """Longest long poll, in seconds."""
@@ -47,22 +47,22 @@ _GZIP = 16 + zlib.MAX_WBITS
 _JSON = ("application/json", "application/merge-patch+json", "application/octet-stream")
 
 
-def path_of(request: web.Request) -> str:
+def route_path(request: web.Request) -> str:
     """Return the path of a request as the router has it; empty where it has none."""
     resource = request.match_info.route.resource
     return "" if resource is None else resource.canonical
 
 
-def limit_of(request: web.Request, most: int) -> int | None:
+def parse_limit(request: web.Request, most: int) -> int | None:
     """Return ``?limit=``, from 1 to ``most``; None if it is not given.
 
     Raises:
         RequestError: 400, it is something else.
     """
-    return whole_of(request, "limit", 1, most)
+    return parse_integer(request, "limit", 1, most)
 
 
-def whole_of(request: web.Request, name: str, least: int, most: int) -> int | None:
+def parse_integer(request: web.Request, name: str, least: int, most: int) -> int | None:
     """Return a parameter that is a whole number of at most 9 digits; None if it is not given.
 
     Raises:
@@ -79,52 +79,52 @@ def whole_of(request: web.Request, name: str, least: int, most: int) -> int | No
     return number
 
 
-def named_namespace(request: web.Request) -> str:
+def requested_namespace(request: web.Request) -> str:
     """Return what ``?namespace=`` says, whatever that is; the caller's own namespace without it."""
     return request.query.get("namespace", request.get(HOME, DEFAULT_NAMESPACE))
 
 
-def namespace_of(request: web.Request) -> str:
+def parse_namespace(request: web.Request) -> str:
     """Return the namespace that ``?namespace=`` selects.
 
     Raises:
         RequestError: 400, it is no DNS label.
     """
-    namespace = named_namespace(request)
+    namespace = requested_namespace(request)
     if not is_label(namespace):
         raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is no DNS label.")
     return namespace
 
 
-def chosen_namespace(request: web.Request) -> str:
+def parse_namespace_or_all(request: web.Request) -> str:
     """Return the namespace that is selected, or ``*`` for all.
 
     Raises:
         RequestError: 400, it is neither.
     """
-    return "*" if named_namespace(request) == "*" else namespace_of(request)
+    return "*" if requested_namespace(request) == "*" else parse_namespace(request)
 
 
-def pe_of(request: web.Request) -> PeKey:
+def parse_pe(request: web.Request) -> PeKey:
     """Return the PE of the address, whether it is known or not; of a job its first one.
 
     Raises:
         ManifestError: it cannot be one.
     """
     info = request.match_info
-    return PeKey.parse(f"{namespace_of(request)}/{info['job']}/{info.get('pe', 0)}")
+    return PeKey.parse(f"{parse_namespace(request)}/{info['job']}/{info.get('pe', 0)}")
 
 
-def port_of(request: web.Request) -> PortKey:
+def parse_port(request: web.Request) -> PortKey:
     """Return the port of the address, whether it is known or not.
 
     Raises:
         ManifestError: it cannot be one.
     """
-    return PortKey.parse(f"{pe_of(request)}/{request.match_info['port']}")
+    return PortKey.parse(f"{parse_pe(request)}/{request.match_info['port']}")
 
 
-def known_pe(request: web.Request) -> PeKey:
+def require_pe(request: web.Request) -> PeKey:
     """Return the PE of the address.
 
     Raises:
@@ -132,29 +132,29 @@ def known_pe(request: web.Request) -> PeKey:
     """
     info = request.match_info
     try:
-        pe = pe_of(request)
+        pe = parse_pe(request)
     except ManifestError:
         pe = None
     if pe is None or request.app[RUNTIME].board.version(pe) is None:
         raise RequestError(
             404,
             "UnknownPE",
-            f"The broker knows no PE {namespace_of(request)}/{info['job']}/{info['pe']}; "
+            f"The broker knows no PE {parse_namespace(request)}/{info['job']}/{info['pe']}; "
             "`GET /pes` lists those it knows. An agent keeps its routes and registers again.",
         )
     return pe
 
 
-def stored_of(request: web.Request, kind: Kind) -> Stored:
+def require_stored(request: web.Request, kind: Kind) -> StoredResource:
     """Return the resource of the address.
 
     Raises:
         RequestError: 404, there is no such PE or no such port.
     """
-    pe = known_pe(request)
+    pe = require_pe(request)
     name = request.match_info["port"]
     try:
-        stored = request.app[RUNTIME].stored(kind, port_of(request))
+        stored = request.app[RUNTIME].get_stored(kind, parse_port(request))
     except ManifestError:
         stored = None
     if stored is None:
@@ -162,25 +162,27 @@ def stored_of(request: web.Request, kind: Kind) -> Stored:
     return stored
 
 
-def export_of(request: web.Request) -> Export:
+def require_export(request: web.Request) -> Export:
     """Return the Export of the address, after looking at ``If-Match``."""
-    return _matched(request, "Export", Export)
+    return _require_matched(request, "Export", Export)
 
 
-def import_of(request: web.Request) -> Import:
+def require_import(request: web.Request) -> Import:
     """Return the Import of the address, after looking at ``If-Match``."""
-    return _matched(request, "Import", Import)
+    return _require_matched(request, "Import", Import)
 
 
-def _matched(request: web.Request, kind: Kind, type_: type[R]) -> R:
-    stored = stored_of(request, kind)
+def _require_matched(request: web.Request, kind: Kind, type_: type[R]) -> R:
+    stored = require_stored(request, kind)
     check_match(request, stored)
     if not isinstance(stored.resource, type_):
         raise TypeError("the store keeps kinds apart")
     return stored.resource
 
 
-def terms_of(request: web.Request, owners: tuple[Mapping[str, Any], ...] = ()) -> Terms:
+def parse_write_options(
+    request: web.Request, owners: tuple[Mapping[str, Any], ...] = ()
+) -> WriteOptions:
     """Return on what terms a change is asked for: its conditions, and ``?force=``.
 
     Args:
@@ -193,10 +195,10 @@ def terms_of(request: web.Request, owners: tuple[Mapping[str, Any], ...] = ()) -
     force = request.query.get("force", "false")
     if force not in ("true", "false"):
         raise RequestError(400, "QueryInvalid", f"force={force!r} is neither true nor false.")
-    return Terms(check=partial(check_tag, request), force=force == "true", owners=owners)
+    return WriteOptions(check=partial(check_etag, request), force=force == "true", owners=owners)
 
 
-def wait_of(request: web.Request) -> float:
+def parse_wait(request: web.Request) -> float:
     """Return how long a GET may wait for a change, in seconds; 0 without ``?wait=``.
 
     Raises:
@@ -234,10 +236,10 @@ async def raw_body(request: web.Request) -> bytes:
         raise _too_long(request) from error
     except (web.RequestPayloadError, ConnectionError) as error:
         raise RequestError(400, "NotJson", "The body does not end as it says.") from error
-    return raw if encoding == "identity" else _unpacked(request, raw)
+    return raw if encoding == "identity" else _decompress(request, raw)
 
 
-def _unpacked(request: web.Request, raw: bytes) -> bytes:
+def _decompress(request: web.Request, raw: bytes) -> bytes:
     unpacker = zlib.decompressobj(wbits=_GZIP)
     try:
         found = unpacker.decompress(raw, request.client_max_size + 1)
@@ -285,7 +287,9 @@ async def json_body(request: web.Request) -> Any:
         )
     text = await text_body(request)
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(
+            text, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant
+        )
     except json.JSONDecodeError as error:
         raise RequestError(
             400,
@@ -297,7 +301,7 @@ async def json_body(request: web.Request) -> Any:
         raise RequestError(400, "NotJson", f"The body is not JSON: {error}.") from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -306,5 +310,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     return found
 
 
-def _no_constant(text: str) -> NoReturn:
+def _reject_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a JSON number")

@@ -12,9 +12,9 @@ from streambroker_core.errors import StreambrokerError, TakenError
 from streambroker_core.wire.broker import problem as problems
 from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.http.preconditions import etag_of
+from streambroker_operator.rest.http.preconditions import resource_etag
 from streambroker_operator.runtime.bodies import route_body
-from streambroker_operator.runtime.runtime import Written
+from streambroker_operator.runtime.runtime import WriteResult
 
 
 def json_answer(
@@ -31,17 +31,17 @@ def long_answer(body: Mapping[str, Any]) -> web.Response:
 
     It is written item by item: in one go, nobody else would get their turn meanwhile.
     """
-    members = [canonical(name) + b":" + _long(body[name]) for name in sorted(body)]
+    members = [canonical(name) + b":" + _encode_long(body[name]) for name in sorted(body)]
     return web.Response(body=b"{" + b",".join(members) + b"}", content_type="application/json")
 
 
-def _long(value: Any) -> bytes:
+def _encode_long(value: Any) -> bytes:
     if not isinstance(value, list):
         return canonical(value)
     return b"[" + b",".join([canonical(item) for item in value]) + b"]"
 
 
-def written_answer(written: Written, *, status: int = 200) -> web.Response:
+def written_answer(written: WriteResult, *, status: int = 200) -> web.Response:
     """Return what a change did: identity, version, and routes kept, added and cut."""
     stored = written.stored
     resource = stored.resource
@@ -52,13 +52,13 @@ def written_answer(written: Written, *, status: int = 200) -> web.Response:
         "created": stored.created,
         "changed": stored.changed,
         "routes": {
-            "kept": [route_body(route) for route in written.kept],
+            "kept": [route_body(route) for route in written.retained],
             "added": [route_body(route) for route in written.added],
             "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in written.cut],
         },
         **({"warnings": list(stored.warnings)} if stored.warnings else {}),
     }
-    return json_answer(body, status=status, headers={"ETag": etag_of(resource)})
+    return json_answer(body, status=status, headers={"ETag": resource_etag(resource)})
 
 
 def problem_answer(error: StreambrokerError) -> web.Response:
@@ -70,7 +70,7 @@ def problem_answer(error: StreambrokerError) -> web.Response:
             status=error.status, code=error.code, detail=str(error), facts=error.facts
         )
     else:
-        found = problems.of_error(error, 409 if isinstance(error, TakenError) else 422)
+        found = problems.from_error(error, 409 if isinstance(error, TakenError) else 422)
     return web.Response(
         text=json.dumps(problems.encode(found)),
         status=found.status,

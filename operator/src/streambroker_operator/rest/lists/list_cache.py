@@ -11,8 +11,8 @@ from typing import Generic, NamedTuple, TypeVar, get_args
 from aiohttp import web
 
 from streambroker_core.board import Status
-from streambroker_core.board.views import ACCEPTED, route_of
-from streambroker_core.matching import Match, Outcome
+from streambroker_core.board.views import ACCEPTED, build_route
+from streambroker_core.matching import Match, MatchResult
 from streambroker_core.model import (
     Export,
     Import,
@@ -25,26 +25,26 @@ from streambroker_core.model import (
 )
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.registration import Registration
-from streambroker_operator.rest.guard.fair_queue import Turns
+from streambroker_operator.rest.guard.fair_queue import FairQueue
 from streambroker_operator.runtime.runtime import Runtime
-from streambroker_operator.storage.backend import Stored, by_port
+from streambroker_operator.storage.backend import StoredResource, port_sort_key
 
 MAX_WAITING = 200
 """Requests of one caller that may wait for a picture."""
-KEPT_S = 60.0
+CACHE_TTL_S = 60.0
 """How long a picture is kept after it was last asked for, in seconds."""
 
 T = TypeVar("T")
 
 
-class DrawnPort(NamedTuple):
+class ListedPort(NamedTuple):
     """A resource with its status."""
 
-    stored: Stored
+    stored: StoredResource
     status: Status
 
 
-class DrawnPe(NamedTuple):
+class ListedPe(NamedTuple):
     """A PE: its agent, the version of its view, and the names of its ports, in order."""
 
     pe: PeKey
@@ -55,20 +55,20 @@ class DrawnPe(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject(Generic[T]):
+class ListSource(Generic[T]):
     """What can be drawn.
 
     Attributes:
-        seen: takes from the broker, at once, what is needed; what it returns draws in a thread.
+        prepare: takes from the broker, at once, what is needed; what it returns draws in a thread.
         namespaces: those that an item touches.
     """
 
-    seen: Callable[[Runtime], Callable[[], tuple[T, ...]]]
+    prepare: Callable[[Runtime], Callable[[], tuple[T, ...]]]
     namespaces: Callable[[T], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture(Generic[T]):
+class CachedList(Generic[T]):
     """What was there at one moment.
 
     Attributes:
@@ -85,112 +85,112 @@ class Picture(Generic[T]):
     items: tuple[T, ...]
     namespaces: Callable[[T], tuple[str, ...]]
 
-    def touching(self, namespace: str) -> tuple[T, ...]:
+    def in_namespace(self, namespace: str) -> tuple[T, ...]:
         """Return the items that touch a namespace, or all for ``*``."""
         if namespace == "*":
             return self.items
         return tuple(item for item in self.items if namespace in self.namespaces(item))
 
 
-class Pictures(Generic[T]):
+class ListCache(Generic[T]):
     """Draws one subject; what did not change is not drawn anew.
 
     Args:
         runtime: whose board is drawn.
-        subject: what of it.
-        turns: who draws, or writes all of a picture down in a thread.
+        source: what of it.
+        queue: who draws, or writes all of a picture down in a thread.
     """
 
-    def __init__(self, runtime: Runtime, subject: Subject[T], turns: Turns) -> None:
+    def __init__(self, runtime: Runtime, source: ListSource[T], queue: FairQueue) -> None:
         self._runtime = runtime
-        self._subject = subject
-        self.turns = turns
-        self._last: Picture[T] | None = None
-        self._begun = 0
+        self._source = source
+        self.queue = queue
+        self._last: CachedList[T] | None = None
+        self._last_number = 0
         self._end: asyncio.TimerHandle | None = None
 
-    async def of_now(self, who: str) -> Picture[T]:
+    async def get_current(self, caller: str) -> CachedList[T]:
         """Return what is there now, or was at a moment since a caller asked.
 
         Raises:
             RequestError: 429, too many of the caller's requests are waiting.
         """
-        self._keep()
-        asked_at = self._begun
-        if self._last is None or self._last.change != self._runtime.changes.count:
-            async with self.turns.of(who):
-                return await self._after(asked_at)
+        self._extend_ttl()
+        asked_at = self._last_number
+        if self._last is None or self._last.change != self._runtime.change_log.count:
+            async with self.queue.turn(caller):
+                return await self._refresh(asked_at)
         return self._last
 
-    async def _after(self, number: int) -> Picture[T]:
-        last, subject = self._last, self._subject
-        change = self._runtime.changes.count
+    async def _refresh(self, number: int) -> CachedList[T]:
+        last, subject = self._last, self._source
+        change = self._runtime.change_log.count
         if last is not None and (last.number > number or last.change == change):
             return last
-        self._begun += 1
-        begun, point = self._begun, self._runtime.board.point
-        items = await asyncio.to_thread(subject.seen(self._runtime))
-        self._last = Picture(
+        self._last_number += 1
+        begun, point = self._last_number, self._runtime.board.point
+        items = await asyncio.to_thread(subject.prepare(self._runtime))
+        self._last = CachedList(
             number=begun, change=change, point=point, items=items, namespaces=subject.namespaces
         )
         return self._last
 
-    def _keep(self) -> None:
+    def _extend_ttl(self) -> None:
         if self._end is not None:
             self._end.cancel()
-        self._end = asyncio.get_running_loop().call_later(KEPT_S, self._forget)
+        self._end = asyncio.get_running_loop().call_later(CACHE_TTL_S, self._forget)
 
     def _forget(self) -> None:
         self._last = None
 
 
-class Gallery:
+class ListCaches:
     """All that is drawn of a broker, one at a time."""
 
     def __init__(self, runtime: Runtime) -> None:
-        turns = Turns(MAX_WAITING)
-        self.routes = Pictures(runtime, ROUTES, turns)
-        self.pes = Pictures(runtime, PES, turns)
+        turns = FairQueue(MAX_WAITING)
+        self.routes = ListCache(runtime, ROUTES_SOURCE, turns)
+        self.pes = ListCache(runtime, PES_SOURCE, turns)
         kinds: tuple[Kind, ...] = get_args(Kind)
-        self.ports = {kind: Pictures(runtime, _ports_of(kind), turns) for kind in kinds}
+        self.ports = {kind: ListCache(runtime, _ports_source(kind), turns) for kind in kinds}
 
 
-PICTURES = web.AppKey("pictures", Gallery)
+LIST_CACHES = web.AppKey("pictures", ListCaches)
 
 
-def _routes_seen(runtime: Runtime) -> Callable[[], tuple[Route, ...]]:
+def _prepare_routes(runtime: Runtime) -> Callable[[], tuple[Route, ...]]:
     board = runtime.board
-    met = [(export, board.outcomes("Export", export.uid)) for export in board.each_export()]
-    return partial(drawn_routes, met, tuple(board.each_import()))
+    met = [(export, board.outcomes("Export", export.uid)) for export in board.iter_exports()]
+    return partial(build_routes, met, tuple(board.iter_imports()))
 
 
-def _ports_seen(kind: Kind, runtime: Runtime) -> Callable[[], tuple[DrawnPort, ...]]:
-    return partial(drawn_ports, runtime.each_of(kind), runtime.board.statuses())
+def _prepare_ports(kind: Kind, runtime: Runtime) -> Callable[[], tuple[ListedPort, ...]]:
+    return partial(build_ports, runtime.unordered_resources(kind), runtime.board.statuses())
 
 
-def _ports_of(kind: Kind) -> Subject[DrawnPort]:
-    return Subject(
-        seen=partial(_ports_seen, kind),
+def _ports_source(kind: Kind) -> ListSource[ListedPort]:
+    return ListSource(
+        prepare=partial(_prepare_ports, kind),
         namespaces=lambda port: (port.stored.resource.key.namespace,),
     )
 
 
-def _pes_seen(runtime: Runtime) -> Callable[[], tuple[DrawnPe, ...]]:
+def _prepare_pes(runtime: Runtime) -> Callable[[], tuple[ListedPe, ...]]:
     board = runtime.board
-    resources: tuple[Resource, ...] = (*board.each_export(), *board.each_import())
-    return partial(drawn_pes, board.versions(), board.registrations(), resources)
+    resources: tuple[Resource, ...] = (*board.iter_exports(), *board.iter_imports())
+    return partial(build_pes, board.versions(), board.registrations(), resources)
 
 
-ROUTES = Subject(
-    seen=_routes_seen,
+ROUTES_SOURCE = ListSource(
+    prepare=_prepare_routes,
     namespaces=lambda route: (route.export.namespace, route.import_.namespace),
 )
-PES = Subject(seen=_pes_seen, namespaces=lambda found: (found.pe.namespace,))
+PES_SOURCE = ListSource(prepare=_prepare_pes, namespaces=lambda found: (found.pe.namespace,))
 
 
-def drawn_ports(
-    stored: Iterable[Stored], statuses: Mapping[tuple[Kind, str], Status]
-) -> tuple[DrawnPort, ...]:
+def build_ports(
+    stored: Iterable[StoredResource], statuses: Mapping[tuple[Kind, str], Status]
+) -> tuple[ListedPort, ...]:
     """Return resources of one kind with their statuses, in order of their ports.
 
     Args:
@@ -198,16 +198,16 @@ def drawn_ports(
         statuses: of all that are not merely accepted.
     """
     return tuple(
-        DrawnPort(one, statuses.get((kind_of(one.resource), one.resource.uid), ACCEPTED))
-        for one in sorted(stored, key=by_port)
+        ListedPort(one, statuses.get((kind_of(one.resource), one.resource.uid), ACCEPTED))
+        for one in sorted(stored, key=port_sort_key)
     )
 
 
-def drawn_pes(
+def build_pes(
     versions: Mapping[PeKey, str],
     agents: Mapping[PeKey, Registration],
     resources: Iterable[Resource],
-) -> tuple[DrawnPe, ...]:
+) -> tuple[ListedPe, ...]:
     """Return PEs, in order.
 
     Args:
@@ -219,7 +219,7 @@ def drawn_pes(
     for one in resources:
         ports.setdefault((one.key.owner, kind_of(one)), set()).add(one.key.port)
     return tuple(
-        DrawnPe(
+        ListedPe(
             pe,
             agents.get(pe),
             versions[pe],
@@ -230,19 +230,19 @@ def drawn_pes(
     )
 
 
-def drawn_routes(
-    met: Iterable[tuple[Export, Mapping[str, Outcome]]], imports: Iterable[Import]
+def build_routes(
+    export_outcomes: Iterable[tuple[Export, Mapping[str, MatchResult]]], imports: Iterable[Import]
 ) -> tuple[Route, ...]:
     """Return all routes, in order of the exporters' and the importers' ports.
 
     Args:
-        met: the Exports, each with its outcomes by the Import's uid.
+        export_outcomes: the Exports, each with its outcomes by the Import's uid.
         imports: all Imports.
     """
     by_uid = {import_.uid: import_ for import_ in imports}
     routes = (
-        route_of(export, by_uid[uid], outcome)
-        for export, outcomes in met
+        build_route(export, by_uid[uid], outcome)
+        for export, outcomes in export_outcomes
         for uid, outcome in outcomes.items()
         if isinstance(outcome, Match) and uid in by_uid
     )

@@ -26,7 +26,7 @@ MAX_SNAPSHOTS = 4
 """Of one reader."""
 MAX_ITEMS = 4_000_000
 """Of all readers; who has most loses first what was not read for longest."""
-KEPT_S = 300.0
+SNAPSHOT_TTL_S = 300.0
 """How long a snapshot is kept after it was last read, in seconds."""
 
 Item = Callable[[], Any]
@@ -37,9 +37,9 @@ Item = Callable[[], Any]
 class Selection:
     """Which list is meant: what of which namespace, and who reads it."""
 
-    what: str
+    list_name: str
     namespace: str
-    who: str = ""
+    reader: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,9 +78,9 @@ class Snapshots:
         self._session = session
         self._secret = secret
         # By reader, then by name; what was read last is last.
-        self._kept: dict[str, OrderedDict[str, _Snapshot]] = {}
+        self._snapshots: dict[str, OrderedDict[str, _Snapshot]] = {}
 
-    def first(
+    def first_page(
         self,
         selection: Selection,
         change: int,
@@ -101,23 +101,23 @@ class Snapshots:
         """
         if limit is None or len(items) <= limit:
             return Page(items=items, point=point)
-        name = f"{self._session}.{change}.{selection.what}.{selection.namespace}"
-        mine = self._kept.setdefault(selection.who, OrderedDict())
+        name = f"{self._session}.{change}.{selection.list_name}.{selection.namespace}"
+        mine = self._snapshots.setdefault(selection.reader, OrderedDict())
         kept = mine.setdefault(name, _Snapshot(items=items, point=point, read_at=now))
         kept.read_at = now
         mine.move_to_end(name)
-        self._forget(now)
+        self._evict(now)
         return self._page(name, kept, selection, 0, limit)
 
-    def following(self, selection: Selection, token: str, limit: int | None, now: float) -> Page:
+    def next_page(self, selection: Selection, token: str, limit: int | None, now: float) -> Page:
         """Return the page that a token continues with.
 
         Raises:
             RequestError: 400, the token is not of this list; 410, the list is gone.
         """
         name, start = self._read(selection, token)
-        self._forget(now)
-        mine = self._kept.get(selection.who, OrderedDict())
+        self._evict(now)
+        mine = self._snapshots.get(selection.reader, OrderedDict())
         kept = mine.get(name)
         if kept is None:
             raise RequestError(
@@ -130,39 +130,39 @@ class Snapshots:
         return self._page(name, kept, selection, start, limit)
 
     def _page(
-        self, name: str, kept: _Snapshot, selection: Selection, start: int, limit: int | None
+        self, name: str, snapshot: _Snapshot, selection: Selection, start: int, limit: int | None
     ) -> Page:
-        end = len(kept.items) if limit is None else min(start + limit, len(kept.items))
-        remaining = len(kept.items) - end
+        end = len(snapshot.items) if limit is None else min(start + limit, len(snapshot.items))
+        remaining = len(snapshot.items) - end
         return Page(
-            items=kept.items[start:end],
-            point=kept.point,
+            items=snapshot.items[start:end],
+            point=snapshot.point,
             token=self._token(selection, name, end) if remaining else None,
             remaining=remaining,
         )
 
-    def _forget(self, now: float) -> None:
-        for who, mine in list(self._kept.items()):
-            old = [name for name, kept in mine.items() if now - kept.read_at > KEPT_S]
+    def _evict(self, now: float) -> None:
+        for who, mine in list(self._snapshots.items()):
+            old = [name for name, kept in mine.items() if now - kept.read_at > SNAPSHOT_TTL_S]
             for name in old:
                 del mine[name]
             while len(mine) > MAX_SNAPSHOTS:
                 mine.popitem(last=False)
             if not mine:
-                del self._kept[who]
-        held = {who: _items_of(mine) for who, mine in self._kept.items()}
+                del self._snapshots[who]
+        held = {who: _count_items(mine) for who, mine in self._snapshots.items()}
         while sum(held.values()) > MAX_ITEMS:
             most = max(held, key=lambda who: held[who])
-            if len(self._kept[most]) == 1:
+            if len(self._snapshots[most]) == 1:
                 return
-            self._kept[most].popitem(last=False)
-            held[most] = _items_of(self._kept[most])
+            self._snapshots[most].popitem(last=False)
+            held[most] = _count_items(self._snapshots[most])
 
     def _token(self, selection: Selection, name: str, start: int) -> str:
-        content = canonical([selection.what, selection.namespace, name, start])
-        return base64.urlsafe_b64encode(self._mark(content) + content).decode().rstrip("=")
+        content = canonical([selection.list_name, selection.namespace, name, start])
+        return base64.urlsafe_b64encode(self._signature(content) + content).decode().rstrip("=")
 
-    def _mark(self, content: bytes) -> bytes:
+    def _signature(self, content: bytes) -> bytes:
         return hmac.digest(self._secret, b"continue:" + content, hashlib.sha256)[:16]
 
     def _read(self, selection: Selection, token: str) -> tuple[str, int]:
@@ -171,14 +171,14 @@ class Snapshots:
         except (binascii.Error, ValueError):
             raw = b""
         mark, content = raw[:16], raw[16:]
-        if hmac.compare_digest(mark, self._mark(content)):
+        if hmac.compare_digest(mark, self._signature(content)):
             what, namespace, name, start = json.loads(content)
-            if (what, namespace) == (selection.what, selection.namespace):
+            if (what, namespace) == (selection.list_name, selection.namespace):
                 return str(name), int(start)
         raise RequestError(
             400, "QueryInvalid", "continue= is not what the last page of this list answered."
         )
 
 
-def _items_of(kept: Mapping[str, _Snapshot]) -> int:
-    return sum(len(one.items) for one in kept.values())
+def _count_items(snapshots: Mapping[str, _Snapshot]) -> int:
+    return sum(len(one.items) for one in snapshots.values())

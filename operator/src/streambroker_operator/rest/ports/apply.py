@@ -8,29 +8,34 @@ from typing import Any
 
 from aiohttp import web
 
-from streambroker_core.diagnose import Forecast, tell_forecast
+from streambroker_core.diagnose import Forecast, render_forecast
 from streambroker_core.model import PortKey, kind_of, name_of
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.diagnose.whatif import (
     Proposed,
-    bounded,
     forecast_body,
+    limit_forecast,
     problems_body,
     read_proposal,
 )
-from streambroker_operator.rest.guard.authentication import CALLER, not_yours
-from streambroker_operator.rest.guard.fair_queue import TURNS
-from streambroker_operator.rest.guard.rate_limits import GAUGES, who_asks
+from streambroker_operator.rest.guard.authentication import CALLER, not_yours_error
+from streambroker_operator.rest.guard.fair_queue import FAIR_QUEUE
+from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, caller_name
 from streambroker_operator.rest.http.paths import APPLY
-from streambroker_operator.rest.http.requests import RUNTIME, json_body, namespace_of, whole_of
+from streambroker_operator.rest.http.requests import (
+    RUNTIME,
+    json_body,
+    parse_integer,
+    parse_namespace,
+)
 from streambroker_operator.rest.http.responses import long_answer
-from streambroker_operator.runtime.runtime import Applied
+from streambroker_operator.runtime.runtime import AppliedProposal
 
 MAX_FORECAST_S = 1.0
 """For how long the forecast of several changes may keep everybody waiting, in seconds."""
 MAX_COUNT = 999_999_999
 
-_STATE = ("NameTaken", "PortTaken", "UnknownPort")
+_STATE_CODES = ("NameTaken", "PortTaken", "UnknownPort")
 """What is wrong with a change because of what is there; everything else is wrong in itself."""
 
 routes = web.RouteTableDef()
@@ -40,31 +45,33 @@ routes = web.RouteTableDef()
 async def apply(request: web.Request) -> web.Response:
     """Make a set of changes, all of them at once or none."""
     body = await json_body(request)
-    namespace = namespace_of(request)
-    most = whole_of(request, "maxRemoved", 0, MAX_COUNT)
-    async with request.app[TURNS].of(who_asks(request)):
+    namespace = parse_namespace(request)
+    most = parse_integer(request, "maxRemoved", 0, MAX_COUNT)
+    async with request.app[FAIR_QUEUE].turn(caller_name(request)):
         proposed = await asyncio.to_thread(read_proposal, body, namespace)
-        changes = len(proposed.read) + len(proposed.proposal.deletes)
+        changes = len(proposed.parsed) + len(proposed.proposal.deletes)
         _check_owner(request, proposed.keys)
-        runtime, gauges = request.app[RUNTIME], request.app[GAUGES]
+        runtime, gauges = request.app[RUNTIME], request.app[CALLER_LIMITS]
         gauges.charge(request, max(changes, 1))
         puts = [(kind_of(one), one.key) for one in proposed.proposal.puts]
-        gauges.check_ports(runtime.board, (port for port in puts if runtime.stored(*port) is None))
+        gauges.check_ports(
+            runtime.board, (port for port in puts if runtime.get_stored(*port) is None)
+        )
         applied = await runtime.apply(
             proposed.proposal,
             partial(_check, proposed, most),
             # A single change may concern as much as it may by itself.
-            bounded(MAX_FORECAST_S) if changes > 1 else lambda routes: None,
+            limit_forecast(MAX_FORECAST_S) if changes > 1 else lambda routes: None,
         )
     return await asyncio.to_thread(_answer, proposed, applied)
 
 
 def _check_owner(request: web.Request, keys: list[PortKey]) -> None:
     caller = request[CALLER]
-    foreign = [str(key) for key in keys if not caller.owns(key.namespace, key.job)]
+    foreign = [str(key) for key in keys if not caller.can_change(key.namespace, key.job)]
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise not_yours(
+        raise not_yours_error(
             f"The token {caller.name!r} may not change {foreign[0]}{more}; nothing was changed."
             " Use the token of that job, or an admin's."
         )
@@ -72,13 +79,13 @@ def _check_owner(request: web.Request, keys: list[PortKey]) -> None:
 
 def _check(proposed: Proposed, most: int | None, forecast: Forecast) -> None:
     """Refuse changes that cannot be made, and those that would cut too many routes."""
-    found = proposed.numbered(forecast)
+    found = proposed.with_indices(forecast)
     refused = [problem for problem in found.problems if problem.refused]
     if refused:
         first, others = refused[0], len(refused) - 1
         more = f" {others} more would be refused, too." if others else ""
         raise RequestError(
-            409 if first.code in _STATE else 422,
+            409 if first.code in _STATE_CODES else 422,
             first.code,
             f"{first.change}: {first.detail}{more} Nothing was changed.",
             facts={"problems": problems_body(found.problems)},
@@ -89,11 +96,11 @@ def _check(proposed: Proposed, most: int | None, forecast: Forecast) -> None:
             409,
             "WouldCut",
             f"{count} would be cut, {most:,} may be; nothing was changed.",
-            facts={"text": tell_forecast(found), "cut": len(found.cut)},
+            facts={"text": render_forecast(found), "cut": len(found.cut)},
         )
 
 
-def _answer(proposed: Proposed, applied: Applied) -> web.Response:
+def _answer(proposed: Proposed, applied: AppliedProposal) -> web.Response:
     puts = len(proposed.proposal.puts)
     results: list[dict[str, Any]] = []
     for place, stored in enumerate(applied.stored):
@@ -110,5 +117,5 @@ def _answer(proposed: Proposed, applied: Applied) -> web.Response:
                 "version": stored.version,
             }
         )
-    found = forecast_body(proposed.numbered(applied.forecast))
+    found = forecast_body(proposed.with_indices(applied.forecast))
     return long_answer({**found, "results": results})

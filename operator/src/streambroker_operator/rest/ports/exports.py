@@ -14,13 +14,13 @@ from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.ports import MAX_PROPERTIES
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import PORTS
-from streambroker_operator.rest.http.preconditions import etag_of
+from streambroker_operator.rest.http.preconditions import resource_etag
 from streambroker_operator.rest.http.requests import (
     RUNTIME,
-    export_of,
     json_body,
-    stored_of,
-    terms_of,
+    parse_write_options,
+    require_export,
+    require_stored,
 )
 from streambroker_operator.rest.http.responses import json_answer, written_answer
 from streambroker_operator.storage.write_options import Touched
@@ -33,9 +33,9 @@ routes = web.RouteTableDef()
 @routes.get(PROPERTIES)
 async def get_properties(request: web.Request) -> web.Response:
     """Answer all properties of an Export."""
-    stored = stored_of(request, "Export")
+    stored = require_stored(request, "Export")
     return json_answer(
-        dict(_properties(stored.resource)), headers={"ETag": etag_of(stored.resource)}
+        dict(_properties(stored.resource)), headers={"ETag": resource_etag(stored.resource)}
     )
 
 
@@ -43,7 +43,7 @@ async def get_properties(request: web.Request) -> web.Response:
 async def put_properties(request: web.Request) -> web.Response:
     """Replace all properties at once."""
     body = await json_body(request)
-    export, _ = _exported_by_properties(request)
+    export, _ = _export_with_properties(request)
     return await _set(request, export, Fields(body, "properties").raw(), None)
 
 
@@ -51,7 +51,7 @@ async def put_properties(request: web.Request) -> web.Response:
 async def patch_properties(request: web.Request) -> web.Response:
     """Merge a patch: null removes, anything else sets, the rest stays."""
     body = await json_body(request)
-    export, known = _exported_by_properties(request)
+    export, known = _export_with_properties(request)
     patch = Fields(body, "properties").raw()
     return await _set(request, export, {**known, **patch}, list(patch))
 
@@ -59,10 +59,10 @@ async def patch_properties(request: web.Request) -> web.Response:
 @routes.delete(PROPERTIES)
 async def delete_properties(request: web.Request) -> web.Response:
     """Remove the properties that ``?name=`` gives, all of them or none; without names, all."""
-    export, known = _exported_by_properties(request)
+    export, known = _export_with_properties(request)
     names = request.query.getall("name", list(known))
     for name in names:
-        _present(export, known, name)
+        _require_property(export, known, name)
     left = {name: known[name] for name in known if name not in names}
     # All of them is all there are by then, too.
     touched = names if "name" in request.query else None
@@ -72,17 +72,17 @@ async def delete_properties(request: web.Request) -> web.Response:
 @routes.get(PROPERTY)
 async def get_property(request: web.Request) -> web.Response:
     """Answer one property's value."""
-    stored = stored_of(request, "Export")
+    stored = require_stored(request, "Export")
     known = _properties(stored.resource)
-    name = _present(stored.resource, known, request.match_info["name"])
-    return json_answer(known[name], headers={"ETag": etag_of(stored.resource)})
+    name = _require_property(stored.resource, known, request.match_info["name"])
+    return json_answer(known[name], headers={"ETag": resource_etag(stored.resource)})
 
 
 @routes.put(PROPERTY)
 async def put_property(request: web.Request) -> web.Response:
     """Set one property to the value in the body."""
     value = await json_body(request)
-    export, known = _exported_by_properties(request)
+    export, known = _export_with_properties(request)
     name = request.match_info["name"]
     if value is None:
         raise RequestError(
@@ -98,14 +98,14 @@ async def put_property(request: web.Request) -> web.Response:
 @routes.delete(PROPERTY)
 async def delete_property(request: web.Request) -> web.Response:
     """Remove one property."""
-    export, known = _exported_by_properties(request)
-    gone = _present(export, known, request.match_info["name"])
+    export, known = _export_with_properties(request)
+    gone = _require_property(export, known, request.match_info["name"])
     left = {name: known[name] for name in known if name != gone}
     return await _set(request, export, left, [gone])
 
 
-def _exported_by_properties(request: web.Request) -> tuple[Export, Properties]:
-    export = export_of(request)
+def _export_with_properties(request: web.Request) -> tuple[Export, Properties]:
+    export = require_export(request)
     return export, _properties(export)
 
 
@@ -119,8 +119,8 @@ def _properties(export: Any) -> Properties:
     return export.properties
 
 
-def _present(export: Any, known: Properties, name: str) -> str:
-    if name not in known:
+def _require_property(export: Any, properties: Properties, name: str) -> str:
+    if name not in properties:
         raise RequestError(
             404, "UnknownProperty", f"{export.key} has no property {name!r}; nothing was changed."
         )
@@ -154,6 +154,6 @@ async def _set(
     whole: Touched = (("properties",),)
     meant = whole if touched is None else tuple(("properties", name) for name in touched)
     written = await request.app[RUNTIME].put(
-        replace(export, properties=found), touched=meant, terms=terms_of(request)
+        replace(export, properties=found), touched=meant, options=parse_write_options(request)
     )
     return written_answer(written, status=status)

@@ -10,16 +10,16 @@ from aiohttp import web
 
 from streambroker_core.model import Import
 from streambroker_core.wire.encoding.fields import Fields, json_type
-from streambroker_core.wire.manifests.ports import read_expression, read_streams, streams_out
+from streambroker_core.wire.manifests.ports import read_expression, read_streams, write_streams
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.http.paths import PORTS
-from streambroker_operator.rest.http.preconditions import etag_of
+from streambroker_operator.rest.http.preconditions import resource_etag
 from streambroker_operator.rest.http.requests import (
     RUNTIME,
-    import_of,
     json_body,
-    stored_of,
-    terms_of,
+    parse_write_options,
+    require_import,
+    require_stored,
     text_body,
 )
 from streambroker_operator.rest.http.responses import json_answer, written_answer
@@ -32,14 +32,14 @@ routes = web.RouteTableDef()
 async def get_filter(request: web.Request) -> web.Response:
     """Answer an Import's filter; null where it has none."""
     import_ = _import(request)
-    return json_answer({"filter": import_.filter}, headers={"ETag": etag_of(import_)})
+    return json_answer({"filter": import_.filter}, headers={"ETag": resource_etag(import_)})
 
 
 @routes.put(IMPORT + "/filter")
 async def put_filter(request: web.Request) -> web.Response:
     """Set the filter, or clear it with an empty one; ``text/plain`` is the bare text."""
     fields = await _text_field(request, "filter")
-    import_ = import_of(request)
+    import_ = require_import(request)
     changed = replace(import_, filter=read_expression(fields, "filter"))
     return await _put(request, changed, "filter")
 
@@ -48,16 +48,18 @@ async def put_filter(request: web.Request) -> web.Response:
 async def get_subscription(request: web.Request) -> web.Response:
     """Answer an Import's subscription; null where it wants nothing yet."""
     import_ = _import(request)
-    _not_by_name(import_)
-    return json_answer({"subscription": import_.subscription}, headers={"ETag": etag_of(import_)})
+    _check_not_by_name(import_)
+    return json_answer(
+        {"subscription": import_.subscription}, headers={"ETag": resource_etag(import_)}
+    )
 
 
 @routes.put(IMPORT + "/subscription")
 async def put_subscription(request: web.Request) -> web.Response:
     """Set the subscription; filter and scope stay."""
     fields = await _text_field(request, "subscription")
-    import_ = import_of(request)
-    _not_by_name(import_)
+    import_ = require_import(request)
+    _check_not_by_name(import_)
     changed = replace(import_, subscription=read_expression(fields, "subscription"))
     return await _put(request, changed, "subscription")
 
@@ -68,22 +70,22 @@ async def get_streams(request: web.Request) -> web.Response:
     import_ = _import(request)
     body: dict[str, Any] = {"applicationScope": import_.application_scope}
     if import_.streams:
-        body["streams"] = streams_out(import_.streams)
+        body["streams"] = write_streams(import_.streams)
     else:
         body["subscription"] = import_.subscription
-    return json_answer(body, headers={"ETag": etag_of(import_)})
+    return json_answer(body, headers={"ETag": resource_etag(import_)})
 
 
 @routes.put(IMPORT + "/streams")
 async def put_streams(request: web.Request) -> web.Response:
     """Replace what an Import wants; the filter stays, and the scope unless it is given."""
     fields = Fields(await json_body(request))
-    fields.only(("streams", "subscription", "applicationScope"))
+    fields.allow_only(("streams", "subscription", "applicationScope"))
     streams = read_streams(fields, "streams")
     subscription = read_expression(fields, "subscription")
     if streams and subscription is not None:
-        raise fields.bad("streams", "and subscription exclude each other; leave one out")
-    import_ = import_of(request)
+        raise fields.error_at("streams", "and subscription exclude each other; leave one out")
+    import_ = require_import(request)
     changed = replace(
         import_,
         streams=streams,
@@ -96,18 +98,20 @@ async def put_streams(request: web.Request) -> web.Response:
 
 async def _put(request: web.Request, changed: Import, *fields: str) -> web.Response:
     touched = tuple((field,) for field in fields)
-    written = await request.app[RUNTIME].put(changed, touched=touched, terms=terms_of(request))
+    written = await request.app[RUNTIME].put(
+        changed, touched=touched, options=parse_write_options(request)
+    )
     return written_answer(written)
 
 
 def _import(request: web.Request) -> Import:
-    resource = stored_of(request, "Import").resource
+    resource = require_stored(request, "Import").resource
     if not isinstance(resource, Import):
         raise TypeError("the store keeps kinds apart")
     return resource
 
 
-def _not_by_name(import_: Import) -> None:
+def _check_not_by_name(import_: Import) -> None:
     if import_.streams:
         raise RequestError(
             409,
@@ -130,7 +134,7 @@ async def _text_field(request: web.Request, name: str) -> Fields:
             f"The body is {json_type(body)}; send a text or an object with the field {name}.",
         )
     fields = Fields(body)
-    fields.only((name,))
+    fields.allow_only((name,))
     if name not in body:
-        raise fields.bad(name, "is required; null or an empty text clears it")
+        raise fields.error_at(name, "is required; null or an empty text clears it")
     return fields

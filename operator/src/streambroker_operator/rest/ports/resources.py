@@ -11,18 +11,18 @@ from aiohttp import web
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import Kind, PortKey, Resource
 from streambroker_core.wire.encoding.fields import Fields, json_type
-from streambroker_core.wire.encoding.merge_patch import merged
+from streambroker_core.wire.encoding.merge_patch import merge_patch
 from streambroker_core.wire.manifests.ports import read_manifest, read_spec, write_manifest
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.rate_limits import GAUGES
+from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS
 from streambroker_operator.rest.http.paths import PORTS
-from streambroker_operator.rest.http.preconditions import check_match, shown_etag
+from streambroker_operator.rest.http.preconditions import body_etag, check_match
 from streambroker_operator.rest.http.requests import (
     RUNTIME,
     json_body,
-    port_of,
-    stored_of,
-    terms_of,
+    parse_port,
+    parse_write_options,
+    require_stored,
 )
 from streambroker_operator.rest.http.responses import json_answer, written_answer
 from streambroker_operator.runtime.bodies import resource_body
@@ -30,15 +30,15 @@ from streambroker_operator.storage.write_options import Touched
 
 MAX_OWNERS = 16
 """Owner references of a resource."""
-_OWNER = ("apiVersion", "kind", "name", "uid")
-_WHOLE = ("apiVersion", "kind", "metadata", "spec")
+_OWNER_KEYS = ("apiVersion", "kind", "name", "uid")
+_MANIFEST_KEYS = ("apiVersion", "kind", "metadata", "spec")
 
 
 def port_routes(kind: Kind) -> list[web.RouteDef]:
     """Return the routes of whole resources of a kind."""
 
     async def get(request: web.Request) -> web.Response:
-        return show(request, kind)
+        return answer_resource(request, kind)
 
     async def put(request: web.Request) -> web.Response:
         return await declare(request, kind)
@@ -65,16 +65,16 @@ def port_routes(kind: Kind) -> list[web.RouteDef]:
 routes = [*port_routes("Export"), *port_routes("Import")]
 
 
-def show(request: web.Request, kind: Kind) -> web.Response:
+def answer_resource(request: web.Request, kind: Kind) -> web.Response:
     """Answer a resource's manifest with its status.
 
     Raises:
         RequestError: 404, there is none.
     """
-    stored = stored_of(request, kind)
+    stored = require_stored(request, kind)
     runtime = request.app[RUNTIME]
-    body = resource_body(runtime.board, stored, runtime.endings)
-    return json_answer(body, headers={"ETag": shown_etag(stored.resource, body["status"])})
+    body = resource_body(runtime.board, stored, runtime.export_reports)
+    return json_answer(body, headers={"ETag": body_etag(stored.resource, body["status"])})
 
 
 async def declare(request: web.Request, kind: Kind) -> web.Response:
@@ -86,14 +86,14 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
         ManifestError: a field is missing or wrong, or says another port.
     """
     body = await json_body(request)
-    key = port_of(request)
+    key = parse_port(request)
     resource = _read(kind, body, key)
     runtime = request.app[RUNTIME]
-    stored = runtime.stored(kind, key)
+    stored = runtime.get_stored(kind, key)
     check_match(request, stored)
     if stored is None:
-        request.app[GAUGES].check_ports(runtime.board, [(kind, key)])
-    written = await runtime.put(resource, terms=terms_of(request, owners_of(body)))
+        request.app[CALLER_LIMITS].check_ports(runtime.board, [(kind, key)])
+    written = await runtime.put(resource, options=parse_write_options(request, parse_owners(body)))
     return written_answer(written, status=201 if written.stored.created else 200)
 
 
@@ -106,11 +106,13 @@ async def merge(request: web.Request, kind: Kind) -> web.Response:
         ManifestError: a field of the outcome is missing or wrong.
     """
     patch = await json_body(request)
-    stored = stored_of(request, kind)
+    stored = require_stored(request, kind)
     check_match(request, stored)
-    resource = _patched(kind, patch, stored.resource)
-    touched = _touched(patch)
-    written = await request.app[RUNTIME].put(resource, touched=touched, terms=terms_of(request))
+    resource = _apply_patch(kind, patch, stored.resource)
+    touched = _touched_paths(patch)
+    written = await request.app[RUNTIME].put(
+        resource, touched=touched, options=parse_write_options(request)
+    )
     return written_answer(written)
 
 
@@ -120,10 +122,10 @@ async def withdraw(request: web.Request, kind: Kind) -> web.Response:
     Raises:
         RequestError: 404, there is none; 412, a condition does not hold.
     """
-    stored = stored_of(request, kind)
+    stored = require_stored(request, kind)
     check_match(request, stored)
-    terms = terms_of(request)
-    written = await request.app[RUNTIME].delete(kind, stored.resource.key, terms=terms)
+    terms = parse_write_options(request)
+    written = await request.app[RUNTIME].delete(kind, stored.resource.key, options=terms)
     if written is None:
         raise RequestError(404, "UnknownPort", f"{stored.resource.key} has gone meanwhile.")
     return written_answer(written)
@@ -136,27 +138,27 @@ async def release(request: web.Request, kind: Kind) -> web.Response:
         RequestError: 404, there is none; 409, nobody else declares it; 412, a condition does
             not hold.
     """
-    stored = stored_of(request, kind)
+    stored = require_stored(request, kind)
     check_match(request, stored)
-    terms = terms_of(request)
-    written = await request.app[RUNTIME].release(kind, stored.resource.key, terms=terms)
+    terms = parse_write_options(request)
+    written = await request.app[RUNTIME].release(kind, stored.resource.key, options=terms)
     return written_answer(written)
 
 
-def owners_of(body: Any) -> tuple[Mapping[str, Any], ...]:
+def parse_owners(body: Any) -> tuple[Mapping[str, Any], ...]:
     """Return the owner references of a manifest; none of a bare spec."""
     metadata = body.get("metadata") if isinstance(body, Mapping) and "apiVersion" in body else None
     if not isinstance(metadata, Mapping):
         return ()
     fields = Fields(metadata, "metadata")
-    found = fields.items("ownerReferences", most=MAX_OWNERS)
+    found = fields.items("ownerReferences", max_items=MAX_OWNERS)
     for place, item in enumerate(found):
-        owner = Fields(item, f"{fields.at('ownerReferences')}[{place}]")
-        owner.only((*_OWNER, "controller", "blockOwnerDeletion"))
-        for name in _OWNER:
+        owner = Fields(item, f"{fields.path_to('ownerReferences')}[{place}]")
+        owner.allow_only((*_OWNER_KEYS, "controller", "blockOwnerDeletion"))
+        for name in _OWNER_KEYS:
             owner.text(name)
         if owner.text("kind") == "Pod":
-            raise owner.bad(
+            raise owner.error_at(
                 "kind",
                 "is Pod, which a restart of the driver replaces: name what outlives it, for"
                 " instance the SparkApplication",
@@ -164,9 +166,9 @@ def owners_of(body: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(found)
 
 
-def _touched(patch: Any) -> Touched:
+def _touched_paths(patch: Any) -> Touched:
     """Return what of a spec a patch is about."""
-    spec = patch.get("spec", {}) if any(name in patch for name in _WHOLE) else patch
+    spec = patch.get("spec", {}) if any(name in patch for name in _MANIFEST_KEYS) else patch
     found: list[tuple[str, ...]] = []
     for name, value in spec.items() if isinstance(spec, Mapping) else ():
         below = value if isinstance(value, Mapping) else ()
@@ -179,20 +181,20 @@ def _read(kind: Kind, body: Any, key: PortKey) -> Resource:
         return read_spec(kind, body, key=key)
     fields = Fields(body)
     if fields.get("kind") in list(PORTS) and fields.get("kind") != kind:
-        raise fields.bad("kind", f"is {fields.get('kind')}, but the address says {kind}")
+        raise fields.error_at("kind", f"is {fields.get('kind')}, but the address says {kind}")
     document = read_manifest(body, namespace=key.namespace)
     if document.key.namespace != key.namespace:
-        raise fields.child("metadata").bad(
+        raise fields.child("metadata").error_at(
             "namespace", f"is {document.key.namespace!r}, but the address says {key.namespace!r}"
         )
     return replace(read_spec(kind, body["spec"], key=key, path="spec"), name=document.name)
 
 
-def _patched(kind: Kind, patch: Any, resource: Resource) -> Resource:
+def _apply_patch(kind: Kind, patch: Any, resource: Resource) -> Resource:
     if not isinstance(patch, Mapping):
         raise ManifestError(path="", reason=f"has to be an object, not {json_type(patch)}")
-    whole = any(name in patch for name in _WHOLE)
+    whole = any(name in patch for name in _MANIFEST_KEYS)
     current = write_manifest(resource)
     if not resource.name:
         del current["metadata"]["name"]
-    return _read(kind, merged(current, patch if whole else {"spec": patch}), resource.key)
+    return _read(kind, merge_patch(current, patch if whole else {"spec": patch}), resource.key)

@@ -13,10 +13,15 @@ from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.manifests.rules import read_rule_manifest, read_rule_spec
 from streambroker_operator.errors import unknown_rule
 from streambroker_operator.rest.http.paths import ENABLE, PATTERN, PATTERNS
-from streambroker_operator.rest.http.preconditions import check_tag
-from streambroker_operator.rest.http.requests import RUNTIME, json_body, namespace_of, terms_of
+from streambroker_operator.rest.http.preconditions import check_etag
+from streambroker_operator.rest.http.requests import (
+    RUNTIME,
+    json_body,
+    parse_namespace,
+    parse_write_options,
+)
 from streambroker_operator.rest.http.responses import json_answer
-from streambroker_operator.rest.ports.resources import owners_of
+from streambroker_operator.rest.ports.resources import parse_owners
 from streambroker_operator.runtime.rules import rule_body
 from streambroker_operator.storage.backend import StoredRule
 
@@ -26,66 +31,68 @@ routes = web.RouteTableDef()
 @routes.get(PATTERNS)
 async def list_patterns(request: web.Request) -> web.Response:
     """Answer the rules of a job, in the order of their ids; none if it has none."""
-    job = _job_of(request)
-    found = [_shown(request, stored) for stored in request.app[RUNTIME].rules.of_job(job)]
+    job = _parse_job(request)
+    found = [
+        _rule_answer_body(request, stored) for stored in request.app[RUNTIME].rules.job_rules(job)
+    ]
     return json_answer({"patterns": found})
 
 
 @routes.get(PATTERN)
 async def get_pattern(request: web.Request) -> web.Response:
     """Answer a rule's manifest with its status."""
-    stored = _stored(request)
-    body = _shown(request, stored)
+    stored = _require_rule(request)
+    body = _rule_answer_body(request, stored)
     more = digest([stored.rule.name, body["status"]])[:16]
-    return json_answer(body, headers={"ETag": f'"{_tag(stored)}+{more}"'})
+    return json_answer(body, headers={"ETag": f'"{_rule_etag(stored)}+{more}"'})
 
 
 @routes.put(PATTERN)
 async def put_pattern(request: web.Request) -> web.Response:
     """Create or replace a rule from its document, a spec, or a whole manifest."""
-    body, key = await json_body(request), _key_of(request)
+    body, key = await json_body(request), _parse_key(request)
     rule = _read(body, key)
     rules = request.app[RUNTIME].rules
     known = rules.get(key)
-    check_tag(request, None if known is None else _tag(known))
+    check_etag(request, None if known is None else _rule_etag(known))
     if known is not None and not rule.enable:
         rule = replace(rule, enable=known.rule.enable)
-    stored = await rules.put(rule, terms=terms_of(request, owners_of(body)))
-    return _written(stored, status=201 if stored.created else 200)
+    stored = await rules.put(rule, options=parse_write_options(request, parse_owners(body)))
+    return _written_answer(stored, status=201 if stored.created else 200)
 
 
 @routes.delete(PATTERN)
 async def delete_pattern(request: web.Request) -> web.Response:
     """Delete a rule; its partial matches go."""
-    stored = _stored(request)
-    check_tag(request, _tag(stored))
-    terms = terms_of(request)
-    return _written(await request.app[RUNTIME].rules.delete(stored.rule.key, terms=terms))
+    stored = _require_rule(request)
+    check_etag(request, _rule_etag(stored))
+    terms = parse_write_options(request)
+    return _written_answer(await request.app[RUNTIME].rules.delete(stored.rule.key, options=terms))
 
 
 @routes.post(ENABLE)
 async def enable_pattern(request: web.Request) -> web.Response:
     """Have a rule run again that an error has turned off."""
-    stored = _stored(request)
-    check_tag(request, _tag(stored))
-    terms = terms_of(request)
-    return _written(await request.app[RUNTIME].rules.enable(stored.rule.key, terms=terms))
+    stored = _require_rule(request)
+    check_etag(request, _rule_etag(stored))
+    terms = parse_write_options(request)
+    return _written_answer(await request.app[RUNTIME].rules.enable(stored.rule.key, options=terms))
 
 
-def _job_of(request: web.Request) -> tuple[str, str]:
+def _parse_job(request: web.Request) -> tuple[str, str]:
     job = request.match_info["job"]
     if not is_label(job):
         raise ManifestError(path="job", reason=f"is {job[:64]!r}, which is not a DNS label")
-    return namespace_of(request), job
+    return parse_namespace(request), job
 
 
-def _key_of(request: web.Request) -> RuleKey:
+def _parse_key(request: web.Request) -> RuleKey:
     """Return the rule of the address, whether it is there or not.
 
     Raises:
         ManifestError: it cannot be one.
     """
-    namespace, job = _job_of(request)
+    namespace, job = _parse_job(request)
     id_ = request.match_info["id"]
     if not is_rule_id(id_):
         raise ManifestError(
@@ -96,7 +103,7 @@ def _key_of(request: web.Request) -> RuleKey:
     return RuleKey(namespace, job, id_)
 
 
-def _stored(request: web.Request) -> StoredRule:
+def _require_rule(request: web.Request) -> StoredRule:
     """Return the rule of the address.
 
     Raises:
@@ -104,7 +111,7 @@ def _stored(request: web.Request) -> StoredRule:
     """
     id_ = request.match_info["id"]
     try:
-        key = _key_of(request)
+        key = _parse_key(request)
     except ManifestError:
         raise unknown_rule(RuleKey("", request.match_info["job"], id_)) from None
     stored = request.app[RUNTIME].rules.get(key)
@@ -125,17 +132,17 @@ def _read(body: Any, key: RuleKey) -> Rule:
     return replace(read_rule_spec(body["spec"], key=key, path="spec"), name=document.name)
 
 
-def _shown(request: web.Request, stored: StoredRule) -> dict[str, Any]:
+def _rule_answer_body(request: web.Request, stored: StoredRule) -> dict[str, Any]:
     runtime = request.app[RUNTIME]
     status = runtime.board.rules.status(stored.rule.uid)
-    return rule_body(stored, status, runtime.rules.told(stored.rule))
+    return rule_body(stored, status, runtime.rules.reported_status(stored.rule))
 
 
-def _tag(stored: StoredRule) -> str:
+def _rule_etag(stored: StoredRule) -> str:
     return f"{stored.rule.uid}.{stored.rule.generation}"
 
 
-def _written(stored: StoredRule, *, status: int = 200) -> web.Response:
+def _written_answer(stored: StoredRule, *, status: int = 200) -> web.Response:
     body = {
         "uid": stored.rule.uid,
         "generation": stored.rule.generation,
@@ -144,4 +151,4 @@ def _written(stored: StoredRule, *, status: int = 200) -> web.Response:
         "changed": stored.changed,
         **({"warnings": list(stored.warnings)} if stored.warnings else {}),
     }
-    return json_answer(body, status=status, headers={"ETag": f'"{_tag(stored)}"'})
+    return json_answer(body, status=status, headers={"ETag": f'"{_rule_etag(stored)}"'})

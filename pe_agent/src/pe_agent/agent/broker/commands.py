@@ -15,10 +15,10 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.broker.agent_commands import (
     ACTIONS,
     FAILED,
-    Done,
-    Errand,
-    decode_errands,
-    encode_done,
+    AgentCommand,
+    CommandResult,
+    decode_commands,
+    encode_results,
 )
 from streambroker_core.wire.broker.hints import POLL_SPACING_S
 
@@ -27,13 +27,13 @@ log = logging.getLogger("pe_agent")
 Action = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class UnknownErrandError(StreambrokerError):
+class UnknownCommandError(StreambrokerError):
     """The broker asks for something that this release cannot do, or does for nobody else."""
 
     code = "ErrandUnknown"
 
 
-class Errands:
+class CommandRunner:
     """One thread that fetches and does.
 
     Args:
@@ -66,30 +66,30 @@ class Errands:
         while self._wake.wait() and not self._closed.is_set():
             self._wake.clear()
             try:
-                self.round()
+                self.run_pending()
             except Exception as error:
                 # Whatever it was: it waits there still, and the broker says so again.
                 log.info("errands of the broker cannot be fetched or answered: %s", error)
             self._closed.wait(POLL_SPACING_S)
 
-    def round(self) -> None:
+    def run_pending(self) -> None:
         """Fetch, do and answer until nothing waits.
 
         Raises:
             StreambrokerError: the broker did not take the answers, and has the errands still.
         """
-        done: list[Done] = []
-        while errands := decode_errands(self._send(encode_done(done))):
-            done = [self._done(one) for one in errands]
+        done: list[CommandResult] = []
+        while errands := decode_commands(self._send(encode_results(done))):
+            done = [self._perform(one) for one in errands]
 
-    def _done(self, errand: Errand) -> Done:
+    def _perform(self, command: AgentCommand) -> CommandResult:
         try:
-            if errand.action not in ACTIONS:
-                raise UnknownErrandError(f"this agent does no {errand.action!r} for a broker.")
-            return Done(id=errand.id, answer=self._actions[errand.action](errand.body))
+            if command.action not in ACTIONS:
+                raise UnknownCommandError(f"this agent does no {command.action!r} for a broker.")
+            return CommandResult(id=command.id, answer=self._actions[command.action](command.body))
         except StreambrokerError as error:
-            return Done(id=errand.id, code=error.code, detail=str(error))
+            return CommandResult(id=command.id, code=error.code, detail=str(error))
         except Exception as error:
-            log.exception("errand failed", extra={"errand": errand.action})
+            log.exception("errand failed", extra={"errand": command.action})
             why = f"the agent failed, its log says why: {type(error).__name__}: {error}"
-            return Done(id=errand.id, code=FAILED, detail=why)
+            return CommandResult(id=command.id, code=FAILED, detail=why)

@@ -17,9 +17,9 @@ from dataclasses import replace
 from time import time as wall_clock
 from typing import Any
 
-from pe_agent.agent.agent import Hosts
-from pe_agent.agent.broker.commands import Errands
-from pe_agent.agent.broker.reporter import Reporter
+from pe_agent.agent.agent import Agent
+from pe_agent.agent.broker.commands import CommandRunner
+from pe_agent.agent.broker.reporter import StatusReporter
 from pe_agent.agent.broker.request_signer import Signer
 from pe_agent.agent.state.route_table import RuleGate
 from pe_agent.transport.broker_client import (
@@ -28,7 +28,7 @@ from pe_agent.transport.broker_client import (
     BrokerUnavailableError,
     pe_path,
 )
-from pe_agent.transport.broker_trust import Trust
+from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.model import PeKey
@@ -43,7 +43,7 @@ log = logging.getLogger("pe_agent")
 RETRY_SECONDS = 1.0
 REFUSED_FACTOR = 5
 """How much more rarely than a broker that is away one is asked that refuses the agent's token."""
-MOST_DOUBLED = 4
+MAX_DOUBLINGS = 4
 """How often the pause is doubled, at most, before a broker is asked again that said "later"."""
 SPACING_SECONDS = hints.POLL_SPACING_S
 ACKNOWLEDGE_SECONDS = 0.25
@@ -65,7 +65,7 @@ class BrokerLink:
 
     def __init__(
         self,
-        hosts: Hosts,
+        agent: Agent,
         url: str,
         *,
         location: str,
@@ -73,15 +73,15 @@ class BrokerLink:
         host: str,
         hint_port: int = 0,
         token: Token | None = None,
-        trust: Trust | None = None,
+        trust: BrokerTrust | None = None,
     ) -> None:
-        self._hosts = hosts
+        self._agent = agent
         self._token = token or Token()
-        self._signer = Signer(hosts.pe, instance, lambda: hosts.key)
+        self._signer = Signer(agent.pe, instance, lambda: agent.key)
         self._client = BrokerClient(
-            url, hosts.pe.namespace, self._token, trust, sign=self._signer.header
+            url, agent.pe.namespace, self._token, trust, sign=self._signer.header
         )
-        self._path = pe_path(hosts.pe.job, hosts.pe.pe)
+        self._path = pe_path(agent.pe.job, agent.pe.pe)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self._socket.bind((host, hint_port))
@@ -95,42 +95,44 @@ class BrokerLink:
             hint=self._hint_address(),
         )
         # Whether hints go there, and what was received there to prove that this agent listens.
-        self._hinted, self._proof, self._shown = True, "", ""
-        self._registered_with: str | None = None
+        self._hints_enabled, self._proof, self._registered_proof = True, "", ""
+        self._registered_token: str | None = None
         # What the broker showed with its last answer, of the registration that it knows.
-        self._known: str | None = None
+        self._registration_tag: str | None = None
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._poll_seconds = float(registration.POLL_S)
-        view = hosts.routes.view
-        self._gate = hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
-        self._rules = RuleGate()
-        self._register_again = 0.0
+        view = agent.routes.view
+        self._hint_gate = (
+            hints.HintGate(view.version or None, view.point) if view else hints.HintGate()
+        )
+        self._rule_gate = RuleGate()
+        self._next_registration = 0.0
         self._restored = False
         self._away = False
-        self._told_later = 0
+        self._busy_retries = 0
         self._refused: str | None = None
         self._refused_hints = 0
         self._polls = 0
         # Whether the broker waits to hear that the view is run, and since when it is.
-        self._owes, self._runs_since = False, 0.0
+        self._acknowledge_due, self._view_applied_at = False, 0.0
         # Of which view the first end of a capability is known, and how long before it to ask anew:
         # not all agents at once.
-        self._looked_at: View | None = None
-        self._ends: int | None = None
-        self._margin = capability.DAY_S * random.uniform(0.2, 0.9)  # noqa: S311 - jitter
-        self._told_at = -BUSY_SECONDS
-        hosts.broker_status = self.status
-        self._reports = Reporter(
-            lambda: {**hosts.actions["status"]({}), "patterns": hosts.rules.page()},
+        self._checked_view: View | None = None
+        self._first_expiry: int | None = None
+        self._renew_margin = capability.DAY_S * random.uniform(0.2, 0.9)  # noqa: S311 - jitter
+        self._acknowledged_at = -BUSY_SECONDS
+        agent.broker_status = self.status
+        self._reporter = StatusReporter(
+            lambda: {**agent.actions["status"]({}), "patterns": agent.rule_state.page()},
             lambda report: self._client.request("PUT", f"{self._path}/report", report).body,
         )
-        self._errands = Errands(
-            hosts.actions,
+        self._commands = CommandRunner(
+            agent.actions,
             lambda done: self._client.request("POST", f"{self._path}/errands", done).body,
         )
 
-        hosts.rules.on_report = self._reports.urge
+        agent.rule_state.on_report = self._reporter.report_soon
 
     def _hint_address(self) -> str:
         """Return where hints are received; a broker looks no names up."""
@@ -148,16 +150,16 @@ class BrokerLink:
         """Begin to poll and to listen."""
         for target in (self._run, self._listen):
             threading.Thread(target=target, daemon=True, name=f"broker {target.__name__}").start()
-        self._reports.start()
-        self._errands.start()
+        self._reporter.start()
+        self._commands.start()
 
     def close(self) -> None:
         """Stop both threads."""
         self._stopped.set()
         self._wake.set()
-        self._reports.close()
-        self._errands.close()
-        self._client.rest()
+        self._reporter.close()
+        self._commands.close()
+        self._client.close_idle()
         self._socket.close()
 
     def wake(self) -> None:
@@ -180,45 +182,45 @@ class BrokerLink:
         while not self._stopped.is_set():
             pause = self._poll_seconds * random.uniform(0.9, 1.1)  # noqa: S311 - jitter
             try:
-                self._round()
-                self._hosts.broker_heard = wall_clock()
-                pause = min(pause, self._acknowledge_in()) if self._owes else pause
+                self._sync()
+                self._agent.broker_last_seen = wall_clock()
+                pause = min(pause, self._acknowledge_delay()) if self._acknowledge_due else pause
                 if self._away:
                     log.info("broker is back", extra={"broker": self._client.url})
-                self._away, self._refused, self._told_later = False, None, 0
-                self._reports.polled()
+                self._away, self._refused, self._busy_retries = False, None, 0
+                self._reporter.on_poll()
             except Exception as error:
                 # Whatever it was, the next round is the remedy; without this thread there is none.
                 if not isinstance(error, StreambrokerError):
                     log.exception("the round with the broker failed")
                 else:
-                    self._note(error)
+                    self._log_failure(error)
                 self._away = True
                 pause = RETRY_SECONDS * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                 pause *= REFUSED_FACTOR if self._refused else 1
                 later = isinstance(error, BrokerUnavailableError) and error.busy
-                self._told_later = min(self._told_later + 1, MOST_DOUBLED) if later else 0
-                pause *= 2**self._told_later
+                self._busy_retries = min(self._busy_retries + 1, MAX_DOUBLINGS) if later else 0
+                pause *= 2**self._busy_retries
             ended = time.monotonic()
             self._wait(pause)
             self._wake.clear()
             self._stopped.wait(max(0.0, ended + SPACING_SECONDS - time.monotonic()))
-        self._client.rest()
+        self._client.close_idle()
 
     def _wait(self, pause: float) -> None:
         """Wait for the next round; meanwhile no connection is kept for long."""
-        if pause > LINGER_SECONDS and self._client.keeps:
+        if pause > LINGER_SECONDS and self._client.has_idle_connection:
             if self._wake.wait(LINGER_SECONDS):
                 return
-            self._client.rest()
+            self._client.close_idle()
             pause -= LINGER_SECONDS
         self._wake.wait(pause)
 
-    def _acknowledge_in(self) -> float:
-        busy = time.monotonic() - self._told_at < BUSY_SECONDS
+    def _acknowledge_delay(self) -> float:
+        busy = time.monotonic() - self._acknowledged_at < BUSY_SECONDS
         return BUSY_ACKNOWLEDGE_SECONDS if busy else ACKNOWLEDGE_SECONDS
 
-    def _note(self, error: StreambrokerError) -> None:
+    def _log_failure(self, error: StreambrokerError) -> None:
         """Say once that the broker is away, or what it has against this agent."""
         denied = isinstance(error, BrokerRefusedError) and error.status in (401, 403)
         refused = f"{error.code}: {error}" if denied else None
@@ -228,129 +230,136 @@ class BrokerLink:
             log.warning("broker away, routes stay: %s", error)
         self._refused = refused
 
-    def _round(self) -> None:
+    def _sync(self) -> None:
         """Tell and ask; where a signature is refused, register with the token and do it again."""
         try:
-            self._ask()
+            self._register_and_poll()
         except BrokerRefusedError as error:
-            if error.status != 401 or not self._signer.refused(error.challenge):
+            if error.status != 401 or not self._signer.on_refused(error.challenge):
                 raise
             log.info("the broker refuses the agent's signature, its token is shown: %s", error)
             self._register()
-            self._ask()
+            self._register_and_poll()
 
-    def _ask(self) -> None:
-        due = time.monotonic() >= self._register_again or self._proof != self._shown
-        if due or self._token.current() != self._registered_with:
+    def _register_and_poll(self) -> None:
+        due = time.monotonic() >= self._next_registration or self._proof != self._registered_proof
+        if due or self._token.current() != self._registered_token:
             self._register()
-        self._declare()
+        self._declare_ports()
         try:
             self._poll()
         except BrokerRefusedError as error:
             if error.status != 404:
                 raise
-            self._tell_all_again()
+            self._mark_all_undeclared()
             self._register()
-            self._declare()
+            self._declare_ports()
             self._poll()
-        if self._known != registration.tag_of(self._hosts.key, self._taken()):
+        if self._registration_tag != registration.registration_tag(
+            self._agent.key, self._accepted_registration()
+        ):
             # Another file, an older one, another agent of this PE, or an older release.
             self._register()
-            self._declare()
+            self._declare_ports()
             self._poll()
 
-    def _taken(self) -> registration.Registration:
+    def _accepted_registration(self) -> registration.Registration:
         """Return the registration as the broker keeps it."""
-        return self._registration if self._hinted else replace(self._registration, hint=None)
+        return self._registration if self._hints_enabled else replace(self._registration, hint=None)
 
     def _register(self) -> None:
-        shown, exchange = self._token.current(), self._exchange()
-        self._shown = self._proof
-        body = registration.encode_request(self._registration, exchange, self._shown or None)
+        shown, exchange = self._token.current(), self._create_exchange()
+        self._registered_proof = self._proof
+        body = registration.encode_request(
+            self._registration, exchange, self._registered_proof or None
+        )
         told = self._client.request("PUT", self._path, body).body
         answer = registration.decode_answer(told, exchange)
-        self._registered_with = shown
-        if self._hosts.key not in (b"", answer.key):
+        self._registered_token = shown
+        if self._agent.key not in (b"", answer.key):
             # Keys come from the broker's secret: this one has another file, and knows no ports.
-            self._tell_all_again()
-        self._hosts.key = answer.key
-        self._hosts.store.set("key", answer.key.hex())
+            self._mark_all_undeclared()
+        self._agent.key = answer.key
+        self._agent.store.set("key", answer.key.hex())
         self._poll_seconds = float(answer.poll_s)
-        self._hinted = answer.hinted
+        self._hints_enabled = answer.hinted
         again = REGISTER_SECONDS if answer.hinted else UNPROVEN_SECONDS
-        self._register_again = time.monotonic() + again
+        self._next_registration = time.monotonic() + again
 
-    def _exchange(self) -> registration.Exchange:
+    def _create_exchange(self) -> registration.Exchange:
         private = secrets.token_bytes(key_exchange.SIZE)
         return registration.Exchange(
             private=private,
             public=key_exchange.public_key(private),
-            purpose=registration.purpose_of(self._hosts.pe, self._registration.instance),
+            purpose=registration.key_purpose(self._agent.pe, self._registration.instance),
         )
 
-    def _tell_all_again(self) -> None:
-        for state in self._hosts.declarations().values():
+    def _mark_all_undeclared(self) -> None:
+        for state in self._agent.declarations().values():
             state["told"] = False
 
-    def _take(self, version: str, point: hints.Point) -> bool:
+    def _accept_view(self, version: str, point: hints.Point) -> bool:
         """Say whether to take a view; an older one shows a broker with an older file."""
-        restored = self._gate.is_ahead_of(point)
+        restored = self._hint_gate.is_ahead_of(point)
         if restored and not self._restored:
-            self._tell_all_again()
+            self._mark_all_undeclared()
             self._wake.set()
         self._restored = restored
-        return self._gate.take(version, point, time.monotonic())
+        return self._hint_gate.accept_view(version, point, time.monotonic())
 
     def _poll(self) -> None:
-        view = self._hosts.routes.view
-        whole = self._rules.late or (view is not None and self._runs_out(view))
+        view = self._agent.routes.view
+        whole = self._rule_gate.needs_full_view or (view is not None and self._expires_soon(view))
         known = view is not None and view.version and not whole
         headers = {"If-None-Match": f'"{view.version}"'} if view and known else {}
-        if self._owes:
-            headers["Running-For"] = f"{time.monotonic() - self._runs_since:.3f}"
-            self._told_at = time.monotonic()
-        ended = self._hosts.ended()
+        if self._acknowledge_due:
+            headers["Running-For"] = f"{time.monotonic() - self._view_applied_at:.3f}"
+            self._acknowledged_at = time.monotonic()
+        ended = self._agent.ended_exports()
         if ended:
-            headers[ends.HEADER] = ends.encode(ends.ends_of(ended))
+            headers[ends.HEADER] = ends.encode(ends.make_ended_exports(ended))
         self._polls += 1
-        answer = self._client.request("GET", self._path, headers=headers, keep=True)
-        self._heard(ended)
-        self._known = answer.headers.get("agent")
-        self._signer.answered(answer.headers)
+        answer = self._client.request("GET", self._path, headers=headers, keep_alive=True)
+        self._note_reported_ended(ended)
+        self._registration_tag = answer.headers.get("agent")
+        self._signer.on_answer(answer.headers)
         if errand.HEADER.lower() in answer.headers:
-            self._errands.wake()
-        self._owes = False
+            self._commands.wake()
+        self._acknowledge_due = False
         if answer.status == 304:
             point = hints.read_point(answer.headers.get("point", ""))
             if view is not None and point is not None:
-                self._take(view.version, point)
+                self._accept_view(view.version, point)
             return
         taken = decode(answer.body)
-        if self._take(taken.version, taken.point):
-            self._hosts.routes.apply(self._rules.take(taken, view))
+        if self._accept_view(taken.version, taken.point):
+            self._agent.routes.apply(self._rule_gate.drop_stale_rules(taken, view))
             if "acknowledge" in answer.headers:
-                self._owes, self._runs_since = True, time.monotonic()
+                self._acknowledge_due, self._view_applied_at = True, time.monotonic()
 
-    def _heard(self, ended: frozenset[str]) -> None:
+    def _note_reported_ended(self, ended: frozenset[str]) -> None:
         """Note which ends the broker knows; tell it at once of what came while it was told."""
-        self._hosts.ended_told = ended
-        if self._hosts.ended() != ended:
+        self._agent.reported_ended = ended
+        if self._agent.ended_exports() != ended:
             self._wake.set()
 
-    def _runs_out(self, view: View) -> bool:
+    def _expires_soon(self, view: View) -> bool:
         """Say whether a capability of the view ends so soon that another one has to be got."""
-        if view is not self._looked_at:
-            self._looked_at, self._ends = view, first_end(view)
-        return self._ends is not None and wall_clock() > self._ends - self._margin
+        if view is not self._checked_view:
+            self._checked_view, self._first_expiry = view, first_expiry(view)
+        return (
+            self._first_expiry is not None
+            and wall_clock() > self._first_expiry - self._renew_margin
+        )
 
     # -- declarations ------------------------------------------------------------------------
 
-    def _declare(self) -> None:
-        for name, state in list(self._hosts.declarations().items()):
+    def _declare_ports(self) -> None:
+        for name, state in list(self._agent.declarations().items()):
             if state["told"] or (state["spec"] is None and state["schema"] is None):
                 continue
             try:
-                self._tell(name, state)
+                self._declare_port(name, state)
             except BrokerRefusedError as error:
                 if state["spec"] is None and error.status == 404:
                     continue
@@ -360,9 +369,9 @@ class BrokerLink:
                     continue
             state["told"] = True
             state["redeclare"] = False
-            self._hosts.save_declaration(name)
+            self._agent.save_declaration(name)
 
-    def _tell(self, name: str, state: dict[str, Any]) -> None:
+    def _declare_port(self, name: str, state: dict[str, Any]) -> None:
         """Declare a port where none exists; of one that exists only the rows' schema is put right.
 
         The schema is no setting: importers are matched by it, so it has to be what the rows have.
@@ -372,7 +381,7 @@ class BrokerLink:
             headers = {} if state["redeclare"] else {"If-None-Match": "*"}
             try:
                 self._client.request(
-                    "PUT", path, _declared(self._hosts.pe, name, state), headers=headers
+                    "PUT", path, _build_declaration(self._agent.pe, name, state), headers=headers
                 )
                 state["differs"] = None
                 return
@@ -384,7 +393,7 @@ class BrokerLink:
         if state["schema"] is not None and found.get("schema") != state["schema"]:
             found["schema"] = state["schema"]
             self._client.request("PUT", path, found, headers={"If-Match": answer.headers["etag"]})
-        differs = _differences(spec or {}, found)
+        differs = _describe_differences(spec or {}, found)
         state["differs"] = differs or None
         if differs:
             log.warning(
@@ -409,27 +418,27 @@ class BrokerLink:
             except OSError:
                 return
             try:
-                hint = hints.decode(self._hosts.key, datagram, str(self._hosts.pe))
+                hint = hints.decode(self._agent.key, datagram, str(self._agent.pe))
             except HintError as error:
                 self._refused_hints += 1
                 log.debug("hint refused: %s", error)
                 continue
             if hint.version.startswith(hints.PROOF):
                 self._proof = hint.version.removeprefix(hints.PROOF)
-            if hint.version == hints.ERRANDS:
-                self._errands.wake()
-            if self._gate.offer(hint, time.monotonic()):
+            if hint.version == hints.COMMANDS:
+                self._commands.wake()
+            if self._hint_gate.should_poll(hint, time.monotonic()):
                 self._wake.set()
 
 
-def first_end(view: View) -> int | None:
+def first_expiry(view: View) -> int | None:
     """Return when the first of a view's capabilities ends, None if none does."""
     tokens = (r.capability for port in view.imports.values() for r in port.routes)
-    ends = (capability.end_told(token) for token in tokens if token is not None)
+    ends = (capability.claimed_expiry(token) for token in tokens if token is not None)
     return min((end for end in ends if end is not None), default=None)
 
 
-def _declared(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:
+def _build_declaration(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:
     """Return what to declare a port by: a manifest if it belongs to something, else the spec."""
     spec: dict[str, Any] = state["spec"]
     if state.get("owner") is None:
@@ -443,12 +452,12 @@ def _declared(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _differences(declared: dict[str, Any], found: dict[str, Any]) -> str:
+def _describe_differences(declared: dict[str, Any], existing: dict[str, Any]) -> str:
     """Return which declared fields the existing resource has otherwise, as one sentence part."""
     parts = [
-        f"{k} is {found.get(k)!r}, the code says {v!r}"
+        f"{k} is {existing.get(k)!r}, the code says {v!r}"
         for k, v in sorted(declared.items())
-        if found.get(k) != v
+        if existing.get(k) != v
     ]
     return "; ".join(parts)
 

@@ -17,18 +17,18 @@ from streambroker_core.model import port_of
 
 log = logging.getLogger("pe_agent")
 
-AGAIN_SECONDS = 30.0
+MAX_INTERVAL_SECONDS = 30.0
 SPACING_SECONDS = 1.0
 """Between two reports at least, however much there is to tell."""
-LIMIT = 60_000
+MAX_REPORT_BYTES = 60_000
 """Bytes of a report; the broker takes 64 KiB."""
-DAMAGED = 10
+MAX_DAMAGED_SEGMENTS = 10
 """Damaged segments that are named."""
-WHY = 200
+MAX_REASON = 200
 """Characters of why a fellow does not answer."""
-_READERS = (1_000, 300, 100, 30, 10, 0)
-_RECEIVED = ("lagEpochs", "duplicates", "successors")
-_AS_THEY_ARE = (
+_READER_LIMITS = (1_000, 300, 100, 30, 10, 0)
+_RECEIVED_FIELDS = ("lagEpochs", "duplicates", "successors")
+_COPIED_FIELDS = (
     "lagRows",
     "congestion",
     "sentRows",
@@ -38,7 +38,7 @@ _AS_THEY_ARE = (
 )
 
 
-def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
+def build_report(status: Mapping[str, Any], limit: int = MAX_REPORT_BYTES) -> dict[str, Any]:
     """Return the report of an agent's status.
 
     Args:
@@ -48,15 +48,16 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
             was spent.
     """
     found: dict[str, Any] = {}
-    for most in _READERS:
+    for most in _READER_LIMITS:
         found = {
             "exports": {
-                port_of(key): _export(export, most) for key, export in status["exports"].items()
+                port_of(key): _report_export(export, most)
+                for key, export in status["exports"].items()
             },
-            "imports": _imports(status["imports"]["readers"], most),
-            "fellows": _fellows(status.get("fellows", {})),
-            **({"sides": _sides(status["sides"], most)} if status.get("sides") else {}),
-            **_rules(status, most),
+            "imports": _report_imports(status["imports"]["readers"], most),
+            "fellows": _report_shard_agents(status.get("fellows", {})),
+            **({"sides": _report_sides(status["sides"], most)} if status.get("sides") else {}),
+            **_report_rules(status, most),
             **({"patterns": status["patterns"]} if "patterns" in status else {}),
         }
         if len(json.dumps(found)) <= limit:
@@ -64,34 +65,34 @@ def report_of(status: Mapping[str, Any], limit: int = LIMIT) -> dict[str, Any]:
     return found
 
 
-def _sides(sides: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
+def _report_sides(sides: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
     """Return side inputs, those that most rows wait for first."""
-    return sorted(sides, key=lambda side: -side["waitingRows"])[:most]
+    return sorted(sides, key=lambda side: -side["waitingRows"])[:limit]
 
 
-def _rules(status: Mapping[str, Any], most: int) -> dict[str, Any]:
+def _report_rules(status: Mapping[str, Any], limit: int) -> dict[str, Any]:
     """Return figures of rules, those that took most time first, and operators that wait."""
-    figures = sorted(status.get("ruleFigures", ()), key=lambda one: -one["nanoseconds"])[:most]
+    figures = sorted(status.get("ruleFigures", ()), key=lambda one: -one["nanoseconds"])[:limit]
     waiting = [one for one in status.get("ruleWaiting", ()) if one["rows"]]
-    waiting = sorted(waiting, key=lambda one: -one["rows"])[:most]
+    waiting = sorted(waiting, key=lambda one: -one["rows"])[:limit]
     told = {"ruleFigures": figures, "ruleWaiting": waiting}
     return {name: each for name, each in told.items() if each}
 
 
-def _fellows(fellows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _report_shard_agents(shard_agents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "pe": pe,
             "active": fellow["active"],
-            "away": None if fellow["away"] is None else fellow["away"][:WHY],
+            "away": None if fellow["away"] is None else fellow["away"][:MAX_REASON],
         }
-        for pe, fellow in sorted(fellows.items())
+        for pe, fellow in sorted(shard_agents.items())
     ]
 
 
-def _export(export: Mapping[str, Any], most: int) -> dict[str, Any]:
+def _report_export(export: Mapping[str, Any], limit: int) -> dict[str, Any]:
     streams = export["streams"].values()
-    readers = [_reader(id_, reader) for id_, reader in export["readers"].items()]
+    readers = [_report_reader(id_, reader) for id_, reader in export["readers"].items()]
     readers.sort(key=lambda r: (not r["alive"], -r["lagBytes"]))
     return {
         "streams": len(streams),
@@ -101,16 +102,16 @@ def _export(export: Mapping[str, Any], most: int) -> dict[str, Any]:
         "ended": export["ended"],
         "held": export["held"],
         "limit": export["limit"],
-        "waitingFor": list(dict.fromkeys(export["waiting_for"]))[:most],
+        "waitingFor": list(dict.fromkeys(export["waiting_for"]))[:limit],
         "waitingSince": export["waitingSince"],
         "waitedSeconds": int(export["waitedSeconds"]),
         "gaps": export["gaps"],
-        "damaged": export["damaged"][:DAMAGED],
-        "readers": readers[:most],
+        "damaged": export["damaged"][:MAX_DAMAGED_SEGMENTS],
+        "readers": readers[:limit],
     }
 
 
-def shown(reader: str) -> str:
+def mask_reader_id(reader: str) -> str:
     """Return a name for a reader that tells it from others, and is not its id.
 
     Whoever knows the id reads what it has planned; who may read a report is another matter.
@@ -118,10 +119,10 @@ def shown(reader: str) -> str:
     return hashlib.sha256(reader.encode()).hexdigest()[:16]
 
 
-def _reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
+def _report_reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "import": reader["import"],
-        "reader": shown(id_),
+        "reader": mask_reader_id(id_),
         "policy": reader["policy"],
         "alive": reader["alive"],
         "lagEpochs": reader["lag"][0],
@@ -134,20 +135,20 @@ def _reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
         "duplicateRows": reader["duplicates"][1],
         "lagSeconds": int(reader["lagSeconds"]),
         "blockedSeconds": int(reader["blockedSeconds"]),
-        **{name: reader[name] for name in _AS_THEY_ARE},
+        **{name: reader[name] for name in _COPIED_FIELDS},
     }
 
 
-def _imports(readers: Mapping[str, Mapping[str, Any]], most: int) -> dict[str, Any]:
+def _report_imports(readers: Mapping[str, Mapping[str, Any]], limit: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     ordered = sorted(readers.items(), key=lambda item: not item[1]["alive"])
-    for id_, reader in ordered[:most]:
+    for id_, reader in ordered[:limit]:
         pinned = reader["pinned"]
         port = found.setdefault(port_of(reader["import"]), {"readers": []})
         port["readers"].append(
             {
-                "reader": shown(id_),
-                **{name: reader[name] for name in _RECEIVED},
+                "reader": mask_reader_id(id_),
+                **{name: reader[name] for name in _RECEIVED_FIELDS},
                 "alive": reader["alive"],
                 "filter": pinned.get("filter"),
                 "generation": pinned.get("generation"),
@@ -159,7 +160,7 @@ def _imports(readers: Mapping[str, Mapping[str, Any]], most: int) -> dict[str, A
     return found
 
 
-class Reporter:
+class StatusReporter:
     """Sends reports: one after the first poll, then as often as the broker says.
 
     A report that fails is forgotten; the next follows after the next poll.
@@ -178,40 +179,40 @@ class Reporter:
         self._send = send
         self._polled = threading.Event()
         self._closed = threading.Event()
-        self._urged = threading.Event()
+        self._report_requested = threading.Event()
 
     def start(self) -> None:
         """Begin; nothing is sent before the first poll."""
         threading.Thread(target=self._run, daemon=True, name="broker reports").start()
 
-    def polled(self) -> None:
+    def on_poll(self) -> None:
         """The broker answered a poll."""
         self._polled.set()
 
-    def urge(self) -> None:
+    def report_soon(self) -> None:
         """Report soon: there is something that people wait for."""
-        self._urged.set()
+        self._report_requested.set()
 
     def close(self) -> None:
         """Stop."""
         self._closed.set()
         self._polled.set()
-        self._urged.set()
+        self._report_requested.set()
 
     def _run(self) -> None:
         while self._polled.wait() and not self._closed.is_set():
             pause = self.report()
-            if self._urged.wait(pause):
-                self._urged.clear()
+            if self._report_requested.wait(pause):
+                self._report_requested.clear()
                 self._closed.wait(min(pause, SPACING_SECONDS))
 
     def report(self) -> float:
         """Send one report; return after how many seconds the next is due."""
         try:
-            answer = self._send(report_of(self._status()))
-            return min(AGAIN_SECONDS, max(0.5, float(answer["again"])))
+            answer = self._send(build_report(self._status()))
+            return min(MAX_INTERVAL_SECONDS, max(0.5, float(answer["again"])))
         except Exception as error:
             # Whatever it was: figures for people must not disturb anything.
             log.debug("report not taken: %s", error)
             self._polled.clear()
-            return AGAIN_SECONDS if getattr(error, "status", 0) else 0.5
+            return MAX_INTERVAL_SECONDS if getattr(error, "status", 0) else 0.5

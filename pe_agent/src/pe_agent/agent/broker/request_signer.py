@@ -26,7 +26,7 @@ class Signer:
         instance: of the agent's registration.
         key: returns the agent's key; empty before its first registration.
         clock: a monotonic clock, in seconds.
-        wall: seconds since 1970.
+        wall_clock: seconds since 1970.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Signer:
         key: Callable[[], bytes],
         *,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._agent, self._instance, self._key = agent, instance, key
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall_clock = clock, wall_clock
         self._lock = threading.Lock()
-        self._on = False
+        self._is_enabled = False
         self._not_before = clock()
         self._last_us = 0
 
@@ -54,10 +54,10 @@ class Signer:
             body: of the request; empty for none.
         """
         key = self._key()
-        if not self._on or not key:
+        if not self._is_enabled or not key:
             return None
         with self._lock:
-            self._last_us = max(int(self._wall() * 1e6), self._last_us + 1)
+            self._last_us = max(int(self._wall_clock() * 1e6), self._last_us + 1)
             now = self._last_us
         return signature.sign(
             key,
@@ -69,24 +69,26 @@ class Signer:
             time_us=now,
         )
 
-    def answered(self, headers: Mapping[str, str]) -> None:
+    def on_answer(self, headers: Mapping[str, str]) -> None:
         """Take in what the broker sent with a view; names are in lower case."""
         if headers.get("acknowledge") == "at-once":
-            self._offered()
+            self._enable_if_allowed()
 
-    def refused(self, challenge: str) -> bool:
+    def on_refused(self, challenge: str) -> bool:
         """Take in that the broker does not know who asks; say if that was for a signature.
 
         Args:
             challenge: what it sent as ``WWW-Authenticate``.
         """
-        if self._on:
-            self._on = False
+        if self._is_enabled:
+            self._is_enabled = False
             self._not_before = self._clock() + PAUSE_SECONDS
             return True
         if signature.SCHEME.lower() in challenge.lower():
-            self._offered()
+            self._enable_if_allowed()
         return False
 
-    def _offered(self) -> None:
-        self._on = self._on or (bool(self._key()) and self._clock() >= self._not_before)
+    def _enable_if_allowed(self) -> None:
+        self._is_enabled = self._is_enabled or (
+            bool(self._key()) and self._clock() >= self._not_before
+        )

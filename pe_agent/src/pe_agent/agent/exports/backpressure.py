@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pe_agent.agent.exports.export_state import ExportState
-from pe_agent.agent.exports.wait_times import ASKS_SECONDS
+from pe_agent.agent.exports.wait_times import RETRY_WINDOW_SECONDS
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import Holder
+from streambroker_core.ledger.ledger import BlockingReader
 from streambroker_core.ledger.wait_chains import RING_SECONDS
 from streambroker_core.model import job_of
 
@@ -25,30 +25,30 @@ class SelfWaitError(StreambrokerError):
     code = "SelfWait"
 
 
-class WaitingSide(ExportState):
+class Backpressure(ExportState):
     """Whom an export waits for. All public calls are safe from any thread."""
 
-    _told_to_wait: tuple[str, float] = ("", -math.inf)
+    _last_waiter: tuple[str, float] = ("", -math.inf)
     """The query that asked for admission last and has to wait, and when."""
 
-    def waits_for(self) -> list[Holder]:
+    def blocking_readers(self) -> list[BlockingReader]:
         """Return who makes the export wait at this moment, slowest first; asking is waiting."""
         with self._lock:
-            return self._holders(self._clock())
+            return self._blocking_readers_at(self._clock())
 
-    def _holders(self, now: float) -> list[Holder]:
-        holders = self.ledger.blocked_by(now)
-        self.waits.asked(now, [h.reader for h in holders])
-        limit, since = self.ledger.limits.wait_limit, self.waits.since(now)
+    def _blocking_readers_at(self, now: float) -> list[BlockingReader]:
+        holders = self.ledger.blocking_readers(now)
+        self.wait_times.note_attempt(now, [h.reader for h in holders])
+        limit, since = self.ledger.limits.wait_limit, self.wait_times.since(now)
         if limit is None or since is None or now - since < limit:
-            return self.chains.marked(holders, now)
-        self._let_drop(now)
-        self.waits.asked(now, ())
+            return self.chains.mark_rings(holders, now)
+        self._demote_slowest(now)
+        self.wait_times.note_attempt(now, ())
         return []
 
-    def _let_drop(self, now: float) -> None:
+    def _demote_slowest(self, now: float) -> None:
         """Let the slowest readers drop: the export has waited for them for long enough."""
-        for reader in self.ledger.turn(now):
+        for reader in self.ledger.demote_slowest(now):
             self._save_reader(reader.id)
             log.warning(
                 "export %s has waited for %s for as long as buffer.waitLimit allows: reader %s"
@@ -59,27 +59,27 @@ class WaitingSide(ExportState):
             )
         self._sweep()
 
-    def _wait_for(self, query: str, now: float) -> list[Holder]:
+    def _check_admission(self, query: str, now: float) -> list[BlockingReader]:
         """Return whom a query has to wait for before it may stage rows.
 
         Raises:
             SelfWaitError: the wait would not end by itself.
         """
-        holders = self._holders(now)
+        holders = self._blocking_readers_at(now)
         if holders:
-            self._refuse_self(query, holders, now)
-            self._told_to_wait = query, now
+            self._refuse_self_wait(query, holders, now)
+            self._last_waiter = query, now
         return holders
 
-    def note_chains(self, import_: str, chains: Mapping[str, Sequence[str]]) -> None:
+    def note_wait_chains(self, import_: str, chains: Mapping[str, Sequence[str]]) -> None:
         """Take in for which exports the queries of readers wait, as the agent of theirs reports."""
         with self._lock:
             for id_, chain in chains.items():
                 reader = self.ledger.readers.get(id_)
                 if reader is not None and reader.import_ == import_:
-                    self.chains.note(id_, chain, self._clock())
+                    self.chains.record(id_, chain, self._clock())
 
-    def chain(self, query: str, *, gated: bool) -> list[str]:
+    def wait_chain(self, query: str, *, gated: bool) -> list[str]:
         """Return the exports for which a query waits here, this one first; empty if it does not.
 
         Args:
@@ -88,13 +88,13 @@ class WaitingSide(ExportState):
                 asked for admission in vain.
         """
         with self._lock:
-            now, (asked, at) = self._clock(), self._told_to_wait
-            waits = gated or (asked == query and now - at <= ASKS_SECONDS)
+            now, (asked, at) = self._clock(), self._last_waiter
+            waits = gated or (asked == query and now - at <= RETRY_WINDOW_SECONDS)
             if not waits or self.ledger.limits.wait_limit is not None:
                 return []
-            return self.chains.behind(self.ledger.blocked_by(now), now)
+            return self.chains.blocking_exports(self.ledger.blocking_readers(now), now)
 
-    def _refuse_self(self, query: str, holders: list[Holder], now: float) -> None:
+    def _refuse_self_wait(self, query: str, holders: list[BlockingReader], now: float) -> None:
         own = next((h for h in holders if h.query == query), None)
         if own is not None:
             raise SelfWaitError(
@@ -113,7 +113,7 @@ class WaitingSide(ExportState):
                 " `drop`, or give an export in it a buffer.waitLimit or a larger buffer.maxBytes."
             )
         job = job_of(self.key)
-        still = now - max(self.waits.since(now) or now, *(h.moved for h in holders))
+        still = now - max(self.wait_times.since(now) or now, *(h.last_progress for h in holders))
         if still > SELF_WAIT_SECONDS and all(job_of(h.import_) == job for h in holders):
             names = ", ".join(sorted({h.import_ for h in holders}))
             raise SelfWaitError(

@@ -12,18 +12,22 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from pe_agent.agent.exports.publisher import PublishingSide
+from pe_agent.agent.exports.publisher import ExportPublisher
 from pe_agent.agent.exports.state_codec import save_publisher
-from pe_agent.agent.exports.stream.manifests import Control, Manifest
+from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl
 from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
-from streambroker_core.control.tuples.request import Emission, read_emission, text_of
-from streambroker_core.control.tuples.window_bounds import head_of
+from streambroker_core.control.tuples.request import (
+    ControlRequest,
+    canonical_text,
+    parse_control_request,
+)
+from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
 
-KEPT = 1_000
+REMEMBERED_TUPLES = 1_000
 """How many tuples that are in epochs an export remembers, for repeated requests and reports."""
-MAX_REQUEST = 128
+MAX_REQUEST_ID = 128
 """Characters of a request's id."""
 
 
@@ -45,22 +49,22 @@ class NotEmittedError(StreambrokerError):
     code = "NotEmitted"
 
 
-class EmittingSide(PublishingSide):
+class ControlSender(ExportPublisher):
     """What the outside asks of an export. All public calls are safe from any thread."""
 
-    _some_wait = True
+    _has_waiting = True
 
-    def __init__(self, *given: Any, **settings: Any) -> None:
-        super().__init__(*given, **settings)
-        self._unnoted: list[tuple[str, int, int]] = []
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._unrecorded_epochs: list[tuple[str, int, int]] = []
         """Stream, epoch and last number of what is in an epoch, and not in the store yet."""
 
-    def emit(self, request: str, what: dict[str, Any]) -> dict[str, Any]:
+    def emit(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a control tuple to all importers that read control.
 
         Args:
             request: id of the request; the same one again emits nothing more.
-            what: the tuple as :func:`read_emission` reads it.
+            body: the tuple as :func:`parse_control_request` reads it.
 
         Returns:
             What :meth:`emitted` says of it; durable when this returns.
@@ -70,10 +74,10 @@ class EmittingSide(PublishingSide):
             ExportFullError: the log has no room for it now.
             RequestDiffersError: the request was for another tuple.
         """
-        if not 0 < len(request) <= MAX_REQUEST:
-            raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST} characters.")
-        one = read_emission(what)
-        text = text_of(one.encode())
+        if not 0 < len(request) <= MAX_REQUEST_ID:
+            raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
+        one = parse_control_request(body)
+        text = canonical_text(one.encode())
         with self._publishing, self._lock:
             known = self._store.query(
                 "SELECT seq, what FROM emitted WHERE export = ? AND request = ?", self.key, request
@@ -83,34 +87,34 @@ class EmittingSide(PublishingSide):
                     f"request {request} has emitted another control tuple at {self.key}: give each"
                     " tuple a request id of its own."
                 )
-            seq = known[0][0] if known else self._keep(request, one, text)
-            self._emit_kept()
+            seq = known[0][0] if known else self._store_tuple(request, one, text)
+            self._emit_waiting()
             self._sweep()
         self._notify()
-        return self.emitted(seq)
+        return self.emission_status(seq)
 
-    def _keep(self, request: str, one: Emission, text: str) -> int:
+    def _store_tuple(self, request: str, control_request: ControlRequest, text: str) -> int:
         """Give a tuple its identity, durably."""
         self._check_room()
-        log, seq = self._log(), self._next()
-        waiting = [tuple_ for _, tuple_ in self._waiting(log)]
-        check_epoch([*waiting, one.named(log, seq)], f"export {self.key}")
-        self._some_wait = True
+        log, seq = self._log_id(), self._next_seq()
+        waiting = [tuple_ for _, tuple_ in self._waiting_tuples(log)]
+        check_epoch([*waiting, control_request.with_identity(log, seq)], f"export {self.key}")
+        self._has_waiting = True
         with self._store.transaction(durable=True) as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (self._log_name, log))
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (self._log_key, log))
             db.execute(
                 "INSERT INTO emitted (export, seq, request, what) VALUES (?, ?, ?, ?)",
                 (self.key, seq, request, text),
             )
             db.execute(
                 "DELETE FROM emitted WHERE export = ? AND seq < ? AND epoch IS NOT NULL",
-                (self.key, seq - KEPT),
+                (self.key, seq - REMEMBERED_TUPLES),
             )
-        self.accepted[one.delivery.value] += 1
+        self.accepted[control_request.delivery.value] += 1
         return seq
 
     def _check_room(self) -> None:
-        holders = self.ledger.blocked_by(self._clock())
+        holders = self.ledger.blocking_readers(self._clock())
         if holders:
             names = ", ".join(f"{h.import_} ({h.bytes:,} bytes)" for h in holders)
             raise ExportFullError(
@@ -119,38 +123,41 @@ class EmittingSide(PublishingSide):
             )
 
     @property
-    def _log_name(self) -> str:
+    def _log_key(self) -> str:
         return f"emits/{self.key}"
 
-    def _log(self) -> str:
+    def _log_id(self) -> str:
         """Return the id of the log that names the tuples from outside."""
-        return self._store.get(self._log_name) or secrets.token_hex(8)
+        return self._store.get(self._log_key) or secrets.token_hex(8)
 
-    def _next(self) -> int:
+    def _next_seq(self) -> int:
         found = self._store.query("SELECT MAX(seq) FROM emitted WHERE export = ?", self.key)
         return 0 if found[0][0] is None else int(found[0][0]) + 1
 
-    def _waiting(self, log: str) -> list[tuple[int, ControlTuple]]:
+    def _waiting_tuples(self, log: str) -> list[tuple[int, ControlTuple]]:
         """Return the tuples that are in no epoch yet, with their numbers."""
         rows = self._store.query(
             "SELECT seq, what FROM emitted WHERE export = ? AND epoch IS NULL ORDER BY seq",
             self.key,
         )
-        return [(seq, read_emission(json.loads(what)).named(log, seq)) for seq, what in rows]
+        return [
+            (seq, parse_control_request(json.loads(what)).with_identity(log, seq))
+            for seq, what in rows
+        ]
 
-    def _emit_kept(self) -> None:
+    def _emit_waiting(self) -> None:
         """Open an epoch for the tuples that are in none; without a stream they wait for one."""
-        self._note_epochs()
+        self._record_epochs()
         stream = self.newest
-        if stream is None or not self._some_wait:
+        if stream is None or not self._has_waiting:
             return
-        log = self._log()
-        waiting = self._waiting(log)
+        log = self._log_id()
+        waiting = self._waiting_tuples(log)
         if not waiting:
-            self._some_wait = False
+            self._has_waiting = False
             return
         known = self.ledger.streams[stream.id]
-        self._end_later(stream.id, known.next + 1)
+        self._extend_end(stream.id, known.next + 1)
         controls = [one for _, one in waiting]
         last = waiting[-1][0]
         manifest = Manifest(
@@ -164,26 +171,28 @@ class EmittingSide(PublishingSide):
             ddl=stream.ddl,
             rows_before=known.rows,
             blocks=(),
-            control=Control(head=head_of(known.next, controls), emitted=(log, last + 1)),
+            control=ManifestControl(
+                head=make_control_head(known.next, controls), emitted=(log, last + 1)
+            ),
         )
-        self._append(stream, manifest, [(0, one) for one in controls])
-        self._unnoted.append((stream.id, manifest.epoch, last))
-        self._some_wait = False
-        self._note_next(stream, manifest)
-        self._note_epochs()
+        self._append_epoch(stream, manifest, [(0, one) for one in controls])
+        self._unrecorded_epochs.append((stream.id, manifest.epoch, last))
+        self._has_waiting = False
+        self._record_position(stream, manifest)
+        self._record_epochs()
 
-    def _end_later(self, stream: str, next_: int) -> None:
+    def _extend_end(self, stream: str, next_: int) -> None:
         """Let an export that has ended have ended behind the epoch that comes; before it does."""
-        if self.publisher.ended is not None and self.publisher.ended == self._end():
+        if self.publisher.ended is not None and self.publisher.ended == self._end_position():
             self.publisher.ended = (stream, next_)
             save_publisher(self.publisher, self._store, durable=True)
 
-    def _note_epochs(self) -> None:
-        while self._unnoted:
-            self._note_epoch(*self._unnoted[0])
-            del self._unnoted[0]
+    def _record_epochs(self) -> None:
+        while self._unrecorded_epochs:
+            self._record_epoch(*self._unrecorded_epochs[0])
+            del self._unrecorded_epochs[0]
 
-    def _note_epoch(self, stream: str, epoch: int, last: int) -> None:
+    def _record_epoch(self, stream: str, epoch: int, last: int) -> None:
         with self._store.transaction(durable=True) as db:
             db.execute(
                 "UPDATE emitted SET stream = ?, epoch = ?"
@@ -193,15 +202,15 @@ class EmittingSide(PublishingSide):
 
     def _recover_emitted(self) -> None:
         """Note what manifests have, then emit the rest."""
-        log = self._log()
+        log = self._log_id()
         for stream in self.streams.values():
             for manifest in sorted(stream.manifests.values(), key=lambda m: m.epoch):
                 emitted = manifest.control.emitted if manifest.control else None
                 if emitted is not None and emitted[0] == log:
-                    self._note_epoch(stream.id, manifest.epoch, emitted[1] - 1)
-        self._emit_kept()
+                    self._record_epoch(stream.id, manifest.epoch, emitted[1] - 1)
+        self._emit_waiting()
 
-    def emitted(self, seq: int) -> dict[str, Any]:
+    def emission_status(self, seq: int) -> dict[str, Any]:
         """Return where a tuple from outside is, and which readers have applied it.
 
         Returns:
@@ -219,12 +228,12 @@ class EmittingSide(PublishingSide):
             if not rows:
                 raise NotEmittedError(
                     f"export {self.key} knows no control tuple from outside with number {seq}; it"
-                    f" remembers the last {KEPT}."
+                    f" remembers the last {REMEMBERED_TUPLES}."
                 )
             stream, epoch = rows[0]
-            readers = [] if epoch is None else self._appliers(stream, epoch)
+            readers = [] if epoch is None else self._control_readers(stream, epoch)
             return {
-                "id": f"{self._log()}/{seq}",
+                "id": f"{self._log_id()}/{seq}",
                 "seq": seq,
                 "stream": stream,
                 "epoch": epoch,
@@ -232,7 +241,7 @@ class EmittingSide(PublishingSide):
                 "applied": bool(readers) and all(r["applied"] for r in readers),
             }
 
-    def _appliers(self, stream: str, epoch: int) -> Sequence[dict[str, Any]]:
+    def _control_readers(self, stream: str, epoch: int) -> Sequence[dict[str, Any]]:
         """Return the readers of control that live or are within grace."""
         now = self._clock()
         return [
@@ -240,8 +249,8 @@ class EmittingSide(PublishingSide):
                 "reader": r.id,
                 "import": r.import_,
                 "applied": (c := r.cursors.get(stream)) is not None and c.next > epoch,
-                "away": max(0.0, now - r.until),
+                "away": max(0.0, now - r.lease_expires),
             }
             for r in self.ledger.readers.values()
-            if r.control and r.routed and now <= r.until + self.ledger.limits.grace
+            if r.control and r.routed and now <= r.lease_expires + self.ledger.limits.grace
         ]

@@ -12,26 +12,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.exports.control_sender import EmittingSide
+from pe_agent.agent.exports.control_sender import ControlSender
 from pe_agent.agent.exports.export_state import SEGMENT_BYTES, log, steady_clock
-from pe_agent.agent.exports.publisher import NotAdmittedError, StageMissingError, epoch_of
-from pe_agent.agent.exports.reader_plans import ReadingSide
+from pe_agent.agent.exports.publisher import NotAdmittedError, StageMissingError, to_ledger_epoch
+from pe_agent.agent.exports.reader_plans import ReaderPlans
 from pe_agent.agent.exports.state_codec import decode_reader, restore_publisher
-from pe_agent.agent.exports.status import export_figures, missing_epochs
+from pe_agent.agent.exports.status import export_metrics, list_missing_epochs
 from pe_agent.agent.exports.stream import retained_epochs as retained
-from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
-from streambroker_core.ledger.ledger import Limits, Stream
+from streambroker_core.ledger.ledger import RetentionLimits, Stream
 
 
-class HostedExport(EmittingSide, ReadingSide):
+class AgentExport(ControlSender, ReaderPlans):
     """One export of this agent's PE. All public calls are safe from any thread."""
 
-    _withdrawn: float | None = None
+    _withdrawn_at: float | None = None
 
     def recover(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Open the logs that exist and rebuild the ledger from them and the store."""
-        self._unnamed.remove_all()
+        self._orphan_logs.remove_all()
         rows = self._store.query(
             "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
             " AND sealed <> ? ORDER BY ord",
@@ -46,10 +46,10 @@ class HostedExport(EmittingSide, ReadingSide):
                 self.ledger.streams[id_] = Stream(id_, sealed=True)
                 self.ledger.streams[id_].skip_to(next_, total)
                 continue
-            with self._store.row("streams", id_):
+            with self._store.reading_row("streams", id_):
                 schema = pa.ipc.read_schema(pa.py_buffer(arrow))
             told = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
-            hosted = HostedStream.open(
+            hosted = ExportStream.open(
                 id_,
                 self._directory / id_,
                 committer=self._committer,
@@ -62,12 +62,12 @@ class HostedExport(EmittingSide, ReadingSide):
             self._restore_stream(hosted, sealed == SEALED, next_, total)
         self.published_rows = sum(s.rows for s in self.ledger.streams.values())
         self.published_rows += sum(had for _, had in earlier)
-        with self._store.row("publishers", self.key):
+        with self._store.reading_row("publishers", self.key):
             restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
         for id_, state in self._store.query(
             "SELECT id, state FROM readers WHERE export = ?", self.key
         ):
-            with self._store.row("readers", f"{self.key} {id_}"):
+            with self._store.reading_row("readers", f"{self.key} {id_}"):
                 self._restore_reader(id_, json.loads(state))
         self._recover_emitted()
         self._sweep_stages()
@@ -77,46 +77,46 @@ class HostedExport(EmittingSide, ReadingSide):
         for name, sums in state.get("rows_before", {}).items():
             if name in self.ledger.streams:
                 for number, rows_before in sums:
-                    self.ledger.streams[name].recall(number, rows_before)
+                    self.ledger.streams[name].restore_sum(number, rows_before)
         self.ledger.readers[id_] = reader
         self.deliveries.restore(id_, delivery)
 
-    def _restore_stream(self, hosted: HostedStream, sealed: bool, next_: int, total: int) -> None:
-        stream = Stream(hosted.id)
-        self.ledger.streams[hosted.id] = stream
-        self._host(hosted)
-        self._forget_released(hosted)
+    def _restore_stream(self, opened: ExportStream, sealed: bool, next_: int, total: int) -> None:
+        stream = Stream(opened.id)
+        self.ledger.streams[opened.id] = stream
+        self._add_stream(opened)
+        self._forget_released(opened)
         stream.sealed = sealed
-        for m in sorted(hosted.manifests.values(), key=lambda m: m.epoch):
+        for m in sorted(opened.manifests.values(), key=lambda m: m.epoch):
             stream.skip_to(m.epoch, m.rows_before)
-            stream.add(epoch_of(m, hosted.size_of(m.epoch)))
-        next_, total = max((next_, total), hosted.reached)
+            stream.add(to_ledger_epoch(m, opened.epoch_bytes(m.epoch)))
+        next_, total = max((next_, total), opened.recovered_position)
         if stream.next < next_:
             stream.skip_to(next_, total)
-        level = retained.read(self._store, hosted.id)
+        level = retained.read(self._store, opened.id)
         if level is not None:
-            retained.expect(stream, level)
-        if next_ and not hosted.log.recovered.frames and not sealed:
+            retained.restore_missing(stream, level)
+        if next_ and not opened.log.recovered.frames and not sealed:
             # Its directory was moved away, or emptied: what comes next opens a successor.
             stream.sealed = True
-            self._store.write("UPDATE streams SET sealed = ? WHERE id = ?", SEALED, hosted.id)
-        for text in missing_epochs(stream):
+            self._store.write("UPDATE streams SET sealed = ? WHERE id = ?", SEALED, opened.id)
+        for text in list_missing_epochs(stream):
             log.error("the log of export %s is damaged: %s", self.key, text)
 
-    def declare(self, limits: Limits) -> None:
+    def declare(self, limits: RetentionLimits) -> None:
         """The job declares the export and the broker may not know it yet: so much it may keep.
 
         That holds until a view says how much; of one that a view had before, what that said.
         """
         with self._lock:
-            self.ledger.limits = self._told or limits
-            self._withdrawn = None
+            self.ledger.limits = self._view_limits or limits
+            self._withdrawn_at = None
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: RetentionLimits) -> None:
         """Take what the export may keep, as a view says."""
         with self._lock:
             self.ledger.limits = limits
-            self._withdrawn = None
+            self._withdrawn_at = None
             self._save_limits(limits)
             self._sweep()
         self._notify()
@@ -125,9 +125,9 @@ class HostedExport(EmittingSide, ReadingSide):
         """Take this export's part of the agent's own view: policy by import, and who is revoked."""
         with self._lock:
             before = {r.id: (r.policy, r.routed) for r in self.ledger.readers.values()}
-            cut = self.ledger.cut
+            cut = self.ledger.cut_imports
             self.ledger.set_routes(policies, revoked)
-            if self.ledger.cut != cut:
+            if self.ledger.cut_imports != cut:
                 self._save_cut()
             for reader in self.ledger.readers.values():
                 if before[reader.id] != (reader.policy, reader.routed):
@@ -142,32 +142,32 @@ class HostedExport(EmittingSide, ReadingSide):
         is so, too, of one that is ``declared`` anew; only its routes are gone.
         """
         with self._lock:
-            if self._told is None:
+            if self._view_limits is None:
                 return
-            if self._withdrawn is None and not declared:
-                self._withdrawn = self._clock()
+            if self._withdrawn_at is None and not declared:
+                self._withdrawn_at = self._clock()
         self.set_routes({})
 
     def tick(self) -> None:
         """Let age, size and grace take what they may; called about once a second."""
         with self._lock:
             limits = self.ledger.limits
-            if self._withdrawn is not None and self._clock() > self._withdrawn + limits.grace:
+            if self._withdrawn_at is not None and self._clock() > self._withdrawn_at + limits.grace:
                 self.ledger.limits = replace(limits, max_bytes=0, max_age=0.0)
-            self._note_released()
+            self._count_released_plans()
             self._sweep()
 
     def status(self) -> dict[str, Any]:
         """Return figures for people: streams, readers, what is held and by whom."""
         with self._lock:
-            return export_figures(self, self._clock())
+            return export_metrics(self, self._clock())
 
 
 __all__ = [
     "SEGMENT_BYTES",
-    "HostedExport",
-    "Limits",
+    "AgentExport",
     "NotAdmittedError",
+    "RetentionLimits",
     "StageMissingError",
     "steady_clock",
 ]

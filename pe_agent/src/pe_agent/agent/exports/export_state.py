@@ -17,15 +17,15 @@ from pathlib import Path
 
 from pe_agent.agent.exports.state_codec import encode_reader
 from pe_agent.agent.exports.stream import retained_epochs as retained
-from pe_agent.agent.exports.stream.delivery_counts import Deliveries
-from pe_agent.agent.exports.stream.export_stream import HostedStream
-from pe_agent.agent.exports.wait_times import Waits
-from pe_agent.agent.state.orphan_logs import Unnamed
+from pe_agent.agent.exports.stream.delivery_counts import DeliveryCounts
+from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.wait_times import WaitTimes
+from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, Store
 from pe_agent.log.commit import Committer
-from streambroker_core.ledger.ledger import Ledger, Limits
+from streambroker_core.ledger.ledger import Ledger, RetentionLimits
 from streambroker_core.ledger.publisher import Publisher
-from streambroker_core.ledger.wait_chains import Chains
+from streambroker_core.ledger.wait_chains import WaitChains
 
 log = logging.getLogger("pe_agent")
 
@@ -61,17 +61,17 @@ class ExportState:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.key = key
-        self.streams: dict[str, HostedStream] = {}
+        self.streams: dict[str, ExportStream] = {}
         self.ledger = Ledger()
         self.publisher = Publisher(key)
-        self.deliveries = Deliveries(self.streams, self._rows_between)
-        self.waits = Waits()
-        self.chains = Chains(key)
+        self.deliveries = DeliveryCounts(self.streams, self._rows_between)
+        self.wait_times = WaitTimes()
+        self.chains = WaitChains(key)
         self.published_rows = 0
         self.accepted: Counter[str] = Counter()
         self.published: Counter[str] = Counter()
         self._directory = directory
-        self._unnamed = Unnamed(store, key, directory)
+        self._orphan_logs = OrphanLogs(store, key, directory)
         self._store = store
         self._committer = committer
         self._notify = notify
@@ -81,11 +81,13 @@ class ExportState:
         self._publishing = threading.RLock()
         """Held around a publish as a whole, also while fellows are called; taken first."""
         self.ledger.restore_cut(store.value(f"cut/{key}", json.loads, []))
-        self._told = store.value(f"limits/{key}", lambda text: Limits(**json.loads(text)), None)
-        self.ledger.limits = self._told or Limits()
+        self._view_limits = store.value(
+            f"limits/{key}", lambda text: RetentionLimits(**json.loads(text)), None
+        )
+        self.ledger.limits = self._view_limits or RetentionLimits()
 
     @property
-    def newest(self) -> HostedStream | None:
+    def newest(self) -> ExportStream | None:
         """The stream that grows, None if the next epoch opens one."""
         last = next(reversed(self.streams.values()), None)
         return None if last is None or self.ledger.streams[last.id].sealed else last
@@ -95,10 +97,10 @@ class ExportState:
         known = self.ledger.streams.get(stream)
         return 0 if known is None else known.rows_between(first, next_)
 
-    def _present(self, stream: str, first: int, next_: int) -> Iterator[int]:
+    def _present_epochs(self, stream: str, first: int, next_: int) -> Iterator[int]:
         """Give the retained epochs of ``[first, next_)``, which anybody may have asked for."""
         known = self.ledger.streams.get(stream)
-        for low, high in () if known is None else known.present(first, next_):
+        for low, high in () if known is None else known.retained_ranges(first, next_):
             yield from range(low, high)
 
     def heads(self) -> dict[str, int]:
@@ -109,9 +111,9 @@ class ExportState:
     def ended(self) -> bool:
         """Whether the publisher has said that nothing will follow, and nothing has."""
         with self._lock:
-            return self.publisher.ended == self._end()
+            return self.publisher.ended == self._end_position()
 
-    def _end(self) -> tuple[str, int]:
+    def _end_position(self) -> tuple[str, int]:
         """Return the last stream that ever had an epoch, and what its next number is."""
         streams = [s for s in self.ledger.streams.values() if s.next]
         return (streams[-1].id, streams[-1].next) if streams else ("", 0)
@@ -125,19 +127,19 @@ class ExportState:
             oldest = oldest and empty
             if empty and stream.id in self.streams:
                 self._remove_log(stream.id)
-            oldest = oldest and not self.ledger.wanted(stream.id)
+            oldest = oldest and not self.ledger.is_unread(stream.id)
             if oldest:
                 self.ledger.forget_stream(stream.id)
                 self._store.write(
                     "UPDATE streams SET sealed = ? WHERE id = ?", FORGOTTEN, stream.id
                 )
 
-    def _host(self, hosted: HostedStream) -> None:
+    def _add_stream(self, stream: ExportStream) -> None:
         """Take in a stream's log; what is retained is noted before it gives back disk."""
-        id_ = hosted.id
-        self.streams[id_] = hosted
-        hosted.before_drop = lambda: retained.note(
-            self._store, id_, retained.level_of(self.ledger.streams[id_])
+        id_ = stream.id
+        self.streams[id_] = stream
+        stream.before_drop = lambda: retained.record(
+            self._store, id_, retained.current_level(self.ledger.streams[id_])
         )
 
     def _remove_log(self, id_: str) -> None:
@@ -149,15 +151,19 @@ class ExportState:
                 (REMOVED, known.next, known.rows, id_),
             )
             retained.forget(id_, db)
-            self._unnamed.add(id_, db)
+            self._orphan_logs.add(id_, db)
         self.streams.pop(id_).log.close()
-        self._unnamed.remove(id_)
+        self._orphan_logs.remove(id_)
 
     def _save_reader(self, id_: str) -> None:
         reader = self.ledger.readers[id_]
-        state = encode_reader(reader, self.deliveries.of(id_))
+        state = encode_reader(reader, self.deliveries.for_reader(id_))
         state["rows_before"] = {
-            s.id: [[n, s.rows_before(n)] for n in sorted(reader.places(s.id)) if s.knows(n)]
+            s.id: [
+                [n, s.rows_before(n)]
+                for n in sorted(reader.referenced_epochs(s.id))
+                if s.has_sum(n)
+            ]
             for s in self.ledger.streams.values()
         }
         self._store.write(
@@ -166,13 +172,13 @@ class ExportState:
 
     def _save_cut(self) -> None:
         """Keep which imports lost their route: a capability of theirs must not open it again."""
-        self._store.set(f"cut/{self.key}", json.dumps(self.ledger.cut))
+        self._store.set(f"cut/{self.key}", json.dumps(self.ledger.cut_imports))
 
-    def _save_limits(self, limits: Limits) -> None:
+    def _save_limits(self, limits: RetentionLimits) -> None:
         """Keep what a view said: it holds after a restart until the next one comes."""
-        if limits == self._told:
+        if limits == self._view_limits:
             return
-        self._told = limits
+        self._view_limits = limits
         try:
             self._store.set(f"limits/{self.key}", json.dumps(asdict(limits)))
         except sqlite3.Error:

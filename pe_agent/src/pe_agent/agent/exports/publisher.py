@@ -17,19 +17,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from pe_agent.agent.exports.backpressure import WaitingSide
-from pe_agent.agent.exports.shard_coordinator import Sealed, SpreadSide, joined
+from pe_agent.agent.exports.backpressure import Backpressure
+from pe_agent.agent.exports.shard_coordinator import SealedStage, ShardCoordinator, join_blocks
 from pe_agent.agent.exports.state_codec import save_publisher
 from pe_agent.agent.exports.stream import retained_epochs as retained
-from pe_agent.agent.exports.stream.export_stream import HostedStream
-from pe_agent.agent.exports.stream.manifests import Control, Manifest, Stage
-from pe_agent.agent.state.store import GROWS, SEALED
+from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, Stage
+from pe_agent.agent.state.store import GROWING, SEALED
 from pe_agent.log.errors import LogError
-from streambroker_core.control.tuples.epoch_control import Placed, encode, placed_once
-from streambroker_core.control.tuples.window_bounds import head_of
+from streambroker_core.control.tuples.epoch_control import (
+    IndexedControl,
+    deduplicate_indexed,
+    encode,
+)
+from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import Epoch, Stream
-from streambroker_core.ledger.publisher import Occupied
+from streambroker_core.ledger.publisher import PublisherBusy
 
 log = logging.getLogger("pe_agent")
 
@@ -58,17 +62,18 @@ class StageTooLargeError(StreambrokerError):
 
     code = "StageTooLarge"
 
-    def __init__(self, batch: int, of: str, *, staged: int, more: int, limit: int) -> None:
+    def __init__(self, batch: int, target: str, *, staged: int, requested: int, limit: int) -> None:
         super().__init__(
-            f"batch {batch} of {of} has staged {staged:,} bytes and wants {more:,} more; it may"
+            f"batch {batch} of {target} has staged {staged:,} bytes and wants {requested:,} more;"
+            f" it may"
             f" have {limit:,} there. Nothing of it is published: let the query take less at once"
             " (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the export's buffer.maxBytes."
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """What a driver commits; see :meth:`PublishingSide.publish`."""
+class _CommitRequest:
+    """What a driver commits; see :meth:`ExportPublisher.publish`."""
 
     query: str
     run: str
@@ -76,15 +81,15 @@ class _Batch:
     stages: list[dict[str, Any]]
     ddl: str | None
     rows: int
-    control: list[Placed]
+    control: list[IndexedControl]
     schema: pa.Schema | None
 
 
-class PublishingSide(WaitingSide, SpreadSide):
+class ExportPublisher(Backpressure, ShardCoordinator):
     """What the publishing query asks of an export. All public calls are safe from any thread."""
 
     _admitted: tuple[str, int] | None = None
-    _again: frozenset[tuple[str, int]] = frozenset()
+    _readmitted: frozenset[tuple[str, int]] = frozenset()
 
     def admit(
         self,
@@ -114,22 +119,22 @@ class PublishingSide(WaitingSide, SpreadSide):
             verdict = self.publisher.admit(
                 query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
             )
-            if isinstance(verdict, Occupied):
+            if isinstance(verdict, PublisherBusy):
                 return {
                     "occupied": {
                         "holder": verdict.holder,
                         "renewed": verdict.renewed,
-                        "seconds": max(0.0, verdict.until - now),
+                        "seconds": max(0.0, verdict.lease_expires - now),
                     }
                 }
             if self.publisher.run != before:
                 self._sweep_stages()
             save_publisher(self.publisher, self._store)
             if self.publisher.is_published(batch):
-                self._again |= {(run, batch)}
+                self._readmitted |= {(run, batch)}
                 return {"admitted": True}
             if self._admitted != (run, batch):
-                holders = self._wait_for(query, now)
+                holders = self._check_admission(query, now)
                 if holders:
                     return {
                         "waiting": {
@@ -137,7 +142,7 @@ class PublishingSide(WaitingSide, SpreadSide):
                             "limit": self.ledger.limits.max_bytes,
                             "memory": self.ledger.held_memory(now),
                             "memory_limit": self.ledger.max_memory,
-                            "since": self.waits.since(now),
+                            "since": self.wait_times.since(now),
                             "holders": [
                                 {
                                     "reader": h.reader,
@@ -150,13 +155,17 @@ class PublishingSide(WaitingSide, SpreadSide):
                         }
                     }
             self._admitted = (run, batch)
-            fellows = self.fellows.staging() if self.fellows and schema is not None else []
+            fellows = (
+                self.shard_agents.staging_agents()
+                if self.shard_agents and schema is not None
+                else []
+            )
             if not fellows:
                 return {"admitted": True}
             return {
                 "admitted": True,
                 "home": self.key,
-                "stream": self._current(query, batch, ddl, schema).id,
+                "stream": self._stream_for_batch(query, batch, ddl, schema).id,
                 "limit": self._batch_limit(),
                 "fellows": fellows,
             }
@@ -180,9 +189,9 @@ class PublishingSide(WaitingSide, SpreadSide):
             StageTooLargeError: the batch would take more than one may; the stage is discarded.
             LogFull: the disk is full; what was written of this stage is discarded.
         """
-        begun = self._begin(query, run, batch, ddl, schema)
+        begun = self._begin_stage(query, run, batch, ddl, schema)
         if begun is None:
-            return _passed_over(batches)
+            return _count_only(batches)
         stream, stage = begun
         try:
             stream.write(stage, batches, partial(self._check_size, stream, batch))
@@ -191,20 +200,22 @@ class PublishingSide(WaitingSide, SpreadSide):
                 self._reclaim()
         return stage.summary()
 
-    def _check_size(self, stream: HostedStream, batch: int, more: int) -> None:
+    def _check_size(self, stream: ExportStream, batch: int, requested: int) -> None:
         staged, limit = stream.staged_bytes, self._batch_limit()
-        if staged + more > limit:
-            raise StageTooLargeError(batch, self.key, staged=staged, more=more, limit=limit)
+        if staged + requested > limit:
+            raise StageTooLargeError(
+                batch, self.key, staged=staged, requested=requested, limit=limit
+            )
 
     def _batch_limit(self) -> int:
         return max(self.ledger.limits.max_bytes, BATCH_BYTES)
 
-    def _begin(
+    def _begin_stage(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
-    ) -> tuple[HostedStream, Stage] | None:
+    ) -> tuple[ExportStream, Stage] | None:
         """Open a stage for an admitted task; None if its batch is published."""
         with self._lock:
-            admitted = self._admitted == (run, batch) or (run, batch) in self._again
+            admitted = self._admitted == (run, batch) or (run, batch) in self._readmitted
             if self.publisher.query != query or not admitted:
                 raise NotAdmittedError(
                     f"batch {batch} of query {query} is not admitted to {self.key}: the task has to"
@@ -214,10 +225,12 @@ class PublishingSide(WaitingSide, SpreadSide):
             self.publisher.renew(query, self._clock())
             if self.publisher.is_published(batch):
                 return None
-            current = self._current(query, batch, ddl, schema)
+            current = self._stream_for_batch(query, batch, ddl, schema)
             return current, current.begin(query=query, run=run, batch=batch)
 
-    def _current(self, query: str, batch: int, ddl: str, schema: pa.Schema) -> HostedStream:
+    def _stream_for_batch(
+        self, query: str, batch: int, ddl: str, schema: pa.Schema
+    ) -> ExportStream:
         """Return the stream that a batch is written to.
 
         A query's first batch opens one, and so does another schema; and a batch before which
@@ -230,11 +243,11 @@ class PublishingSide(WaitingSide, SpreadSide):
             return self._open_stream(query, ddl, schema)
         return current
 
-    def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> HostedStream:
+    def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> ExportStream:
         id_ = secrets.token_hex(8)
         schema = schema.remove_metadata()
-        self._unnamed.add(id_)
-        stream = HostedStream.open(
+        self._orphan_logs.add(id_)
+        stream = ExportStream.open(
             id_,
             self._directory / id_,
             committer=self._committer,
@@ -245,16 +258,16 @@ class PublishingSide(WaitingSide, SpreadSide):
         )
         with self._store.transaction(durable=True) as db:
             seal = "UPDATE streams SET sealed = ? WHERE export = ? AND sealed = ?"
-            db.execute(seal, (SEALED, self.key, GROWS))
+            db.execute(seal, (SEALED, self.key, GROWING))
             db.execute(
                 "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
                 " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, ?, 0, 0, ?"
                 " FROM streams WHERE export = ?",
-                (id_, self.key, ddl, bytes(schema.serialize()), GROWS, query, self.key),
+                (id_, self.key, ddl, bytes(schema.serialize()), GROWING, query, self.key),
             )
-            retained.write(id_, retained.level_of(Stream(id_)), db)
-            self._unnamed.forget(id_, db)
-        self._host(stream)
+            retained.write(id_, retained.current_level(Stream(id_)), db)
+            self._orphan_logs.forget(id_, db)
+        self._add_stream(stream)
         self.ledger.open(id_)
         self._notify()
         return stream
@@ -267,7 +280,7 @@ class PublishingSide(WaitingSide, SpreadSide):
         batch: int,
         stages: list[dict[str, Any]],
         ddl: str | None,
-        control: Iterable[Placed] = (),
+        control: Iterable[IndexedControl] = (),
         schema: pa.Schema | None = None,
     ) -> dict[str, Any]:
         """Make the stages of a batch an epoch, whole and once.
@@ -292,78 +305,85 @@ class PublishingSide(WaitingSide, SpreadSide):
         """
         ddl = None if ddl is None else sys.intern(ddl)  # once in memory for all epochs
         rows = sum(s["rows"] for s in stages)
-        placed = placed_once(control, rows, f"batch {batch} of {self.key}", query)
-        one = _Batch(query, run, batch, stages, ddl, rows, placed, schema)
+        placed = deduplicate_indexed(control, rows, f"batch {batch} of {self.key}", query)
+        one = _CommitRequest(query, run, batch, stages, ddl, rows, placed, schema)
         with self._publishing:
-            sealed = self._seal(
+            sealed = self._seal_remote_stages(
                 query=query, run=run, batch=batch, stages=stages, ddl=ddl, control=len(placed)
             )
             return self._publish(one, sealed)
 
-    def _publish(self, one: _Batch, sealed: Mapping[str, Sealed]) -> dict[str, Any]:
+    def _publish(
+        self, request: _CommitRequest, sealed: Mapping[str, SealedStage]
+    ) -> dict[str, Any]:
         with self._lock:
             fresh = self.publisher.publish(
-                query=one.query,
-                run=one.run,
-                batch=one.batch,
-                rows=one.rows,
-                schema=one.ddl,
+                query=request.query,
+                run=request.run,
+                batch=request.batch,
+                rows=request.rows,
+                schema=request.ddl,
                 now=self._clock(),
-                control=len(one.control),
+                control=len(request.control),
             )
             if not fresh:
-                self._pass_over(one)
+                self._discard_republished(request)
                 return {"published": False, "epoch": None, "stream": None}
             answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
-            if one.rows or one.control:
-                manifest, stream = self._manifest(one, sealed)
-                self._append(stream, manifest, one.control)
+            if request.rows or request.control:
+                manifest, stream = self._build_manifest(request, sealed)
+                self._append_epoch(stream, manifest, request.control)
                 answer.update(epoch=manifest.epoch, stream=stream.id)
             # Before the store is told: if that fails, the batch is published all the same.
-            gap = self.publisher.published(
-                batch=one.batch, rows=one.rows, schema=one.ddl, control=len(one.control)
+            gap = self.publisher.record_published(
+                batch=request.batch,
+                rows=request.rows,
+                schema=request.ddl,
+                control=len(request.control),
             )
             if gap:
                 log.warning(
                     "batch %s of export %s follows batch %s: was the checkpoint restored?",
-                    one.batch,
+                    request.batch,
                     self.key,
-                    one.batch - gap - 1,
+                    request.batch - gap - 1,
                 )
             if answer["epoch"] is not None:
-                self._note_next(stream, manifest)
+                self._record_position(stream, manifest)
             # An epoch is in the log; of a batch without one this is the only trace.
             save_publisher(self.publisher, self._store, durable=answer["epoch"] is None)
-            self._admitted, self._again = None, frozenset()
-            self._emit_kept()
+            self._admitted, self._readmitted = None, frozenset()
+            self._emit_waiting()
             self._sweep_stages()
             self._sweep()
         self._notify()
         return answer
 
-    def _emit_kept(self) -> None:
+    def _emit_waiting(self) -> None:
         """Open an epoch for control tuples from outside that are in none."""
 
-    def _pass_over(self, one: _Batch) -> None:
+    def _discard_republished(self, request: _CommitRequest) -> None:
         """Discard what a batch has staged that was published before."""
-        for summary in one.stages:
-            self._discard(summary["stage"])
+        for summary in request.stages:
+            self._discard_stage(summary["stage"])
         self._sweep_stages()
-        if self._admitted == (one.run, one.batch):
+        if self._admitted == (request.run, request.batch):
             self._admitted = None
-        if one.query != self.publisher.query:
+        if request.query != self.publisher.query:
             save_publisher(self.publisher, self._store, durable=True)
 
-    def _append(
-        self, stream: HostedStream, manifest: Manifest, placed: Sequence[Placed] = ()
+    def _append_epoch(
+        self, stream: ExportStream, manifest: Manifest, control: Sequence[IndexedControl] = ()
     ) -> None:
         """Put an epoch into the log, and tell the ledger of it."""
-        stream.publish(manifest, encode(placed) if placed else b"")
-        self.ledger.publish(stream.id, epoch_of(manifest, stream.size_of(manifest.epoch)))
+        stream.publish(manifest, encode(control) if control else b"")
+        self.ledger.publish(
+            stream.id, to_ledger_epoch(manifest, stream.epoch_bytes(manifest.epoch))
+        )
         self.published_rows += manifest.rows
-        self.published.update(one.delivery.value for _, one in placed)
+        self.published.update(one.delivery.value for _, one in control)
 
-    def _note_next(self, stream: HostedStream, manifest: Manifest) -> None:
+    def _record_position(self, stream: ExportStream, manifest: Manifest) -> None:
         """Keep how far a stream is, also for the time when its epochs are removed."""
         self._store.write(
             "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
@@ -372,16 +392,18 @@ class PublishingSide(WaitingSide, SpreadSide):
             stream.id,
         )
 
-    def _manifest(self, one: _Batch, sealed: Mapping[str, Sealed]) -> tuple[Manifest, HostedStream]:
-        named = [s for s in one.stages if s["rows"]]
-        stream = self._stream_of(one, staged=bool(named))
+    def _build_manifest(
+        self, request: _CommitRequest, sealed: Mapping[str, SealedStage]
+    ) -> tuple[Manifest, ExportStream]:
+        named = [s for s in request.stages if s["rows"]]
+        stream = self._stream_for_commit(request, staged=bool(named))
         stages = {
-            s["stage"]: verified(stream, s, f"export {self.key}")
+            s["stage"]: verify_stage(stream, s, f"export {self.key}")
             for s in named
             if s["stage"] not in sealed
         }
         known = self.ledger.streams[stream.id]
-        blocks, agents = joined(
+        blocks, agents = join_blocks(
             [
                 ((), sealed[s["stage"]])
                 if s["stage"] in sealed
@@ -391,33 +413,33 @@ class PublishingSide(WaitingSide, SpreadSide):
         )
         manifest = Manifest(
             epoch=known.next,
-            query=one.query,
-            run=one.run,
-            batch=one.batch,
-            rows=one.rows,
+            query=request.query,
+            run=request.run,
+            batch=request.batch,
+            rows=request.rows,
             bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
             published=self._clock(),
-            ddl=str(one.ddl),
+            ddl=str(request.ddl),
             rows_before=known.rows,
             blocks=blocks,
             agents=agents,
-            gap=self.publisher.gap_before(one.batch),
-            control=_control(known.next, one.control),
+            gap=self.publisher.gap_before(request.batch),
+            control=_manifest_control(known.next, request.control),
         )
         return manifest, stream
 
-    def _stream_of(self, one: _Batch, *, staged: bool) -> HostedStream:
+    def _stream_for_commit(self, request: _CommitRequest, *, staged: bool) -> ExportStream:
         """Return the stream that a batch is published in; one without rows may open it.
 
         Raises:
             StageMissingError: there is none.
         """
         stream = self.newest
-        if not staged and one.schema is not None and one.ddl is not None:
-            return self._current(one.query, one.batch, one.ddl, one.schema)
+        if not staged and request.schema is not None and request.ddl is not None:
+            return self._stream_for_batch(request.query, request.batch, request.ddl, request.schema)
         if stream is None or not staged:
             raise StageMissingError(
-                f"batch {one.batch} of {self.key} names no stage of this agent."
+                f"batch {request.batch} of {self.key} names no stage of this agent."
             )
         return stream
 
@@ -432,7 +454,7 @@ class PublishingSide(WaitingSide, SpreadSide):
         """
         with self._publishing, self._lock:
             for stage in stages:
-                self._discard(stage)
+                self._discard_stage(stage)
             if self._admitted == (run, batch):
                 self._admitted = None
             if self.publisher.abort(query=query, run=run, batch=batch):
@@ -446,9 +468,9 @@ class PublishingSide(WaitingSide, SpreadSide):
             PublisherInUseError, FencedError: see core.publishing.
         """
         with self._lock:
-            self.publisher.finish(query, run, self._end())
-            free = self._clock() >= self.publisher.until
-            save_publisher(self.publisher, self._store, free=free, durable=True)
+            self.publisher.finish(query, run, self._end_position())
+            free = self._clock() >= self.publisher.lease_expires
+            save_publisher(self.publisher, self._store, lease_released=free, durable=True)
         self._notify()
 
     def renew_publisher(self, query: str) -> None:
@@ -456,20 +478,22 @@ class PublishingSide(WaitingSide, SpreadSide):
         with self._lock:
             self.publisher.renew(query, self._clock())
 
-    def renounce(self, query: str) -> None:
+    def end_publisher_lease(self, query: str) -> None:
         """The publishing query ended in order; also an agent that restarts need not wait for it."""
         with self._lock:
-            self.publisher.renounce(query, self._clock())
-            save_publisher(self.publisher, self._store, free=query == self.publisher.query)
+            self.publisher.end_lease(query, self._clock())
+            save_publisher(
+                self.publisher, self._store, lease_released=query == self.publisher.query
+            )
 
-    def _discard(self, stage: str) -> None:
+    def _discard_stage(self, stage: str) -> None:
         for stream in self.streams.values():
             stream.discard(stage)
 
     def _sweep_stages(self) -> None:
         """Forget the stages that are of no use any more, and give back their disk."""
         for stream in self.streams.values():
-            stream.sweep_stages(lambda s: self.publisher.useless(s.run, s.batch))
+            stream.sweep_stages(lambda s: self.publisher.is_stale(s.run, s.batch))
         self._reclaim()
 
     def _reclaim(self) -> None:
@@ -477,13 +501,13 @@ class PublishingSide(WaitingSide, SpreadSide):
             stream.reclaim()
 
 
-def verified(stream: HostedStream | None, summary: Mapping[str, Any], where: str) -> Stage:
+def verify_stage(stream: ExportStream | None, summary: Mapping[str, Any], location: str) -> Stage:
     """Return the stage that a task has told of.
 
     Args:
         stream: that it should be in, None if there is none.
         summary: ``stage``, ``rows`` and ``crc``, as the task was answered.
-        where: whose log it is, for the message.
+        location: whose log it is, for the message.
 
     Raises:
         StageMissingError: it is not there, not complete, or not what was told.
@@ -491,31 +515,35 @@ def verified(stream: HostedStream | None, summary: Mapping[str, Any], where: str
     stage = stream.stages.get(summary["stage"]) if stream else None
     if stage is None or not stage.complete:
         raise StageMissingError(
-            f"stage {summary['stage']} is not in the log of {where} (was the agent's data directory"
+            f"stage {summary['stage']} is not in the log of {location} (was the agent's data"
+            f" directory"
             " replaced?). Nothing was published; the query stops and replays."
         )
     if (stage.rows, stage.crc) != (summary["rows"], summary["crc"]):
         raise StageMissingError(
-            f"stage {stage.id} has {stage.rows} rows and crc {stage.crc} in the log of {where}, the"
+            f"stage {stage.id} has {stage.rows} rows and crc {stage.crc} in the log of {location},"
+            f" the"
             f" task reported {summary['rows']} and {summary['crc']}. Nothing was published."
         )
     return stage
 
 
-def _passed_over(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+def _count_only(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
     """Return the summary of a stage of which only the rows are counted."""
     rows = sum(batch.num_rows for batch in batches)
     return {"stage": secrets.token_hex(8), "stream": None, "rows": rows, "bytes": 0, "crc": 0}
 
 
-def _control(epoch: int, placed: Sequence[Placed]) -> Control | None:
+def _manifest_control(epoch: int, control: Sequence[IndexedControl]) -> ManifestControl | None:
     """Return what a manifest says of the tuples that came with a batch."""
-    if not placed:
+    if not control:
         return None
-    return Control(head=head_of(epoch, (one for _, one in placed)), own=len(placed))
+    return ManifestControl(
+        head=make_control_head(epoch, (one for _, one in control)), query_tuples=len(control)
+    )
 
 
-def epoch_of(manifest: Manifest, size: int) -> Epoch:
+def to_ledger_epoch(manifest: Manifest, size: int) -> Epoch:
     """Return an epoch of ``size`` bytes as the ledger sees it."""
     return Epoch(
         number=manifest.epoch,

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pe_agent.agent.exports.stream.delivery_counts import Delivery
+from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
 from streambroker_core.ledger.ledger import Cursor, Reader
-from streambroker_core.ledger.publisher import LEASE, Published, Publisher
+from streambroker_core.ledger.publisher import LEASE_SECONDS, Published, Publisher
 
 if TYPE_CHECKING:
-    from pe_agent.agent.exports.stream.export_stream import HostedStream
+    from pe_agent.agent.exports.stream.export_stream import ExportStream
     from pe_agent.agent.state.store import Store
 
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
 
 
-def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
+def encode_reader(reader: Reader, delivery: ReaderDelivery) -> dict[str, Any]:
     """Return a reader's claims and counts."""
     return {
         "id": reader.id,
@@ -31,12 +31,12 @@ def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
         "routed": reader.routed,
         "resume": reader.resume,
         "opened": reader.opened,
-        "agreed": reader.agreed,
+        "agreed": reader.agreed_losses,
         "cursors": {s: [c.next, c.planned, c.first] for s, c in reader.cursors.items()},
-        "given": {s: c.given for s, c in reader.cursors.items()},
+        "given": {s: c.granted_until for s, c in reader.cursors.items()},
         "query": reader.query,
-        "turned": reader.turned,
-        "turns": reader.turns,
+        "turned": reader.demoted,
+        "turns": reader.demotions,
         "control": reader.control,
         "delivery": asdict(delivery),
     }
@@ -44,7 +44,7 @@ def encode_reader(reader: Reader, delivery: Delivery) -> dict[str, Any]:
 
 def decode_reader(
     state: dict[str, Any], *, streams: Collection[str], now: float
-) -> tuple[Reader, Delivery]:
+) -> tuple[Reader, ReaderDelivery]:
     """Rebuild a reader; it counts as seen at ``now``, so that grace begins again.
 
     What it says of streams that have been removed since it was written is left aside.
@@ -54,45 +54,45 @@ def decode_reader(
         import_=state["import"],
         policy=state["policy"],
         start=state["start"],
-        until=now,
+        lease_expires=now,
         routed=state["routed"],
-        resume=_of(streams, state["resume"]),
+        resume=_only_existing(streams, state["resume"]),
         opened=state["opened"],
-        agreed=_of(streams, state["agreed"]),
+        agreed_losses=_only_existing(streams, state["agreed"]),
         query=state.get("query"),
-        moved=now,
-        turned=state.get("turned", False),
-        turns=state.get("turns", 0),
+        last_progress=now,
+        demoted=state.get("turned", False),
+        demotions=state.get("turns", 0),
         control=state.get("control", False),
         cursors={
             s: Cursor(next=next_, planned=None if planned is None else tuple(planned), first=first)
-            for s, (next_, planned, first) in _of(streams, state["cursors"]).items()
+            for s, (next_, planned, first) in _only_existing(streams, state["cursors"]).items()
         },
     )
     for name, cursor in reader.cursors.items():
         before = max(cursor.next, cursor.planned[1] if cursor.planned else 0)
-        cursor.given = state.get("given", {}).get(name, before)
-    delivery = Delivery(**state["delivery"])
-    pending = _of(streams, delivery.pending)
+        cursor.granted_until = state.get("given", {}).get(name, before)
+    delivery = ReaderDelivery(**state["delivery"])
+    pending = _only_existing(streams, delivery.pending)
     delivery.pending = {s: tuple(n) for s, n in pending.items()}
     delivery.missed = {s: [(g[0], g[1], g[2]) for g in of] for s, of in delivery.missed.items()}
-    delivery.counted = _of(streams, delivery.counted)
+    delivery.counted = _only_existing(streams, delivery.counted)
     return reader, delivery
 
 
-def _of(streams: Collection[str], values: Mapping[str, T]) -> dict[str, T]:
+def _only_existing(streams: Collection[str], values: Mapping[str, T]) -> dict[str, T]:
     return {stream: value for stream, value in values.items() if stream in streams}
 
 
 def save_publisher(
-    publisher: Publisher, store: Store, *, free: bool = False, durable: bool = False
+    publisher: Publisher, store: Store, *, lease_released: bool = False, durable: bool = False
 ) -> None:
     """Write who publishes, its runs and its last batch.
 
     Args:
         publisher: of one export.
         store: the agent's.
-        free: it has given up its lease.
+        lease_released: it has given up its lease.
         durable: survive a power cut, too.
     """
     state = {
@@ -101,7 +101,7 @@ def save_publisher(
         "runs": publisher.runs,
         "last": None if publisher.last is None else _encode_published(publisher.last),
         "earlier": {q: _encode_published(last) for q, last in publisher.earlier.items()},
-        "free": free,
+        "free": lease_released,
         "aborted": publisher.aborted,
         "gaps": publisher.gaps,
         "skipped": publisher.skipped,
@@ -121,7 +121,7 @@ def _encode_published(last: Published) -> dict[str, Any]:
 
 
 def restore_publisher(
-    publisher: Publisher, store: Store, streams: Iterable[HostedStream], *, now: float
+    publisher: Publisher, store: Store, streams: Iterable[ExportStream], *, now: float
 ) -> None:
     """Rebuild the publisher; epochs in the log count for more than what the store says.
 
@@ -133,7 +133,7 @@ def restore_publisher(
         publisher.query, publisher.schema = state["query"], state["schema"]
         publisher.runs = dict(state["runs"])
         publisher.earlier = {q: Published(**last) for q, last in state["earlier"].items()}
-        publisher.until = now if state["free"] else now + LEASE
+        publisher.lease_expires = now if state["free"] else now + LEASE_SECONDS
         publisher.gaps = state.get("gaps", 0)
         publisher.skipped = state.get("skipped", 0)
         if state.get("ended"):
@@ -148,9 +148,9 @@ def restore_publisher(
             if manifest.query != publisher.query:
                 continue
             batch, count, ddl = manifest.batch, manifest.rows, manifest.ddl
-            own = manifest.control.own if manifest.control else 0
+            own = manifest.control.query_tuples if manifest.control else 0
             if publisher.last is None or batch >= publisher.last.batch:
-                publisher.restore(batch=batch, rows=count, schema=ddl, control=own)
+                publisher.restore_batch(batch=batch, rows=count, schema=ddl, control=own)
             else:
                 publisher.history[batch] = Published(
                     batch=batch, rows=count, schema=ddl, control=own

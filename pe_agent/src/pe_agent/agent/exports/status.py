@@ -6,12 +6,12 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_agent.agent.exports.export import HostedExport
-    from pe_agent.agent.exports.stream.delivery_counts import Delivery
+    from pe_agent.agent.exports.export import AgentExport
+    from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
     from streambroker_core.ledger.ledger import Reader, Stream
 
 
-def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
+def export_metrics(export: AgentExport, now: float) -> dict[str, Any]:
     """Return the figures of an export; its lock is held.
 
     Args:
@@ -21,8 +21,8 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
     Returns:
         Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
         admission waits for, since when a task waits and the seconds in all, control tuples by
-        delivery, what of its log is damaged, and by reader what :func:`reader_figures` and
-        :func:`lag_figures` return.
+        delivery, what of its log is damaged, and by reader what :func:`reader_metrics` and
+        :func:`lag_metrics` return.
     """
     ledger, publisher = export.ledger, export.publisher
     return {
@@ -45,33 +45,33 @@ def export_figures(export: HostedExport, now: float) -> dict[str, Any]:
         "ended": export.ended(),
         "held": ledger.held_bytes(now),
         "limit": ledger.limits.max_bytes,
-        "waiting_for": [h.import_ for h in ledger.blocked_by(now)],
-        "waitingSince": moment(export.waits.since(now)),
-        "waitedSeconds": round(export.waits.seconds, 3),
+        "waiting_for": [h.import_ for h in ledger.blocking_readers(now)],
+        "waitingSince": format_time(export.wait_times.since(now)),
+        "waitedSeconds": round(export.wait_times.seconds, 3),
         "publishedRows": export.published_rows,
         "control": {"accepted": dict(export.accepted), "published": dict(export.published)},
         "gaps": publisher.gaps,
-        "damaged": damages(export),
-        "damagedSegments": len(damaged_segments(export)),
+        "damaged": list_damage(export),
+        "damagedSegments": len(list_damaged_segments(export)),
         "missing": sum(n - m for s in ledger.streams.values() for m, n in s.missing),
         "readers": {
             id_: {
-                **reader_figures(reader, export.deliveries.of(id_), now),
-                **lag_figures(export, reader, now),
-                "blockedSeconds": round(export.waits.of(id_), 3),
-                "sentControl": dict(export.deliveries.control(id_)),
+                **reader_metrics(reader, export.deliveries.for_reader(id_), now),
+                **lag_metrics(export, reader, now),
+                "blockedSeconds": round(export.wait_times.seconds_for(id_), 3),
+                "sentControl": dict(export.deliveries.sent_control(id_)),
             }
             for id_, reader in ledger.readers.items()
         },
     }
 
 
-def damaged_segments(export: HostedExport) -> list[str]:
+def list_damaged_segments(export: AgentExport) -> list[str]:
     """Return the segments in which the scrub has met damage, as paths in the export's log."""
-    return [segment for stream in export.streams.values() for segment in stream.damaged()]
+    return [segment for stream in export.streams.values() for segment in stream.damaged_segments()]
 
 
-def missing_epochs(stream: Stream) -> list[str]:
+def list_missing_epochs(stream: Stream) -> list[str]:
     """Return which epochs are not in a stream's log though nothing removed them, range by range."""
     return [
         f"epochs {first} to {next_ - 1} of stream {stream.id}"
@@ -80,21 +80,21 @@ def missing_epochs(stream: Stream) -> list[str]:
     ]
 
 
-def damages(export: HostedExport) -> list[str]:
+def list_damage(export: AgentExport) -> list[str]:
     """Return what of an export's log is damaged: epochs that are missing, and segments."""
-    missing = [text for s in export.ledger.streams.values() for text in missing_epochs(s)]
-    return [*missing, *damaged_segments(export)]
+    missing = [text for s in export.ledger.streams.values() for text in list_missing_epochs(s)]
+    return [*missing, *list_damaged_segments(export)]
 
 
-def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, Any]:
+def reader_metrics(reader: Reader, delivery: ReaderDelivery, now: float) -> dict[str, Any]:
     """Return where a reader stands and what it got; rows are counted before the filter."""
     return {
         "import": reader.import_,
         "policy": reader.policy,
-        "turned": reader.turned,
-        "turns": reader.turns,
+        "turned": reader.demoted,
+        "turns": reader.demotions,
         "routed": reader.routed,
-        "alive": now <= reader.until,
+        "alive": now <= reader.lease_expires,
         "positions": {s: c.next for s, c in reader.cursors.items()},
         "planned": {s: list(c.planned) for s, c in reader.cursors.items() if c.planned},
         "delivered": delivery.delivered,
@@ -105,13 +105,13 @@ def reader_figures(reader: Reader, delivery: Delivery, now: float) -> dict[str, 
         "lost": [delivery.lost_epochs, delivery.lost_rows],
         "sentRows": delivery.sent_rows,
         "sentBytes": delivery.sent_bytes,
-        "plannedSince": moment(delivery.planned_since),
+        "plannedSince": format_time(delivery.planned_since),
         "releasedPlans": delivery.released_plans,
         "filter": delivery.filter,
     }
 
 
-def lag_figures(export: HostedExport, reader: Reader, now: float) -> dict[str, Any]:
+def lag_metrics(export: AgentExport, reader: Reader, now: float) -> dict[str, Any]:
     """Return what a reader has still to finish, and how full of it the log is.
 
     ``congestion`` is 100 where it alone comes to ``buffer.maxBytes``, or to so many epochs as may
@@ -128,7 +128,7 @@ def lag_figures(export: HostedExport, reader: Reader, now: float) -> dict[str, A
     }
 
 
-def moment(at: float | None) -> str | None:
+def format_time(at: float | None) -> str | None:
     """Return a time on the export's clock as text, to the second; None for None."""
     if at is None:
         return None

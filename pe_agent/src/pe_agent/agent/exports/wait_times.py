@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-ASKS_SECONDS = 6.0
+RETRY_WINDOW_SECONDS = 6.0
 """Who waits asks again sooner; a longer pause is none of the wait."""
 
 
-class Waits:
+class WaitTimes:
     """Adds up the time between one vain admission and the next; its lock is the export's.
 
     Attributes:
@@ -18,20 +18,20 @@ class Waits:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._since: float | None = None
-        self._asked = 0.0
+        self._last_attempt = 0.0
         self._holders: frozenset[str] = frozenset()
-        self._for: dict[str, float] = {}
+        self._seconds_by_reader: dict[str, float] = {}
 
-    def asked(self, now: float, holders: Collection[str]) -> None:
+    def note_attempt(self, now: float, holders: Collection[str]) -> None:
         """A task has asked for admission and waits for these readers; for none it is admitted."""
         if self.since(now) is None:
             self._since = None
         else:
-            passed = max(0.0, now - self._asked)
+            passed = max(0.0, now - self._last_attempt)
             self.seconds += passed
             for reader in self._holders:
-                self._for[reader] = self._for.get(reader, 0.0) + passed
-        self._asked, self._holders = now, frozenset(holders)
+                self._seconds_by_reader[reader] = self._seconds_by_reader.get(reader, 0.0) + passed
+        self._last_attempt, self._holders = now, frozenset(holders)
         if not holders:
             self._since = None
         elif self._since is None:
@@ -39,12 +39,12 @@ class Waits:
 
     def since(self, now: float) -> float | None:
         """Return since when a task waits, None if none does."""
-        return self._since if now - self._asked <= ASKS_SECONDS else None
+        return self._since if now - self._last_attempt <= RETRY_WINDOW_SECONDS else None
 
-    def of(self, reader: str) -> float:
+    def seconds_for(self, reader: str) -> float:
         """Return the seconds that were waited for a reader."""
-        return self._for.get(reader, 0.0)
+        return self._seconds_by_reader.get(reader, 0.0)
 
     def forget(self, reader: str) -> None:
         """The reader is not known any more."""
-        self._for.pop(reader, None)
+        self._seconds_by_reader.pop(reader, None)

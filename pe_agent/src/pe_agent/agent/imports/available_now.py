@@ -13,7 +13,7 @@ from streambroker_core.wire.broker.view import ImportPort
 log = logging.getLogger("pe_agent")
 
 HEADS_SECONDS = 10.0
-AGAIN_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 
 
 class RoutesUnknownError(StreambrokerError):
@@ -22,7 +22,7 @@ class RoutesUnknownError(StreambrokerError):
     code = "RoutesUnknown"
 
 
-class _Found(NamedTuple):
+class _HeadsResult(NamedTuple):
     """What the exporters of an import say."""
 
     heads: dict[str, int]
@@ -30,7 +30,7 @@ class _Found(NamedTuple):
     ended: list[str]
 
 
-class Heads(ImportState):
+class AvailableNowTarget(ImportState):
     """What a run asks before it begins."""
 
     def heads(self, port: str, wait: float = 0.0) -> dict[str, Any]:
@@ -52,31 +52,31 @@ class Heads(ImportState):
         """
         key, deadline = f"{self._pe}/{port}", time.monotonic() + min(HEADS_SECONDS, wait)
         while True:
-            seen = self._news.seen((key,))
-            import_ = self._import_of(port)
-            found = self._heads_of(import_, key) if import_ else _Found({}, [], [])
+            seen = self._notifier.version((key,))
+            import_ = self._find_import(port)
+            found = self._fetch_heads(import_, key) if import_ else _HeadsResult({}, [], [])
             missing = found.missing
             left = deadline - time.monotonic()
-            if left <= 0 or (import_ is not None and not missing) or self._news.closed:
+            if left <= 0 or (import_ is not None and not missing) or self._notifier.closed:
                 break
-            self._news.wait(seen, min(left, AGAIN_SECONDS), (key,))
+            self._notifier.wait(seen, min(left, RETRY_SECONDS), (key,))
         if import_ is None:
             raise RoutesUnknownError(
                 f"it is not known yet what import {key} is connected to: has its agent reached the"
                 " broker? `away` of pe.status()['broker'] says why not."
             )
-        self.missing[port] = missing
-        return {**found._asdict(), "control": self.control_log.next}
+        self.missing_exports[port] = missing
+        return {**found._asdict(), "control": self.control_log.next_seq}
 
-    def _heads_of(self, import_: ImportPort, key: str) -> _Found:
-        found = _Found({}, [], [])
+    def _fetch_heads(self, import_: ImportPort, key: str) -> _HeadsResult:
+        found = _HeadsResult({}, [], [])
         for route in import_.routes:
             export = str(route.export)
             if route.location is None:
                 found.missing.append(export)
                 continue
             try:
-                heads, ended = self.peers.ask_heads(route, key)
+                heads, ended = self.peers.fetch_heads(route, key)
             except StreambrokerError as error:
                 log.info("export %s does not answer: %s", export, error)
                 found.missing.append(export)

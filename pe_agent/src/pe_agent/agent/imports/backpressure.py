@@ -13,29 +13,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pe_agent.agent.notifier import News
-from streambroker_core.ledger.ledger import Holder
+from pe_agent.agent.notifier import Notifier
+from streambroker_core.ledger.ledger import BlockingReader
 from streambroker_core.model import job_of
 
-LEASE = 6.0
-TOGETHER = 1.0
-BESIDE_OTHERS = 0.02
+LEASE_SECONDS = 6.0
+MAX_WAIT_SECONDS = 1.0
+MAX_WAIT_WITH_OTHERS = 0.02
 STUCK_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Query:
+class GatedQuery:
     """One running query.
 
     Attributes:
         exports: ports of the exports it publishes to; none for another sink.
         frames: of its imports, as ``subscribe`` names them.
-        foreign: it reads other streams as well.
-        asked: who was asked since one was asked for the second time: its import and the news seen
-            then, None if it had an offset to give.
+        has_other_sources: it reads other streams as well.
+        round_calls: who was asked since one was asked for the second time: its import and the news
+            seen then, None if it had an offset to give.
         readers: its readers, as far as they have asked.
-        shut_for: what each holder of an export had to finish when that last changed.
-        since: when that was.
+        blocking_bytes: what each holder of an export had to finish when that last changed.
+        blocked_since: when that was.
         gated: the answer to its last call was that the gate is shut.
     """
 
@@ -43,42 +43,45 @@ class Query:
     run: str
     exports: tuple[str, ...]
     frames: frozenset[str]
-    foreign: bool
-    until: float
-    asked: dict[str, tuple[str, int] | None] = field(default_factory=dict)
+    has_other_sources: bool
+    expires: float
+    round_calls: dict[str, tuple[str, int] | None] = field(default_factory=dict)
     readers: set[str] = field(default_factory=set)
-    shut_for: dict[tuple[str, str], int] = field(default_factory=dict)
-    since: float = 0.0
+    blocking_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    blocked_since: float = 0.0
     gated: bool = False
 
 
-class Queries:
+class QueryGates:
     """All queries of one PE's job that were told of. Safe from any thread.
 
     Attributes:
-        chain_of: returns for which exports a query waits at one of this PE, by port, query, and
-            whether it reads nothing for that.
+        find_wait_chain: returns for which exports a query waits at one of this PE, by port, query,
+            and whether it reads nothing for that.
     """
 
     def __init__(
-        self, pe: str, news: News, holders: Callable[[str], Sequence[Holder]] = lambda _: ()
+        self,
+        pe: str,
+        notifier: Notifier,
+        holders: Callable[[str], Sequence[BlockingReader]] = lambda _: (),
     ) -> None:
         """Begin without any.
 
         Args:
             pe: key of the PE.
-            news: counts what happens, by key of import or export.
+            notifier: counts what happens, by key of import or export.
             holders: returns who makes an export of this PE wait, by port.
         """
-        self.chain_of: Callable[[str, str, bool], list[str]] = lambda *_: []
+        self.find_wait_chain: Callable[[str, str, bool], list[str]] = lambda *_: []
         self._pe = pe
         self._job = job_of(pe) + "/"
-        self._news = news
+        self._notifier = notifier
         self._holders = holders
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, frozenset[str]], Query] = {}
+        self._queries: dict[tuple[str, frozenset[str]], GatedQuery] = {}
 
-    def begin(self, body: Mapping[str, Any]) -> Query:
+    def begin(self, body: Mapping[str, Any]) -> GatedQuery:
         """A query runs, or is about to (``query`` null); forgotten when it is not told again.
 
         Args:
@@ -87,36 +90,36 @@ class Queries:
         frames, now = frozenset(body["frames"]), time.monotonic()
         id_ = str(body["query"] or "")
         with self._lock:
-            self._known = {k: q for k, q in self._known.items() if q.until > now}
-            known = self._known.get((id_, frames))
+            self._queries = {k: q for k, q in self._queries.items() if q.expires > now}
+            known = self._queries.get((id_, frames))
             if id_:
-                known = known or self._known.pop(("", frames), None)
+                known = known or self._queries.pop(("", frames), None)
             if known is None:
-                known = Query("", "", (), frames, False, now)
+                known = GatedQuery("", "", (), frames, False, now)
             known.id, known.run = id_, str(body["run"] or "")
-            known.exports, known.foreign = tuple(body["exports"]), bool(body["foreign"])
-            known.until = now + LEASE
-            self._known[id_, frames] = known
+            known.exports, known.has_other_sources = tuple(body["exports"]), bool(body["foreign"])
+            known.expires = now + LEASE_SECONDS
+            self._queries[id_, frames] = known
             return known
 
     def end(self, body: Mapping[str, Any]) -> None:
         """A run of a query has ended: ``query``, ``run``."""
         with self._lock:
             told = (body["query"], body["run"])
-            self._known = {k: q for k, q in self._known.items() if (q.id, q.run) != told}
+            self._queries = {k: q for k, q in self._queries.items() if (q.id, q.run) != told}
 
-    def turn(self, frame: str | None, import_: str, reader: str) -> Turn:
+    def begin_call(self, frame: str | None, import_: str, reader: str) -> OffsetCall:
         """Return the turn of a reader that is asked for its next offset."""
         now = time.monotonic()
         with self._lock:
-            of = [q for q in self._known.values() if frame in q.frames and q.until > now]
-            turn = Turn(self, self._news, import_)
+            of = [q for q in self._queries.values() if frame in q.frames and q.expires > now]
+            turn = OffsetCall(self, self._notifier, import_)
             if len(of) == 1:
                 of[0].readers.add(reader)
-                turn.take(of[0], str(frame))
+                turn.attach(of[0], str(frame))
             return turn
 
-    def shut(self, query: Query) -> str | None:
+    def blocking_export(self, query: GatedQuery) -> str | None:
         """Return the port of an export that the query would wait for, None for none.
 
         The gate does not hold a query up that waits for itself, or one whose job has stood still
@@ -125,36 +128,42 @@ class Queries:
         holders = {port: list(self._holders(port)) for port in query.exports}
         bytes_ = {(port, h.reader): h.bytes for port, of in holders.items() for h in of}
         now = time.monotonic()
-        if bytes_ != query.shut_for:
-            query.shut_for, query.since = bytes_, now
-        still = now - query.since > STUCK_SECONDS
-        waits = (port for port, of in holders.items() if of and not self._own(query, of, still))
+        if bytes_ != query.blocking_bytes:
+            query.blocking_bytes, query.blocked_since = bytes_, now
+        still = now - query.blocked_since > STUCK_SECONDS
+        waits = (
+            port
+            for port, of in holders.items()
+            if of and not self._is_self_blocked(query, of, still)
+        )
         shut = next(waits, None)
         query.gated = shut is not None
         return shut
 
-    def _own(self, query: Query, holders: Sequence[Holder], still: bool) -> bool:
+    def _is_self_blocked(
+        self, query: GatedQuery, holders: Sequence[BlockingReader], is_stuck: bool
+    ) -> bool:
         """Whether it is the query itself that holds an export, or its job, which stands still.
 
         A query holds it itself, too, where others in between wait for each other.
         """
         itself = not query.readers.isdisjoint(h.reader for h in holders)
         itself = itself or any(h.ring is not None for h in holders)
-        return itself or (still and all(h.import_.startswith(self._job) for h in holders))
+        return itself or (is_stuck and all(h.import_.startswith(self._job) for h in holders))
 
-    def chains(self, readers: Iterable[str]) -> dict[str, list[str]]:
+    def wait_chains(self, readers: Iterable[str]) -> dict[str, list[str]]:
         """Return for which exports the queries of some readers wait, of those that do."""
         now = time.monotonic()
         with self._lock:
-            known = [q for q in self._known.values() if q.until > now and q.exports]
-        of = {r: self._chain([q for q in known if r in q.readers]) for r in readers}
+            known = [q for q in self._queries.values() if q.expires > now and q.exports]
+        of = {r: self._wait_chain([q for q in known if r in q.readers]) for r in readers}
         return {reader: chain for reader, chain in of.items() if chain}
 
-    def _chain(self, queries: Sequence[Query]) -> list[str]:
-        found = (self.chain_of(port, q.id, q.gated) for q in queries for port in q.exports)
+    def _wait_chain(self, queries: Sequence[GatedQuery]) -> list[str]:
+        found = (self.find_wait_chain(port, q.id, q.gated) for q in queries for port in q.exports)
         return list(dict.fromkeys(key for chain in found for key in chain))
 
-    def key(self, port: str) -> str:
+    def port_key(self, port: str) -> str:
         """Return the key of a port of this PE."""
         return f"{self._pe}/{port}"
 
@@ -166,15 +175,15 @@ class Queries:
                 q.id: {
                     "exports": list(q.exports),
                     "imports": len(q.frames),
-                    "foreign": q.foreign,
+                    "foreign": q.has_other_sources,
                     "gated": q.gated,
                 }
-                for q in self._known.values()
-                if q.until > now
+                for q in self._queries.values()
+                if q.expires > now
             }
 
 
-class Turn:
+class OffsetCall:
     """One call for the next offset of one reader.
 
     Attributes:
@@ -182,58 +191,62 @@ class Turn:
         keys: whose news it waits for.
     """
 
-    def __init__(self, queries: Queries, news: News, import_: str) -> None:
+    def __init__(self, queries: QueryGates, notifier: Notifier, import_: str) -> None:
         self._queries = queries
-        self._news = news
+        self._notifier = notifier
         self._import = import_
         self._frame = ""
-        self.query: Query | None = None
+        self.query: GatedQuery | None = None
         self.keys: tuple[str, ...] = (import_,)
 
-    def take(self, query: Query, frame: str) -> None:
+    def attach(self, query: GatedQuery, frame: str) -> None:
         """It is the frame's turn; a new round begins if it was asked before in this one."""
-        if frame in query.asked:
-            query.asked.clear()
+        if frame in query.round_calls:
+            query.round_calls.clear()
         self.query, self._frame = query, frame
-        query.asked[frame] = (self._import, self._news.seen((self._import,)))
-        imports = dict.fromkeys(asked[0] for asked in query.asked.values() if asked is not None)
-        self.keys = (*imports, *map(self._queries.key, query.exports))
+        query.round_calls[frame] = (self._import, self._notifier.version((self._import,)))
+        imports = dict.fromkeys(
+            asked[0] for asked in query.round_calls.values() if asked is not None
+        )
+        self.keys = (*imports, *map(self._queries.port_key, query.exports))
 
-    def gate(self) -> str | None:
+    def blocking_export(self) -> str | None:
         """Return the export for which the query must not read anything now, None for none."""
-        return None if self.query is None else self._queries.shut(self.query)
+        return None if self.query is None else self._queries.blocking_export(self.query)
 
     @property
-    def together(self) -> bool:
+    def may_wait(self) -> bool:
         """Whether it is known that a call may wait without holding up other streams."""
-        return self.query is not None and not self.query.foreign
+        return self.query is not None and not self.query.has_other_sources
 
-    def patience(self, asked: float, *, limited: bool, gated: bool, aside: bool) -> float:
+    def wait_seconds(
+        self, requested: float, *, limited: bool, gated: bool, in_background: bool
+    ) -> float:
         """Return for how many seconds the call may wait.
 
         Args:
-            asked: what the source asks for; it counts where nothing is known of its query.
-            aside: it is asked behind Spark's back, so it holds nobody up.
+            requested: what the source asks for; it counts where nothing is known of its query.
+            in_background: it is asked behind Spark's back, so it holds nobody up.
             limited: it reads up to a limit, and what it is not given ends its run.
             gated: the gate is shut.
         """
         query = self.query
         if limited and not gated:
             return 0.0
-        if query is None or aside:
-            return asked
-        if len(query.asked) < len(query.frames) or None in query.asked.values():
+        if query is None or in_background:
+            return requested
+        if len(query.round_calls) < len(query.frames) or None in query.round_calls.values():
             return 0.0
-        return min(asked, BESIDE_OTHERS) if query.foreign else TOGETHER
+        return min(requested, MAX_WAIT_WITH_OTHERS) if query.has_other_sources else MAX_WAIT_SECONDS
 
-    def gave(self) -> None:
+    def note_offset(self) -> None:
         """The reader has an offset to give: nobody after it waits."""
         if self.query is not None:
-            self.query.asked[self._frame] = None
+            self.query.round_calls[self._frame] = None
 
-    def others_have_news(self) -> bool:
+    def others_changed(self) -> bool:
         """Whether there is news for a reader of the query that was asked before."""
         if self.query is None:
             return False
-        before = [a for f, a in self.query.asked.items() if f != self._frame]
-        return any(a is not None and self._news.seen((a[0],)) > a[1] for a in before)
+        before = [a for f, a in self.query.round_calls.items() if f != self._frame]
+        return any(a is not None and self._notifier.version((a[0],)) > a[1] for a in before)

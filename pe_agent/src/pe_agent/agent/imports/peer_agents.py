@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pe_agent.agent.notifier import News
+from pe_agent.agent.notifier import Notifier
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import CapabilityError, StreambrokerError
+from streambroker_core.ledger.planner import Plan
 from streambroker_core.wire.broker.view import ImportRoute, View
 
 log = logging.getLogger("pe_agent")
@@ -20,7 +21,7 @@ log = logging.getLogger("pe_agent")
 WATCH_SECONDS = 2.0
 READER_LEASE = 5.0
 PLAN_SECONDS = 2.0
-WATCHED = 64
+MAX_IMPORTS = 64
 """Imports in one watch: with their capabilities and readers far below what an agent takes."""
 
 Routes = Mapping[str, Mapping[str, str | None]]
@@ -28,49 +29,49 @@ Routes = Mapping[str, Mapping[str, str | None]]
 
 
 @dataclass(slots=True)
-class _Watched:
+class _Watch:
     location: str
     routes: Routes
     stopped: threading.Event = field(default_factory=threading.Event)
 
 
-class Peers:
+class PeerAgents:
     """One watch per other agent: it brings heads and carries the leases of our readers.
 
     Attributes:
-        chains: returns for which exports the queries of readers wait, by reader.
+        find_wait_chains: returns for which exports the queries of readers wait, by reader.
     """
 
     def __init__(
         self,
-        news: News,
+        notifier: Notifier,
         alive: Callable[[], dict[str, list[str]]],
         unfinished: Callable[[], Iterable[tuple[str, str, str]]],
-        pass_of: Callable[[str, str], str | None] = lambda *_: None,
+        find_pass: Callable[[str, str], str | None] = lambda *_: None,
     ) -> None:
         """Begin without any watch; :meth:`follow` starts them.
 
         Args:
-            news: told when a head moved.
+            notifier: told when a head moved.
             alive: returns the living readers by import.
             unfinished: returns address, export and import of what living readers have planned
                 and not acknowledged, also where the route is gone.
-            pass_of: returns what a reader shows to an export's agent.
+            find_pass: returns what a reader shows to an export's agent.
         """
-        self.chains: Callable[[Iterable[str]], dict[str, list[str]]] = lambda _: {}
-        self._news = news
+        self.find_wait_chains: Callable[[Iterable[str]], dict[str, list[str]]] = lambda _: {}
+        self._notifier = notifier
         self._alive = alive
         self._unfinished = unfinished
-        self._pass_of = pass_of
+        self._find_pass = find_pass
         self._routed: dict[str, dict[str, dict[str, str | None]]] = {}
         self._lock = threading.Lock()
-        self._watched: dict[tuple[str, int], _Watched] = {}
+        self._watches: dict[tuple[str, int], _Watch] = {}
         self._heads: dict[str, dict[str, int]] = {}
         self._ended: set[str] = set()
         self._away: dict[str, str] = {}
         self._refused: dict[str, str] = {}
 
-    def follow(self, view: View) -> None:
+    def apply_view(self, view: View) -> None:
         """Watch the agents of this view's import routes."""
         routed: dict[str, dict[str, dict[str, str | None]]] = {}
         for port, import_ in view.imports.items():
@@ -82,7 +83,7 @@ class Peers:
                     )
         self._routed = routed
         self.refresh()
-        self._news.tell()
+        self._notifier.notify()
 
     def refresh(self) -> None:
         """Watch routed agents, and those that hold what a living reader has not finished."""
@@ -91,16 +92,18 @@ class Peers:
             if not self._is_home(export, location):
                 continue  # its agent has moved, with all that it holds
             wanted.setdefault(location, {}).setdefault(export, {}).setdefault(import_, None)
-        parts = {(at, n): part for at, r in wanted.items() for n, part in enumerate(_parts(r))}
+        parts = {
+            (at, n): part for at, r in wanted.items() for n, part in enumerate(_split_routes(r))
+        }
         with self._lock:
-            for key in list(self._watched):
+            for key in list(self._watches):
                 if key not in parts:
-                    self._watched.pop(key).stopped.set()
+                    self._watches.pop(key).stopped.set()
             self._away = {at: why for at, why in self._away.items() if at in wanted}
             for (location, n), routes in parts.items():
-                watched = self._watched.get((location, n))
+                watched = self._watches.get((location, n))
                 if watched is None:
-                    watched = self._watched[location, n] = _Watched(location, routes)
+                    watched = self._watches[location, n] = _Watch(location, routes)
                     threading.Thread(
                         target=self._watch, args=(watched,), daemon=True, name=f"watch {location}"
                     ).start()
@@ -120,7 +123,7 @@ class Peers:
         """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
         return self._heads.get(export)
 
-    def ended(self, export: str) -> bool:
+    def has_ended(self, export: str) -> bool:
         """Whether an export was said to have ended with the heads that are known of it."""
         return export in self._ended
 
@@ -132,20 +135,20 @@ class Peers:
         """Return why an export's agent refuses its heads, None if it does not, or is away."""
         return self._refused.get(export)
 
-    def refused(self) -> dict[str, str]:
+    def refusals(self) -> dict[str, str]:
         """Return why an agent that answers refuses the heads of an export, by export."""
         return dict(self._refused)
 
-    def note_away(self, location: str, why: str) -> None:
+    def note_away(self, location: str, reason: str) -> None:
         """Another call has found that the agent does not answer."""
-        if (location, 0) in self._watched:
-            self._away[location] = why
+        if (location, 0) in self._watches:
+            self._away[location] = reason
 
     def away(self) -> dict[str, str]:
         """Return why an agent does not answer, by location."""
         return dict(self._away)
 
-    def _watch(self, watched: _Watched) -> None:
+    def _watch(self, watched: _Watch) -> None:
         client = AgentClient(watched.location)
         pause = 0.05
         while not watched.stopped.is_set():
@@ -165,7 +168,7 @@ class Peers:
             watched.stopped.wait(pause)
             pause = min(1.0, pause * 2)
 
-    def _watch_once(self, client: AgentClient, watched: _Watched) -> bool:
+    def _watch_once(self, client: AgentClient, watched: _Watch) -> bool:
         """Ask once; return whether the agent gave the heads of any export.
 
         Raises:
@@ -177,7 +180,7 @@ class Peers:
                 "heads": self._heads.get(export),
                 "ended": export in self._ended,
                 "imports": {
-                    import_: self._asked(export, imports[import_], alive.get(import_, []))
+                    import_: self._import_request(export, imports[import_], alive.get(import_, []))
                     for import_ in imports
                 },
             }
@@ -215,33 +218,35 @@ class Peers:
                     self._ended ^= {export}
                     moved.update(watched.routes[export])
         if moved:
-            self._news.tell(*moved)
+            self._notifier.notify(*moved)
         if exports and refused == len(exports):
             return False
         if not moved and time.monotonic() - began < 0.01:
             watched.stopped.wait(0.05)
         return True
 
-    def _asked(self, export: str, capability: str | None, readers: list[str]) -> dict[str, Any]:
+    def _import_request(
+        self, export: str, capability: str | None, readers: list[str]
+    ) -> dict[str, Any]:
         """Return what is said of an import; for what its queries wait only if they do."""
-        waits = self.chains(readers)
+        waits = self.find_wait_chains(readers)
         return {
             "capability": capability,
-            "readers": {reader: self._pass_of(reader, export) for reader in readers},
+            "readers": {reader: self._find_pass(reader, export) for reader in readers},
             **({"waits": waits} if waits else {}),
         }
 
-    def _note_refused(self, told: Mapping[str, str | None]) -> None:
+    def _note_refused(self, reasons: Mapping[str, str | None]) -> None:
         """Note of which exports an agent that answers tells nothing, and why."""
         with self._lock:
-            for export, why in told.items():
+            for export, why in reasons.items():
                 before = self._refused.pop(export, None)
                 if why is not None:
                     self._refused[export] = why
                     if before != why:
                         log.info("heads of export %s refused: %s", export, why)
 
-    def ask_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
+    def fetch_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
         """Return how far the streams of one export reach at this moment, and whether it has ended.
 
         Raises:
@@ -263,9 +268,9 @@ class Peers:
             raise AgentRefusedError(str(told.get("code", CapabilityError.code)), why)
         return dict(told["heads"]), bool(told.get("ended"))
 
-    def tell_leave(self, location: str, export: str, import_: str, reader: str) -> None:
+    def report_leave(self, location: str, export: str, import_: str, reader: str) -> None:
         """Say that a reader's process ended in order; nobody waits for the answer."""
-        shown = self._pass_of(reader, export)
+        shown = self._find_pass(reader, export)
         body = {"export": export, "import": import_, "reader": reader, "pass": shown}
         try:
             AgentClient(location).call("peer.leave", timeout=1.0, **body)
@@ -275,25 +280,25 @@ class Peers:
     def close(self) -> None:
         """End all watches."""
         with self._lock:
-            for watched in self._watched.values():
+            for watched in self._watches.values():
                 watched.stopped.set()
-            self._watched.clear()
+            self._watches.clear()
 
 
-def _parts(routes: Routes) -> list[Routes]:
+def _split_routes(routes: Routes) -> list[Routes]:
     """Divide what is read at one agent into watches."""
     parts: list[dict[str, Mapping[str, str | None]]] = [{}]
-    left = WATCHED
+    left = MAX_IMPORTS
     for export, imports in sorted(routes.items()):
         if parts[-1] and len(imports) > left:
             parts.append({})
-            left = WATCHED
+            left = MAX_IMPORTS
         parts[-1][export] = imports
         left -= len(imports)
     return list(parts)
 
 
-def plan_body(answer: Any) -> dict[str, Any]:
+def encode_plan(plan: Plan) -> dict[str, Any]:
     """Return a ledger's answer as JSON."""
     return {
         "planned": [
@@ -304,15 +309,15 @@ def plan_body(answer: Any) -> dict[str, Any]:
                 "dropped": list(p.dropped),
                 "duplicates": list(p.duplicates),
                 "lost": list(p.lost),
-                "moved": p.moved,
+                "moved": p.has_gap,
             }
-            for p in answer.planned
+            for p in plan.planned
         ],
-        "bytes": answer.bytes,
-        "last": None if answer.last is None else list(answer.last),
-        "routed": answer.routed,
-        "gone": list(answer.gone),
-        "quiet": dict(answer.quiet),
-        "tuples": answer.tuples,
-        "payload": answer.payload,
+        "bytes": plan.bytes,
+        "last": None if plan.last is None else list(plan.last),
+        "routed": plan.routed,
+        "gone": list(plan.unknown_streams),
+        "quiet": dict(plan.rowless_streams),
+        "tuples": plan.tuples,
+        "payload": plan.payload,
     }

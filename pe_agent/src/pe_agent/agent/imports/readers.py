@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pe_agent.agent.imports.peer_agents import READER_LEASE
-from pe_agent.agent.imports.receive_counts import Received
+from pe_agent.agent.imports.receive_counts import ReceiveCounts
 from pe_agent.agent.state.store import Store
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import NotRoutedError, ReadersExceededError
-from streambroker_core.ledger.offset import Lost
+from streambroker_core.ledger.offset import Loss
 
-READERS = 1_000
+MAX_READERS = 1_000
 
 
 class ReaderInUseError(StreambrokerError):
@@ -37,47 +37,48 @@ class Missed:
     """Epochs that a planned batch was cut without, of one stream.
 
     Attributes:
-        before: epochs that the batch's own offset counts as lost.
+        already_lost: epochs that the batch's own offset counts as lost.
         next: where the batch ends in the stream.
         lost: what it was cut without.
     """
 
-    before: int
+    already_lost: int
     next: int
-    lost: Lost
+    lost: Loss
 
-    def state(self) -> list[Any]:
+    def encode(self) -> list[Any]:
         """Return it for the store."""
-        return [self.before, self.next, *self.lost]
+        return [self.already_lost, self.next, *self.lost]
 
 
 @dataclass(slots=True)
-class OwnReader:
+class ImportReader:
     """A reader of one of our imports.
 
     Attributes:
-        session: the source process that holds the lease, until ``until`` (monotonic seconds).
-        homes: export by stream, also of streams whose route is gone.
+        session: the source process that holds the lease, until ``lease_expires`` (monotonic
+            seconds).
+        export_by_stream: export by stream, also of streams whose route is gone.
         addresses: where each export was last seen.
         passes: what the exporters' agents gave to show without a capability, by export.
         acknowledged: positions the exporters have been told, by export.
         finished: exports without a route that hold nothing for it any more.
         pinned: filter and import generation that hold from the last offset on, and ``from``.
-        switch: first epoch under the present filter and columns, by export and stream, since they
-            were changed.
+        filter_starts: first epoch under the present filter and columns, by export and stream, since
+            they were changed.
         refused: why an export gives nothing, by export.
         calls: how often it was called; an older call that is still under way stops.
-        asked: how often exporters were asked for a plan of it, in this life of the agent.
-        turn: which route is asked first, counted up at each call.
+        plan_calls: how often exporters were asked for a plan of it, in this life of the agent.
+        next_route: which route is asked first, counted up at each call.
         silent: exports that did not answer its last call.
         ended: at its last call it had read all that ended exports have, and there are no others.
-        left: since when only exports that refuse it keep it from having ended; None if that is
-            not so. Seconds of the monotonic clock.
+        refused_since: since when only exports that refuse it keep it from having ended; None if
+            that is not so. Seconds of the monotonic clock.
         missed: what the last batch was cut without, by stream, until an offset has it.
         dropped: epochs and rows its offset has as dropped by agreement, over all streams.
         lost: epochs and rows its offset has as lost, over all streams.
-        quiet: up to where streams are known to have no row beyond its plan, by stream.
-        carries: it carried the agent's control log with its last call.
+        rowless_until: up to where streams are known to have no row beyond its plan, by stream.
+        carries_control_log: it carried the agent's control log with its last call.
         rules: of a reader that pins rules: how far, ``filter``, what is sent because of them, None
             for all that the Import's own lets pass, and ``why`` that is so.
     """
@@ -85,70 +86,70 @@ class OwnReader:
     id: str
     import_: str
     session: str = ""
-    until: float = 0.0
+    lease_expires: float = 0.0
     renewals: int = 0
-    homes: dict[str, str] = field(default_factory=dict)
+    export_by_stream: dict[str, str] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     passes: dict[str, str] = field(default_factory=dict)
     acknowledged: dict[str, dict[str, int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     pinned: dict[str, Any] = field(default_factory=dict)
-    switch: dict[str, dict[str, int]] = field(default_factory=dict)
+    filter_starts: dict[str, dict[str, int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    turn: int = 0
+    next_route: int = 0
     calls: int = 0
-    asked: int = 0
+    plan_calls: int = 0
     ended: bool = False
-    left: float | None = None
+    refused_since: float | None = None
     silent: set[str] = field(default_factory=set)
     missed: dict[str, Missed] = field(default_factory=dict)
-    dropped: Lost = (0, 0)
-    lost: Lost = (0, 0)
-    quiet: dict[str, int] = field(default_factory=dict)
-    carries: bool = False
+    dropped: Loss = (0, 0)
+    lost: Loss = (0, 0)
+    rowless_until: dict[str, int] = field(default_factory=dict)
+    carries_control_log: bool = False
     rules: dict[str, Any] = field(default_factory=dict)
-    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
-    received: Received = field(default_factory=Received)
+    call_lock: threading.Lock = field(default_factory=threading.Lock)
+    received: ReceiveCounts = field(default_factory=ReceiveCounts)
 
 
-def _restored(id_: str, state: Mapping[str, Any]) -> OwnReader:
-    return OwnReader(
+def _restore_reader(id_: str, state: Mapping[str, Any]) -> ImportReader:
+    return ImportReader(
         id=id_,
         import_=state["import"],
-        homes={s: h[0] for s, h in state["homes"].items()},
+        export_by_stream={s: h[0] for s, h in state["homes"].items()},
         addresses=dict(state["homes"].values()),
         passes=state.get("passes", {}),
         missed={
-            s: Missed(before=m[0], next=m[1], lost=(m[2], m[3]))
+            s: Missed(already_lost=m[0], next=m[1], lost=(m[2], m[3]))
             for s, m in state.get("missed", {}).items()
         },
-        switch=state.get("switch", {}),
+        filter_starts=state.get("switch", {}),
     )
 
 
-class OwnReaders:
+class ImportReaders:
     """All readers of one PE's imports, and their leases. Safe from any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._life = secrets.token_hex(8)
-        self._readers: dict[str, OwnReader] = {}
+        self._incarnation = secrets.token_hex(8)
+        self._readers: dict[str, ImportReader] = {}
         for id_, state in store.states("own_readers", "id").items():
-            with store.row("own_readers", id_):
-                self._readers[id_] = _restored(id_, state)
+            with store.reading_row("own_readers", id_):
+                self._readers[id_] = _restore_reader(id_, state)
 
     def __contains__(self, id_: str) -> bool:
         return id_ in self._readers
 
-    def __getitem__(self, id_: str) -> OwnReader:
+    def __getitem__(self, id_: str) -> ImportReader:
         return self._readers[id_]
 
     # -- leases ------------------------------------------------------------------------------
 
     def claim(
         self, id_: str, import_: str, session: str, *, renewals: int | None
-    ) -> OwnReader | dict[str, Any]:
+    ) -> ImportReader | dict[str, Any]:
         """Give the lease to the calling process, or say until when another holds it.
 
         Args:
@@ -164,54 +165,56 @@ class OwnReaders:
         """
         now = time.monotonic()
         with self._lock:
-            reader = self._readers.get(id_) or self._take_in(id_, import_, now)
+            reader = self._readers.get(id_) or self._add_reader(id_, import_, now)
             if reader.import_ != import_:
                 raise NotRoutedError(
                     f"the checkpoint of reader {id_} is one of import {reader.import_}, not of"
                     f" {import_}. Start the query with a new checkpoint, or set the option `import`"
                     " back."
                 )
-            if reader.session not in ("", session) and reader.until > now:
+            if reader.session not in ("", session) and reader.lease_expires > now:
                 if renewals is not None and renewals != reader.renewals:
                     raise ReaderInUseError(id_)
-                return {"busy": {"seconds": reader.until - now, "renewals": reader.renewals}}
+                return {
+                    "busy": {"seconds": reader.lease_expires - now, "renewals": reader.renewals}
+                }
             reader.renewals += reader.session == session
-            reader.session, reader.until = session, now + READER_LEASE
+            reader.session, reader.lease_expires = session, now + READER_LEASE
             return reader
 
-    def call(self, reader: OwnReader) -> int:
+    def begin_call(self, reader: ImportReader) -> int:
         """Count a call, which is the reader's newest from now on, and return its number."""
         with self._lock:
             reader.calls += 1
             return reader.calls
 
-    def ask(self, reader: OwnReader) -> list[str | int]:
+    def number_plan_call(self, reader: ImportReader) -> list[str | int]:
         """Number a call to an exporter: one that was given up must not take back a later one.
 
         Returns:
             The life of this agent, and a number that is higher than all before in it.
         """
         with self._lock:
-            reader.asked += 1
-            return [self._life, reader.asked]
+            reader.plan_calls += 1
+            return [self._incarnation, reader.plan_calls]
 
-    def _take_in(self, id_: str, import_: str, now: float) -> OwnReader:
+    def _add_reader(self, id_: str, import_: str, now: float) -> ImportReader:
         """Beyond so many readers the one that has been away longest is forgotten.
 
         Raises:
             ReadersExceededError: all of them live.
         """
-        if len(self._readers) >= READERS:
-            away = [r for r in self._readers.values() if r.until <= now]
+        if len(self._readers) >= MAX_READERS:
+            away = [r for r in self._readers.values() if r.lease_expires <= now]
             if not away:
                 raise ReadersExceededError(
                     f"{len(self._readers):,} readers of this PE's imports live; a query on"
                     f" {import_} finds no place. Stop some, or start it in another job."
                 )
-            oldest = min(away, key=lambda r: r.until)
+            oldest = min(away, key=lambda r: r.lease_expires)
             del self._readers[oldest.id]
             self._store.write("DELETE FROM own_readers WHERE id = ?", oldest.id)
-        reader = self._readers[id_] = OwnReader(id=id_, import_=import_)
+        reader = self._readers[id_] = ImportReader(id=id_, import_=import_)
         return reader
 
     def renew(self, id_: str, session: str) -> bool:
@@ -221,17 +224,17 @@ class OwnReaders:
             if known is None or known.session not in ("", session):
                 return False
             known.session = session
-            known.until = time.monotonic() + READER_LEASE
+            known.lease_expires = time.monotonic() + READER_LEASE
             known.renewals += 1
             return True
 
-    def release(self, id_: str, session: str) -> OwnReader | None:
+    def release(self, id_: str, session: str) -> ImportReader | None:
         """End the lease of a process that ends in order; None if another has it."""
         with self._lock:
             known = self._readers.get(id_)
             if known is None or known.session != session:
                 return None
-            known.until, known.session = 0.0, ""
+            known.lease_expires, known.session = 0.0, ""
             return known
 
     def alive(self) -> dict[str, list[str]]:
@@ -240,69 +243,73 @@ class OwnReaders:
         result: dict[str, list[str]] = {}
         with self._lock:
             for reader in self._readers.values():
-                if reader.until > now:
+                if reader.lease_expires > now:
                     result.setdefault(reader.import_, []).append(reader.id)
         return result
 
-    def pass_of(self, id_: str, export: str) -> str | None:
+    def find_pass(self, id_: str, export: str) -> str | None:
         """Return what a reader's exporter gave it to show, None from one of an older release."""
         known = self._readers.get(id_)
         return None if known is None else known.passes.get(export)
 
     # -- where their streams live ------------------------------------------------------------
 
-    def remember(
+    def note_export(
         self,
-        reader: OwnReader,
+        reader: ImportReader,
         export: str,
         location: str,
         streams: Iterable[str],
         pass_: str | None = None,
     ) -> None:
         """Note where an export is, its streams and pass, also for the time after a restart."""
-        found = {s: export for s in streams if reader.homes.get(s) != export}
+        found = {s: export for s in streams if reader.export_by_stream.get(s) != export}
         known = pass_ is None or reader.passes.get(export) == pass_
         if not found and known and reader.addresses.get(export) in (None, location):
             return
         with self._lock:
-            reader.homes.update(found)
+            reader.export_by_stream.update(found)
             reader.addresses[export] = location
             if pass_ is not None:
                 reader.passes[export] = pass_
         self._save(reader)
 
-    def forget(self, reader: OwnReader, streams: Collection[str]) -> None:
+    def forget(self, reader: ImportReader, streams: Collection[str]) -> None:
         """Forget streams in which the reader has no position any more."""
         if not streams:
             return
         with self._lock:
-            reader.homes = {s: e for s, e in reader.homes.items() if s not in streams}
-            exports = set(reader.homes.values())
+            reader.export_by_stream = {
+                s: e for s, e in reader.export_by_stream.items() if s not in streams
+            }
+            exports = set(reader.export_by_stream.values())
             reader.addresses = {e: at for e, at in reader.addresses.items() if e in exports}
             reader.passes = {e: shown for e, shown in reader.passes.items() if e in exports}
         self._save(reader)
 
-    def note_missed(self, reader: OwnReader, missed: dict[str, Missed]) -> None:
+    def note_missed(self, reader: ImportReader, missed: dict[str, Missed]) -> None:
         """Note what a batch is cut without, also for the time after a restart."""
         if reader.missed == missed:
             return
         reader.missed = missed
         self._save(reader)
 
-    def note_switch(self, reader: OwnReader, switch: dict[str, dict[str, int]]) -> None:
+    def note_filter_starts(
+        self, reader: ImportReader, filter_starts: dict[str, dict[str, int]]
+    ) -> None:
         """Note where a filter and columns begin to hold, also for the time after a restart."""
-        if reader.switch == switch:
+        if reader.filter_starts == filter_starts:
             return
-        reader.switch = switch
+        reader.filter_starts = filter_starts
         self._save(reader)
 
-    def _save(self, reader: OwnReader) -> None:
+    def _save(self, reader: ImportReader) -> None:
         state = {
             "import": reader.import_,
-            "homes": {s: [e, reader.addresses[e]] for s, e in reader.homes.items()},
+            "homes": {s: [e, reader.addresses[e]] for s, e in reader.export_by_stream.items()},
             "passes": reader.passes,
-            "switch": reader.switch,
-            "missed": {s: m.state() for s, m in reader.missed.items()},
+            "switch": reader.filter_starts,
+            "missed": {s: m.encode() for s, m in reader.missed.items()},
         }
         self._store.write(
             "INSERT OR REPLACE INTO own_readers VALUES (?, ?)", reader.id, json.dumps(state)
@@ -315,7 +322,7 @@ class OwnReaders:
             return [
                 (location, export, reader.import_)
                 for reader in self._readers.values()
-                if reader.until > now
+                if reader.lease_expires > now
                 for export, location in reader.addresses.items()
                 if export not in reader.finished
             ]
@@ -328,7 +335,7 @@ class OwnReaders:
                 r.id: {
                     **r.received.status(),
                     "import": r.import_,
-                    "alive": r.until > now,
+                    "alive": r.lease_expires > now,
                     "pinned": r.pinned,
                     "refused": r.refused,
                     **({"rules": r.rules} if r.rules else {}),

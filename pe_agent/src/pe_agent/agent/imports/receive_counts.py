@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streambroker_core.ledger.offset import Offset, Planned
+from streambroker_core.ledger.offset import Offset, PlannedRange
 
 log = logging.getLogger("pe_agent")
 
 
 @dataclass(slots=True)
-class Received:
+class ReceiveCounts:
     """Figures of one reader since its agent was started.
 
     Attributes:
@@ -21,18 +21,18 @@ class Received:
             ``duplicate_rows``.
         successors: streams that exports went on in.
         successor: export and stream of the last of them.
-        behind: epochs that the exporters have beyond what it has read, as they were known at its
-            last call, by export.
+        lag_epochs: epochs that the exporters have beyond what it has read, as they were known at
+            its last call, by export.
     """
 
     duplicate_epochs: int = 0
     duplicate_rows: int = 0
     successors: int = 0
     successor: dict[str, str] | None = None
-    behind: dict[str, int] = field(default_factory=dict)
+    lag_epochs: dict[str, int] = field(default_factory=dict)
     _counted: dict[str, int] = field(default_factory=dict)
 
-    def note(self, export: str, planned: Sequence[Planned], start: Offset) -> None:
+    def note_plan(self, export: str, planned: Sequence[PlannedRange], start: Offset) -> None:
         """Take note of an exporter's answer; one that comes again changes nothing."""
         for plan in planned:
             known = self._counted.get(plan.stream)
@@ -51,23 +51,23 @@ class Received:
                 self.duplicate_rows += plan.duplicates[1]
             self._counted[plan.stream] = max(known or 0, plan.from_)
 
-    def look(
+    def note_lag(
         self,
         export: str,
         heads: Mapping[str, int] | None,
         start: Offset,
-        quiet: Mapping[str, int] | None = None,
+        rowless_until: Mapping[str, int] | None = None,
     ) -> None:
         """Take note of how far an export is, and how far the reader; None if nobody knows.
 
-        Up to where a stream is ``quiet`` there is no row beyond what the reader has.
+        Up to where a stream is ``rowless_until`` there is no row beyond what the reader has.
         """
         if heads is None:
-            self.behind.pop(export, None)
+            self.lag_epochs.pop(export, None)
             return
-        still = quiet or {}
+        still = rowless_until or {}
         at = {s: max(start.streams[s].next, still.get(s, 0)) for s in heads if s in start.streams}
-        self.behind[export] = sum(max(0, heads[s] - next_) for s, next_ in at.items())
+        self.lag_epochs[export] = sum(max(0, heads[s] - next_) for s, next_ in at.items())
 
     def status(self) -> dict[str, Any]:
         """Return the figures."""
@@ -75,8 +75,8 @@ class Received:
             "duplicates": [self.duplicate_epochs, self.duplicate_rows],
             "successors": self.successors,
             "successor": self.successor,
-            "lagEpochs": sum(self.behind.values()),
+            "lagEpochs": sum(self.lag_epochs.values()),
         }
 
 
-__all__ = ["Received"]
+__all__ = ["ReceiveCounts"]

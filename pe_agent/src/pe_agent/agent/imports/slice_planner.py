@@ -9,17 +9,17 @@ from typing import Any
 
 from pe_agent.agent.imports.import_state import ImportState
 from pe_agent.agent.imports.peer_agents import PLAN_SECONDS, READER_LEASE
-from pe_agent.agent.imports.readers import Missed, OwnReader
+from pe_agent.agent.imports.readers import ImportReader, Missed
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.control.tuples.envelope import encode
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import Gone
-from streambroker_core.ledger.offset import Offset, Piece, cut, ranges, together
+from streambroker_core.ledger.ledger import MissingRange
+from streambroker_core.ledger.offset import BlockRange, Offset, cut_slices, ranges, sum_losses
 from streambroker_core.model import port_of
 
 
-class FellowSilentError(AgentUnreachableError):
+class ShardAgentSilentError(AgentUnreachableError):
     """The exporter answers, and an agent that has some of the rows does not: that is no loss."""
 
 
@@ -30,24 +30,25 @@ class PlanRefusedError(StreambrokerError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """What one exporter has to give: the epochs ``wanted`` between two offsets.
+class _ExportBatch:
+    """What one exporter has to give: the epochs ``planned_ranges`` between two offsets.
 
-    With ``control`` their control tuples, too; then ``parts`` numbers the streams of all exporters.
+    With ``control`` their control tuples, too; then ``stream_numbers`` numbers the streams of all
+    exporters.
     """
 
     start: Offset
     end: Offset
-    wanted: Mapping[str, tuple[int, int]]
-    lossy: bool
+    planned_ranges: Mapping[str, tuple[int, int]]
+    skip_lost: bool
     control: bool
-    parts: Iterator[int]
+    stream_numbers: Iterator[int]
 
 
-class Slices(ImportState):
+class SlicePlanner(ImportState):
     """What Spark's ``partitions`` and lost tasks ask."""
 
-    def slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def plan_slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer ``partitions``: register the plan of a batch again and cut it into slices.
 
         Args:
@@ -72,12 +73,12 @@ class Slices(ImportState):
         lossy = bool(request.get("lossy"))
         give_up = lossy and bool(request.get("give_up"))
         slices: list[dict[str, Any]] = []
-        gone: dict[str, list[Gone]] = {}
-        by_export = self._by_export(claimed, wanted)
+        gone: dict[str, list[MissingRange]] = {}
+        by_export = self._group_by_export(claimed, wanted)
         parts = itertools.count()
         control = bool(request.get("control"))
         for stream in by_export.pop(None, ()):
-            if not (give_up and self._all_answer(claimed)):
+            if not (give_up and self._all_reachable(claimed)):
                 raise AgentUnreachableError(
                     f"no exporter that answers has stream {stream}, which the checkpoint plans to"
                     f" read (exports read so far: {', '.join(end.last) or 'none'})."
@@ -86,22 +87,24 @@ class Slices(ImportState):
         claimed.finished -= {e for e in by_export if e is not None}
         for export, streams in sorted((e, s) for e, s in by_export.items() if e is not None):
             of_export = {s: wanted[s] for s in streams}
-            batch = _Batch(start, end, of_export, lossy, control, parts)
+            batch = _ExportBatch(start, end, of_export, lossy, control, parts)
             try:
-                cut_, missing = self._slices_of(claimed, export, batch)
-            except FellowSilentError:
+                cut_, missing = self._plan_export(claimed, export, batch)
+            except ShardAgentSilentError:
                 raise
             except (AgentUnreachableError, PlanRefusedError):
-                if not (give_up and self._is_cut(claimed, export)):
+                if not (give_up and self._is_unrouted(claimed, export)):
                     raise
                 cut_, missing = [], {s: [(*wanted[s], None)] for s in streams}
             slices += cut_
             gone |= missing
-        slices += self._log_slices(start, end, lossy=lossy)
-        self._miss(claimed, end, gone)
+        slices += self._control_log_slices(start, end, skip_lost=lossy)
+        self._note_missed(claimed, end, gone)
         return {"slices": slices, "lost": {s: [g[:2] for g in of] for s, of in gone.items()}}
 
-    def _log_slices(self, start: Offset, end: Offset, *, lossy: bool) -> list[dict[str, Any]]:
+    def _control_log_slices(
+        self, start: Offset, end: Offset, *, skip_lost: bool
+    ) -> list[dict[str, Any]]:
         """Return the slice with what a batch reads of the control log; it has the tuples itself.
 
         Raises:
@@ -111,43 +114,45 @@ class Slices(ImportState):
         for id_, next_ in end.control.items():
             first = start.control.get(id_, next_)
             if first < next_:
-                found = self.control_log.between(id_, first, next_, lossy=lossy)
+                found = self.control_log.read_range(id_, first, next_, skip_lost=skip_lost)
                 tuples += [[0, encode(one)] for one in found]
         if not tuples:
             return []
         return [{"control": True, "tuples": tuples, "part": 0, "before": [0], "filter": None}]
 
-    def _miss(self, reader: OwnReader, end: Offset, gone: Mapping[str, list[Gone]]) -> None:
+    def _note_missed(
+        self, reader: ImportReader, end: Offset, missing: Mapping[str, list[MissingRange]]
+    ) -> None:
         """Note what a batch is cut without; the offset behind it will have it."""
         missed = {
             stream: Missed(
-                before=end.lost.get(stream, (0, 0))[0],
+                already_lost=end.lost.get(stream, (0, 0))[0],
                 next=end.streams[stream].next,
-                lost=together((next_ - first, rows) for first, next_, rows in of),
+                lost=sum_losses((next_ - first, rows) for first, next_, rows in of),
             )
-            for stream, of in gone.items()
+            for stream, of in missing.items()
         }
         self.readers.note_missed(reader, missed)
 
-    def _by_export(
-        self, reader: OwnReader, wanted: Mapping[str, Any]
+    def _group_by_export(
+        self, reader: ImportReader, planned_ranges: Mapping[str, Any]
     ) -> dict[str | None, list[str]]:
         """Group streams by export; a stream we do not know is looked for at all our exporters.
 
         Returns:
             Streams by export; those that none has by None.
         """
-        unknown = [s for s in wanted if s not in reader.homes]
+        unknown = [s for s in planned_ranges if s not in reader.export_by_stream]
         if unknown:
-            self._look_for(reader, unknown)
+            self._find_streams(reader, unknown)
         result: dict[str | None, list[str]] = {}
-        for stream in wanted:
-            result.setdefault(reader.homes.get(stream), []).append(stream)
+        for stream in planned_ranges:
+            result.setdefault(reader.export_by_stream.get(stream), []).append(stream)
         return result
 
-    def _all_answer(self, reader: OwnReader) -> bool:
+    def _all_reachable(self, reader: ImportReader) -> bool:
         """Whether the import is known, and the agents of all its exporters answer."""
-        import_ = self._routes.imported(port_of(reader.import_))
+        import_ = self._routes.find_import(port_of(reader.import_))
         return import_ is not None and all(
             r.location is not None
             and self.peers.heads(str(r.export)) is not None
@@ -155,43 +160,43 @@ class Slices(ImportState):
             for r in import_.routes
         )
 
-    def _is_cut(self, reader: OwnReader, export: str) -> bool:
+    def _is_unrouted(self, reader: ImportReader, export: str) -> bool:
         """Whether the import is known, and no route leads to the export any more."""
-        import_ = self._routes.imported(port_of(reader.import_))
+        import_ = self._routes.find_import(port_of(reader.import_))
         return import_ is not None and export not in {str(r.export) for r in import_.routes}
 
-    def _look_for(self, reader: OwnReader, streams: list[str]) -> None:
-        import_ = self._routes.imported(port_of(reader.import_))
+    def _find_streams(self, reader: ImportReader, streams: list[str]) -> None:
+        import_ = self._routes.find_import(port_of(reader.import_))
         for route in import_.routes if import_ else ():
             heads = self.peers.heads(str(route.export)) or {}
             found = [s for s in streams if s in heads]
             if found and route.location is not None:
-                self.readers.remember(reader, str(route.export), route.location, found)
+                self.readers.note_export(reader, str(route.export), route.location, found)
 
-    def _slices_of(
-        self, reader: OwnReader, export: str, batch: _Batch
-    ) -> tuple[list[dict[str, Any]], dict[str, list[Gone]]]:
+    def _plan_export(
+        self, reader: ImportReader, export: str, batch: _ExportBatch
+    ) -> tuple[list[dict[str, Any]], dict[str, list[MissingRange]]]:
         """Return the slices of one export, and what of it is gone."""
         end = batch.end
         columns = None if end.columns is None else list(end.columns)
-        location, capability = self._route_to(reader, export)
-        answer = _replan(
+        location, capability = self._find_route(reader, export)
+        answer = _register_plan(
             location,
             timeout=PLAN_SECONDS,
             export=export,
             reader=reader.id,
-            call=self.readers.ask(reader),
+            call=self.readers.number_plan_call(reader),
             capability=capability,
             lease=READER_LEASE,
             **self._positions(reader, export, batch.start),
-            ranges={s: list(r) for s, r in batch.wanted.items()},
-            lossy=batch.lossy,
+            ranges={s: list(r) for s, r in batch.planned_ranges.items()},
+            lossy=batch.skip_lost,
             filter=end.filter,
             columns=columns,
             **({"control": []} if batch.control else {}),
             **{"import": reader.import_, "pass": reader.passes.get(export)},
         )
-        self.readers.remember(reader, export, location, batch.wanted, answer.get("pass"))
+        self.readers.note_export(reader, export, location, batch.planned_ranges, answer.get("pass"))
         common = {
             "location": location,
             "export": export,
@@ -209,24 +214,28 @@ class Slices(ImportState):
         slices = []
         for stream in answer.get("order") or answer["blocks"]:
             epochs = answer["blocks"][stream]
-            numbers = _Numbers.of(next(batch.parts), epochs) if batch.control else None
+            numbers = (
+                _RowNumbers.from_epochs(next(batch.stream_numbers), epochs)
+                if batch.control
+                else None
+            )
             slices += [
                 {
                     **common,
                     **at[agent],
                     "stream": stream,
-                    "pieces": [_piece(p) for p in pieces],
-                    **(numbers.of_pieces(agent, pieces) if numbers else {}),
+                    "pieces": [_encode_piece(p) for p in pieces],
+                    **(numbers.for_slice(agent, pieces) if numbers else {}),
                 }
-                for agent, sizes in _by_agent(epochs).items()
-                for pieces in cut(sizes)
+                for agent, sizes in _group_by_agent(epochs).items()
+                for pieces in cut_slices(sizes)
             ]
             if numbers and answer.get("control", {}).get(stream):
-                slices.append({**common, **numbers.of_control(stream, answer["control"][stream])})
+                slices.append({**common, **numbers.for_control(stream, answer["control"][stream])})
         gone = answer.get("gone", {})
         return slices, {s: [(g[0], g[1], g[2]) for g in of] for s, of in gone.items()}
 
-    def where(self, export: str, stream: str, reader: str, agent: str | None = None) -> str:
+    def locate(self, export: str, stream: str, reader: str, agent: str | None = None) -> str:
         """Return the present address of an export's agent, for a task that has lost it.
 
         Args:
@@ -239,7 +248,7 @@ class Slices(ImportState):
             AgentUnreachableError: the export's own agent is away, too, and was to be asked.
         """
         own = self.readers[reader]
-        location, capability = self._route_to(own, export)
+        location, capability = self._find_route(own, export)
         if agent is None:
             return location
         body = {"export": export, "reader": reader, "import": own.import_, "pe": agent}
@@ -253,23 +262,23 @@ class Slices(ImportState):
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class _RowNumbers:
     """The places of rows among all rows of a stream that one batch reads, before any filter.
 
     Attributes:
-        part: number of the stream in the batch.
+        stream_number: number of the stream in the batch.
         rows: how many there are.
         epochs: rows before each epoch.
         blocks: rows before each block, by agent and epoch.
     """
 
-    part: int
+    stream_number: int
     rows: int
     epochs: Mapping[int, int]
     blocks: Mapping[int, Mapping[int, list[int]]]
 
     @staticmethod
-    def of(part: int, epochs: Mapping[str, list[list[int]]]) -> _Numbers:
+    def from_epochs(stream_number: int, epochs: Mapping[str, list[list[int]]]) -> _RowNumbers:
         """Count the rows of a stream's epochs, as the exporter tells its blocks."""
         before, rows = dict[int, int](), 0
         blocks: dict[int, dict[int, list[int]]] = {}
@@ -279,31 +288,31 @@ class _Numbers:
                 by_epoch = blocks.setdefault(agent[0] if agent else 0, {})
                 by_epoch.setdefault(number, []).append(rows)
                 rows += count
-        return _Numbers(part, rows, before, blocks)
+        return _RowNumbers(stream_number, rows, before, blocks)
 
-    def of_pieces(self, agent: int, pieces: list[Piece]) -> dict[str, Any]:
+    def for_slice(self, agent: int, pieces: list[BlockRange]) -> dict[str, Any]:
         """Return what the ticket of a slice says of its rows, block by block."""
         of = self.blocks[agent]
         return {
-            "part": self.part,
+            "part": self.stream_number,
             "rows": self.rows,
             "before": [n for p in pieces for n in of[p.epoch][p.first : p.last]],
             "numbered": True,
         }
 
-    def of_control(self, stream: str, epochs: list[int]) -> dict[str, Any]:
+    def for_control(self, stream: str, epochs: list[int]) -> dict[str, Any]:
         """Return what the ticket of a stream's control tuples says, epoch by epoch."""
         return {
             "control": True,
             "stream": stream,
             "pieces": [[n, 0, 1] for n in epochs],
-            "part": self.part,
+            "part": self.stream_number,
             "rows": self.rows,
             "before": [self.epochs[n] for n in epochs],
         }
 
 
-def _replan(location: str, **body: Any) -> dict[str, Any]:
+def _register_plan(location: str, **body: Any) -> dict[str, Any]:
     """Let an exporter's agent register a plan; loss and revocation are final, all else may pass.
 
     Raises:
@@ -315,15 +324,15 @@ def _replan(location: str, **body: Any) -> dict[str, Any]:
         if error.code in ("DataLoss", "Revoked"):
             raise
         if error.code == AgentUnreachableError.code:
-            raise FellowSilentError(str(error)) from error
+            raise ShardAgentSilentError(str(error)) from error
         raise PlanRefusedError(f"{error.code}: {error}") from error
 
 
-def _piece(piece: Piece) -> list[int]:
+def _encode_piece(piece: BlockRange) -> list[int]:
     return [piece.epoch, piece.first, piece.last]
 
 
-def _by_agent(epochs: Mapping[str, list[list[int]]]) -> dict[int, dict[int, list[int]]]:
+def _group_by_agent(epochs: Mapping[str, list[list[int]]]) -> dict[int, dict[int, list[int]]]:
     """Return the bytes of blocks by the agent that has them, 0 for the exporter's own.
 
     What is read at an agent counts the blocks there, so each agent has slices of its own.

@@ -6,40 +6,44 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-NAME = "agent.log"
-MOST_BYTES = 10 << 20
-STANDARD = (1, 2)
+LOG_NAME = "agent.log"
+MAX_BYTES = 10 << 20
+STANDARD_STREAMS = (1, 2)
 """Output and errors of the process, those of native libraries included."""
 
 
-class OwnLog:
+class ProcessLog:
     """``agent.log`` of a data directory, replaced when it is full; the one before is kept.
 
     An agent whose output goes elsewhere, as that of a container does, leaves it alone.
 
     Args:
         home: the data directory.
-        most: bytes from which on a new file is begun.
+        max_bytes: bytes from which on a new file is begun.
         descriptors: what the process writes to.
     """
 
     def __init__(
-        self, home: Path, *, most: int = MOST_BYTES, descriptors: Sequence[int] = STANDARD
+        self,
+        home: Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        descriptors: Sequence[int] = STANDARD_STREAMS,
     ) -> None:
-        self._path = home / NAME
-        self._most = most
+        self._path = home / LOG_NAME
+        self._max_bytes = max_bytes
         self._descriptors = descriptors
 
-    def look(self) -> None:
+    def rotate_if_full(self) -> None:
         """Begin a new file if this one is full; called often.
 
         Raises:
             OSError: that is not possible; the process writes on to the full one.
         """
         written = [fd for fd in self._descriptors if self._is_written(fd)]
-        if not written or os.fstat(written[0]).st_size < self._most:
+        if not written or os.fstat(written[0]).st_size < self._max_bytes:
             return
-        self._path.replace(self._path.with_name(f"{NAME}.1"))
+        self._path.replace(self._path.with_name(f"{LOG_NAME}.1"))
         fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         for fd in written:
             os.dup2(fresh, fd)

@@ -12,24 +12,24 @@ from collections.abc import Callable
 
 log = logging.getLogger("pe_agent")
 
-SECONDS = 60.0
+INTERVAL_SECONDS = 60.0
 
 
-class Sparse:
+class RateLimitedLog:
     """One kind of line. Safe from any thread."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._last: float | None = None
-        self._left_out = 0
+        self._suppressed = 0
 
     def warning(self, text: str) -> None:
         """Write a line, or count it if one was written in the last minute."""
         with self._lock:
             now = self._clock()
-            if self._last is not None and now - self._last < SECONDS:
-                self._left_out += 1
+            if self._last is not None and now - self._last < INTERVAL_SECONDS:
+                self._suppressed += 1
                 return
-            self._last, left_out, self._left_out = now, self._left_out, 0
+            self._last, left_out, self._suppressed = now, self._suppressed, 0
         log.warning("%s%s", text, f" ({left_out:,} more since the last one)" if left_out else "")

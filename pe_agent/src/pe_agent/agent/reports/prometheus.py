@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-from pe_agent.agent.reports.log_limiter import Sparse
+from pe_agent.agent.reports.log_limiter import RateLimitedLog
 
 VARIABLE = "STREAMBROKER_METRICS_PORT"
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
-ROUTES = 2_000
+MAX_ROUTES = 2_000
 """Routes that are told; of more, those that are farthest behind."""
 _PREFIX = "streambroker_"
 _TIMEOUT = 10.0
 
 _Sample = tuple[Mapping[str, str], float]
 
-_EXPORTS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+_EXPORT_METRICS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
     "export_published_rows_total": (
         "counter",
         "Rows published.",
@@ -53,7 +53,7 @@ _EXPORTS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = 
         lambda e: e["missing"],
     ),
 }
-_ROUTES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
+_ROUTE_METRICS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
     "route_lag_epochs": ("gauge", "Epochs to read, of the slowest.", lambda r: r["lag"][0]),
     "route_lag_rows": ("gauge", "Rows to read, of the slowest.", lambda r: r["lagRows"]),
     "route_lag_bytes": ("gauge", "Bytes to read, of the slowest.", lambda r: r["lag"][1]),
@@ -89,9 +89,9 @@ _ROUTES: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float]]] = {
         lambda r: r["releasedPlans"],
     ),
 }
-_Figure: TypeAlias = "tuple[str, str, Callable[[Mapping[str, Any]], float | None]]"
+_Metric: TypeAlias = "tuple[str, str, Callable[[Mapping[str, Any]], float | None]]"
 """Kind, meaning, and what it is of an item; None where that has none."""
-_SIDES: Mapping[str, _Figure] = {
+_SIDE_METRICS: Mapping[str, _Metric] = {
     "side_waiting_rows": ("gauge", "Rows that wait for it.", lambda s: s["waitingRows"]),
     "side_waiting_bytes": ("gauge", "Their bytes.", lambda s: s["waitingBytes"]),
     "side_waiting_seconds": (
@@ -109,8 +109,8 @@ _SIDES: Mapping[str, _Figure] = {
     "side_late_rows_total": ("counter", "Rows that came too late.", lambda s: s["late"]),
     "side_refused_rows_total": ("counter", "Rows not taken.", lambda s: s["refused"]),
 }
-_RULE = ("operator", "log", "rule", "version")
-_RULES: Mapping[str, _Figure] = {
+_RULE_LABELS = ("operator", "log", "rule", "version")
+_RULE_METRICS: Mapping[str, _Metric] = {
     "rule_tested_events_total": ("counter", "Events it has seen.", lambda r: r["tested"]),
     "rule_matches_total": ("counter", "Matches found.", lambda r: r["matches"]),
     "rule_timeouts_total": ("counter", "Partial matches that timed out.", lambda r: r["timeouts"]),
@@ -120,7 +120,7 @@ _RULES: Mapping[str, _Figure] = {
     "rule_seconds_total": ("counter", "Time spent on it.", lambda r: r["nanoseconds"] / 1e9),
     "rule_reported_seconds": ("gauge", "Age of these figures.", lambda r: r["age"]),
 }
-_RULES_WAITING: Mapping[str, _Figure] = {
+_RULE_WAITING_METRICS: Mapping[str, _Metric] = {
     "rule_waiting_rows": ("gauge", "Rows that wait for the watermark.", lambda r: r["rows"]),
     "rule_watermark_seconds": (
         "gauge",
@@ -130,7 +130,7 @@ _RULES_WAITING: Mapping[str, _Figure] = {
 }
 
 
-def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
+def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
     """Return figures in Prometheus' text format.
 
     Readers of one import are one route: what is counted is their sum, how far they are behind
@@ -143,121 +143,128 @@ def text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
     lines = [
         line
         for name, value in agent.items()
-        for line in _family(
-            name, "counter" if name.endswith("_total") else "gauge", _AGENT[name], [({}, value)]
+        for line in _render_family(
+            name,
+            "counter" if name.endswith("_total") else "gauge",
+            _AGENT_HELP[name],
+            [({}, value)],
         )
     ]
     exports = status["exports"]
-    for name, (kind, told, of) in _EXPORTS.items():
+    for name, (kind, told, of) in _EXPORT_METRICS.items():
         samples = [({"export": key}, float(of(export))) for key, export in exports.items()]
-        lines += _family(name, kind, told, samples)
-    routes = _readers_by_route(exports)
-    for name, (kind, told, of) in _ROUTES.items():
+        lines += _render_family(name, kind, told, samples)
+    routes = _group_by_route(exports)
+    for name, (kind, told, of) in _ROUTE_METRICS.items():
         together = sum if kind == "counter" else max
         samples = [
             ({"export": export, "import": import_}, float(together([of(r) for r in readers])))
             for (export, import_), readers in routes.items()
         ]
-        lines += _family(name, kind, told, samples)
-    lines += _control(status, routes)
-    lines += _of_sides(status.get("sides", ()))
-    lines += _of_each(status.get("ruleFigures", ()), _RULE, _RULES)
-    lines += _of_each(status.get("ruleWaiting", ()), _RULE[:2], _RULES_WAITING)
+        lines += _render_family(name, kind, told, samples)
+    lines += _render_control(status, routes)
+    lines += _render_sides(status.get("sides", ()))
+    lines += _render_each(status.get("ruleFigures", ()), _RULE_LABELS, _RULE_METRICS)
+    lines += _render_each(status.get("ruleWaiting", ()), _RULE_LABELS[:2], _RULE_WAITING_METRICS)
     return "\n".join(lines) + "\n"
 
 
-def _control(
+def _render_control(
     status: Mapping[str, Any], routes: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 ) -> Iterator[str]:
     """Give the counts of control tuples, which are apart from rows, by delivery."""
-    for what, told in _CONTROL_OF_EXPORTS.items():
+    for what, told in _EXPORT_CONTROL_METRICS.items():
         samples = [
             ({"export": key, "delivery": delivery}, float(count))
             for key, export in status["exports"].items()
             for delivery, count in sorted(export["control"][what].items())
         ]
-        yield from _family(f"export_control_{what}_total", "counter", told, samples)
+        yield from _render_family(f"export_control_{what}_total", "counter", told, samples)
     sent = [
         ({"export": export, "import": import_, "delivery": delivery}, float(count))
         for (export, import_), readers in routes.items()
-        for delivery, count in sorted(_together(r["sentControl"] for r in readers).items())
+        for delivery, count in sorted(_sum_counts(r["sentControl"] for r in readers).items())
     ]
-    yield from _family("route_sent_control_total", "counter", "Control tuples sent.", sent)
-    for what, told in _CONTROL_LOG.items():
+    yield from _render_family("route_sent_control_total", "counter", "Control tuples sent.", sent)
+    for what, told in _CONTROL_LOG_METRICS.items():
         of_log = sorted(status["controlLog"][what].items())
         samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
-        yield from _family(f"control_log_{what}_total", "counter", told, samples)
+        yield from _render_family(f"control_log_{what}_total", "counter", told, samples)
     waiting = float(status["controlLog"]["waiting"])
-    yield from _family("control_log_waiting_tuples", "gauge", _WAITING, [({}, waiting)])
+    yield from _render_family("control_log_waiting_tuples", "gauge", _WAITING_HELP, [({}, waiting)])
 
 
-def _of_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Give the figures of side inputs, and which version holds."""
     names = ("query", "operator", "input")
-    yield from _of_each(sides, names, _SIDES)
+    yield from _render_each(sides, names, _SIDE_METRICS)
     versions = [
         ({name: side[name] for name in (*names, "version")}, 1.0)
         for side in sides
         if side["version"] is not None
     ]
-    yield from _family("side_version", "gauge", "1 for the version that holds.", versions)
+    yield from _render_family("side_version", "gauge", "1 for the version that holds.", versions)
 
 
-def _of_each(
-    items: Sequence[Mapping[str, Any]], names: Sequence[str], figures: Mapping[str, _Figure]
+def _render_each(
+    items: Sequence[Mapping[str, Any]], names: Sequence[str], metrics: Mapping[str, _Metric]
 ) -> Iterator[str]:
     """Give figures of items by some of their members; what one does not have is not told of it."""
-    for name, (kind, told, of) in figures.items():
+    for name, (kind, told, of) in metrics.items():
         values = [({label: str(item[label]) for label in names}, of(item)) for item in items]
-        yield from _family(name, kind, told, [(at, float(v)) for at, v in values if v is not None])
+        yield from _render_family(
+            name, kind, told, [(at, float(v)) for at, v in values if v is not None]
+        )
 
 
-def _together(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     found: Counter[str] = Counter()
     for one in counts:
         found.update(one)
     return found
 
 
-_CONTROL_OF_EXPORTS = {
+_EXPORT_CONTROL_METRICS = {
     "accepted": "Control tuples from outside.",
     "published": "Control tuples in epochs, whoever emitted them.",
 }
-_CONTROL_LOG = {
+_CONTROL_LOG_METRICS = {
     "accepted": "Control tuples for the job's own operators.",
     "applied": "Those that queries have finished a window with.",
 }
-_WAITING = "Control tuples that the query farthest behind has before it."
-_AGENT = {
+_WAITING_HELP = "Control tuples that the query farthest behind has before it."
+_AGENT_HELP = {
     "recovery_seconds": "What reading the logs at the start took.",
     "scrub_verified_bytes_total": "Bytes of the logs verified since the start.",
     "scrub_waiting_segments": "Segments that are not verified yet.",
 }
 
 
-def _readers_by_route(
+def _group_by_route(
     exports: Mapping[str, Mapping[str, Any]],
 ) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for key, export in exports.items():
         for reader in export["readers"].values():
             found.setdefault((key, reader["import"]), []).append(reader)
-    if len(found) <= ROUTES:
+    if len(found) <= MAX_ROUTES:
         return found
     behind = sorted(found, key=lambda route: -max(r["lag"][1] for r in found[route]))
-    return {route: found[route] for route in behind[:ROUTES]}
+    return {route: found[route] for route in behind[:MAX_ROUTES]}
 
 
-def _family(name: str, kind: str, told: str, samples: Sequence[_Sample]) -> Iterator[str]:
-    yield f"# HELP {_PREFIX}{name} {told}"
+def _render_family(
+    name: str, kind: str, help_text: str, samples: Sequence[_Sample]
+) -> Iterator[str]:
+    yield f"# HELP {_PREFIX}{name} {help_text}"
     yield f"# TYPE {_PREFIX}{name} {kind}"
     for labels, value in samples:
-        inside = ",".join(f'{label}="{_escaped(of)}"' for label, of in labels.items())
+        inside = ",".join(f'{label}="{_escape(of)}"' for label, of in labels.items())
         number = int(value) if value == int(value) else value
         yield f"{_PREFIX}{name}{'{' + inside + '}' if inside else ''} {number}"
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -274,7 +281,7 @@ class MetricsServer:
     """
 
     def __init__(self, host: str, port: int, read: Callable[[], str]) -> None:
-        self._server = _Server((host, port), _handler(read))
+        self._server = _Server((host, port), _create_handler(read))
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         threading.Thread(
@@ -292,8 +299,8 @@ class _Server(ThreadingHTTPServer):
         """Write nothing about a caller that breaks off: anybody may, as often as it likes."""
 
 
-def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    broken = Sparse()
+def _create_handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    broken = RateLimitedLog()
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT
@@ -320,4 +327,4 @@ def _handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-__all__ = ["ROUTES", "VARIABLE", "MetricsServer", "text"]
+__all__ = ["MAX_ROUTES", "VARIABLE", "MetricsServer", "render_text"]

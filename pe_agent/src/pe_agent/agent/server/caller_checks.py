@@ -19,10 +19,10 @@ from streambroker_core.errors import StreambrokerError
 
 CALLER = "caller"
 """Name of the middleware."""
-PEER_BODY = 256 << 10
+MAX_PEER_BODY = 256 << 10
 """Bytes of a request without the agent's token: nothing larger is copied or parsed."""
 MAX_BODY = 16 << 20
-MAX_BODIES = {"publisher.publish": 64 << 20}
+MAX_BODY_BY_ACTION = {"publisher.publish": 64 << 20}
 """Bytes of a request; a batch is published with all control tuples that its query passes on."""
 
 _SERVED = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_GET, flight.FlightMethod.DO_PUT)
@@ -41,13 +41,13 @@ class TokenWrongError(StreambrokerError):
 
 
 class Caller(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
-    """One call; ``known`` if its header has the agent's token."""
+    """One call; ``has_token`` if its header has the agent's token."""
 
-    def __init__(self, known: bool) -> None:
-        self.known = known
+    def __init__(self, has_token: bool) -> None:
+        self.has_token = has_token
 
 
-class Callers(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
+class CallerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
     """Looks at the headers of each call, before a streamed request is read."""
 
     def __init__(self, token: str) -> None:
@@ -62,24 +62,24 @@ class Callers(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow 
         if info.method not in _SERVED:
             raise to_flight(BodyInvalidError("an agent serves actions, DoGet and DoPut only"))
         shown = [str(value) for value in headers.get(AUTHORIZATION, ())]
-        known = any(same(value, bearer(self._token)) for value in shown)
+        known = any(equal_in_constant_time(value, bearer(self._token)) for value in shown)
         if info.method == flight.FlightMethod.DO_PUT and not known:
             raise to_flight(TokenWrongError())
         return Caller(known)
 
 
-def same(shown: str, secret: str) -> bool:
+def equal_in_constant_time(candidate: str, secret: str) -> bool:
     """Whether two texts are equal, in a time that does not depend on where they differ."""
-    return hmac.compare_digest(shown.encode(), secret.encode())
+    return hmac.compare_digest(candidate.encode(), secret.encode())
 
 
-def most_of(action: str, *, known: bool) -> int:
+def max_body_for(action: str, *, has_token: bool) -> int:
     """Return how many bytes the request of an action may have.
 
     Args:
         action: its name.
-        known: whether the caller's header has the agent's token.
+        has_token: whether the caller's header has the agent's token.
     """
-    if action.startswith("peer.") or not known:
-        return PEER_BODY
-    return MAX_BODIES.get(action, MAX_BODY)
+    if action.startswith("peer.") or not has_token:
+        return MAX_PEER_BODY
+    return MAX_BODY_BY_ACTION.get(action, MAX_BODY)

@@ -9,16 +9,16 @@ from typing import Any
 
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import ManifestError, StreambrokerError
-from streambroker_core.ledger.ledger import Ask
+from streambroker_core.ledger.ledger import PlanRequest
 from streambroker_core.ledger.wait_chains import MAX_CHAIN
 from streambroker_core.wire.broker.view import STARTS
 from streambroker_core.wire.encoding.fields import Fields
 
 MAX_LEASE = 60.0
-MAX_READER = 64
+MAX_READER_ID = 64
 """Characters of a reader's id; an agent makes them of 32."""
-_MOST = (1 << 63) - 1
-_TEXT = 16 << 20
+_MAX_INT64 = (1 << 63) - 1
+_MAX_TEXT = 16 << 20
 
 
 class BodyInvalidError(StreambrokerError):
@@ -27,52 +27,53 @@ class BodyInvalidError(StreambrokerError):
     code = "BodyInvalid"
 
 
-def read_ask(body: Mapping[str, Any], what: str) -> Ask:
+def parse_plan_request(body: Mapping[str, Any], request_name: str) -> PlanRequest:
     """Read who asks and from where; its policy is the export's to say.
 
     Args:
         body: of the request; what it says beyond an ask is checked, too.
-        what: the request, as its error names it.
+        request_name: the request, as its error names it.
 
     Raises:
         BodyInvalidError: a field is missing, or is not what it has to be.
     """
     try:
         fields = Fields(body)
-        _check_rest(fields)
-        return Ask(
-            reader=fields.text("reader", longest=MAX_READER),
-            import_=fields.text("import", longest=_TEXT),
+        _check_filter_and_columns(fields)
+        return PlanRequest(
+            reader=fields.text("reader", longest=MAX_READER_ID),
+            import_=fields.text("import", longest=_MAX_TEXT),
             policy="",
             start=fields.word("start", STARTS, "latest"),
-            known=fields.boolean("known", True),
-            last=_last(fields),
-            positions=_numbers(fields, "positions", required=True),
-            own=frozenset(_texts(fields, "own") or ()),
-            limit=_numbers(fields, "limit") if fields.has("limit") else None,
-            budget=fields.integer("budget", 0, high=_MOST),
-            one=fields.boolean("one", True),
-            lease=min(MAX_LEASE, _seconds(fields, "lease")),
-            lossy=fields.boolean("lossy", False),
-            call=_call(fields),
-            control=_types(fields),
-            tuples=fields.integer("tuples", MAX_TUPLES, high=_MOST),
-            payload=fields.integer("payload", MAX_BYTES, high=_MOST),
+            has_opened=fields.boolean("known", True),
+            last=_read_last_batch(fields),
+            positions=_read_numbers(fields, "positions", required=True),
+            own_streams=frozenset(_read_texts(fields, "own") or ()),
+            limit=_read_numbers(fields, "limit") if fields.has("limit") else None,
+            budget=fields.integer("budget", 0, high=_MAX_INT64),
+            at_least_one=fields.boolean("one", True),
+            lease=min(MAX_LEASE, _read_seconds(fields, "lease")),
+            skip_lost=fields.boolean("lossy", False),
+            call=_read_call(fields),
+            control=_read_control_types(fields),
+            tuples=fields.integer("tuples", MAX_TUPLES, high=_MAX_INT64),
+            payload=fields.integer("payload", MAX_BYTES, high=_MAX_INT64),
         )
     except ManifestError as error:
         raise BodyInvalidError(
-            f"the fields of {what} are not as they have to be: {error} Nothing was planned; are"
+            f"the fields of {request_name} are not as they have to be: {error} Nothing was"
+            f" planned; are"
             " both agents of one release?"
         ) from None
 
 
-def under(ask: Ask, policy: str, *, granted: bool) -> Ask:
+def with_policy(request: PlanRequest, policy: str, *, granted: bool) -> PlanRequest:
     """Return what is asked under the policy that the export has for it.
 
     Without a capability it acknowledges nothing.
     """
-    positions = ask.positions if granted else {}
-    return replace(ask, policy=policy, positions=positions, granted=granted)
+    positions = request.positions if granted else {}
+    return replace(request, policy=policy, positions=positions, granted=granted)
 
 
 def read_ranges(body: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -102,74 +103,74 @@ def read_chains(body: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     try:
         fields = Fields(body).child("waits")
-        return {r: _texts(fields, r, MAX_CHAIN) or [] for r in fields.names()}
+        return {r: _read_texts(fields, r, MAX_CHAIN) or [] for r in fields.names()}
     except ManifestError as error:
         raise BodyInvalidError(f"`waits` of peer.watch is not as it has to be: {error}") from None
 
 
-def _check_rest(fields: Fields) -> None:
-    fields.optional_text("filter", longest=_TEXT)
-    fields.optional_text("schema", longest=_TEXT)
-    _texts(fields, "columns")
+def _check_filter_and_columns(fields: Fields) -> None:
+    fields.optional_text("filter", longest=_MAX_TEXT)
+    fields.optional_text("schema", longest=_MAX_TEXT)
+    _read_texts(fields, "columns")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INT64
 
 
-def _last(fields: Fields) -> tuple[str, int] | None:
+def _read_last_batch(fields: Fields) -> tuple[str, int] | None:
     found = fields.get("last")
     if found is None:
         return None
     if (
         not isinstance(found, list | tuple)
         or [type(v) for v in found] != [str, int]
-        or not -1 <= found[1] <= _MOST
+        or not -1 <= found[1] <= _MAX_INT64
     ):
-        raise fields.bad("last", "has to be a query id and the id of a batch")
+        raise fields.error_at("last", "has to be a query id and the id of a batch")
     return found[0], found[1]
 
 
-def _call(fields: Fields) -> tuple[str, int] | None:
+def _read_call(fields: Fields) -> tuple[str, int] | None:
     found = fields.get("call")
     if found is None:
         return None
     if (
         not isinstance(found, list | tuple)
         or [type(v) for v in found] != [str, int]
-        or not (len(found[0]) <= MAX_READER and _is_number(found[1]))
+        or not (len(found[0]) <= MAX_READER_ID and _is_number(found[1]))
     ):
-        raise fields.bad("call", "has to be a life of an agent and the number of a call in it")
+        raise fields.error_at("call", "has to be a life of an agent and the number of a call in it")
     return found[0], found[1]
 
 
-def _numbers(fields: Fields, key: str, *, required: bool = False) -> dict[str, int]:
+def _read_numbers(fields: Fields, key: str, *, required: bool = False) -> dict[str, int]:
     """Return epochs by stream."""
     if required and not fields.has(key):
-        raise fields.bad(key, "is required")
+        raise fields.error_at(key, "is required")
     child = fields.child(key)
-    return {stream: child.integer(stream, high=_MOST) for stream in child.names()}
+    return {stream: child.integer(stream, high=_MAX_INT64) for stream in child.names()}
 
 
-def _texts(fields: Fields, key: str, most: int = _MOST) -> list[str] | None:
+def _read_texts(fields: Fields, key: str, limit: int = _MAX_INT64) -> list[str] | None:
     if not fields.has(key):
         return None
-    found = fields.items(key, most=most)
+    found = fields.items(key, max_items=limit)
     if not all(isinstance(one, str) for one in found):
-        raise fields.bad(key, "has to be a list of texts")
+        raise fields.error_at(key, "has to be a list of texts")
     return found
 
 
-def _types(fields: Fields) -> frozenset[str] | None:
+def _read_control_types(fields: Fields) -> frozenset[str] | None:
     """Return the control types that do not cut, None from one who reads no control."""
-    found = _texts(fields, "control")
+    found = _read_texts(fields, "control")
     return None if found is None else frozenset(found)
 
 
-def _seconds(fields: Fields, key: str) -> float:
+def _read_seconds(fields: Fields, key: str) -> float:
     found = fields.get(key)
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise fields.bad(key, "has to be a number of seconds")
+        raise fields.error_at(key, "has to be a number of seconds")
     if not (math.isfinite(found) and found >= 0):
-        raise fields.bad(key, f"is {found}, which is no time to live")
+        raise fields.error_at(key, f"is {found}, which is no time to live")
     return float(found)

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.offset import names_of
+from streambroker_core.ledger.offset import column_names
 from streambroker_core.wire.encoding.canonical import canonical
 
 if TYPE_CHECKING:
-    from pe_agent.agent.exports.stream.block_reader import Read
+    from pe_agent.agent.exports.stream.block_reader import ReadRequest
 
 
 class GrantError(StreambrokerError):
@@ -55,7 +55,7 @@ class Grant:
     ) -> bool:
         """Whether it is for this read."""
         first, next_ = self.ranges.get(stream, (0, 0))
-        asked = (reader, filter_, names_of(columns))
+        asked = (reader, filter_, column_names(columns))
         return first <= epoch < next_ and asked == (self.reader, self.filter, self.columns)
 
 
@@ -74,7 +74,7 @@ def sign(token: str, grant: Grant) -> str:
     return f"{base64.urlsafe_b64encode(body).decode()}.{_mac(token, body)}"
 
 
-def check(token: str, ticket: Mapping[str, Any], read: Read) -> None:
+def check(token: str, ticket: Mapping[str, Any], read: ReadRequest) -> None:
     """Refuse a read that the grant of its ticket is not for.
 
     Raises:
@@ -118,7 +118,7 @@ def verify(token: str, text: object) -> Grant:
         reader=found["reader"],
         ranges={s: (int(r[0]), int(r[1])) for s, r in found["ranges"].items()},
         filter=found["filter"],
-        columns=names_of(found["columns"]),
+        columns=column_names(found["columns"]),
     )
 
 

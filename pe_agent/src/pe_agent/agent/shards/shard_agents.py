@@ -24,7 +24,7 @@ from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachable
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
-    from pe_agent.agent.exports.export import HostedExport
+    from pe_agent.agent.exports.export import AgentExport
 
 log = logging.getLogger("pe_agent")
 
@@ -37,13 +37,13 @@ VERIFY_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class _Fellow:
+class _ShardAgent:
     """One other agent of the job.
 
     Attributes:
         active: the driver names it: it takes stages.
         away: why it did not answer last time, empty if it did.
-        seen: when it answered last, on the clock that never jumps.
+        last_seen: when it answered last, on the clock that never jumps.
         streams: what it said to keep for us, by export.
     """
 
@@ -52,9 +52,9 @@ class _Fellow:
     token: str
     active: bool = True
     away: str = ""
-    seen: float | None = None
+    last_seen: float | None = None
     streams: dict[str, list[str]] = field(default_factory=dict)
-    ended: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def call(self, action: str, *, timeout: float, **body: Any) -> dict[str, Any]:
         """Perform an action.
@@ -76,56 +76,56 @@ class _Fellow:
             raise
 
 
-class Fellows:
+class ShardAgents:
     """The fellows of one agent, each with a thread that settles and releases what it holds."""
 
     def __init__(
-        self, pe: str, store: Store, exports: Callable[[], Mapping[str, HostedExport]]
+        self, pe: str, store: Store, exports: Callable[[], Mapping[str, AgentExport]]
     ) -> None:
         self._pe, self._store, self._exports = pe, store, exports
         self._lock = threading.Lock()
-        self._known: dict[str, _Fellow] = {}
+        self._agents: dict[str, _ShardAgent] = {}
         kept: list[tuple[str, str, str, bool]] = store.value("fellows", json.loads, [])
         for pe_, location, token, active in kept:
-            self._known[pe_] = _Fellow(pe_, location, token, active)
+            self._agents[pe_] = _ShardAgent(pe_, location, token, active)
 
     def start(self) -> None:
         """Begin to settle and release; the exports are there now."""
-        for fellow in list(self._known.values()):
-            self._begin(fellow)
+        for fellow in list(self._agents.values()):
+            self._start_thread(fellow)
 
-    def _begin(self, fellow: _Fellow) -> None:
+    def _start_thread(self, shard_agent: _ShardAgent) -> None:
         threading.Thread(
-            target=self._follow, args=(fellow,), daemon=True, name=f"fellow {fellow.pe}"
+            target=self._run, args=(shard_agent,), daemon=True, name=f"fellow {shard_agent.pe}"
         ).start()
 
-    def told(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def set_agents(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Take the fellows that the driver names: ``{"agents": [{"pe", "location", "token"}]}``."""
         named = {a["pe"]: a for a in body["agents"] if a["pe"] != self._pe}
         with self._lock:
-            for pe, known in self._known.items():
+            for pe, known in self._agents.items():
                 known.active = pe in named
             for pe, one in named.items():
-                known_ = self._known.get(pe)
+                known_ = self._agents.get(pe)
                 if known_ is None:
-                    self._known[pe] = _Fellow(pe, str(one["location"]), str(one["token"]))
-                    self._begin(self._known[pe])
+                    self._agents[pe] = _ShardAgent(pe, str(one["location"]), str(one["token"]))
+                    self._start_thread(self._agents[pe])
                 else:
                     known_.location, known_.token = str(one["location"]), str(one["token"])
             self._save()
         return {}
 
     def _save(self) -> None:
-        known = [[f.pe, f.location, f.token, f.active] for f in self._known.values()]
+        known = [[f.pe, f.location, f.token, f.active] for f in self._agents.values()]
         self._store.set("fellows", json.dumps(known))
 
     # -- for exports -------------------------------------------------------------------------
 
-    def staging(self) -> list[dict[str, str]]:
+    def staging_agents(self) -> list[dict[str, str]]:
         """Return PE, address and token of those that take stages now."""
         return [
             {"pe": f.pe, "location": f.location, "token": f.token}
-            for f in sorted(self._known.values(), key=lambda f: f.pe)
+            for f in sorted(self._agents.values(), key=lambda f: f.pe)
             if f.active and not f.away
         ]
 
@@ -138,14 +138,16 @@ class Fellows:
         """
 
         def seal(pe: str) -> list[dict[str, Any]]:
-            told = self._found(pe).call("stage.seal", timeout=SEAL_SECONDS, **bodies[pe])
+            told = self._require_agent(pe).call("stage.seal", timeout=SEAL_SECONDS, **bodies[pe])
             found: list[dict[str, Any]] = told["stages"]
             return found
 
         with ThreadPoolExecutor(len(bodies), thread_name_prefix="seal") as threads:
             return dict(zip(bodies, threads.map(seal, bodies), strict=True))
 
-    def broken(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, str]]]:
+    def find_broken(
+        self, bodies: Mapping[str, dict[str, Any]]
+    ) -> dict[str, dict[str, dict[str, str]]]:
         """Ask each of these fellows, at once, which parts it cannot give, and why.
 
         Raises:
@@ -154,7 +156,9 @@ class Fellows:
         """
 
         def ask(pe: str) -> dict[str, dict[str, str]]:
-            told = self._found(pe).call("stage.verify", timeout=VERIFY_SECONDS, **bodies[pe])
+            told = self._require_agent(pe).call(
+                "stage.verify", timeout=VERIFY_SECONDS, **bodies[pe]
+            )
             if not told["done"]:
                 raise AgentUnreachableError(f"agent {pe} has not verified all of its parts yet.")
             found: dict[str, dict[str, str]] = told["broken"]
@@ -163,28 +167,28 @@ class Fellows:
         with ThreadPoolExecutor(len(bodies), thread_name_prefix="verify") as threads:
             return dict(zip(bodies, threads.map(ask, bodies), strict=True))
 
-    def tickets(self, pes: Sequence[str], grant: Grant) -> list[dict[str, str]]:
+    def issue_tickets(self, pes: Sequence[str], grant: Grant) -> list[dict[str, str]]:
         """Return, for each of these fellows, what a reader needs to read there.
 
         Raises:
             AgentUnreachableError: one is not known here.
         """
-        found = [self._found(pe) for pe in pes]
+        found = [self._require_agent(pe) for pe in pes]
         return [
             {"pe": f.pe, "location": f.location, "grant": grants.sign(f.token, grant)}
             for f in found
         ]
 
-    def where(self, pe: str) -> str:
+    def locate(self, pe: str) -> str:
         """Return the present address of a fellow.
 
         Raises:
             AgentUnreachableError: it is not known here.
         """
-        return self._found(pe).location
+        return self._require_agent(pe).location
 
-    def _found(self, pe: str) -> _Fellow:
-        found = self._known.get(pe)
+    def _require_agent(self, pe: str) -> _ShardAgent:
+        found = self._agents.get(pe)
         if found is None:
             raise AgentUnreachableError(
                 f"agent {pe}, which has rows of agent {self._pe}, is not known there: start the job"
@@ -194,30 +198,30 @@ class Fellows:
 
     # -- settling and releasing --------------------------------------------------------------
 
-    def _follow(self, fellow: _Fellow) -> None:
-        while not fellow.ended.is_set():
+    def _run(self, shard_agent: _ShardAgent) -> None:
+        while not shard_agent.stopped.is_set():
             try:
-                self.round(fellow.pe)
-                fellow.away, fellow.seen = "", time.monotonic()
+                self.reconcile(shard_agent.pe)
+                shard_agent.away, shard_agent.last_seen = "", time.monotonic()
             except Exception as error:
                 if not isinstance(error, StreambrokerError):
-                    log.exception("fellow not kept in order", extra={"fellow": fellow.pe})
-                elif not fellow.away:
+                    log.exception("fellow not kept in order", extra={"fellow": shard_agent.pe})
+                elif not shard_agent.away:
                     log.warning("fellow away: %s", error)
-                fellow.away = str(error)
-            fellow.ended.wait(ROUND_SECONDS)
+                shard_agent.away = str(error)
+            shard_agent.stopped.wait(ROUND_SECONDS)
 
-    def round(self, pe: str) -> None:
+    def reconcile(self, pe: str) -> None:
         """Let one fellow count what it has to count, then remove what is of no use.
 
         Raises:
             AgentUnreachableError, AgentRefusedError: what was not done comes with the next round.
         """
-        fellow, exports = self._found(pe), self._exports()
+        fellow, exports = self._require_agent(pe), self._exports()
         for export in exports.values():
-            self._settle(fellow, export)
+            self._settle_counts(fellow, export)
         levels = {
-            key: exports[key].levels(pe, ids) if key in exports else dict.fromkeys(ids)
+            key: exports[key].retained_levels(pe, ids) if key in exports else dict.fromkeys(ids)
             for key, ids in fellow.streams.items()
         }
         body = {"home": self._pe, "exports": levels}
@@ -228,15 +232,15 @@ class Fellows:
                 exports[key].count_sent(reader, rows, size, query)
         if not fellow.active and not fellow.streams:
             with self._lock:
-                self._known.pop(pe, None)
+                self._agents.pop(pe, None)
                 self._save()
-            fellow.ended.set()
+            fellow.stopped.set()
 
-    def _settle(self, fellow: _Fellow, export: HostedExport) -> None:
-        owed = export.owed(fellow.pe)
+    def _settle_counts(self, shard_agent: _ShardAgent, export: AgentExport) -> None:
+        owed = export.pending_counts(shard_agent.pe)
         for stream, filter_ in {(o.stream, o.filter): None for o in owed}:
             ours = [o for o in owed if (o.stream, o.filter) == (stream, filter_)]
-            counted = fellow.call(
+            counted = shard_agent.call(
                 "stage.count",
                 timeout=COUNT_SECONDS,
                 export=export.key,
@@ -245,7 +249,7 @@ class Fellows:
                 epochs=sorted({o.epoch for o in ours}),
             )["rows"]
             for one in ours:
-                export.settle(one, counted[str(one.epoch)])
+                export.settle_count(one, counted[str(one.epoch)])
 
     # -- seen from outside -------------------------------------------------------------------
 
@@ -260,12 +264,12 @@ class Fellows:
                 "location": f.location,
                 "active": f.active,
                 "away": f.away or None,
-                "seen": None if f.seen is None else now - f.seen,
+                "seen": None if f.last_seen is None else now - f.last_seen,
             }
-            for f in list(self._known.values())
+            for f in list(self._agents.values())
         }
 
     def close(self) -> None:
         """End all rounds."""
-        for fellow in list(self._known.values()):
-            fellow.ended.set()
+        for fellow in list(self._agents.values()):
+            fellow.stopped.set()

@@ -18,15 +18,15 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exports.export_state import SEGMENT_BYTES
-from pe_agent.agent.exports.publisher import StageMissingError, StageTooLargeError, verified
+from pe_agent.agent.exports.publisher import StageMissingError, StageTooLargeError, verify_stage
 from pe_agent.agent.exports.stream.block_reader import BytesCache
-from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, Stage
-from pe_agent.agent.exports.stream.row_filter import passing_rows
+from pe_agent.agent.exports.stream.row_filter import count_passing_rows
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.shards.read_grant import Grant, GrantError
-from pe_agent.agent.shards.verify import Parts
-from pe_agent.agent.state.orphan_logs import Unnamed
+from pe_agent.agent.shards.verify import ShardVerifier
+from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import LogError
@@ -36,37 +36,38 @@ from streambroker_core.model import pe_of
 
 log = logging.getLogger("pe_agent")
 
-COUNTS = 200_000
+MAX_COUNTS = 200_000
 """Of how many blocks and filters the rows that passed are remembered; others are counted anew."""
 
 
-NOT_THERE = "it was read to its end and removed, or the agent's data directory was replaced"
+MISSING_REASON = "it was read to its end and removed, or the agent's data directory was replaced"
 
 
-class PartMissingError(StreambrokerError):
+class ShardMissingError(StreambrokerError):
     """A fellow cannot give its part of an epoch; nothing was skipped."""
 
     code = "DataLoss"
 
-    def __init__(self, pe: str, epochs: str, why: str) -> None:
+    def __init__(self, pe: str, epochs: str, reason: str) -> None:
         super().__init__(
-            f"agent {pe} does not have its part of {epochs}: {why}. Nothing was skipped; the query"
+            f"agent {pe} does not have its part of {epochs}: {reason}. Nothing was skipped; the"
+            f" query"
             " stops here. Restore that agent's data directory, or start the importer with a new"
             " checkpoint, or without them: fail_on_data_loss=False."
         )
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredStream:
     """One stream of a foreign export; ``lock`` is for seals, releases and sweeps."""
 
     export: str
-    stream: HostedStream
-    turn: int = 0
+    stream: ExportStream
+    seal_number: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class StageHost:
+class ShardStore:
     """All that one agent keeps for others. Safe from any thread."""
 
     def __init__(
@@ -82,21 +83,21 @@ class StageHost:
         self._pe = pe
         self._directory = directory
         self._store = store
-        self._unnamed = Unnamed(store, "kept", directory)
-        self._unnamed.remove_all()
+        self._orphan_logs = OrphanLogs(store, "kept", directory)
+        self._orphan_logs.remove_all()
         self._committer = committer
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] = {}
-        self._counts = BytesCache(COUNTS)
-        self._sent = _Sent()
-        self._parts = Parts()
+        self._stored: dict[str, _StoredStream] = {}
+        self._counts = BytesCache(MAX_COUNTS)
+        self._sent = _SentCounts()
+        self._verifier = ShardVerifier()
         for id_, export, query, ddl, arrow in store.query(
             "SELECT stream, export, query, ddl, arrow FROM kept_streams"
         ):
-            with store.row("kept_streams", id_):
+            with store.reading_row("kept_streams", id_):
                 schema = pa.ipc.read_schema(pa.py_buffer(arrow))
-            self._kept[id_] = _Kept(export, self._open(id_, query, ddl, schema, progress))
+            self._stored[id_] = _StoredStream(export, self._open(id_, query, ddl, schema, progress))
 
     def _open(
         self,
@@ -105,8 +106,8 @@ class StageHost:
         ddl: str,
         schema: pa.Schema,
         progress: Callable[[str, int, int], None] | None = None,
-    ) -> HostedStream:
-        return HostedStream.open(
+    ) -> ExportStream:
+        return ExportStream.open(
             id_,
             self._directory / id_,
             committer=self._committer,
@@ -115,11 +116,11 @@ class StageHost:
             schema=schema,
             segment_bytes=self._segment_bytes,
             progress=None if progress is None else lambda n, of: progress(id_, n, of),
-            parts=True,
+            is_shard=True,
         )
 
-    def _found(self, export: str, stream: str) -> _Kept | None:
-        kept = self._kept.get(stream)
+    def _find(self, export: str, stream: str) -> _StoredStream | None:
+        kept = self._stored.get(stream)
         return kept if kept is not None and kept.export == export else None
 
     # -- staging -----------------------------------------------------------------------------
@@ -142,38 +143,40 @@ class StageHost:
             StageTooLargeError: the batch would take more; the stage is discarded.
             LogFull: the disk is full; what was written of this stage is discarded.
         """
-        kept = self._taken_in(command, schema.remove_metadata())
+        kept = self._ensure_stream(command, schema.remove_metadata())
         stream, batch = kept.stream, int(command["batch"])
         stage = stream.begin(query=command["query"], run=command["run"], batch=batch)
         limit = int(command["limit"])
         stream.write(stage, batches, lambda more: self._check_size(kept, stage, more, limit))
         return {**stage.summary(), "agent": self._pe}
 
-    def _taken_in(self, command: Mapping[str, Any], schema: pa.Schema) -> _Kept:
+    def _ensure_stream(self, command: Mapping[str, Any], schema: pa.Schema) -> _StoredStream:
         export, id_ = str(command["home"]), str(command["stream"])
         query, ddl = str(command["query"]), str(command["ddl"])
         with self._lock:
-            kept = self._kept.get(id_)
+            kept = self._stored.get(id_)
             if kept is None:
-                self._unnamed.add(id_)
-                kept = _Kept(export, self._open(id_, query, ddl, schema))
+                self._orphan_logs.add(id_)
+                kept = _StoredStream(export, self._open(id_, query, ddl, schema))
                 with self._store.transaction(durable=True) as db:
                     db.execute(
                         "INSERT OR REPLACE INTO kept_streams VALUES (?, ?, ?, ?, ?)",
                         (id_, export, query, ddl, bytes(schema.serialize())),
                     )
-                    self._unnamed.forget(id_, db)
-                self._kept[id_] = kept
+                    self._orphan_logs.forget(id_, db)
+                self._stored[id_] = kept
         if (kept.export, kept.stream.query, kept.stream.ddl) != (export, query, ddl):
             raise StageMissingError(f"stream {id_} is not of export {export} and query {query}.")
         return kept
 
-    def _check_size(self, kept: _Kept, stage: Stage, more: int, limit: int) -> None:
+    def _check_size(self, stored: _StoredStream, stage: Stage, requested: int, limit: int) -> None:
         of = (stage.run, stage.batch)
-        staged = sum(s.bytes for s in list(kept.stream.stages.values()) if (s.run, s.batch) == of)
-        if staged + more > limit:
-            of_what = f"{kept.export} at agent {self._pe}"
-            raise StageTooLargeError(stage.batch, of_what, staged=staged, more=more, limit=limit)
+        staged = sum(s.bytes for s in list(stored.stream.stages.values()) if (s.run, s.batch) == of)
+        if staged + requested > limit:
+            of_what = f"{stored.export} at agent {self._pe}"
+            raise StageTooLargeError(
+                stage.batch, of_what, staged=staged, requested=requested, limit=limit
+            )
 
     # -- what the home says ------------------------------------------------------------------
 
@@ -193,7 +196,7 @@ class StageHost:
         Raises:
             StageMissingError: a stage is not here, or not as it was told, or the call comes late.
         """
-        kept = self._found(str(body["export"]), str(body["stream"]))
+        kept = self._find(str(body["export"]), str(body["stream"]))
         if kept is None:
             raise StageMissingError(
                 f"stream {body['stream']} is not at agent {self._pe} (was its data directory"
@@ -201,12 +204,12 @@ class StageHost:
             )
         with kept.lock:
             stream, epoch = kept.stream, int(body["epoch"])
-            if int(body["turn"]) < kept.turn:
+            if int(body["turn"]) < kept.seal_number:
                 raise StageMissingError(
                     f"epoch {epoch} of stream {stream.id} was sealed by a later call meanwhile."
                 )
-            stages = [verified(stream, s, f"agent {self._pe}") for s in body["stages"]]
-            kept.turn = int(body["turn"])
+            stages = [verify_stage(stream, s, f"agent {self._pe}") for s in body["stages"]]
+            kept.seal_number = int(body["turn"])
             part = Manifest(
                 epoch=epoch,
                 query=body["query"],
@@ -236,7 +239,7 @@ class StageHost:
         Args:
             body: ``home`` (its PE), and ``exports`` with levels by stream: null for one that the
                 home has no more, else ``next``, ``kept`` (epochs ``[first, next)`` below it that it
-                has), ``sealed``, ``query``, ``batch`` (published last), ``runs`` (replaced ones),
+                has), ``sign``, ``query``, ``batch`` (published last), ``runs`` (replaced ones),
                 ``aborted`` (run and batch). What is not named stays.
 
         Returns:
@@ -245,32 +248,32 @@ class StageHost:
         """
         for export, levels in body["exports"].items():
             for id_, level in levels.items():
-                kept = self._found(export, id_)
+                kept = self._find(export, id_)
                 if kept is not None and level is None:
                     self._remove(id_)
                 elif kept is not None:
                     with kept.lock:
-                        _release(kept.stream, level)
+                        _release_epochs(kept.stream, level)
         streams: dict[str, list[str]] = {}
-        for id_, kept in list(self._kept.items()):
+        for id_, kept in list(self._stored.items()):
             if pe_of(kept.export) == body["home"]:
                 streams.setdefault(kept.export, []).append(id_)
         return {"streams": streams, "sent": self._sent.take(body["home"])}
 
     def _remove(self, id_: str) -> None:
         with self._lock:
-            kept = self._kept.pop(id_, None)
-            self._parts.forget(id_)
+            kept = self._stored.pop(id_, None)
+            self._verifier.forget(id_)
             with self._store.transaction() as db:
                 db.execute("DELETE FROM kept_streams WHERE stream = ?", (id_,))
-                self._unnamed.add(id_, db)
+                self._orphan_logs.add(id_, db)
             if kept is not None:
                 kept.stream.log.close()
-            self._unnamed.remove(id_)
+            self._orphan_logs.remove(id_)
 
     # -- reading -----------------------------------------------------------------------------
 
-    def reading(self, request: Mapping[str, Any]) -> GrantedRead:
+    def open_read(self, request: Mapping[str, Any]) -> GrantedRead:
         """Return what a ticket with a grant may read.
 
         Raises:
@@ -278,67 +281,71 @@ class StageHost:
             PartMissingError: the stream is not here.
         """
         stream = str(request["stream"])
-        wanted = f"epochs {epochs_of(request)} of stream {stream} of {request['export']}"
+        wanted = f"epochs {describe_epochs(request)} of stream {stream} of {request['export']}"
         try:
             grant = grants.verify(self._store.get("token") or "", request.get("grant"))
         except GrantError as error:
             raise GrantError(f"agent {self._pe} does not give {wanted}: {error}") from None
         if grant.export != request["export"] or stream not in grant.ranges:
             raise GrantError(f"the grant is for {grant.export}, not for {wanted}")
-        kept = self._found(grant.export, stream)
+        kept = self._find(grant.export, stream)
         if kept is None:
-            raise PartMissingError(self._pe, wanted, NOT_THERE)
-        return GrantedRead(self._pe, kept.stream, grant, self._counts, self._sent, self._parts)
+            raise ShardMissingError(self._pe, wanted, MISSING_REASON)
+        return GrantedRead(self._pe, kept.stream, grant, self._counts, self._sent, self._verifier)
 
     def verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return which parts cannot be given; see :meth:`Parts.verify`."""
-        kept = {id_: self._found(str(body["export"]), id_) for id_ in body["streams"]}
-        return self._parts.verify({s: k.stream if k else None for s, k in kept.items()}, body)
+        """Return which parts cannot be given; see :meth:`ShardVerifier.verify`."""
+        kept = {id_: self._find(str(body["export"]), id_) for id_ in body["streams"]}
+        return self._verifier.verify({s: k.stream if k else None for s, k in kept.items()}, body)
 
     def count(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return how many rows of parts pass a filter: ``{"rows": {epoch: rows}}``.
 
         Null for a part that is not here, or cannot be read.
         """
-        kept = self._found(str(body["export"]), str(body["stream"]))
-        return {"rows": {n: self._passing(kept, int(n), body["filter"]) for n in body["epochs"]}}
+        kept = self._find(str(body["export"]), str(body["stream"]))
+        return {
+            "rows": {n: self._count_passing(kept, int(n), body["filter"]) for n in body["epochs"]}
+        }
 
-    def _passing(self, kept: _Kept | None, epoch: int, filter_: str) -> int | None:
-        part = kept.stream.manifests.get(epoch) if kept else None
-        if kept is None or part is None:
+    def _count_passing(self, stored: _StoredStream | None, epoch: int, filter_: str) -> int | None:
+        part = stored.stream.manifests.get(epoch) if stored else None
+        if stored is None or part is None:
             return None
         total = 0
-        for index, block in enumerate(part.own):
-            noted = self._counts.get((kept.stream.id, epoch, index, filter_))
+        for index, block in enumerate(part.local_blocks):
+            noted = self._counts.get((stored.stream.id, epoch, index, filter_))
             try:
-                total += passing_rows(kept.stream, block, filter_) if noted is None else noted
+                total += (
+                    count_passing_rows(stored.stream, block, filter_) if noted is None else noted
+                )
             except LogError as error:
-                log.warning("part of epoch %s of %s: %s", epoch, kept.stream.id, error)
+                log.warning("part of epoch %s of %s: %s", epoch, stored.stream.id, error)
                 return None
         return total
 
     def logs(self) -> list[StreamLog]:
         """Return the logs of all that is kept."""
-        return [kept.stream.log for kept in self._kept.values()]
+        return [kept.stream.log for kept in self._stored.values()]
 
     # -- seen from outside -------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Return figures for people: what is kept, by export and stream."""
         result: dict[str, Any] = {}
-        for id_, kept in list(self._kept.items()):
+        for id_, kept in list(self._stored.items()):
             result.setdefault(kept.export, {})[id_] = {
                 "epochs": len(kept.stream.manifests),
                 "stages": len(kept.stream.stages),
                 "bytes": sum(s.bytes for s in kept.stream.log.segments()),
-                "damaged": kept.stream.damaged(),
+                "damaged": kept.stream.damaged_segments(),
             }
         return result
 
     def close(self) -> None:
         """Close the logs."""
         with self._lock:
-            for kept in self._kept.values():
+            for kept in self._stored.values():
                 kept.stream.log.close()
 
 
@@ -348,18 +355,18 @@ class GrantedRead:
     def __init__(
         self,
         pe: str,
-        stream: HostedStream,
+        stream: ExportStream,
         grant: Grant,
         counts: BytesCache,
-        sent: _Sent,
-        parts: Parts,
+        sent: _SentCounts,
+        verifier: ShardVerifier,
     ) -> None:
         self._pe, self._grant, self._counts, self._sent = pe, grant, counts, sent
-        self._parts = parts
+        self._verifier = verifier
         self._query: str | None = None
-        self.streams: Mapping[str, HostedStream] = {stream.id: stream}
+        self.streams: Mapping[str, ExportStream] = {stream.id: stream}
 
-    def may_read(
+    def find_readable(
         self,
         reader: str,
         stream: str,
@@ -381,15 +388,15 @@ class GrantedRead:
         self._query = query
         part = self.streams[stream].manifests.get(epoch)
         if part is None:
-            raise PartMissingError(self._pe, self._named(stream, epoch), NOT_THERE)
+            raise ShardMissingError(self._pe, self._describe_epoch(stream, epoch), MISSING_REASON)
         return part
 
-    def unreadable(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
+    def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
         """Return what a reader is told of a damaged block: whose it is, and that it is loss."""
-        self._parts.doubt(stream, epoch)
-        return PartMissingError(self._pe, self._named(stream, epoch), str(error))
+        self._verifier.mark_unverified(stream, epoch)
+        return ShardMissingError(self._pe, self._describe_epoch(stream, epoch), str(error))
 
-    def _named(self, stream: str, epoch: int) -> str:
+    def _describe_epoch(self, stream: str, epoch: int) -> str:
         return f"epoch {epoch} of stream {stream} of {self._grant.export}"
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
@@ -405,7 +412,7 @@ class GrantedRead:
         """Note nothing: control tuples are in manifests, which the home has."""
 
 
-class _Sent:
+class _SentCounts:
     """What was sent, by export and reader, until the home takes it: rows, bytes, and the query."""
 
     def __init__(self) -> None:
@@ -424,13 +431,13 @@ class _Sent:
             return {export: self._sums.pop(export) for export in of_home}
 
 
-def epochs_of(request: Mapping[str, Any]) -> str:
+def describe_epochs(request: Mapping[str, Any]) -> str:
     """Return which epochs a ticket is for, in words."""
     numbers = [int(p[0]) for p in request.get("pieces", ())] or [0]
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def _release(stream: HostedStream, level: Mapping[str, Any]) -> None:
+def _release_epochs(stream: ExportStream, level: Mapping[str, Any]) -> None:
     """Remove the parts of epochs that the home has no more, and the stages it will not publish."""
     kept = [(int(first), int(next_)) for first, next_ in level["kept"]]
     gone = [

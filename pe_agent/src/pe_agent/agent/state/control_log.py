@@ -19,16 +19,20 @@ from typing import Any
 from pe_agent.agent.state.store import Store
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES, ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
-from streambroker_core.control.tuples.request import Emission, read_emission, text_of
+from streambroker_core.control.tuples.request import (
+    ControlRequest,
+    canonical_text,
+    parse_control_request,
+)
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.ledger import DataLossError
 
 log = logging.getLogger("pe_agent")
 
-KEPT = 1_000
-GRACE = 600.0
+RETAINED_ENTRIES = 1_000
+READER_GRACE_SECONDS = 600.0
 """Seconds for which a reader that is away still holds what it has not read."""
-MAX_REQUEST = 128
+MAX_REQUEST_ID = 128
 
 
 class ControlLogFullError(StreambrokerError):
@@ -67,18 +71,18 @@ class ControlLog:
     def __init__(
         self,
         store: Store,
-        told: Callable[[], None],
+        on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open what the store has.
 
         Args:
             store: the agent's.
-            told: called when there is something new.
+            on_change: called when there is something new.
             clock: seconds, never going back.
         """
         self._store = store
-        self._told = told
+        self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
         found = store.get("control_log")
@@ -86,7 +90,7 @@ class ControlLog:
             found = secrets.token_hex(8)
             store.set("control_log", found)
         self.id = found
-        self._next = self._number("SELECT MAX(seq) FROM control_log", -1) + 1
+        self._next_seq = self._number("SELECT MAX(seq) FROM control_log", -1) + 1
         self.accepted: Counter[str] = Counter()
         self.applied: Counter[str] = Counter()
         now = clock()
@@ -97,18 +101,18 @@ class ControlLog:
         return default if value is None else int(value)
 
     @property
-    def next(self) -> int:
+    def next_seq(self) -> int:
         """The number that the next entry gets."""
-        return self._next
+        return self._next_seq
 
     # -- writing -----------------------------------------------------------------------------
 
-    def append(self, request: str, what: dict[str, Any]) -> dict[str, Any]:
+    def append(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
         """Take a tuple; it is durable when this returns.
 
         Args:
             request: id of the request; the same one again appends nothing more.
-            what: the tuple as :func:`read_emission` reads it.
+            body: the tuple as :func:`parse_control_request` reads it.
 
         Returns:
             What :meth:`entry` says of it.
@@ -118,10 +122,10 @@ class ControlLog:
             ControlLogFullError: a reader has too much before it.
             RequestDiffersError: the request was for another tuple.
         """
-        if not 0 < len(request) <= MAX_REQUEST:
-            raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST} characters.")
-        one = read_emission(what)
-        text = text_of(one.encode())
+        if not 0 < len(request) <= MAX_REQUEST_ID:
+            raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
+        one = parse_control_request(body)
+        text = canonical_text(one.encode())
         with self._lock:
             known = self._store.query(
                 "SELECT seq, what FROM control_log WHERE request = ?", request
@@ -132,58 +136,61 @@ class ControlLog:
                     " tuple a request id of its own."
                 )
             if not known:
-                seq = self._next
-                check_epoch([one.named(self.id, seq)], "the control log")
+                seq = self._next_seq
+                check_epoch([one.with_identity(self.id, seq)], "the control log")
                 self._check_room(len(text))
                 self._insert(seq, request, one)
-        self._told()
+        self._on_change()
         return self.entry(known[0][0] if known else seq)
 
-    def _insert(self, seq: int, request: str, what: Emission) -> None:
-        text = text_of(what.encode())
+    def _insert(self, seq: int, request: str, control_request: ControlRequest) -> None:
+        text = canonical_text(control_request.encode())
         with self._store.transaction(durable=True) as db:
             db.execute("INSERT INTO control_log VALUES (?, ?, ?)", (seq, request, text))
             db.execute(
-                "DELETE FROM control_log WHERE seq < ?", (min(self._floor(), seq + 1 - KEPT),)
+                "DELETE FROM control_log WHERE seq < ?",
+                (min(self._min_position(), seq + 1 - RETAINED_ENTRIES),),
             )
-        self._next = seq + 1
-        self.accepted[what.delivery.value] += 1
+        self._next_seq = seq + 1
+        self.accepted[control_request.delivery.value] += 1
 
     def _check_room(self, size: int) -> None:
-        floor = self._floor()
-        if floor == self._next:
+        floor = self._min_position()
+        if floor == self._next_seq:
             return
         held, before = self._store.query(
             "SELECT COUNT(*), SUM(LENGTH(what)) FROM control_log WHERE seq >= ?", floor
         )[0]
         if held < MAX_TUPLES and (before or 0) + size <= MAX_BYTES:
             return
-        reader = min(self._counted().items(), key=lambda r: r[1])[0]
+        reader = min(self._active_positions().items(), key=lambda r: r[1])[0]
         raise ControlLogFullError(
             f"reader {reader} has {held} entries of the control log before it, {before} bytes; the"
             f" limit is {MAX_TUPLES} entries, {MAX_BYTES} bytes. Nothing was appended: let its"
             " query run, or stop it for good."
         )
 
-    def _counted(self) -> dict[str, int]:
+    def _active_positions(self) -> dict[str, int]:
         """Return how far the readers are that live or are within grace."""
         now = self._clock()
-        return {r: n for r, (n, seen) in self._readers.items() if now <= seen + GRACE}
+        return {
+            r: n for r, (n, seen) in self._readers.items() if now <= seen + READER_GRACE_SECONDS
+        }
 
-    def waiting(self) -> int:
+    def backlog(self) -> int:
         """Return how many entries the reader that is farthest behind has before it."""
         with self._lock:
-            return self._next - self._floor()
+            return self._next_seq - self._min_position()
 
-    def _floor(self) -> int:
+    def _min_position(self) -> int:
         """Return the first number that a reader still needs."""
-        return min(self._counted().values(), default=self._next)
+        return min(self._active_positions().values(), default=self._next_seq)
 
     # -- reading -----------------------------------------------------------------------------
 
-    def first(self) -> int:
+    def first_retained(self) -> int:
         """Return the first number that is retained."""
-        return self._number("SELECT MIN(seq) FROM control_log", self._next)
+        return self._number("SELECT MIN(seq) FROM control_log", self._next_seq)
 
     def acknowledge(self, reader: str, next_: int) -> None:
         """Note how far a reader has come; it is asked with an offset that includes it."""
@@ -195,7 +202,7 @@ class ControlLog:
             if known is not None:
                 self.applied.update(self._deliveries(known[0], next_))
             self._store.write("INSERT OR REPLACE INTO control_readers VALUES (?, ?)", reader, next_)
-            gone = self._readers.keys() - self._counted().keys()
+            gone = self._readers.keys() - self._active_positions().keys()
             for one in gone if known is None else ():
                 self._store.write("DELETE FROM control_readers WHERE reader = ?", one)
                 del self._readers[one]
@@ -206,7 +213,7 @@ class ControlLog:
         )
         return (str(json.loads(what)["delivery"]) for (what,) in rows)
 
-    def reach(self, first: int, tuples: int, payload: int, limit: int | None = None) -> int:
+    def window_end(self, first: int, tuples: int, payload: int, limit: int | None = None) -> int:
         """Return the number before which a window ends that begins at ``first``.
 
         Args:
@@ -234,7 +241,9 @@ class ControlLog:
         )
         return int(rows[0][0] or 0)
 
-    def between(self, id_: str, first: int, next_: int, *, lossy: bool) -> list[ControlTuple]:
+    def read_range(
+        self, id_: str, first: int, next_: int, *, skip_lost: bool
+    ) -> list[ControlTuple]:
         """Return the tuples ``[first, next_)`` that an offset has pinned.
 
         Raises:
@@ -249,10 +258,12 @@ class ControlLog:
         if len(found) < next_ - first:
             missing = next_ - first - len(found)
             why = f"{missing} control tuples of this agent's control log, now {self.id}"
-            if not lossy:
+            if not skip_lost:
                 raise DataLossError(f"control log {id_}", first, next_, f"{why}, are not there")
             log.warning("goes on without %s", why)
-        return [read_emission(json.loads(what)).named(id_, seq) for seq, what in found]
+        return [
+            parse_control_request(json.loads(what)).with_identity(id_, seq) for seq, what in found
+        ]
 
     def entry(self, seq: int) -> dict[str, Any]:
         """Return the identity of an entry, and who has applied it.
@@ -266,11 +277,11 @@ class ControlLog:
         """
         if not self._store.query("SELECT 1 FROM control_log WHERE seq = ?", seq):
             raise NotLoggedError(
-                f"the control log has no entry {seq}: it has those from {self.first()} to"
-                f" {self._next - 1}."
+                f"the control log has no entry {seq}: it has those from {self.first_retained()} to"
+                f" {self._next_seq - 1}."
             )
         with self._lock:
-            counted = self._counted()
+            counted = self._active_positions()
         readers = [{"reader": r, "applied": n > seq} for r, n in sorted(counted.items())]
         return {
             "id": f"{self.id}/{seq}",

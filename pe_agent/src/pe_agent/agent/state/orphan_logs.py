@@ -17,7 +17,7 @@ _ADD = "INSERT OR REPLACE INTO unnamed VALUES (?, ?)"
 _FORGET = "DELETE FROM unnamed WHERE owner = ? AND id = ?"
 
 
-class Unnamed:
+class OrphanLogs:
     """Those of one owner, all in one directory. Safe from any thread."""
 
     def __init__(self, store: Store, owner: str, parent: Path) -> None:

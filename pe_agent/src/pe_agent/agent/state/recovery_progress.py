@@ -16,10 +16,10 @@ log = logging.getLogger("pe_agent")
 
 FILE = "recovering.json"
 WRITE_SECONDS = 0.2
-TELL_SECONDS = 5.0
+LOG_INTERVAL_SECONDS = 5.0
 
 
-class Progress:
+class RecoveryProgress:
     """What recovery has read of all logs below a data directory.
 
     It stands in ``recovering.json``: the stream that is read, and bytes done and in all. After
@@ -34,8 +34,8 @@ class Progress:
         self._begun = time.monotonic()
         self._ended: float | None = None
         self._total = sum(p.stat().st_size for p in home.rglob(f"*{SUFFIX}"))
-        self._before, self._of, self._stream = 0, 0, ""
-        self._written = self._told = self._begun - WRITE_SECONDS
+        self._finished_bytes, self._stream_bytes, self._stream = 0, 0, ""
+        self._written = self._logged = self._begun - WRITE_SECONDS
 
     @property
     def seconds(self) -> float:
@@ -45,16 +45,16 @@ class Progress:
     def __call__(self, stream: str, done: int, total: int) -> None:
         """Take note that ``done`` of the ``total`` bytes of a stream's log were read."""
         if stream != self._stream:
-            self._before += self._of
-            self._stream, self._of = stream, total
-        now, read = time.monotonic(), self._before + done
+            self._finished_bytes += self._stream_bytes
+            self._stream, self._stream_bytes = stream, total
+        now, read = time.monotonic(), self._finished_bytes + done
         if now - self._written < WRITE_SECONDS:
             return
         self._written = now
         found = {"stream": stream, "done": read, "total": self._total}
         replace_file(self._path, json.dumps(found))
-        if now - self._told >= TELL_SECONDS:
-            self._told = now
+        if now - self._logged >= LOG_INTERVAL_SECONDS:
+            self._logged = now
             log.info("recovering: %d of %d MiB read", read >> 20, self._total >> 20)
 
     def end(self) -> None:
@@ -72,33 +72,33 @@ def read_progress(home: Path) -> dict[str, Any] | None:
     return found
 
 
-class Patience:
+class ProgressTimeout:
     """Waits ``seconds`` for an agent, and as long again whenever its recovery has got on."""
 
     def __init__(
         self, home: Path, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._home, self._seconds, self._clock = home, seconds, clock
-        self._seen = read_progress(home)  # an agent that was killed may have left one
+        self._last_progress = read_progress(home)  # an agent that was killed may have left one
         self._deadline = clock() + seconds
-        self._told = clock()
+        self._logged = clock()
 
-    def lasts(self) -> bool:
+    def should_wait(self) -> bool:
         """Whether to wait on."""
         now, found = self._clock(), read_progress(self._home)
-        if found is not None and found != self._seen:
-            self._seen = found
+        if found is not None and found != self._last_progress:
+            self._last_progress = found
             self._deadline = now + self._seconds
-            if now - self._told >= TELL_SECONDS:
-                self._told = now
-                log.info("the agent recovers its logs: %s", said(found))
+            if now - self._logged >= LOG_INTERVAL_SECONDS:
+                self._logged = now
+                log.info("the agent recovers its logs: %s", describe_progress(found))
         return now < self._deadline
 
 
-def said(progress: dict[str, Any]) -> str:
+def describe_progress(progress: dict[str, Any]) -> str:
     """Return how far a recovery is, for people."""
     share = 100 * progress["done"] // max(1, progress["total"])
     return f"{share} % of {progress['total'] / 2**20:,.0f} MiB"
 
 
-__all__ = ["Patience", "Progress", "read_progress", "said"]
+__all__ = ["ProgressTimeout", "RecoveryProgress", "describe_progress", "read_progress"]

@@ -53,7 +53,7 @@ class RouteTable:
                 " that the agent asks the broker."
             ) from error
 
-    def listen(self, listener: Callable[[View], None]) -> None:
+    def add_listener(self, listener: Callable[[View], None]) -> None:
         """Tell ``listener`` of the current view, if any, and of each later one."""
         self._listeners.append(listener)
         if self.view is not None:
@@ -65,9 +65,9 @@ class RouteTable:
         One that says nothing of rules leaves those that there are. Routes of held Imports stay.
         """
         with self._lock:
-            view = wire.keep_held(view, self.view)
+            view = wire.retain_held_routes(view, self.view)
             if view.rules is None and self.view is not None:
-                view = replace(view, rules=self.view.rules, rules_at=self.view.rules_at)
+                view = replace(view, rules=self.view.rules, rules_version=self.view.rules_version)
             if self.view is not None and _equal(view, self.view):
                 self.view = view
                 return
@@ -79,11 +79,11 @@ class RouteTable:
             for listener in self._listeners:
                 listener(view)
 
-    def exported(self, port: str) -> ExportPort | None:
+    def find_export(self, port: str) -> ExportPort | None:
         """Return one export of the view, None if it has none of that name."""
         return None if self.view is None else self.view.exports.get(port)
 
-    def imported(self, port: str) -> ImportPort | None:
+    def find_import(self, port: str) -> ImportPort | None:
         """Return one import of the view, None if it has none of that name."""
         return None if self.view is None else self.view.imports.get(port)
 
@@ -98,37 +98,42 @@ class RuleGate:
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        late: rules were left out of the last view, so that it has to be asked for whole again.
+        needs_full_view: rules were left out of the last view, so that it has to be asked for whole
+            again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.late = False
-        self._since = 0.0
+        self.needs_full_view = False
+        self._stale_since = 0.0
 
-    def take(self, taken: View, known: View | None) -> View:
+    def drop_stale_rules(self, received: View, current: View | None) -> View:
         """Return a view without its rules if they are older than those that are known.
 
         Args:
-            taken: what a broker answers.
-            known: what the agent has.
+            received: what a broker answers.
+            current: what the agent has.
         """
-        if known is None or None in (known.rules, taken.rules) or taken.rules_at >= known.rules_at:
-            self.late = False
-            return taken
+        if (
+            current is None
+            or None in (current.rules, received.rules)
+            or received.rules_version >= current.rules_version
+        ):
+            self.needs_full_view = False
+            return received
         now = self._clock()
-        if not self.late:
-            self.late, self._since = True, now
-        if now - self._since >= STALE_S:
-            self.late = False
-            return taken
-        return replace(taken, rules=None)
+        if not self.needs_full_view:
+            self.needs_full_view, self._stale_since = True, now
+        if now - self._stale_since >= STALE_S:
+            self.needs_full_view = False
+            return received
+        return replace(received, rules=None)
 
 
-def _equal(one: View, other: View) -> bool:
-    return one.version == other.version and _tokens(one) == _tokens(other)
+def _equal(first: View, second: View) -> bool:
+    return first.version == second.version and _capabilities(first) == _capabilities(second)
 
 
-def _tokens(view: View) -> dict[str, list[str | None]]:
+def _capabilities(view: View) -> dict[str, list[str | None]]:
     """Return what the version does not count: the capabilities, which have an end."""
     return {name: [r.capability for r in port.routes] for name, port in view.imports.items()}

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 FORMAT = 1
 
-GROWS, SEALED, FORGOTTEN, REMOVED = range(4)
+GROWING, SEALED, FORGOTTEN, REMOVED = range(4)
 """What ``sealed`` of a stream says. Of a stream that is removed there is no log any more; it is
 forgotten once all have read it to its end."""
 
@@ -132,10 +132,12 @@ class Store:
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
-                raise self._damaged(f"what {' '.join(sql.split())!r} asks for", error) from error
+                raise self._damaged_error(
+                    f"what {' '.join(sql.split())!r} asks for", error
+                ) from error
 
     @contextmanager
-    def row(self, table: str, key: str) -> Iterator[None]:
+    def reading_row(self, table: str, key: str) -> Iterator[None]:
         """Give a name to what cannot be read of a row, while it is read.
 
         Raises:
@@ -144,9 +146,9 @@ class Store:
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
-            raise self._damaged(f"row {key!r} of its table {table}", error) from error
+            raise self._damaged_error(f"row {key!r} of its table {table}", error) from error
 
-    def _damaged(self, what: str, error: Exception) -> StoreError:
+    def _damaged_error(self, what: str, error: Exception) -> StoreError:
         return StoreError(
             f"{self._path} is damaged: {what} cannot be read ({error!r:.200}). Restore the data"
             " directory from its backup, or start the agent with a new one."
@@ -178,12 +180,12 @@ class Store:
         """Return ``{id: state}`` of a table that keeps its state as JSON."""
         found = {}
         for name, state in self.query(f"SELECT {key}, state FROM {table}"):  # noqa: S608 - table names are ours
-            with self.row(table, name):
+            with self.reading_row(table, name):
                 found[name] = json.loads(state)
         return found
 
-    def value(self, name: str, read: Callable[[str], T], default: T) -> T:
+    def value(self, name: str, parse: Callable[[str], T], default: T) -> T:
         """Return a named value, read from its text."""
         text = self.get(name)
-        with self.row("meta", name):
-            return default if text is None else read(text)
+        with self.reading_row("meta", name):
+            return default if text is None else parse(text)

@@ -38,18 +38,20 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_EXACT = 2**53
+_MAX_EXACT_FLOAT = 2**53
 """Up to here every whole number is one of float64."""
 
 
-def reduced(frame: DataFrame, needed: str, time: tuple[str, str], kept: str) -> DataFrame | None:
+def prefilter(
+    frame: DataFrame, row_filter: str, time: tuple[str, str], control_column: str
+) -> DataFrame | None:
     """Return a frame without most of the rows that a filter refuses; time passes by all of them.
 
     Args:
         frame: the rows.
-        needed: the filter.
+        row_filter: the filter.
         time: column with the event time, and the delay of its watermark as Spark writes it.
-        kept: column that is null in rows; others stay, where it is there.
+        control_column: column that is null in rows; others stay, where it is there.
 
     Returns:
         With a watermark; None if Spark cannot be asked, or cannot have the watermark here.
@@ -60,17 +62,17 @@ def reduced(frame: DataFrame, needed: str, time: tuple[str, str], kept: str) -> 
     columns = frame.schema
     if columns[name].dataType != TimestampType() or _has_watermark(columns):
         return None
-    found = condition(parse(needed, "filter").tree, columns)
+    found = column_condition(parse(row_filter, "filter").tree, columns)
     if found is None:
         return None
     # A condition on the event time is the only one that Spark does not ask before the watermark.
     found = found | (_column(name) < functions.timestamp_micros(functions.lit(-(2**62))))
-    if kept in columns.names:
-        found = found | _column(kept).isNotNull()
+    if control_column in columns.names:
+        found = found | _column(control_column).isNotNull()
     return frame.withWatermark(name, delay).where(found)
 
 
-def condition(node: tree.Predicate | None, columns: StructType) -> Column | None:
+def column_condition(node: tree.Predicate | None, columns: StructType) -> Column | None:
     """Return a condition that is true of all rows of which a predicate is; None for any row.
 
     Args:
@@ -83,48 +85,50 @@ def condition(node: tree.Predicate | None, columns: StructType) -> Column | None
         case tree.Boolean():
             return functions.lit(node.value)
         case tree.And() | tree.Or():
-            asked = [condition(each, columns) for each in node.items]
+            asked = [column_condition(each, columns) for each in node.items]
             found = [each for each in asked if each is not None]
             if isinstance(node, tree.And):
                 return reduce(operator.and_, found) if found else None
             return reduce(operator.or_, found) if len(found) == len(asked) else None
         case tree.Name():
-            return _compared(node, "==", True, columns)
+            return _compare(node, "==", True, columns)
         case tree.Has():
             return _column(node.name).isNotNull()
         case tree.Comparison():
-            told = tree.asked(node, wanted=True)
-            return None if told is None else _compared(told.subject, told.op, told.value, columns)
+            told = tree.operand_test_for(node, desired=True)
+            return None if told is None else _compare(told.subject, told.op, told.value, columns)
         case tree.Membership(item=item, container=tree.ListLiteral(items=items)):
             one_of = tuple(tree.Comparison("==", item, each) for each in items)
-            return condition(tree.Or(one_of), columns)
-        case tree.Match(subject=tree.Name(name=name)) if columns[name].dataType == StringType():
+            return column_condition(tree.Or(one_of), columns)
+        case tree.StringTest(subject=tree.Name(name=name)) if (
+            columns[name].dataType == StringType()
+        ):
             matched: Column = getattr(_column(name), node.function.lower())(node.text)
             return matched
         case _:
             return None
 
 
-def _compared(subject: tree.Operand, op: str, value: Any, columns: StructType) -> Column | None:
+def _compare(subject: tree.Operand, op: str, value: Any, columns: StructType) -> Column | None:
     """Return how a column compares with a literal, where Spark compares by exact value, too."""
     from pyspark.sql import functions
 
     if not isinstance(subject, tree.Name):
         return None
     kind = columns[subject.name].dataType
-    if not _comparable(kind, op, value):
+    if not _is_comparable(kind, op, value):
         return None
     found: Column = _OPERATORS[op](_column(subject.name), functions.lit(value))
     return found
 
 
-def _comparable(kind: DataType, op: str, value: Any) -> bool:
+def _is_comparable(kind: DataType, op: str, value: Any) -> bool:
     if isinstance(value, bool):
         return isinstance(kind, BooleanType) and op in ("==", "!=")
     if isinstance(value, str):
         return kind == StringType()
     if isinstance(kind, FloatType | DoubleType):
-        return isinstance(value, float) or abs(value) <= _EXACT
+        return isinstance(value, float) or abs(value) <= _MAX_EXACT_FLOAT
     return isinstance(kind, ByteType | ShortType | IntegerType | LongType)
 
 

@@ -12,31 +12,31 @@ if TYPE_CHECKING:
 _PER_ROW = frozenset({"Project", "Filter"})
 
 
-def is_plain_projection(made: DataFrame, of: DataFrame) -> bool:
+def is_plain_projection(projection: DataFrame, source: DataFrame) -> bool:
     """Whether a frame is a projection of another one, and makes one row of each."""
-    base, found = _kinds(_nodes(of)), _kinds(_nodes(made))
+    base, found = _node_classes(_plan_nodes(source)), _node_classes(_plan_nodes(projection))
     more = found[: len(found) - len(base)]
     return bool(more) and set(more) <= _PER_ROW and found[len(more) :] == base
 
 
-def python_functions(made: DataFrame, of: DataFrame) -> list[str]:
+def python_functions(projection: DataFrame, source: DataFrame) -> list[str]:
     """Return the names of the Python functions that a projection of a frame calls."""
-    base, found = _nodes(of), _nodes(made)
+    base, found = _plan_nodes(source), _plan_nodes(projection)
     names: list[str] = []
     for plan in found[: len(found) - len(base)]:
-        for expression in _each(plan.expressions()):
+        for expression in _iterate(plan.expressions()):
             _add_functions(expression, names)
     return names
 
 
 def _add_functions(expression: Any, names: list[str]) -> None:
-    if _kind(expression) == "PythonUDF":
+    if _node_class(expression) == "PythonUDF":
         names.append(str(expression.name()))
-    for child in _each(expression.children()):
+    for child in _iterate(expression.children()):
         _add_functions(child, names)
 
 
-def _nodes(frame: DataFrame) -> list[Any]:
+def _plan_nodes(frame: DataFrame) -> list[Any]:
     """Return a plan's nodes, from the top down, the first child of each."""
     plan: Any = frame._jdf.queryExecution().analyzed()
     found: list[Any] = []
@@ -48,13 +48,13 @@ def _nodes(frame: DataFrame) -> list[Any]:
         plan = children.apply(0)
 
 
-def _each(given: Any) -> Iterator[Any]:
-    return (given.apply(at) for at in range(given.size()))
+def _iterate(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(at) for at in range(sequence.size()))
 
 
-def _kinds(plans: Sequence[Any]) -> list[str]:
-    return [_kind(plan) for plan in plans]
+def _node_classes(plans: Sequence[Any]) -> list[str]:
+    return [_node_class(plan) for plan in plans]
 
 
-def _kind(of: Any) -> str:
-    return str(of.getClass().getSimpleName())
+def _node_class(node: Any) -> str:
+    return str(node.getClass().getSimpleName())

@@ -55,52 +55,52 @@ class QueryListener:
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
 
-def follow(
+def watch_queries(
     spark: SparkSession,
     mark: str,
     *,
-    progressed: Callable[[], None],
-    ended: Callable[[], None],
+    on_progress: Callable[[], None],
+    on_ended: Callable[[], None],
 ) -> None:
     """Follow the queries with a mark; functions are called in a thread of Spark's listeners.
 
     Args:
         spark: the session that runs them.
         mark: of `operators.Node`.
-        progressed: is called after windows; has to return soon.
-        ended: is called once, when queries ran and none does any more; has to return soon.
+        on_progress: is called after windows; has to return soon.
+        on_ended: is called once, when queries ran and none does any more; has to return soon.
     """
-    listen(spark, _Followed(spark, mark, progressed, ended))
+    add_listener(spark, _MarkedQueries(spark, mark, on_progress, on_ended))
 
 
-def listen(spark: SparkSession, listener: QueryListener) -> None:
+def add_listener(spark: SparkSession, listener: QueryListener) -> None:
     """Let a listener hear of the queries of a session."""
     streams: Any = spark.streams
     streams.addListener(listener)
 
 
-def plan_of(spark: SparkSession, event: Any) -> str:
+def query_plan(spark: SparkSession, event: Any) -> str:
     """Return the plan of a query that is being started, in which operators have their marks."""
     query = spark.streams.get(event.id().toString())
     return "" if query is None else str(query._jsq.streamingQuery().analyzedPlan().toString())
 
 
-class _Followed(QueryListener):
+class _MarkedQueries(QueryListener):
     def __init__(
         self,
         spark: SparkSession,
         mark: str,
-        progressed: Callable[[], None],
-        ended: Callable[[], None],
+        on_progress: Callable[[], None],
+        on_ended: Callable[[], None],
     ) -> None:
         self._spark, self._mark = spark, mark
-        self._progressed, self._ended = progressed, ended
+        self._on_progress, self._on_ended = on_progress, on_ended
         self._runs: set[str] = set()
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Note a query with the mark."""
         try:
-            plan = plan_of(self._spark, event)
+            plan = query_plan(self._spark, event)
         except Exception:  # the listener of one query must not disturb another
             log.exception("the plan of query %s cannot be read", event.id().toString())
             return
@@ -110,7 +110,7 @@ class _Followed(QueryListener):
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Call, if it is one of them."""
         if self._runs and event.progress().runId().toString() in self._runs:
-            self._progressed()
+            self._on_progress()
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Call, if it was the last."""
@@ -119,6 +119,6 @@ class _Followed(QueryListener):
             return
         self._runs.discard(run)
         if not self._runs:
-            self._ended()
+            self._on_ended()
             streams: Any = self._spark.streams
             streams.removeListener(self)

@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pe_agent.aligned.queries.query_listener import QueryListener, listen, plan_of
-from pe_agent.spark.query_failure import cause_in
+from pe_agent.aligned.queries.query_listener import QueryListener, add_listener, query_plan
+from pe_agent.spark.query_failure import parse_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pe_agent")
 
-REFUSED = "streambroker.refused"
+REFUSED_PROPERTY = "streambroker.refused"
 """Local property of tasks: the mark of an operator that may not run in their query."""
 
 
 @dataclass(slots=True)
-class Starts:
+class QueryStarts:
     """Queries of one operator.
 
     Attributes:
@@ -45,10 +45,10 @@ class Starts:
         return True
 
 
-_LISTENERS: dict[SparkSession, _Listener] = {}
+_LISTENERS: dict[SparkSession, _StartListener] = {}
 
 
-def allow(spark: SparkSession, mark: str) -> None:
+def allow_query(spark: SparkSession, mark: str) -> None:
     """Let an operator run in one query more.
 
     Args:
@@ -57,29 +57,29 @@ def allow(spark: SparkSession, mark: str) -> None:
     """
     listener = _LISTENERS.get(spark)
     if listener is None:
-        listener = _LISTENERS[spark] = _Listener(spark)
-        listen(spark, listener)
-    listener.starts.setdefault(mark, Starts()).allowed += 1
+        listener = _LISTENERS[spark] = _StartListener(spark)
+        add_listener(spark, listener)
+    listener.starts.setdefault(mark, QueryStarts()).allowed += 1
 
 
-def refused(starts: Mapping[str, Starts], plan: str, query: str) -> str | None:
+def find_refused(starts: Mapping[str, QueryStarts], plan: str, query: str) -> str | None:
     """Note the start of a query; return the mark of an operator that may not run in it."""
     found = [mark for mark, one in starts.items() if mark in plan and not one.start(query)]
     return found[0] if found else None
 
 
-class _Listener(QueryListener):
+class _StartListener(QueryListener):
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self.starts: dict[str, Starts] = {}
+        self.starts: dict[str, QueryStarts] = {}
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Refuse a query too many."""
         try:
             query = event.id().toString()
-            mark = refused(self.starts, plan_of(self._spark, event), query)
+            mark = find_refused(self.starts, query_plan(self._spark, event), query)
             if mark is not None:
-                self._spark.sparkContext.setLocalProperty(REFUSED, mark)
+                self._spark.sparkContext.setLocalProperty(REFUSED_PROPERTY, mark)
         except Exception:  # the listener of one query must not disturb another
             log.exception("the plan of a query cannot be read")
 
@@ -88,6 +88,6 @@ class _Listener(QueryListener):
         try:
             error = event.exception()
             if error.isDefined():
-                log.error("query %s failed: %s", event.id().toString(), cause_in(error.get()))
+                log.error("query %s failed: %s", event.id().toString(), parse_cause(error.get()))
         except Exception:  # the listener of one query must not disturb another
             log.exception("the cause of a failure cannot be read")

@@ -27,7 +27,7 @@ from streambroker_core.control.runtime.packing import (
     RANK_BITS,
     RESERVED,
     RUNNING_BITS,
-    numbers,
+    consecutive_numbers,
     sequence,
 )
 from streambroker_core.control.tuples import ControlError, ControlTuple, envelope
@@ -50,16 +50,16 @@ EMITTED = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-ROWS, TUPLES, NOTES = "rows", "tuples", "notes"
+ROWS, TUPLES, PROGRESS = "rows", "tuples", "notes"
 """Kinds of emitted rows: an Arrow IPC stream, with ``_seq`` unless the places are in a row; packed
 control tuples; notes."""
-END = ((1 << RANK_BITS) - 1) << (PART_BITS + RUNNING_BITS)
+END_POSITION = ((1 << RANK_BITS) - 1) << (PART_BITS + RUNNING_BITS)
 """From here on places are behind all rows of a window; no frame of a union has this rank."""
 UNNUMBERED = -1
 """The place of rows that are numbered in their task, in the order in which they come."""
 
 
-def numbered(frame: DataFrame) -> DataFrame:
+def add_sequence(frame: DataFrame) -> DataFrame:
     """Return a user's frame with ``_seq``: its rows are numbered in the tasks, as they come.
 
     Raises:
@@ -76,7 +76,7 @@ def numbered(frame: DataFrame) -> DataFrame:
     return frame.withColumn(SEQ, functions.lit(UNNUMBERED).cast("bigint"))
 
 
-def shifted(ranks: int) -> Column:
+def shift_sequence(ranks: int) -> Column:
     """Return ``_seq`` of a frame that stands behind ``ranks`` others in a union."""
     from pyspark.sql import functions
 
@@ -85,7 +85,7 @@ def shifted(ranks: int) -> Column:
     return functions.when(seq <= UNNUMBERED, seq - rank).otherwise(seq + place)
 
 
-class Numbering:
+class PositionAssigner:
     """Gives the rows of a task their places, where they have none yet.
 
     Such a row has, for its place, ``UNNUMBERED`` less the rank of its frame in a union.
@@ -94,30 +94,30 @@ class Numbering:
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
 
-    def fill(self, seq: pa.Array) -> pa.Array:
+    def assign(self, seq: pa.Array) -> pa.Array:
         """Return the places of rows that come next."""
         low, high = pc.min_max(seq).values()
         if low.as_py() is None or low.as_py() > UNNUMBERED:
             return seq
         if low == high:
-            return numbers(self._take(low.as_py(), len(seq)), len(seq))
-        places = (self._take(one, 1) if one <= UNNUMBERED else one for one in seq.to_pylist())
+            return consecutive_numbers(self._reserve(low.as_py(), len(seq)), len(seq))
+        places = (self._reserve(one, 1) if one <= UNNUMBERED else one for one in seq.to_pylist())
         return pa.array(places, pa.int64())
 
-    def _take(self, mark: int, count: int) -> int:
-        given = self._next.get(mark, 0)
-        self._next[mark] = given + count
-        return sequence(rank=UNNUMBERED - mark, part=_task(), number=given)
+    def _reserve(self, unnumbered: int, count: int) -> int:
+        given = self._next.get(unnumbered, 0)
+        self._next[unnumbered] = given + count
+        return sequence(rank=UNNUMBERED - unnumbered, part=_partition_id(), number=given)
 
 
-def _task() -> int:
+def _partition_id() -> int:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
 
 
-def arrow_of(schema: StructType) -> pa.Schema:
+def spark_to_arrow(schema: StructType) -> pa.Schema:
     """Return the Arrow schema of columns; all may be null, times are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -125,7 +125,7 @@ def arrow_of(schema: StructType) -> pa.Schema:
     return pa.schema([one.with_nullable(True) for one in found])
 
 
-def nullable(schema: StructType) -> StructType:
+def as_nullable(schema: StructType) -> StructType:
     """Return the columns, all of which may be null: they are in control rows."""
     found = StructType()
     for one in schema:
@@ -133,7 +133,7 @@ def nullable(schema: StructType) -> StructType:
     return found
 
 
-def mixed_of(schema: StructType) -> StructType:
+def mixed_schema(schema: StructType) -> StructType:
     """Return the columns of a mixed frame with a user's columns."""
     from pyspark.sql.types import BinaryType, LongType, StructField
 
@@ -141,12 +141,12 @@ def mixed_of(schema: StructType) -> StructType:
     return StructType([*schema.fields, *more])
 
 
-def control_text(control: ControlTuple) -> bytes:
+def encode_control(control: ControlTuple) -> bytes:
     """Return what stands in ``_control`` for a tuple."""
     return canonical(envelope.encode(control))
 
 
-def read_control(data: bytes) -> ControlTuple | list[notes.Note]:
+def decode_control(data: bytes) -> ControlTuple | list[notes.ProgressMessage]:
     """Read what stands in ``_control``.
 
     Raises:
@@ -171,7 +171,7 @@ def read_control(data: bytes) -> ControlTuple | list[notes.Note]:
         raise ControlError(f"a control row holds no control tuple: {error}") from error
 
 
-def fitting(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
+def conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.RecordBatch:
     """Return a batch with exactly the declared columns.
 
     Raises:
@@ -181,7 +181,8 @@ def fitting(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatc
         return batch
     if batch.schema.names != schema.names:
         raise OperatorError(
-            f"{who} gives the columns {', '.join(batch.schema.names) or 'none'}, and declared are"
+            f"{producer} gives the columns {', '.join(batch.schema.names) or 'none'}, and declared"
+            f" are"
             f" {', '.join(schema.names)}: mend one of both."
         )
     columns = []
@@ -190,7 +191,8 @@ def fitting(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatc
             columns.append(column.cast(field.type))
         except pa.ArrowException as error:
             raise OperatorError(
-                f"{who} gives column {field.name} as {column.type}, and declared is {field.type}:"
+                f"{producer} gives column {field.name} as {column.type}, and declared is"
+                f" {field.type}:"
                 f" {error}."
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -205,13 +207,13 @@ def write_ipc(batches: Sequence[pa.RecordBatch]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def placed_rows(payload: bytes, first: int) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+def read_positioned_rows(payload: bytes, first: int) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
     """Give the rows that were emitted as ``ROWS``, with their places; ``first`` is the first."""
     for batch in read_ipc(payload):
         if SEQ in batch.schema.names:
             yield batch.drop_columns([SEQ]), batch.column(SEQ)
             continue
-        yield batch, numbers(first, batch.num_rows)
+        yield batch, consecutive_numbers(first, batch.num_rows)
         first += batch.num_rows
 
 

@@ -13,12 +13,18 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.idleness import Reporter
-from pe_agent.aligned.runtime.frames import EMITTED_DDL, NOW, PACKED_DDL, arrow_of, nullable
-from pe_agent.aligned.runtime.lazy_operator import Deferred
-from pe_agent.aligned.runtime.packer import Packer, Repacker
-from pe_agent.aligned.runtime.processor import Hosted
-from pe_agent.datasource.schemas import Columns, spark_of, text_of
+from pe_agent.aligned.idleness import EventTimeReporter
+from pe_agent.aligned.runtime.frames import (
+    EMITTED_DDL,
+    NOW,
+    PACKED_DDL,
+    as_nullable,
+    spark_to_arrow,
+)
+from pe_agent.aligned.runtime.lazy_operator import LazyOperator
+from pe_agent.aligned.runtime.packer import FramePacker, Repacker
+from pe_agent.aligned.runtime.processor import OperatorConfig
+from pe_agent.datasource.schemas import Columns, as_spark_schema, check_ddl
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.runtime.emitter import Stage
 from streambroker_core.control.runtime.runner import AlignedRunner
@@ -28,16 +34,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pe_agent")
 
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+STATE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 LOCAL_FILES = "spark.hadoop.fs.file.impl"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-CHANGES = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 """A window's commit writes what has changed, and files of the whole state are written beside it."""
 
-SHUFFLE = "spark.sql.shuffle.partitions"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 """How many tasks run the buckets of an operator; a checkpoint keeps the number it began with."""
-THRESHOLD = "spark.broadcast.UDFCompressionThreshold"
+BROADCAST_THRESHOLD = "spark.broadcast.UDFCompressionThreshold"
 """What is larger Spark sends as a broadcast, for which the process that asks for the states of an
 operator does not look."""
 FRAME_BYTES = 16 << 10
@@ -56,12 +62,12 @@ class Feed:
     """
 
     frame: DataFrame
-    pack: Packer | Repacker | None = None
+    pack: FramePacker | Repacker | None = None
     delay: str | None = None
     port: str = ""
 
 
-def prepare(spark: SparkSession) -> None:
+def prepare_session(spark: SparkSession) -> None:
     """Set what operators need; what is not a must, only where the session has no such setting.
 
     On one machine an operator gets as many tasks as there are cores. Spark's default of 200 starts
@@ -79,12 +85,12 @@ def prepare(spark: SparkSession) -> None:
         )
     settings = spark.conf.getAll
     check_settings(settings)
-    spark.conf.set(PROVIDER, ROCKSDB)
-    if CHANGES not in settings:
-        spark.conf.set(CHANGES, "true")
+    spark.conf.set(STATE_PROVIDER, ROCKSDB)
+    if CHANGELOG not in settings:
+        spark.conf.set(CHANGELOG, "true")
     context = spark.sparkContext
-    if SHUFFLE not in settings and (context.master or "").startswith("local"):
-        spark.conf.set(SHUFFLE, str(context.defaultParallelism))
+    if SHUFFLE_PARTITIONS not in settings and (context.master or "").startswith("local"):
+        spark.conf.set(SHUFFLE_PARTITIONS, str(context.defaultParallelism))
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
@@ -93,11 +99,11 @@ def check_settings(settings: Mapping[str, str]) -> None:
     Raises:
         AlignedError: it uses another state store, or a local file system that RocksDB refuses.
     """
-    found = settings.get(PROVIDER, ROCKSDB)
+    found = settings.get(STATE_PROVIDER, ROCKSDB)
     if not found.endswith("RocksDBStateStoreProvider"):
         raise AlignedError(
             f"the session keeps state with {found}, which cannot keep that of operators. Leave"
-            f" {PROVIDER} unset, or set it to {ROCKSDB}."
+            f" {STATE_PROVIDER} unset, or set it to {ROCKSDB}."
         )
     if settings.get(LOCAL_FILES, "").endswith("RawLocalFileSystem"):
         raise AlignedError(
@@ -106,7 +112,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
         )
 
 
-def checked(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRunner:
+def inspect_operator(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRunner:
     """Return what is known of an operator: its inputs and outputs.
 
     Raises:
@@ -115,7 +121,7 @@ def checked(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRun
     return AlignedRunner(make, Stage(query="", operator=name, buckets=buckets))
 
 
-def columns(schema: Columns) -> StructType:
+def parse_columns(schema: Columns) -> StructType:
     """Return columns, all of which may be null.
 
     Raises:
@@ -123,40 +129,40 @@ def columns(schema: Columns) -> StructType:
         SchemaError: they are neither DDL nor a schema.
     """
     if isinstance(schema, StructType | pa.Schema):
-        return nullable(spark_of(schema))
+        return as_nullable(as_spark_schema(schema))
     from pyspark.errors import PySparkException
 
-    schema = text_of(schema)
+    schema = check_ddl(schema)
     try:
-        return nullable(cast(StructType, StructType.fromDDL(schema)))
+        return as_nullable(cast(StructType, StructType.fromDDL(schema)))
     except (PySparkException, ValueError) as error:
         raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
 
 
 def arrow_schemas(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema]:
     """Return Arrow's schema of each output."""
-    return {output: arrow_of(one) for output, one in schemas.items()}
+    return {output: spark_to_arrow(one) for output, one in schemas.items()}
 
 
-def deferred(hosted: Hosted, spark: SparkSession) -> Deferred:
+def make_lazy_operator(config: OperatorConfig, spark: SparkSession) -> LazyOperator:
     """Return an operator as Spark's plan has it.
 
     Raises:
         AlignedError: it is larger than Spark can hand to the process that asks for its states.
     """
-    made = Deferred(hosted)
+    made = LazyOperator(config)
     context: Any = spark.sparkContext
     most = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
     if made.size() + FRAME_BYTES > most:
         raise AlignedError(
-            f"operator {hosted.name} has {made.size()} bytes with all that it refers to, and Spark"
+            f"operator {config.name} has {made.size()} bytes with all that it refers to, and Spark"
             f" takes {most - FRAME_BYTES}. Read large data from a file in begin_window, or set"
-            f" {THRESHOLD} to more, such as 64m, when the session is made."
+            f" {BROADCAST_THRESHOLD} to more, such as 64m, when the session is made."
         )
     return made
 
 
-def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
+def run_operator(config: OperatorConfig, feeds: Sequence[Feed]) -> DataFrame:
     """Return what an operator emits, for all of its outputs.
 
     Raises:
@@ -164,14 +170,14 @@ def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
     """
     from pyspark.sql import functions
 
-    made, frames = deferred(hosted, feeds[0].frame.sparkSession), []
+    made, frames = make_lazy_operator(config, feeds[0].frame.sparkSession), []
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
         frame = feed.frame
         if feed.pack is not None:
             frame = frame.mapInArrow(feed.pack, PACKED_DDL)
-        if feed.port in hosted.paces and feed.delay is not None:
-            frame = frame.mapInArrow(Reporter(feed.port, hosted.buckets), PACKED_DDL)
+        if feed.port in config.timings and feed.delay is not None:
+            frame = frame.mapInArrow(EventTimeReporter(feed.port, config.buckets), PACKED_DDL)
         if feed.delay is not None:
             frame = frame.withWatermark("event_time", feed.delay)
         frames.append(frame)
@@ -181,5 +187,5 @@ def host(hosted: Hosted, feeds: Sequence[Feed]) -> DataFrame:
         made,
         EMITTED_DDL,
         "append",
-        "EventTime" if hosted.timed else "None",
+        "EventTime" if config.has_watermark else "None",
     )

@@ -18,11 +18,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pe_agent.aligned.runtime.processor import BucketProcessor, Hosted
-    from pe_agent.aligned.runtime.state_store import Value, Values
+    from pe_agent.aligned.runtime.processor import BucketProcessor, OperatorConfig
+    from pe_agent.aligned.runtime.state_store import MapState, ValueState
 
 
-def states(handle: Any) -> tuple[Value, Values]:
+def open_states(handle: Any) -> tuple[ValueState, MapState]:
     """Open the states of an operator: the runner's own blobs, and others by name."""
     return (
         handle.getValueState("own", "blob binary"),
@@ -30,13 +30,13 @@ def states(handle: Any) -> tuple[Value, Values]:
     )
 
 
-class Deferred(StatefulProcessor):
+class LazyOperator(StatefulProcessor):
     """Becomes a ``BucketProcessor`` in a task."""
 
-    def __init__(self, hosted: Hosted) -> None:
+    def __init__(self, config: OperatorConfig) -> None:
         spark: Any = CPickleSerializer()
-        self._pickled: bytes = spark.dumps(hosted)
-        self._runs: BucketProcessor | None = None
+        self._pickled: bytes = spark.dumps(config)
+        self._processor: BucketProcessor | None = None
 
     def size(self) -> int:
         """Return the bytes of the operator and of all that it refers to."""
@@ -45,12 +45,12 @@ class Deferred(StatefulProcessor):
     def init(self, handle: Any) -> None:
         """Open the state; see ``BucketProcessor.init``."""
         if TaskContext.get() is None:
-            states(handle)
+            open_states(handle)
             return
         from pe_agent.aligned.runtime.processor import BucketProcessor
 
-        self._runs = BucketProcessor(pickle.loads(self._pickled))  # noqa: S301 - ours, of the plan
-        self._runs.init(handle)
+        self._processor = BucketProcessor(pickle.loads(self._pickled))  # noqa: S301 - ours, of the plan
+        self._processor.init(handle)
 
     def handleInputRows(  # noqa: N802 - Spark's name
         self,
@@ -59,7 +59,7 @@ class Deferred(StatefulProcessor):
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
         """Run the window of a bucket; see ``BucketProcessor``."""
-        return self._running().handleInputRows(key, rows, timerValues)
+        return self._require_processor().handleInputRows(key, rows, timerValues)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
         self,
@@ -68,13 +68,13 @@ class Deferred(StatefulProcessor):
         expiredTimerInfo: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
         """Run the window of a bucket in which something is due; see ``BucketProcessor``."""
-        return self._running().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        return self._require_processor().handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def close(self) -> None:
         """End the task's run."""
-        if self._runs is not None:
-            self._runs.close()
+        if self._processor is not None:
+            self._processor.close()
 
-    def _running(self) -> BucketProcessor:
-        assert self._runs is not None, "Spark calls init first"  # noqa: S101
-        return self._runs
+    def _require_processor(self) -> BucketProcessor:
+        assert self._processor is not None, "Spark calls init first"  # noqa: S101
+        return self._processor

@@ -17,19 +17,19 @@ import pyarrow.compute as pc
 from pe_agent.aligned.runtime import progress_messages as notes
 from pe_agent.aligned.runtime.frames import (
     CONTROL,
-    END,
-    NOTES,
+    END_POSITION,
+    PROGRESS,
     ROWS,
     SEQ,
-    Numbering,
-    fitting,
-    placed_rows,
-    read_control,
+    PositionAssigner,
+    conform,
+    decode_control,
+    read_positioned_rows,
 )
-from pe_agent.spark.worker import settle
+from pe_agent.spark.worker import freeze_modules
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.control_rows import Placed, keep_first
+from streambroker_core.control.runtime.control_rows import PositionedControl, add_if_first
 from streambroker_core.control.runtime.packing import (
     PART_BITS,
     RUNNING_BITS,
@@ -40,37 +40,37 @@ from streambroker_core.control.runtime.packing import (
     packed_rows,
     unpack,
 )
-from streambroker_core.control.runtime.row_packer import Gathering
+from streambroker_core.control.runtime.row_packer import RowPacker
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
 
 if TYPE_CHECKING:
     from pe_agent.filters import CompiledFilter
 
-PLACED, REFUSED, AT_END = "placed", "refused", "end"
+IN_POSITION, REFUSE, AT_END = "placed", "refused", "end"
 """What becomes of ``IMMEDIATE`` tuples: they stand at their place, are refused, or come last."""
 
 
 @dataclass(kw_only=True)
-class _Task:
+class _TaskInput:
     """What one task has for every bucket.
 
     Attributes:
         control: its control tuples, placed, by identity.
-        notes: what operators before this one tell of their time.
-        latest: the largest event time of its rows.
-        began: it has anything at all.
-        numbering: of rows that have no place yet.
+        progress: what operators before this one tell of their time.
+        latest_event_time: the largest event time of its rows.
+        has_input: it has anything at all.
+        positions: of rows that have no place yet.
     """
 
-    control: dict[str, Placed] = field(default_factory=dict)
-    notes: list[notes.Note] = field(default_factory=list)
-    latest: int | None = None
-    began: bool = False
-    numbering: Numbering = field(default_factory=Numbering)
+    control: dict[str, PositionedControl] = field(default_factory=dict)
+    progress: list[notes.ProgressMessage] = field(default_factory=list)
+    latest_event_time: int | None = None
+    has_input: bool = False
+    positions: PositionAssigner = field(default_factory=PositionAssigner)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packer:
+class FramePacker:
     """Packs a frame of rows for one port.
 
     Attributes:
@@ -78,26 +78,26 @@ class Packer:
         schema: columns of its rows, the same for all frames of the port; None for control alone.
         event_time: column with the event time; None for none.
         immediate: what becomes of ``IMMEDIATE`` tuples.
-        needed: filter of the rows that the operator has to see; of others only the time counts.
+        row_filter: filter of the rows that the operator has to see; of others only the time counts.
     """
 
     layout: Layout
     schema: pa.Schema | None = None
     event_time: str | None = None
-    immediate: str = PLACED
-    needed: str | None = None
+    immediate: str = IN_POSITION
+    row_filter: str | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack the rows of a task."""
-        task, gathering = _Task(), Gathering(self.layout)
+        task, gathering = _TaskInput(), RowPacker(self.layout)
         for batch in batches:
             if batch.num_rows:
-                task.began = True
-                yield from self._rows(self._without_control(batch, task), task, gathering)
-        yield from gathering.end()
-        yield from self.end(task)
+                task.has_input = True
+                yield from self._pack_rows(self._extract_control(batch, task), task, gathering)
+        yield from gathering.flush()
+        yield from self.finish(task)
 
-    def _without_control(self, batch: pa.RecordBatch, task: _Task) -> pa.RecordBatch:
+    def _extract_control(self, batch: pa.RecordBatch, task: _TaskInput) -> pa.RecordBatch:
         if CONTROL not in batch.schema.names:
             return batch
         told = batch.column(CONTROL)
@@ -107,46 +107,48 @@ class Packer:
             if SEQ in batch.schema.names:
                 places = control.column(SEQ).to_pylist()
             for place, data in zip(places, control.column(CONTROL).to_pylist(), strict=True):
-                self._control(place, read_control(data), task)
+                self._add_control(place, decode_control(data), task)
             batch = batch.filter(pc.is_null(told))
         return batch.drop_columns([CONTROL])
 
-    def _control(self, place: int, found: ControlTuple | list[notes.Note], task: _Task) -> None:
-        if not isinstance(found, ControlTuple):
-            task.notes += found
+    def _add_control(
+        self, position: int, decoded: ControlTuple | list[notes.ProgressMessage], task: _TaskInput
+    ) -> None:
+        if not isinstance(decoded, ControlTuple):
+            task.progress += decoded
             return
-        if found.delivery is Delivery.IMMEDIATE and self.immediate != PLACED:
-            if self.immediate == REFUSED:
-                raise beside_refused(found, f"input {self.layout.port}")
-            place = at_end(place)
-        keep_first(task.control, place, found)
+        if decoded.delivery is Delivery.IMMEDIATE and self.immediate != IN_POSITION:
+            if self.immediate == REFUSE:
+                raise immediate_error(decoded, f"input {self.layout.port}")
+            position = move_to_end(position)
+        add_if_first(task.control, position, decoded)
 
-    def _rows(
-        self, batch: pa.RecordBatch, task: _Task, gathering: Gathering
+    def _pack_rows(
+        self, batch: pa.RecordBatch, task: _TaskInput, row_packer: RowPacker
     ) -> Iterator[pa.RecordBatch]:
         if not batch.num_rows or SEQ not in batch.schema.names:
             return
         if self.event_time is not None:
-            _later(task, batch.column(self.event_time))
-        seq = task.numbering.fill(batch.column(SEQ))
+            _update_latest(task, batch.column(self.event_time))
+        seq = task.positions.assign(batch.column(SEQ))
         rows = batch.drop_columns([SEQ])
         if self.schema is not None:
-            rows = fitting(rows, self.schema, f"the stream of input {self.layout.port}")
-        if self.needed is not None:
-            mask = _filter(self.needed, rows.schema).mask(rows)
+            rows = conform(rows, self.schema, f"the stream of input {self.layout.port}")
+        if self.row_filter is not None:
+            mask = _compiled_filter(self.row_filter, rows.schema).mask(rows)
             rows, seq = rows.filter(mask), seq.filter(mask)
-        yield from gathering.add(rows, seq)
+        yield from row_packer.add(rows, seq)
 
-    def end(self, task: _Task) -> Iterator[pa.RecordBatch]:
+    def finish(self, task: _TaskInput) -> Iterator[pa.RecordBatch]:
         """Pack what a task has for every bucket."""
         yield pack_control(task.control.values(), self.layout.port, self.layout.buckets)
-        if task.notes:
+        if task.progress:
             yield packed_rows(
-                (bucket, _noted(task.notes)) for bucket in range(-1, self.layout.buckets)
+                (bucket, _pack_progress(task.progress)) for bucket in range(-1, self.layout.buckets)
             )
-        if task.began:
-            yield pack_watermark(task.latest)
-        settle("packer")
+        if task.has_input:
+            yield pack_watermark(task.latest_event_time)
+        freeze_modules("packer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,26 +165,30 @@ class Repacker:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack what a task emitted."""
-        task, packer, gathering = _Task(), Packer(layout=self.layout), Gathering(self.layout)
-        for kind, _, first, n, payload in emitted(batches, self.output):
-            task.began = True
+        task, packer, gathering = (
+            _TaskInput(),
+            FramePacker(layout=self.layout),
+            RowPacker(self.layout),
+        )
+        for kind, _, first, n, payload in read_output(batches, self.output):
+            task.has_input = True
             if kind == ROWS:
-                for rows, seq in placed_rows(payload, first):
+                for rows, seq in read_positioned_rows(payload, first):
                     yield from gathering.add(rows, seq)
-            elif kind == NOTES:
-                task.notes += notes.decode(payload)
+            elif kind == PROGRESS:
+                task.progress += notes.decode(payload)
             else:
                 merge_control(Packed(seq=0, n=n, payload=payload), task.control)
-        yield from gathering.end()
-        yield from packer.end(task)
+        yield from gathering.flush()
+        yield from packer.finish(task)
 
 
-def at_end(place: int) -> int:
+def move_to_end(position: int) -> int:
     """Return the place behind all rows of a window; places behind it are in their order."""
-    return END | (place & ((1 << (PART_BITS + RUNNING_BITS)) - 1))
+    return END_POSITION | (position & ((1 << (PART_BITS + RUNNING_BITS)) - 1))
 
 
-def beside_refused(control: ControlTuple, where: str) -> ControlError:
+def immediate_error(control: ControlTuple, where: str) -> ControlError:
     """Return why an ``IMMEDIATE`` tuple beside rows is refused."""
     return ControlError(
         f"control tuple {control.id} is IMMEDIATE and comes beside the rows of {where}, so it has"
@@ -191,7 +197,7 @@ def beside_refused(control: ControlTuple, where: str) -> ControlError:
     )
 
 
-def emitted(
+def read_output(
     batches: Iterable[pa.RecordBatch], output: str
 ) -> Iterator[tuple[str, int, int, int, bytes]]:
     """Give kind, bucket, sequence, number and payload of what one output emitted; notes, too."""
@@ -199,31 +205,31 @@ def emitted(
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in names)
         for tag, kind, *more in zip(*columns, strict=True):
-            if tag == output or kind == NOTES:
+            if tag == output or kind == PROGRESS:
                 yield (kind, *more)
 
 
-def tuples_of(n: int, payload: bytes) -> tuple[Placed, ...]:
+def unpack_tuples(n: int, payload: bytes) -> tuple[PositionedControl, ...]:
     """Read emitted control tuples."""
     return unpack(Packed(seq=0, n=n, payload=payload)).control
 
 
 @lru_cache(maxsize=64)
-def _filter(text: str, schema: pa.Schema) -> CompiledFilter:
+def _compiled_filter(text: str, schema: pa.Schema) -> CompiledFilter:
     from pe_agent.filters import compile_filter  # not for operators that need all rows
     from streambroker_core.expression import parse
 
     return compile_filter(parse(text, "filter"), schema)
 
 
-def _noted(given: list[notes.Note]) -> Packed:
-    return Packed(seq=0, n=notes.NOTE, payload=notes.encode(given))
+def _pack_progress(messages: list[notes.ProgressMessage]) -> Packed:
+    return Packed(seq=0, n=notes.PROGRESS_ROW, payload=notes.encode(messages))
 
 
-def _later(task: _Task, column: pa.Array) -> None:
+def _update_latest(task: _TaskInput, column: pa.Array) -> None:
     kind = column.type
     if not pa.types.is_timestamp(kind):
         raise OperatorError(f"the event time is {kind}: it has to be a timestamp.")
     latest = pc.max(column.cast(pa.timestamp("us", kind.tz))).value
-    if latest is not None and (task.latest is None or latest > task.latest):
-        task.latest = int(latest)
+    if latest is not None and (task.latest_event_time is None or latest > task.latest_event_time):
+        task.latest_event_time = int(latest)

@@ -17,40 +17,50 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pe_agent.aligned.idleness import Pace, without_idle
-from pe_agent.aligned.queries.start_guard import REFUSED
+from pe_agent.aligned.idleness import InputTiming, active_watermark
+from pe_agent.aligned.queries.start_guard import REFUSED_PROPERTY
 from pe_agent.aligned.runtime import progress_messages as notes
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
-    NOTES,
     NOW,
+    PROGRESS,
     ROWS,
     SEQ,
     TUPLES,
-    fitting,
+    conform,
     write_ipc,
 )
-from pe_agent.aligned.runtime.lazy_operator import states
-from pe_agent.aligned.runtime.progress_messages import CLOCK, NOTE
-from pe_agent.aligned.runtime.state_store import Own, SparkBlobs, read_own
-from pe_agent.spark.worker import settle
+from pe_agent.aligned.runtime.lazy_operator import open_states
+from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET, PROGRESS_ROW
+from pe_agent.aligned.runtime.state_store import BucketState, SparkBlobs, read_bucket_state
+from pe_agent.spark.worker import freeze_modules
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window
 from streambroker_core.control.runtime import runner_state as keeping
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.emitter import EmittedRows, Stage
-from streambroker_core.control.runtime.packing import Packed, control_row, numbers, sequence
-from streambroker_core.control.runtime.runner import AlignedRunner, Applied, ControlCounts, Outcome
+from streambroker_core.control.runtime.packing import (
+    Packed,
+    consecutive_numbers,
+    pack_control_row,
+    sequence,
+)
+from streambroker_core.control.runtime.runner import (
+    AlignedRunner,
+    AppliedControl,
+    ControlCounts,
+    WindowResult,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger("pe_agent")
 
-COUNTS = ("received", "duplicates", "delivered", "emitted", "waiting", "refused")
+COUNT_COLUMNS = ("received", "duplicates", "delivered", "emitted", "waiting", "refused")
 """As ``control.aligned.ControlCounts`` has them."""
 
-APPLIED = pa.schema(
+APPLIED_SCHEMA = pa.schema(
     [
         ("operator", pa.string()),
         ("bucket", pa.int32()),
@@ -64,20 +74,20 @@ APPLIED = pa.schema(
 )
 """Columns of the report of control tuples that were handed over."""
 
-COUNTED = pa.schema(
+COUNTS_SCHEMA = pa.schema(
     [
         ("operator", pa.string()),
         ("bucket", pa.int32()),
         ("window", pa.int64()),
         ("delivery", pa.string()),
-        *((name, pa.int64()) for name in COUNTS),
+        *((name, pa.int64()) for name in COUNT_COLUMNS),
     ]
 )
 """Columns of the counts of control tuples; ``delivery`` is null in those of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosted:
+class OperatorConfig:
     """An operator and its place in the query, as the tasks need it.
 
     Attributes:
@@ -87,9 +97,9 @@ class Hosted:
         layouts: how its inputs are spread.
         schemas: columns of its outputs.
         mark: stands in the plan of each query that runs it.
-        timed: Spark's watermark is the operator's.
-        clocks: operators whose ticks are its time instead.
-        paces: of its inputs with an event time, where one of them may be idle; else none.
+        has_watermark: Spark's watermark is the operator's.
+        watermark_operators: operators whose ticks are its time instead.
+        timings: of its inputs with an event time, where one of them may be idle; else none.
         report: output to which applied control tuples are told; None for none.
         counts: output to which it is told how many there were; None for none.
     """
@@ -101,31 +111,31 @@ class Hosted:
     limits: Any
     layouts: dict[str, Layout]
     schemas: dict[str, pa.Schema]
-    timed: bool
+    has_watermark: bool
     mark: str = ""
-    clocks: frozenset[str] = field(default_factory=frozenset)
-    paces: Mapping[str, Pace] = field(default_factory=dict)
+    watermark_operators: frozenset[str] = field(default_factory=frozenset)
+    timings: Mapping[str, InputTiming] = field(default_factory=dict)
     report: str | None = None
     counts: str | None = None
     pass_invalid: bool = False
 
 
-Times = tuple[int | None, int | None]
+EventTimes = tuple[int | None, int | None]
 """Event time that had passed before a micro-batch, and that has passed with it."""
 
 
 @dataclass(slots=True)
-class _Arrived:
+class _BucketInput:
     packed: list[Packed] = field(default_factory=list)
-    notes: list[notes.Note] = field(default_factory=list)
+    progress: list[notes.ProgressMessage] = field(default_factory=list)
     time: int = 0
 
 
 class BucketProcessor(StatefulProcessor):
     """Runs the windows of an operator; Spark makes one for each partition and micro-batch."""
 
-    def __init__(self, hosted: Hosted) -> None:
-        self._hosted = hosted
+    def __init__(self, config: OperatorConfig) -> None:
+        self._config = config
 
     def init(self, handle: Any) -> None:
         """Open the state.
@@ -133,15 +143,15 @@ class BucketProcessor(StatefulProcessor):
         Raises:
             OperatorError: the query is one too many for the operator.
         """
-        check_start(self._hosted)
+        check_start(self._config)
         self._handle = handle
-        self._own, self._blobs = states(handle)
+        self._state_value, self._blobs = open_states(handle)
         self._runner: AlignedRunner | None = None
-        self._refused: set[str] = set()
+        self._logged_refusals: set[str] = set()
 
     def close(self) -> None:
         """Keep nothing but what is loaded."""
-        settle("operator")
+        freeze_modules("operator")
 
     def handleInputRows(  # noqa: N802 - Spark's name
         self,
@@ -150,7 +160,7 @@ class BucketProcessor(StatefulProcessor):
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
         """Run the window of a bucket that has rows, control tuples or notes."""
-        return self._bucket(int(key[0]), _arrived(rows), timerValues)
+        return self._run_bucket(int(key[0]), _read_input(rows), timerValues)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
         self,
@@ -159,87 +169,94 @@ class BucketProcessor(StatefulProcessor):
         expiredTimerInfo: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
         """Run the window of a bucket in which something is due by event time."""
-        arrived = _Arrived(time=timerValues.getCurrentProcessingTimeInMs() * 1000)
+        arrived = _BucketInput(time=timerValues.getCurrentProcessingTimeInMs() * 1000)
         fired = int(expiredTimerInfo.getExpiryTimeInMs())
-        return self._bucket(int(key[0]), arrived, timerValues, fired)
+        return self._run_bucket(int(key[0]), arrived, timerValues, fired)
 
-    def _bucket(
-        self, bucket: int, arrived: _Arrived, timers: Any, fired: int | None = None
+    def _run_bucket(
+        self, bucket: int, received: _BucketInput, timers: Any, fired_timer: int | None = None
     ) -> Iterator[pd.DataFrame]:
-        hosted = self._hosted
-        found = self._own.get()
+        hosted = self._config
+        found = self._state_value.get()
         before = None if found is None else bytes(found[0])
-        own = read_own(before, hosted.name)
-        now, wake = self._spark_time(timers), own.wake
-        known = own.passed(now, hosted.clocks)
-        for note in arrived.notes:
-            own.hear(note, arrived.time)
-        times = (now, without_idle(own.seen, hosted.paces, arrived.time))
+        own = read_bucket_state(before, hosted.name)
+        now, wake = self._spark_watermark(timers), own.wake_at
+        known = own.window_watermark(now, hosted.watermark_operators)
+        for note in received.progress:
+            own.apply_progress(note, received.time)
+        times = (now, active_watermark(own.input_times, hosted.timings, received.time))
         now = max((time for time in times if time is not None), default=None)
-        passed = own.passed(now, hosted.clocks)
-        out = _Emitted(hosted)
-        if bucket == CLOCK:
-            self._pass_time_on(own, passed, out)
-        elif arrived.packed or _due(own.wake, passed):
-            self._window(bucket, own, (known, passed), arrived, out)
-        self._set_timer(own, _wanted(bucket, own, passed), wake, fired)
+        passed = own.window_watermark(now, hosted.watermark_operators)
+        out = _OutputBuffer(hosted)
+        if bucket == CLOCK_BUCKET:
+            self._advance_clock(own, passed, out)
+        elif received.packed or _is_due(own.wake_at, passed):
+            self._run_window(bucket, own, (known, passed), received, out)
+        self._set_timer(own, _next_wake(bucket, own, passed), wake, fired_timer)
         after = own.write()
         if after != before:
-            self._own.update((after,))
+            self._state_value.update((after,))
         return out.frames()
 
-    def _spark_time(self, timers: Any) -> int | None:
-        if not self._hosted.timed:
+    def _spark_watermark(self, timers: Any) -> int | None:
+        if not self._config.has_watermark:
             return None
         now = int(timers.getCurrentWatermarkInMs())
         return now * 1000 if now > 0 else None
 
-    def _window(
-        self, bucket: int, own: Own, times: Times, arrived: _Arrived, out: _Emitted
+    def _run_window(
+        self,
+        bucket: int,
+        state: BucketState,
+        times: EventTimes,
+        received: _BucketInput,
+        output: _OutputBuffer,
     ) -> None:
-        hosted, number = self._hosted, int(_property("streaming.sql.batchId"))
-        watermark, later = _in_turn(*times)
+        hosted, number = self._config, int(_require_property("streaming.sql.batchId"))
+        watermark, later = _split_watermark(*times)
         window = Window(
             number=number,
-            time=arrived.time,
+            time=received.time,
             watermark=watermark,
             bucket=bucket,
             buckets=hosted.buckets,
             later=later,
         )
-        blobs = SparkBlobs(own, self._blobs)
-        outcome = self._run().run(window, arrived.packed, blobs)
+        blobs = SparkBlobs(state, self._blobs)
+        outcome = self._get_runner().run(window, received.packed, blobs)
         blobs.apply(outcome.changes)
-        own.wake, own.floor = outcome.wake_at, times[1]
-        if outcome.held_at != own.held:
-            own.held = outcome.held_at
-            out.note(bucket, notes.Hold(operator=hosted.name, bucket=bucket, at=own.held))
-        self._warn(outcome)
-        out.take(bucket, outcome)
-        out.tell(window, outcome)
+        state.wake_at, state.last_watermark = outcome.wake_at, times[1]
+        if outcome.held_at != state.held_at:
+            state.held_at = outcome.held_at
+            output.add_progress(
+                bucket, notes.WatermarkHold(operator=hosted.name, bucket=bucket, at=state.held_at)
+            )
+        self._log_refusals(outcome)
+        output.add_emitted(bucket, outcome)
+        output.add_reports(window, outcome)
 
-    def _warn(self, outcome: Outcome) -> None:
+    def _log_refusals(self, outcome: WindowResult) -> None:
         for why in outcome.refused:
-            if why not in self._refused:
-                self._refused.add(why)
+            if why not in self._logged_refusals:
+                self._logged_refusals.add(why)
                 log.warning("a control tuple has passed an operator: %s", why)
 
-    def _run(self) -> AlignedRunner:
+    def _get_runner(self) -> AlignedRunner:
         if self._runner is None:
-            stage = self._stage()
+            stage = self._operator_context()
             self._runner = AlignedRunner(
-                self._hosted.make,
+                self._config.make,
                 stage,
-                layouts=self._hosted.layouts,
+                layouts=self._config.layouts,
                 thread=threading.get_ident,
-                report=self._hosted.report is not None,
+                report=self._config.report is not None,
             )
         return self._runner
 
-    def _stage(self) -> Stage:
-        hosted = self._hosted
+    def _operator_context(self) -> Stage:
+        hosted = self._config
         return Stage(
-            query=_property("sql.streaming.queryId"),
+            query=_require_property("sql.streaming.queryId"),
             operator=hosted.name,
             buckets=hosted.buckets,
             order_by=hosted.order_by,
@@ -247,98 +264,108 @@ class BucketProcessor(StatefulProcessor):
             pass_invalid=hosted.pass_invalid,
         )
 
-    def _pass_time_on(self, own: Own, passed: int | None, out: _Emitted) -> None:
+    def _advance_clock(
+        self, state: BucketState, watermark: int | None, output: _OutputBuffer
+    ) -> None:
         """Tell the operators after this one what time it is; refuse a checkpoint of another kind.
 
         Raises:
             StateError: the checkpoint is of another operator, number of buckets or key.
         """
-        hosted, stage = self._hosted, self._stage()
+        hosted, stage = self._config, self._operator_context()
         version = hosted.make().state_version
-        kept = keeping.read(own.blobs, stage, version, tuple(hosted.layouts))
+        kept = keeping.read_runner_state(state.blobs, stage, version, tuple(hosted.layouts))
         layouts = {port: layout.text() for port, layout in hosted.layouts.items()}
-        keeping.take_layouts(kept, layouts, stage)
+        keeping.check_layouts(kept, layouts, stage)
         changes = kept.changes(stage, {"clock": b""}, version)
         del changes["clock"]
-        SparkBlobs(own, self._blobs).apply(changes)
-        if passed is not None and passed != own.floor:
-            own.floor = passed
-            out.note(CLOCK, notes.Tick(operator=hosted.name, watermark=passed))
+        SparkBlobs(state, self._blobs).apply(changes)
+        if watermark is not None and watermark != state.last_watermark:
+            state.last_watermark = watermark
+            output.add_progress(
+                CLOCK_BUCKET, notes.WatermarkUpdate(operator=hosted.name, watermark=watermark)
+            )
 
-    def _set_timer(self, own: Own, wake: int | None, before: int | None, fired: int | None) -> None:
+    def _set_timer(
+        self,
+        state: BucketState,
+        wake: int | None,
+        previous_wake: int | None,
+        fired_timer: int | None,
+    ) -> None:
         """Let Spark call again when time has passed what the bucket waits for.
 
         Spark removes the timer that has fired after the call, so that one is left alone.
         """
-        own.wake = wake
-        if not self._hosted.timed:
+        state.wake_at = wake
+        if not self._config.has_watermark:
             return
-        old = None if before is None else _timer(before)
-        new = None if wake is None else _timer(wake)
-        if old is not None and old not in (new, fired):
+        old = None if previous_wake is None else _timer_millis(previous_wake)
+        new = None if wake is None else _timer_millis(wake)
+        if old is not None and old not in (new, fired_timer):
             self._handle.deleteTimer(old)
-        if new is not None and new == fired:
+        if new is not None and new == fired_timer:
             new += 1
         if new is not None and new != old:
             self._handle.registerTimer(new)
 
 
-def _wanted(bucket: int, own: Own, passed: int | None) -> int | None:
+def _next_wake(bucket: int, state: BucketState, watermark: int | None) -> int | None:
     """Return the event time at which the bucket is to be called."""
-    if bucket == CLOCK:
-        return 1000 if passed is None else passed + 1000
-    if passed is not None and _due(own.wake, passed):
-        return passed + 1000
-    return own.wake
+    if bucket == CLOCK_BUCKET:
+        return 1000 if watermark is None else watermark + 1000
+    if watermark is not None and _is_due(state.wake_at, watermark):
+        return watermark + 1000
+    return state.wake_at
 
 
-class _Emitted:
+class _OutputBuffer:
     """What a bucket hands out in a window, as the rows that Spark takes."""
 
-    def __init__(self, hosted: Hosted) -> None:
-        self._hosted = hosted
+    def __init__(self, config: OperatorConfig) -> None:
+        self._config = config
         self._rows: list[tuple[str | None, str, int, int, int, bytes]] = []
 
-    def note(self, bucket: int, note: notes.Note) -> None:
+    def add_progress(self, bucket: int, message: notes.ProgressMessage) -> None:
         """Tell the operators that follow."""
-        self._rows.append((None, NOTES, bucket, 0, NOTE, notes.encode([note])))
+        self._rows.append((None, PROGRESS, bucket, 0, PROGRESS_ROW, notes.encode([message])))
 
-    def take(self, bucket: int, outcome: Outcome) -> None:
+    def add_emitted(self, bucket: int, outcome: WindowResult) -> None:
         """Take up what a window emitted: rows and control tuples by output."""
         rows: dict[str, list[EmittedRows]] = {}
-        control: dict[str, list[Placed]] = {}
+        control: dict[str, list[PositionedControl]] = {}
         for one in outcome.emitted:
             if isinstance(one, EmittedRows):
                 rows.setdefault(one.output, []).append(one)
             else:
                 control.setdefault(one.output, []).append((one.position, one.control))
         for output, placed in control.items():
-            packed = control_row(placed, output)
+            packed = pack_control_row(placed, output)
             self._rows.append((output, TUPLES, bucket, packed.seq, packed.n, packed.payload))
         for output, given in rows.items():
-            who = f"operator {self._hosted.name}, output {output},"
-            schema = self._hosted.schemas[output]
-            batches = [_fitting(batch, schema, who) for batch in _joined(given)]
-            self._rows_of(bucket, output, given[0].seq, batches)
+            who = f"operator {self._config.name}, output {output},"
+            schema = self._config.schemas[output]
+            batches = [_conform(batch, schema, who) for batch in _concat_rows(given)]
+            self._add_rows(bucket, output, given[0].seq, batches)
 
-    def tell(self, window: Window, outcome: Outcome) -> None:
+    def add_reports(self, window: Window, outcome: WindowResult) -> None:
         """Take up the report of a window, and its counts, for those who asked for them."""
-        hosted = self._hosted
+        hosted = self._config
         if hosted.report is not None:
-            rows = [_told(hosted.name, one) for one in outcome.applied]
-            self._tell(window.bucket, hosted.report, rows, APPLIED)
+            rows = [_applied_row(hosted.name, one) for one in outcome.applied]
+            self._add_report(window.bucket, hosted.report, rows, APPLIED_SCHEMA)
         if hosted.counts is not None:
-            rows = list(_counted(hosted.name, window, outcome))
-            self._tell(window.bucket, hosted.counts, rows, COUNTED)
+            rows = list(_count_rows(hosted.name, window, outcome))
+            self._add_report(window.bucket, hosted.counts, rows, COUNTS_SCHEMA)
 
-    def _tell(
+    def _add_report(
         self, bucket: int, output: str, rows: list[dict[str, Any]], schema: pa.Schema
     ) -> None:
         if rows:
             batch = pa.RecordBatch.from_pylist(rows, schema=schema)
-            self._rows_of(bucket, output, sequence(part=bucket), [batch])
+            self._add_rows(bucket, output, sequence(part=bucket), [batch])
 
-    def _rows_of(self, bucket: int, output: str, seq: int, batches: list[pa.RecordBatch]) -> None:
+    def _add_rows(self, bucket: int, output: str, seq: int, batches: list[pa.RecordBatch]) -> None:
         count = sum(batch.num_rows for batch in batches)
         self._rows.append((output, ROWS, bucket, seq, count, write_ipc(batches)))
 
@@ -351,50 +378,50 @@ class _Emitted:
         return iter([pd.DataFrame(self._rows, columns=EMITTED.names)])
 
 
-def _joined(given: list[EmittedRows]) -> list[pa.RecordBatch]:
+def _concat_rows(emitted: list[EmittedRows]) -> list[pa.RecordBatch]:
     """Return rows of one output; with their places, if these are not in a row."""
-    whole = pa.Table.from_batches([one.batch for one in given])
-    if any(low.seq + low.batch.num_rows != high.seq for low, high in pairwise(given)):
-        places = [numbers(one.seq, one.batch.num_rows) for one in given]
+    whole = pa.Table.from_batches([one.batch for one in emitted])
+    if any(low.seq + low.batch.num_rows != high.seq for low, high in pairwise(emitted)):
+        places = [consecutive_numbers(one.seq, one.batch.num_rows) for one in emitted]
         whole = whole.append_column(SEQ, pa.chunked_array(places))
     return list(whole.combine_chunks().to_batches())
 
 
-def _fitting(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatch:
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.RecordBatch:
     if SEQ not in batch.schema.names:
-        return fitting(batch, schema, who)
-    rows = fitting(batch.drop_columns([SEQ]), schema, who)
+        return conform(batch, schema, producer)
+    rows = conform(batch.drop_columns([SEQ]), schema, producer)
     return rows.append_column(SEQ, batch.column(SEQ))
 
 
-def _arrived(rows: Iterable[pd.DataFrame]) -> _Arrived:
-    arrived = _Arrived()
+def _read_input(rows: Iterable[pd.DataFrame]) -> _BucketInput:
+    arrived = _BucketInput()
     for frame in rows:
         for seq, n, payload, time in zip(
             frame["seq"], frame["n"], frame["payload"], frame[NOW], strict=True
         ):
             arrived.time = int(time)
-            if n == NOTE:
-                arrived.notes += notes.decode(payload)
+            if n == PROGRESS_ROW:
+                arrived.progress += notes.decode(payload)
             elif n:
                 arrived.packed.append(Packed(seq=int(seq), n=int(n), payload=bytes(payload)))
     return arrived
 
 
-def _told(operator: str, one: Applied) -> dict[str, Any]:
+def _applied_row(operator: str, applied: AppliedControl) -> dict[str, Any]:
     return {
         "operator": operator,
-        "bucket": one.bucket,
-        "window": one.window,
-        "port": one.port,
-        "id": one.id,
-        "type": one.type,
-        "delivery": one.delivery.value,
-        "forwarded": one.forwarded,
+        "bucket": applied.bucket,
+        "window": applied.window,
+        "port": applied.port,
+        "id": applied.id,
+        "type": applied.type,
+        "delivery": applied.delivery.value,
+        "forwarded": applied.forwarded,
     }
 
 
-def _counted(operator: str, window: Window, outcome: Outcome) -> Iterator[dict[str, Any]]:
+def _count_rows(operator: str, window: Window, outcome: WindowResult) -> Iterator[dict[str, Any]]:
     """Give the counts of a window that are not all zero."""
     rows = ControlCounts(
         received=outcome.rows_in, delivered=outcome.rows_in, emitted=outcome.rows_out
@@ -408,52 +435,52 @@ def _counted(operator: str, window: Window, outcome: Outcome) -> Iterator[dict[s
                 "bucket": window.bucket,
                 "window": window.number,
                 "delivery": delivery,
-                **{name: getattr(one, name) for name in COUNTS},
+                **{name: getattr(one, name) for name in COUNT_COLUMNS},
             }
 
 
-def _in_turn(known: int | None, passed: int | None) -> tuple[int | None, int | None]:
+def _split_watermark(previous: int | None, current: int | None) -> tuple[int | None, int | None]:
     """Return the time that has passed before the rows of a window, and what passes behind them.
 
     What the operators before tell of their time comes with rows that they held back until then.
     """
-    if known == passed or passed is None:
-        return passed, None
-    return (known, passed) if known is None or known < passed else (passed, None)
+    if previous == current or current is None:
+        return current, None
+    return (previous, current) if previous is None or previous < current else (current, None)
 
 
-def _due(wake: int | None, passed: int | None) -> bool:
-    return wake is not None and passed is not None and wake <= passed
+def _is_due(wake: int | None, watermark: int | None) -> bool:
+    return wake is not None and watermark is not None and wake <= watermark
 
 
-def _timer(wake: int) -> int:
+def _timer_millis(wake: int) -> int:
     """Return Spark's timer: it fires when the watermark, in milliseconds, has reached it."""
     return max(-(-wake // 1000), 1)
 
 
-def check_start(hosted: Hosted) -> None:
+def check_start(config: OperatorConfig) -> None:
     """Refuse to run in a query that is one too many.
 
     Raises:
         OperatorError: it is.
     """
-    if hosted.mark and _told_by_spark(REFUSED) == hosted.mark:
+    if config.mark and _local_property(REFUSED_PROPERTY) == config.mark:
         raise OperatorError(
-            f"operator {hosted.name} was started in another query already: start what to_df gave"
+            f"operator {config.name} was started in another query already: start what to_df gave"
             " once. This query would run it once more, with a state of its own: write to several"
             " sinks with foreachBatch, or ask for another DataFrame with to_df(again=True)."
         )
 
 
-def _told_by_spark(name: str) -> str | None:
+def _local_property(name: str) -> str | None:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name)
 
 
-def _property(name: str) -> str:
-    found = _told_by_spark(name)
+def _require_property(name: str) -> str:
+    found = _local_property(name)
     if found is None:
         raise OperatorError(
             f"the task has no {name}: aligned operators run in streaming queries only."

@@ -16,14 +16,14 @@ from typing import Any
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.wire.encoding.canonical import canonical
 
-CLOCK = -1
+CLOCK_BUCKET = -1
 """The bucket of an operator that has no rows: it passes the time on, and watches the checkpoint."""
-NOTE = -1
+PROGRESS_ROW = -1
 """The number of rows that a packed row with notes names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class WatermarkUpdate:
     """An operator's watermark, in microseconds."""
 
     operator: str
@@ -31,7 +31,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class WatermarkHold:
     """The earliest event time that a bucket of an operator holds back; None for nothing."""
 
     operator: str
@@ -40,25 +40,29 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latest:
+class LatestEventTime:
     """The latest event time of an input in a micro-batch, in microseconds."""
 
     port: str
     at: int
 
 
-Note = Tick | Hold | Latest
+ProgressMessage = WatermarkUpdate | WatermarkHold | LatestEventTime
 
-_KINDS: dict[str, type] = {"tick": Tick, "hold": Hold, "latest": Latest}
+_KINDS: dict[str, type] = {
+    "tick": WatermarkUpdate,
+    "hold": WatermarkHold,
+    "latest": LatestEventTime,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def encode(notes: Iterable[Note]) -> bytes:
+def encode(messages: Iterable[ProgressMessage]) -> bytes:
     """Return notes as canonical JSON."""
-    return canonical([[_NAMES[type(one)], _fields(one)] for one in notes])
+    return canonical([[_NAMES[type(one)], _fields(one)] for one in messages])
 
 
-def decode(data: bytes) -> list[Note]:
+def decode(data: bytes) -> list[ProgressMessage]:
     """Read notes.
 
     Raises:
@@ -73,5 +77,5 @@ def decode(data: bytes) -> list[Note]:
         ) from error
 
 
-def _fields(note: Note) -> dict[str, Any]:
-    return {name: getattr(note, name) for name in note.__slots__}
+def _fields(message: ProgressMessage) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in message.__slots__}

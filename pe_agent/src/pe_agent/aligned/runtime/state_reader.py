@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.runtime.state_store import read_own
+from pe_agent.aligned.runtime.state_store import read_bucket_state
 from streambroker_core.control.runtime import runner_state as keeping
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_KIND = "transformWithStateInPandasExec"
+_SPARK_OPERATOR = "transformWithStateInPandasExec"
 
 
-def states(
+def read_states(
     spark: SparkSession, checkpoint: str | Path, operator: str
 ) -> dict[int, dict[str, bytes]]:
     """Return the blobs of an operator by bucket, as the last window left them that has ended.
@@ -31,17 +31,17 @@ def states(
         AlignedError: the checkpoint has no state of that operator.
     """
     known = set()
-    for number in _operators(spark, checkpoint):
+    for number in _operator_ids(spark, checkpoint):
         owns = {
-            row.key.bucket: read_own(bytes(row.value.blob), operator)
-            for row in _read(spark, checkpoint, number, "own").collect()
+            row.key.bucket: read_bucket_state(bytes(row.value.blob), operator)
+            for row in _read_variable(spark, checkpoint, number, "own").collect()
         }
-        names = {keeping.operator_of(own.blobs) for own in owns.values()} - {None}
+        names = {keeping.operator_name(own.blobs) for own in owns.values()} - {None}
         if names != {operator}:
             known |= names
             continue
         found: dict[int, dict[str, bytes]] = {}
-        for row in _read(spark, checkpoint, number, "blobs").collect():
+        for row in _read_variable(spark, checkpoint, number, "blobs").collect():
             blobs = found.setdefault(row.key.bucket, {})
             blobs[row.user_map_key.name] = bytes(row.user_map_value.blob)
         return found
@@ -51,7 +51,7 @@ def states(
     )
 
 
-def _operators(spark: SparkSession, checkpoint: str | Path) -> list[int]:
+def _operator_ids(spark: SparkSession, checkpoint: str | Path) -> list[int]:
     from pyspark.errors import PySparkException
 
     try:
@@ -60,9 +60,11 @@ def _operators(spark: SparkSession, checkpoint: str | Path) -> list[int]:
         raise AlignedError(
             f"checkpoint {checkpoint} has no state that can be read: {error}"
         ) from error
-    return sorted({row.operatorId for row in rows if row.operatorName == _KIND})
+    return sorted({row.operatorId for row in rows if row.operatorName == _SPARK_OPERATOR})
 
 
-def _read(spark: SparkSession, checkpoint: str | Path, number: int, variable: str) -> DataFrame:
+def _read_variable(
+    spark: SparkSession, checkpoint: str | Path, number: int, variable: str
+) -> DataFrame:
     reader = spark.read.format("statestore").option("operatorId", number)
     return reader.option("stateVarName", variable).load(str(checkpoint))

@@ -12,8 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pe_agent.aligned.idleness import Seen
-from pe_agent.aligned.runtime.progress_messages import Hold, Latest, Note, Tick
+from pe_agent.aligned.idleness import InputTimes
+from pe_agent.aligned.runtime.progress_messages import (
+    LatestEventTime,
+    ProgressMessage,
+    WatermarkHold,
+    WatermarkUpdate,
+)
 from streambroker_core.control.operators.operator import Changes, StateError
 from streambroker_core.control.runtime import runner_state as keeping
 from streambroker_core.wire.encoding.canonical import canonical
@@ -22,7 +27,7 @@ VERSION = 1
 _LENGTH = struct.Struct("<I")
 
 
-class Value(Protocol):
+class ValueState(Protocol):
     """A value of Spark's store, of the key that is being processed."""
 
     def get(self) -> tuple[Any, ...] | None:
@@ -32,7 +37,7 @@ class Value(Protocol):
         """Set it."""
 
 
-class Values(Protocol):
+class MapState(Protocol):
     """A map of Spark's store, of the key that is being processed."""
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
@@ -52,57 +57,64 @@ class Values(Protocol):
 
 
 @dataclass(slots=True)
-class Own:
+class BucketState:
     """What the runtime keeps for a bucket.
 
     Attributes:
-        wake: event time at which the bucket wants a window; None for never.
-        held: earliest event time of what waits in it; None for nothing.
-        floor: the watermark of its last window; it never goes back.
-        ticks: watermarks of the operators before this one, by name.
+        wake_at: event time at which the bucket wants a window; None for never.
+        held_at: earliest event time of what waits in it; None for nothing.
+        last_watermark: the watermark of its last window; it never goes back.
+        watermarks: watermarks of the operators before this one, by name.
         holds: what their buckets hold back, by operator and bucket.
         blobs: the runner's own, by name.
-        seen: of inputs, where one of them may be idle.
+        input_times: of inputs, where one of them may be idle.
     """
 
-    wake: int | None = None
-    held: int | None = None
-    floor: int | None = None
-    ticks: dict[str, int] = field(default_factory=dict)
+    wake_at: int | None = None
+    held_at: int | None = None
+    last_watermark: int | None = None
+    watermarks: dict[str, int] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
-    seen: Seen = field(default_factory=dict)
+    input_times: InputTimes = field(default_factory=dict)
 
-    def hear(self, note: Note, now: int) -> None:
+    def apply_progress(self, message: ProgressMessage, now: int) -> None:
         """Take in what an operator before this one, or an input, reports of its time."""
-        if isinstance(note, Tick):
-            self.ticks[note.operator] = max(note.watermark, self.ticks.get(note.operator, 0))
-        elif isinstance(note, Hold):
-            name = f"{note.operator}.{note.bucket}"
-            if note.at is None:
+        if isinstance(message, WatermarkUpdate):
+            self.watermarks[message.operator] = max(
+                message.watermark, self.watermarks.get(message.operator, 0)
+            )
+        elif isinstance(message, WatermarkHold):
+            name = f"{message.operator}.{message.bucket}"
+            if message.at is None:
                 self.holds.pop(name, None)
             else:
-                self.holds[name] = note.at
-        elif isinstance(note, Latest):
-            before = self.seen.get(note.port, [None])[0]
-            self.seen[note.port] = [note.at if before is None else max(before, note.at), now]
+                self.holds[name] = message.at
+        elif isinstance(message, LatestEventTime):
+            before = self.input_times.get(message.port, [None])[0]
+            self.input_times[message.port] = [
+                message.at if before is None else max(before, message.at),
+                now,
+            ]
 
-    def passed(self, spark: int | None, clocks: frozenset[str]) -> int | None:
+    def window_watermark(
+        self, spark_watermark: int | None, watermark_operators: frozenset[str]
+    ) -> int | None:
         """Return the watermark of a window.
 
         Args:
-            spark: Spark's, in microseconds, where it is this operator's; None for none.
-            clocks: operators whose ticks are this operator's time.
+            spark_watermark: Spark's, in microseconds, where it is this operator's; None for none.
+            watermark_operators: operators whose ticks are this operator's time.
         """
-        times = [self.ticks[name] for name in clocks if name in self.ticks]
-        now = spark
-        if clocks:
-            now = min(times) if len(times) == len(clocks) else None
+        times = [self.watermarks[name] for name in watermark_operators if name in self.watermarks]
+        now = spark_watermark
+        if watermark_operators:
+            now = min(times) if len(times) == len(watermark_operators) else None
         if now is not None and self.holds:
             now = min(now, min(self.holds.values()) - 1)
-        if now is None or self.floor is None:
-            return self.floor if now is None else now
-        return max(now, self.floor)
+        if now is None or self.last_watermark is None:
+            return self.last_watermark if now is None else now
+        return max(now, self.last_watermark)
 
     def write(self) -> bytes:
         """Return it as bytes."""
@@ -110,26 +122,26 @@ class Own:
         head = canonical(
             {
                 "v": VERSION,
-                "wake": self.wake,
-                "held": self.held,
-                "floor": self.floor,
-                "ticks": self.ticks,
+                "wake": self.wake_at,
+                "held": self.held_at,
+                "floor": self.last_watermark,
+                "ticks": self.watermarks,
                 "holds": self.holds,
-                **({"seen": self.seen} if self.seen else {}),
+                **({"seen": self.input_times} if self.input_times else {}),
                 "blobs": [[name, len(self.blobs[name])] for name in names],
             }
         )
         return b"".join([_LENGTH.pack(len(head)), head, *(self.blobs[name] for name in names)])
 
 
-def read_own(data: bytes | None, operator: str) -> Own:
+def read_bucket_state(data: bytes | None, operator: str) -> BucketState:
     """Read what the runtime keeps for a bucket.
 
     Raises:
         StateError: it is damaged, or of a newer release.
     """
     if data is None:
-        return Own()
+        return BucketState()
     try:
         (size,) = _LENGTH.unpack_from(data)
         at = _LENGTH.size + size
@@ -139,8 +151,8 @@ def read_own(data: bytes | None, operator: str) -> Own:
                 f"state of operator {operator} has form {head['v']}, of a newer release; this"
                 f" reads {VERSION}. Nothing was overwritten: start that release."
             )
-        own = Own(head["wake"], head["held"], head["floor"], head["ticks"], head["holds"])
-        own.seen = head.get("seen", {})
+        own = BucketState(head["wake"], head["held"], head["floor"], head["ticks"], head["holds"])
+        own.input_times = head.get("seen", {})
         for name, length in head["blobs"]:
             own.blobs[name] = data[at : at + length]
             at += length
@@ -154,12 +166,12 @@ def read_own(data: bytes | None, operator: str) -> Own:
 class SparkBlobs(Mapping[str, bytes]):
     """The blobs of a bucket, as an operator's runner reads them."""
 
-    def __init__(self, own: Own, values: Values) -> None:
-        self._own, self._values = own, values
+    def __init__(self, state: BucketState, values: MapState) -> None:
+        self._state, self._values = state, values
 
     def __getitem__(self, name: str) -> bytes:
-        if name.startswith(keeping.OWN):
-            return self._own.blobs[name]
+        if name.startswith(keeping.RUNNER_PREFIX):
+            return self._state.blobs[name]
         found = self._values.getValue((name,))
         if found is None:
             raise KeyError(name)
@@ -168,12 +180,12 @@ class SparkBlobs(Mapping[str, bytes]):
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
-        if name.startswith(keeping.OWN):
-            return name in self._own.blobs
+        if name.startswith(keeping.RUNNER_PREFIX):
+            return name in self._state.blobs
         return bool(self._values.containsKey((name,)))
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own.blobs
+        yield from self._state.blobs
         yield from sorted(str(key[0]) for key in self._values.keys())  # noqa: SIM118 - no mapping
 
     def __len__(self) -> int:
@@ -182,11 +194,11 @@ class SparkBlobs(Mapping[str, bytes]):
     def apply(self, changes: Changes) -> None:
         """Write what a window changed."""
         for name, blob in changes.items():
-            if name.startswith(keeping.OWN):
+            if name.startswith(keeping.RUNNER_PREFIX):
                 if blob is None:
-                    self._own.blobs.pop(name, None)
+                    self._state.blobs.pop(name, None)
                 else:
-                    self._own.blobs[name] = bytes(blob)
+                    self._state.blobs[name] = bytes(blob)
             elif blob is None:
                 self._values.removeKey((name,))
             else:

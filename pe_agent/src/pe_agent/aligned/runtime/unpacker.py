@@ -20,23 +20,28 @@ from pe_agent.aligned.runtime.frames import (
     SEQ,
     TUPLES,
     UNNUMBERED,
-    control_text,
-    fitting,
-    placed_rows,
-    read_control,
+    conform,
+    decode_control,
+    encode_control,
+    read_positioned_rows,
 )
-from pe_agent.aligned.runtime.packer import emitted, tuples_of
+from pe_agent.aligned.runtime.packer import read_output, unpack_tuples
 from streambroker_core.control.operators.operator import OperatorError
-from streambroker_core.control.runtime.control_rows import Placed
+from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.packing import RUNNING_BITS, by_bucket, unpack
-from streambroker_core.control.runtime.spacing import in_front, made_of, slot_bits, spaced
+from streambroker_core.control.runtime.spacing import (
+    derive_positions,
+    position_before,
+    slot_bits,
+    space_positions,
+)
 from streambroker_core.control.tuples import ControlTuple, Delivery
 
 BatchFunction = Callable[[pa.RecordBatch], "pa.RecordBatch | Iterable[pa.RecordBatch]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOf:
+class OutputDataReader:
     """The rows that one output emitted, as the user's columns alone."""
 
     output: str
@@ -44,14 +49,14 @@ class DataOf:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read what a task emitted."""
-        for kind, _, first, _, payload in emitted(batches, self.output):
+        for kind, _, first, _, payload in read_output(batches, self.output):
             if kind == ROWS:
-                for rows, _ in placed_rows(payload, first):
-                    yield fitting(rows, self.schema, "an operator")
+                for rows, _ in read_positioned_rows(payload, first):
+                    yield conform(rows, self.schema, "an operator")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsOf:
+class OutputRowsReader:
     """Rows and control of one output, as a mixed frame.
 
     Control tuples of a bucket come before its rows.
@@ -62,35 +67,35 @@ class RowsOf:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read what a task emitted."""
-        tuples: dict[int, tuple[Placed, ...]] = {}
-        for kind, bucket, first, n, payload in emitted(batches, self.output):
+        tuples: dict[int, tuple[PositionedControl, ...]] = {}
+        for kind, bucket, first, n, payload in read_output(batches, self.output):
             if kind == ROWS:
-                rows = list(placed_rows(payload, first))
-                yield from self._bucket(rows, tuples.pop(bucket, ()))
+                rows = list(read_positioned_rows(payload, first))
+                yield from self._read_bucket(rows, tuples.pop(bucket, ()))
             elif kind == TUPLES:
-                tuples[bucket] = tuples_of(n, payload)
+                tuples[bucket] = unpack_tuples(n, payload)
             else:
-                yield control_row(0, notes.encode(notes.decode(payload)), self.schema)
+                yield mixed_control_row(0, notes.encode(notes.decode(payload)), self.schema)
         for placed in tuples.values():
-            yield from self._bucket([], placed)
+            yield from self._read_bucket([], placed)
 
-    def _bucket(
-        self, rows: list[tuple[pa.RecordBatch, pa.Array]], placed: Sequence[Placed]
+    def _read_bucket(
+        self, rows: list[tuple[pa.RecordBatch, pa.Array]], tuples: Sequence[PositionedControl]
     ) -> Iterator[pa.RecordBatch]:
         """Give the tuples and rows of a bucket, with room between their places."""
         last = [seq[-1].as_py() for _, seq in rows[-1:]]
-        last += [place for place, control in placed if control.delivery is Delivery.IMMEDIATE]
+        last += [place for place, control in tuples if control.delivery is Delivery.IMMEDIATE]
         bits = slot_bits(max((place % (1 << RUNNING_BITS) for place in last), default=0) + 1)
-        for position, control in placed:
+        for position, control in tuples:
             between = control.delivery is Delivery.IMMEDIATE
-            place = in_front(position, bits) if between else position
-            yield control_row(place, control_text(control), self.schema)
+            place = position_before(position, bits) if between else position
+            yield mixed_control_row(place, encode_control(control), self.schema)
         for batch, seq in rows:
-            yield mixed(batch, spaced(seq, bits), self.schema)
+            yield mixed_rows(batch, space_positions(seq, bits), self.schema)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsOfPacked:
+class PackedRowsReader:
     """Rows and control of packed rows, as a mixed frame."""
 
     schema: pa.Schema
@@ -101,33 +106,35 @@ class RowsOfPacked:
             for _, packed in by_bucket(batch):
                 arrival = unpack(packed)
                 for place, control in arrival.control:
-                    yield control_row(place, control_text(control), self.schema)
+                    yield mixed_control_row(place, encode_control(control), self.schema)
                 if arrival.rows is not None:
                     rows, seq = arrival.rows.drop_columns([SEQ]), arrival.rows.column(SEQ)
-                    yield mixed(rows, seq, self.schema)
+                    yield mixed_rows(rows, seq, self.schema)
 
 
-def mixed(batch: pa.RecordBatch, seq: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+def mixed_rows(batch: pa.RecordBatch, seq: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
     """Return rows of data of a mixed frame."""
-    batch = fitting(batch, schema, "an operator or function")
+    batch = conform(batch, schema, "an operator or function")
     control = pa.nulls(batch.num_rows, pa.binary())
-    return pa.RecordBatch.from_arrays([*batch.columns, seq, control], schema=with_control(schema))
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, seq, control], schema=with_control_columns(schema)
+    )
 
 
-def control_row(place: int | None, control: bytes, schema: pa.Schema) -> pa.RecordBatch:
+def mixed_control_row(position: int | None, control: bytes, schema: pa.Schema) -> pa.RecordBatch:
     """Return a control row of a mixed frame."""
     columns = [pa.nulls(1, one.type) for one in schema]
-    columns += [pa.array([place], pa.int64()), pa.array([control], pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, schema=with_control(schema))
+    columns += [pa.array([position], pa.int64()), pa.array([control], pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, schema=with_control_columns(schema))
 
 
-def with_control(schema: pa.Schema) -> pa.Schema:
+def with_control_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns of a mixed frame."""
     return schema.append(pa.field(SEQ, pa.int64())).append(pa.field(CONTROL, pa.binary()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnBatches:
+class BatchMapper:
     """A user's function on batches, with control rows left in their places.
 
     It is called for the rows between two ``IMMEDIATE`` tuples, which come before them. The rows
@@ -144,36 +151,36 @@ class OnBatches:
             rows = batch
             if CONTROL in batch.schema.names:
                 told = batch.column(CONTROL)
-                yield from self._control(batch.filter(pc.is_valid(told)), cuts)
+                yield from self._pass_control(batch.filter(pc.is_valid(told)), cuts)
                 rows = batch.filter(pc.is_null(told)).drop_columns([CONTROL])
             if rows.num_rows:
-                for run, seq in _runs(rows.drop_columns([SEQ]), rows.column(SEQ), cuts):
-                    yield from self._run(run, seq)
+                for run, seq in _split_runs(rows.drop_columns([SEQ]), rows.column(SEQ), cuts):
+                    yield from self._map_run(run, seq)
 
-    def _control(
+    def _pass_control(
         self, rows: pa.RecordBatch, cuts: dict[int, list[int]]
     ) -> Iterator[pa.RecordBatch]:
         columns = (rows.column(name).to_pylist() for name in (SEQ, CONTROL))
         for place, data in zip(*columns, strict=True):
-            found = read_control(data)
+            found = decode_control(data)
             if isinstance(found, ControlTuple) and found.delivery is Delivery.IMMEDIATE:
                 insort(cuts.setdefault(place >> RUNNING_BITS, []), place)
-            yield control_row(place, data, self.schema)
+            yield mixed_control_row(place, data, self.schema)
 
-    def _run(self, rows: pa.RecordBatch, seq: pa.Array) -> Iterator[pa.RecordBatch]:
-        made = self._made(rows)
+    def _map_run(self, rows: pa.RecordBatch, seq: pa.Array) -> Iterator[pa.RecordBatch]:
+        made = self._call_function(rows)
         if seq[0].as_py() <= UNNUMBERED:
             for batch in made:
-                yield mixed(batch, pa.repeat(seq[0], batch.num_rows), self.schema)
+                yield mixed_rows(batch, pa.repeat(seq[0], batch.num_rows), self.schema)
             return
         found = list(made)
         count = sum(batch.num_rows for batch in found)
-        places, first = made_of(seq, count, "the function of map_batches"), 0
+        places, first = derive_positions(seq, count, "the function of map_batches"), 0
         for batch in found:
-            yield mixed(batch, places.slice(first, batch.num_rows), self.schema)
+            yield mixed_rows(batch, places.slice(first, batch.num_rows), self.schema)
             first += batch.num_rows
 
-    def _made(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _call_function(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         found = self.function(rows)
         for made in [found] if isinstance(found, pa.RecordBatch) else found:
             if not isinstance(made, pa.RecordBatch):
@@ -185,7 +192,7 @@ class OnBatches:
                 yield made
 
 
-def _runs(
+def _split_runs(
     rows: pa.RecordBatch, seq: pa.Array, cuts: Mapping[int, Sequence[int]]
 ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
     """Give runs of rows of one part, between the cuts in it; with their places."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pe_agent.cep.discovery.discoverer import DiscoveryError, Wanted
 from pe_agent.cep.discovery.manager import PatternProcessorManager
 from pe_agent.cep.rule_progress import RuleReport
-from streambroker_core.cep.rules.rule_set import Unreadable
+from streambroker_core.cep.rules.rule_set import UnreadableRule
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent.cep")
 
 WAIT_SECONDS = 5.0
-TELL_SECONDS = 20.0
-TELL_TIMEOUT_SECONDS = 5.0
-AGAIN_SECONDS = 0.5
-LONGEST_AGAIN_SECONDS = 10.0
+REPORT_SECONDS = 20.0
+REPORT_TIMEOUT_SECONDS = 5.0
+RETRY_SECONDS = 0.5
+MAX_RETRY_SECONDS = 10.0
 
 
 class BrokerDiscoverer:
@@ -48,13 +48,15 @@ class BrokerDiscoverer:
         self._agent: Callable[[], AgentClient] = lambda: pe.agent
         self._timeout = timeout
         self._name, self._query = secrets.token_hex(8), ""
-        self._known: str | None = None
-        self._enable: dict[str, int] = {}
+        self._digest: str | None = None
+        self._enable_counts: dict[str, int] = {}
         self._closed = threading.Event()
         self._reports: Sequence[RuleReport] | None = None
-        self._handled: dict[str, int] = {}
-        self._news = threading.Condition()
-        self._reporter = threading.Thread(target=self._report, name="rule-reports", daemon=True)
+        self._handled_counts: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._reporter = threading.Thread(
+            target=self._run_reports, name="rule-reports", daemon=True
+        )
         self.problem: str | None = None
 
     def for_query(self, query: str) -> None:
@@ -70,12 +72,12 @@ class BrokerDiscoverer:
         tries = max(1, round(self._timeout / WAIT_SECONDS))
         try:
             for _ in range(tries):
-                answer = self._ask(min(WAIT_SECONDS, self._timeout))
+                answer = self._fetch_rules(min(WAIT_SECONDS, self._timeout))
                 if answer["rules"] is not None:
                     # What was enabled while nobody listened is enabled when rules are watched.
-                    self._handled = dict(answer["enabled"])
+                    self._handled_counts = dict(answer["enabled"])
                     self._reporter.start()
-                    return self._taken(answer)
+                    return self._accept_rules(answer)
         except StreambrokerError as error:
             raise DiscoveryError(f"the agent cannot say which rules there are: {error}") from error
         raise DiscoveryError(
@@ -86,27 +88,27 @@ class BrokerDiscoverer:
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
         """Wait for other rules until `close` is called; an agent that is away changes nothing."""
         self._enable_all(manager)
-        again = AGAIN_SECONDS
+        again = RETRY_SECONDS
         while not self._closed.is_set():
             try:
-                answer = self._ask(WAIT_SECONDS)
+                answer = self._fetch_rules(WAIT_SECONDS)
                 if answer["rules"] is not None:
-                    manager.on_pattern_processors_updated(self._taken(answer))
+                    manager.on_pattern_processors_updated(self._accept_rules(answer))
                     self._enable_all(manager)
-                self._heard(away=bool(answer.get("away")))
-                again = AGAIN_SECONDS
+                self._on_answer(broker_away=bool(answer.get("away")))
+                again = RETRY_SECONDS
             except Exception as error:  # whatever it is, the rules stay
-                self._ill(f"{type(error).__name__}: {error}")
+                self._set_problem(f"{type(error).__name__}: {error}")
                 self._closed.wait(again)
-                again = min(2 * again, LONGEST_AGAIN_SECONDS)
+                again = min(2 * again, MAX_RETRY_SECONDS)
 
     def close(self) -> None:
         """Stop."""
         self._closed.set()
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         if self._reporter.is_alive():
-            self._reporter.join(TELL_TIMEOUT_SECONDS)
+            self._reporter.join(REPORT_TIMEOUT_SECONDS)
         try:
             self._agent().call("rules.leave", timeout=2.0, discoverer=self._name)
         except StreambrokerError as error:
@@ -114,39 +116,41 @@ class BrokerDiscoverer:
 
     # ---- rules -----------------------------------------------------------
 
-    def _ask(self, wait: float) -> dict[str, Any]:
+    def _fetch_rules(self, wait: float) -> dict[str, Any]:
         return self._agent().call(
             "rules.wanted",
             timeout=wait + 5.0,
             discoverer=self._name,
             query=self._query,
-            known=self._known,
+            known=self._digest,
             wait=wait,
         )
 
-    def _taken(self, answer: Mapping[str, Any]) -> Wanted:
-        self._known = answer["digest"]
-        self._enable = {rule["id"]: rule["enable"] for rule in answer["rules"]}
-        return [_wanted(rule) for rule in answer["rules"]]
+    def _accept_rules(self, answer: Mapping[str, Any]) -> Wanted:
+        self._digest = answer["digest"]
+        self._enable_counts = {rule["id"]: rule["enable"] for rule in answer["rules"]}
+        return [_parse_rule(rule) for rule in answer["rules"]]
 
     def _enable_all(self, manager: PatternProcessorManager) -> None:
         """Turn those on again that were enabled since the job heard of it last."""
-        for rule, count in self._enable.items():
-            if count and count != self._handled.get(rule, 0) and rule in manager.rules.rules:
+        for rule, count in self._enable_counts.items():
+            if count and count != self._handled_counts.get(rule, 0) and rule in manager.rules.rules:
                 manager.enable(rule)
-        if self._handled != self._enable:
-            with self._news:
-                self._handled = dict(self._enable)
-                self._news.notify_all()
+        if self._handled_counts != self._enable_counts:
+            with self._changed:
+                self._handled_counts = dict(self._enable_counts)
+                self._changed.notify_all()
 
-    def _heard(self, *, away: bool) -> None:
-        if away:
-            self._ill("the broker does not answer the agent; rules are those that it said last")
+    def _on_answer(self, *, broker_away: bool) -> None:
+        if broker_away:
+            self._set_problem(
+                "the broker does not answer the agent; rules are those that it said last"
+            )
         elif self.problem is not None:
             log.info("it is known again which rules there are")
             self.problem = None
 
-    def _ill(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
             log.warning("rules cannot be asked for, those so far stay: %s", problem)
         self.problem = problem
@@ -155,32 +159,34 @@ class BrokerDiscoverer:
 
     def on_reports(self, reports: Sequence[RuleReport]) -> None:
         """Have the agent told what has become of the rules."""
-        with self._news:
+        with self._changed:
             self._reports = list(reports)
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def _report(self) -> None:
+    def _run_reports(self) -> None:
         """Tell the agent of what is new; now and then of all, for it may be another one by now."""
         sent: Any = None
         at = 0.0
         while not self._closed.is_set():
-            with self._news:
-                now = self._reports, self._handled
-                if now == sent and time.monotonic() - at < TELL_SECONDS:
-                    self._news.wait(WAIT_SECONDS)
+            with self._changed:
+                now = self._reports, self._handled_counts
+                if now == sent and time.monotonic() - at < REPORT_SECONDS:
+                    self._changed.wait(WAIT_SECONDS)
                     continue
             try:
-                self._tell(*now)
+                self._send_report(*now)
                 sent, at = now, time.monotonic()
             except StreambrokerError as error:
                 log.debug("the agent is not told of rules: %s", error)
-                self._closed.wait(AGAIN_SECONDS)
+                self._closed.wait(RETRY_SECONDS)
 
-    def _tell(self, reports: Sequence[RuleReport] | None, handled: Mapping[str, int]) -> None:
+    def _send_report(
+        self, reports: Sequence[RuleReport] | None, handled: Mapping[str, int]
+    ) -> None:
         rules = {each.rule: each.document() for each in reports or ()}
         self._agent().call(
             "rules.report",
-            timeout=TELL_TIMEOUT_SECONDS,
+            timeout=REPORT_TIMEOUT_SECONDS,
             discoverer=self._name,
             query=self._query,
             rules=rules,
@@ -188,11 +194,11 @@ class BrokerDiscoverer:
         )
 
 
-def _wanted(rule: Mapping[str, Any]) -> Any:
+def _parse_rule(rule: Mapping[str, Any]) -> Any:
     if not rule["problem"]:
         return rule["document"]
     version = rule["document"].get("version")
-    return Unreadable(
+    return UnreadableRule(
         rule=rule["id"],
         version=version if type(version) is int else None,
         problem=str(rule["problem"]).rstrip("."),

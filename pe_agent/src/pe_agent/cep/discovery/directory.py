@@ -12,14 +12,14 @@ from pe_agent.cep.discovery.discoverer import (
     PeriodicPatternProcessorDiscoverer,
     Wanted,
 )
-from streambroker_core.cep.rules.rule_set import Unreadable
+from streambroker_core.cep.rules.rule_set import UnreadableRule
 from streambroker_core.model import RULE
-from streambroker_core.wire.manifests.rules import OWN_FIELDS
+from streambroker_core.wire.manifests.rules import RESOURCE_FIELDS
 
 log = logging.getLogger("pe_agent.cep")
 
 SUFFIXES = (".json", ".yaml", ".yml")
-Mark: TypeAlias = "tuple[int, int, int]"
+FileStamp: TypeAlias = "tuple[int, int, int]"
 """What changes when a file is written: time in nanoseconds, size, inode."""
 
 
@@ -40,12 +40,12 @@ class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
         """
         super().__init__(interval)
         self._path = Path(path)
-        self._seen: dict[str, Mark] | None = None
-        self._good: dict[str, list[Any]] = {}
+        self._last_stamps: dict[str, FileStamp] | None = None
+        self._last_rules: dict[str, list[Any]] = {}
 
     def check_pattern_processor_update(self) -> bool:
         """Tell whether a file came, went or was written."""
-        return self._marks() != self._seen
+        return self._read_stamps() != self._last_stamps
 
     def latest_pattern_processors(self) -> Wanted:
         """Return the rules of all files, in the order of their names.
@@ -53,31 +53,31 @@ class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
         Raises:
             DiscoveryError: the directory cannot be read.
         """
-        marks = self._marks()
-        problems: list[Unreadable] = []
+        marks = self._read_stamps()
+        problems: list[UnreadableRule] = []
         good: dict[str, list[Any]] = {}
         for name in sorted(marks):
             try:
-                good[name] = rules_of(self._path / name)
+                good[name] = read_rules(self._path / name)
             except Exception as error:  # whatever is wrong with a file concerns that one alone
-                problems.append(Unreadable(rule=name, problem=str(error).rstrip(".")))
-                good[name] = self._good.get(name, [])
+                problems.append(UnreadableRule(rule=name, problem=str(error).rstrip(".")))
+                good[name] = self._last_rules.get(name, [])
                 log.warning("rules of %s stay as they were: %s", name, error)
-        self._seen, self._good = marks, good
+        self._last_stamps, self._last_rules = marks, good
         return [*(rule for each in good.values() for rule in each), *problems]
 
-    def _marks(self) -> dict[str, Mark]:
-        marks: dict[str, Mark] = {}
+    def _read_stamps(self) -> dict[str, FileStamp]:
+        marks: dict[str, FileStamp] = {}
         try:
             for file in self._path.iterdir():
                 if file.suffix in SUFFIXES and not file.name.startswith("."):
-                    marks[file.name] = _mark(file)
+                    marks[file.name] = _file_stamp(file)
         except OSError as error:
             raise DiscoveryError(f"directory {self._path} cannot be read: {error}") from error
         return marks
 
 
-def _mark(file: Path) -> Mark:
+def _file_stamp(file: Path) -> FileStamp:
     """Return the mark of a file; zeros for one that cannot be looked at, which is refused alone."""
     try:
         found = file.stat()
@@ -86,7 +86,7 @@ def _mark(file: Path) -> Mark:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def rules_of(file: Path) -> list[Any]:
+def read_rules(file: Path) -> list[Any]:
     """Return the documents of a file.
 
     Raises:
@@ -112,16 +112,16 @@ def read_documents(text: str, what: str, *, yaml: bool) -> list[Any]:
         DiscoveryError: it is no JSON or YAML.
     """
     try:
-        documents = _yaml(text) if yaml else [json.loads(text)]
+        documents = _parse_yaml(text) if yaml else [json.loads(text)]
     except (ValueError, RecursionError) as error:
         raise DiscoveryError(f"{what} cannot be read: {error}") from error
     found: list[Any] = []
     for document in documents:
         found += document if isinstance(document, list) else [document]
-    return [rule_in(each) for each in found]
+    return [unwrap_rule(each) for each in found]
 
 
-def rule_in(document: Any) -> Any:
+def unwrap_rule(document: Any) -> Any:
     """Return the rule of a `PatternProcessor` manifest; anything else as it is.
 
     Whose rule it is, and how often it was enabled, says the manifest and not the rule.
@@ -132,10 +132,10 @@ def rule_in(document: Any) -> Any:
     if not isinstance(spec, dict):
         return document
     named = {"id": metadata["name"]} if isinstance(metadata, dict) and "name" in metadata else {}
-    return {**named, **{name: value for name, value in spec.items() if name not in OWN_FIELDS}}
+    return {**named, **{name: value for name, value in spec.items() if name not in RESOURCE_FIELDS}}
 
 
-def _yaml(text: str) -> list[Any]:
+def _parse_yaml(text: str) -> list[Any]:
     try:
         import yaml
     except ImportError as error:

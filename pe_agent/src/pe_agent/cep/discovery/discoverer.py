@@ -111,7 +111,7 @@ class PeriodicPatternProcessorDiscoverer(ABC):
         self.interval = interval
         self.problem: str | None = None
         self._closed = threading.Event()
-        self._waiting: Wanted | None = None
+        self._pending: Wanted | None = None
 
     @abstractmethod
     def check_pattern_processor_update(self) -> bool:
@@ -128,20 +128,20 @@ class PeriodicPatternProcessorDiscoverer(ABC):
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
         """Look until `close` is called; what cannot be read changes nothing."""
         while not self._closed.wait(self.pause()):
-            self.look(manager)
+            self.poll(manager)
 
     def pause(self) -> float:
         """Return the seconds until the next look."""
         return self.interval
 
-    def look(self, manager: PatternProcessorManager) -> None:
+    def poll(self, manager: PatternProcessorManager) -> None:
         """Look once, and tell the manager of a change; one that it cannot take is told again."""
         try:
             if self.check_pattern_processor_update():
-                self._waiting = self.latest_pattern_processors()
-            if self._waiting is not None:
-                manager.on_pattern_processors_updated(self._waiting)
-                self._waiting = None
+                self._pending = self.latest_pattern_processors()
+            if self._pending is not None:
+                manager.on_pattern_processors_updated(self._pending)
+                self._pending = None
         except Exception as error:  # whatever happens, the rules stay
             problem = f"{type(error).__name__}: {error}"
             if problem != self.problem:

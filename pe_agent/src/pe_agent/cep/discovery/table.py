@@ -24,13 +24,13 @@ from pe_agent.cep.discovery.discoverer import (
 )
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document_schema import RULE_FIELDS
-from streambroker_core.cep.rules.rule_set import Unreadable
+from streambroker_core.cep.rules.rule_set import UnreadableRule
 
-Factory = Callable[..., PatternProcessor]
+RuleFactory = Callable[..., PatternProcessor]
 """Called with id, version and the values of ``constructor_params``."""
 
-_JSON = ("pattern", "key", "limits", "labels")
-_PARAMS: dict[str, tuple[type, ...]] = {
+_JSON_COLUMNS = ("pattern", "key", "limits", "labels")
+_PARAM_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "double": (float, int),
@@ -64,7 +64,7 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         connect: Callable[[], Connection],
         *,
         table: str = "pattern_processors",
-        classes: Mapping[str, Factory] | None = None,
+        classes: Mapping[str, RuleFactory] | None = None,
         interval: float = 10.0,
     ) -> None:
         """Define where.
@@ -84,13 +84,13 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
             raise ValueError(f"{table!r} is no name of a table: give letters, digits, _ and dots")
         self._connect, self._table = connect, table
         self._classes = dict(classes or {})
-        self._rows: list[dict[str, Any]] | None = None
-        self._known: list[dict[str, Any]] | None = None
+        self._fetched_rows: list[dict[str, Any]] | None = None
+        self._last_rows: list[dict[str, Any]] | None = None
 
     def check_pattern_processor_update(self) -> bool:
         """Tell whether a row came, went or was changed."""
-        self._rows = self._read()
-        return self._rows != self._known
+        self._fetched_rows = self._read()
+        return self._fetched_rows != self._last_rows
 
     def latest_pattern_processors(self) -> Wanted:
         """Return the rules of the table.
@@ -98,9 +98,9 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         Raises:
             DiscoveryError: the table cannot be read, or lacks a column.
         """
-        rows = self._read() if self._rows is None else self._rows
-        self._rows, self._known = None, rows
-        return [self._rule(row) for row in rows]
+        rows = self._read() if self._fetched_rows is None else self._fetched_rows
+        self._fetched_rows, self._last_rows = None, rows
+        return [self._parse_row(row) for row in rows]
 
     def _read(self) -> list[dict[str, Any]]:
         try:
@@ -108,7 +108,8 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
                 cursor.execute(f"SELECT * FROM {self._table}")  # noqa: S608 - checked in __init__
                 names = [column[0].lower() for column in cursor.description]
                 rows = [
-                    dict(zip(names, map(_plain, row), strict=True)) for row in cursor.fetchall()
+                    dict(zip(names, map(_normalise_value, row), strict=True))
+                    for row in cursor.fetchall()
                 ]
         except Exception as error:  # each driver has errors of its own
             raise DiscoveryError(f"table {self._table} cannot be read: {error}") from error
@@ -120,23 +121,23 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
             )
         return sorted(rows, key=lambda row: (str(row["id"]), str(row["version"])))
 
-    def _rule(self, row: Mapping[str, Any]) -> Any:
+    def _parse_row(self, row: Mapping[str, Any]) -> Any:
         """Return a rule or its document; or why the row cannot be read."""
         document: dict[str, Any] = {"id": row["id"], "version": row["version"]}
         try:
             if row.get("class_name") is not None:
-                return self._built(row)
+                return self._build_rule(row)
             for name in RULE_FIELDS:
-                value = row.get(_underscored(name), row.get(name.lower()))
+                value = row.get(_to_snake_case(name), row.get(name.lower()))
                 if value is not None:
-                    document[name] = _value(name, value)
+                    document[name] = _parse_field(name, value)
             return document
         except Exception as error:  # a class may raise anything
             version = row["version"] if type(row["version"]) is int else None
             problem = f"its row cannot be read: {error}"
-            return Unreadable(rule=str(row["id"]), version=version, problem=problem)
+            return UnreadableRule(rule=str(row["id"]), version=version, problem=problem)
 
-    def _built(self, row: Mapping[str, Any]) -> PatternProcessor:
+    def _build_rule(self, row: Mapping[str, Any]) -> PatternProcessor:
         name = row["class_name"]
         if row.get("pattern") is not None:
             raise ValueError("it has both a pattern and a class_name")
@@ -144,14 +145,14 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
             known = ", ".join(sorted(self._classes)) or "none"
             raise ValueError(f"class {name} is not registered; the job has {known}")
         params = json.loads(row.get("constructor_params") or "[]")
-        values = [_param(each) for each in params]
+        values = [_parse_param(each) for each in params]
         rule = self._classes[name](row["id"], row["version"], *values)
         if (rule.id, rule.version) != (row["id"], row["version"]):
             raise ValueError(f"class {name} made rule {rule.id} {rule.version}")
         return rule
 
 
-def _plain(value: Any) -> Any:
+def _normalise_value(value: Any) -> Any:
     """Return a value as SQLite has it, whatever objects a driver makes of it."""
     if hasattr(value, "read"):
         value = value.read()  # a large object, as long as the connection is open
@@ -162,21 +163,21 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def _param(given: Mapping[str, Any]) -> Any:
-    kind, value = given["type"], given["value"]
-    fits = isinstance(value, _PARAMS.get(kind, ()))
+def _parse_param(param: Mapping[str, Any]) -> Any:
+    kind, value = param["type"], param["value"]
+    fits = isinstance(value, _PARAM_TYPES.get(kind, ()))
     if not fits or (isinstance(value, bool) and kind != "boolean"):
-        raise ValueError(f"{value!r} is no {kind}; the types are {', '.join(_PARAMS)}")
+        raise ValueError(f"{value!r} is no {kind}; the types are {', '.join(_PARAM_TYPES)}")
     return float(value) if kind == "double" else value
 
 
-def _value(name: str, value: Any) -> Any:
-    if name in _JSON and isinstance(value, str):
+def _parse_field(name: str, value: Any) -> Any:
+    if name in _JSON_COLUMNS and isinstance(value, str):
         if name == "key" and not value.lstrip().startswith("["):
             return value
         return json.loads(value)
     return bool(value) if name == "keepMatches" and value in (0, 1) else value
 
 
-def _underscored(name: str) -> str:
+def _to_snake_case(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)

@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from pe_agent.aligned.control_source import ControlFileReader, ControlFileSource, control_rows
-from pe_agent.side.tables.versions import Place, write_whole
+from pe_agent.aligned.control_source import (
+    ControlFileReader,
+    ControlFileSource,
+    control_source_stream,
+)
+from pe_agent.side.tables.versions import ReadPosition, write_atomically
 from pe_agent.streams.stream import Stream
 from streambroker_core.control.tuples import Delivery, envelope
 from streambroker_core.side.control_messages import SideVersion
@@ -29,15 +33,15 @@ if TYPE_CHECKING:
 
 FORMAT = "streambroker-side-versions"
 CONTROL_FILE, READERS = "control", "readers"
-_SEEN_EVERY = 60.0
+_REPORT_SECONDS = 60.0
 
 
 def version_stream(spark: SparkSession, folder: Path) -> Stream:
     """Return the announcements in a folder of tables, to be put beside a stream by ``union``."""
-    return control_rows(spark, VersionsSource, path=str(folder / CONTROL_FILE))
+    return control_source_stream(spark, VersionsSource, path=str(folder / CONTROL_FILE))
 
 
-def places(folder: Path, grace: float, now: float) -> list[Place]:
+def read_positions(folder: Path, grace: float, now: float) -> list[ReadPosition]:
     """Return how far each query has come with the control file.
 
     A query whose file is damaged counts as one that has finished nothing.
@@ -53,17 +57,17 @@ def places(folder: Path, grace: float, now: float) -> list[Place]:
         if path.stat().st_mtime < now - grace:
             path.unlink(missing_ok=True)
         else:
-            found.append(_place_in(path))
+            found.append(_read_position(path))
     return found
 
 
-def _place_in(path: Path) -> Place:
+def _read_position(path: Path) -> ReadPosition:
     try:
         told = json.loads(path.read_bytes())
         planned = told.get("planned")
-        return Place(int(told["next"]), None if planned is None else int(planned))
+        return ReadPosition(int(told["next"]), None if planned is None else int(planned))
     except (AttributeError, KeyError, TypeError, ValueError):
-        return Place(0)
+        return ReadPosition(0)
 
 
 class VersionsSource(ControlFileSource):
@@ -83,8 +87,8 @@ class VersionsReader(ControlFileReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._readers = path.with_name(READERS)
-        self._told: tuple[Place, float] = (Place(-1), 0.0)
-        self._once = False
+        self._reported: tuple[ReadPosition, float] = (ReadPosition(-1), 0.0)
+        self._available_now = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the offset before the first tuple, of a reader that is new."""
@@ -99,18 +103,18 @@ class VersionsReader(ControlFileReader):
         """
         reader, finished = str(start["reader"]), int(start["next"])
         end = super().latestOffset(start, limit)
-        if self._once or Place(finished, int(end["next"])) != self._told[0]:
-            self._tell(reader, Place(finished))
-            if self._once:
+        if self._available_now or ReadPosition(finished, int(end["next"])) != self._reported[0]:
+            self._report(reader, ReadPosition(finished))
+            if self._available_now:
                 super().prepareForTriggerAvailableNow()
-                self._once = False
+                self._available_now = False
             end = super().latestOffset(start, limit)
-        self._tell(reader, Place(finished, int(end["next"])))
+        self._report(reader, ReadPosition(finished, int(end["next"])))
         return {**end, "reader": start["reader"]}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read what there is when the first offset is asked for, and no more."""
-        self._once = True
+        self._available_now = True
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Return the tuples between two offsets, of each side input its last version.
@@ -119,10 +123,11 @@ class VersionsReader(ControlFileReader):
             AlignedError: the file is another one, or has lost lines.
         """
         return [
-            InputPartition(last_versions(part.value)) for part in super().partitions(start, end)
+            InputPartition(drop_hidden_versions(part.value))
+            for part in super().partitions(start, end)
         ]
 
-    def _window(self, first: int, count: int) -> int:
+    def _window_end(self, first: int, count: int) -> int:
         """Return the end of the file: what is hidden on the way is not heard, and may be gone.
 
         So a window has one version of each side input, however many came since the last one.
@@ -130,17 +135,17 @@ class VersionsReader(ControlFileReader):
         del first
         return count
 
-    def _tell(self, reader: str, place: Place) -> None:
+    def _report(self, reader: str, position: ReadPosition) -> None:
         now = time.time()
-        if place == self._told[0] and now < self._told[1] + _SEEN_EVERY:
+        if position == self._reported[0] and now < self._reported[1] + _REPORT_SECONDS:
             return
         self._readers.mkdir(exist_ok=True)
-        told = {"next": place.finished, "planned": place.planned}
-        write_whole(self._readers / f"{reader}.json", json.dumps(told).encode())
-        self._told = (place, now)
+        told = {"next": position.finished, "planned": position.planned}
+        write_atomically(self._readers / f"{reader}.json", json.dumps(told).encode())
+        self._reported = (position, now)
 
 
-def last_versions(lines: Sequence[bytes]) -> list[bytes]:
+def drop_hidden_versions(lines: Sequence[bytes]) -> list[bytes]:
     """Return control tuples without versions that another one of the same window hides."""
     last: dict[str, int] = {}
     hidden = set()

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pe_agent.side.tables.versions import REQUESTS, path_of, read_version
-from streambroker_core.side import Shelf
+from pe_agent.side.tables.versions import REQUESTS, read_version, version_path
+from streambroker_core.side import TableCache
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.state.input_state import Content
 
 if TYPE_CHECKING:
     from pe_agent.side.tables.store import Table
 
-_SHELVES: dict[tuple[str, str], Shelf] = {}
+_CACHES: dict[tuple[str, str], TableCache] = {}
 """One for each folder of versions and definition of a side input."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelves:
+class CachedTables:
     """The tables of an operator.
 
     Attributes:
@@ -43,28 +43,28 @@ class Shelves:
         """
         folder = Path(self.folders[side.name])
         place = (str(folder), repr(side))
-        if place not in _SHELVES:
+        if place not in _CACHES:
 
             def read(name: str, version: str) -> pa.Table:
                 del name
                 try:
                     return read_version(folder, version, side)
                 except FileNotFoundError as error:
-                    told = (
-                        f"{path_of(folder, version)} is not there, or this worker does not see it"
-                    )
-                    raise OSError(told) from error
+                    missing = version_path(folder, version)
+                    raise OSError(
+                        f"{missing} is not there, or this worker does not see it"
+                    ) from error
 
-            _SHELVES[place] = Shelf(read)
-        return _SHELVES[place](side, version)
+            _CACHES[place] = TableCache(read)
+        return _CACHES[place](side, version)
 
-    def ask(self, name: str, who: str) -> None:
+    def request_refresh(self, name: str, request_id: str) -> None:
         """Ask whoever reads the table to do it now; asked again by the same, it is asked once."""
         folder = Path(self.folders[name]) / REQUESTS
         folder.mkdir(exist_ok=True)
-        (folder / hashlib.sha256(who.encode()).hexdigest()[:32]).touch()
+        (folder / hashlib.sha256(request_id.encode()).hexdigest()[:32]).touch()
 
 
-def shelves_of(tables: Mapping[str, Table]) -> Shelves:
+def cached_tables_for(tables: Mapping[str, Table]) -> CachedTables:
     """Return where the versions of tables lie, by name of the side input."""
-    return Shelves(folders={name: str(table.place) for name, table in tables.items()})
+    return CachedTables(folders={name: str(table.folder) for name, table in tables.items()})

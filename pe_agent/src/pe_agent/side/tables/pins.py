@@ -22,19 +22,19 @@ from pathlib import Path
 
 from pe_agent.log.atomic_file import sync_directory
 from pe_agent.side.errors import PinError
-from pe_agent.side.tables.versions import listed
+from pe_agent.side.tables.versions import read_journal
 
-PINS, LOCK, SEEN = "pins", "lock", "seen"
+PINS, LOCK, SEEN_FILE = "pins", "lock", "seen"
 FORMAT = 1
-KEPT = 2
+RETAINED_PINS = 2
 """Pins of a query that are kept. A micro-batch is run again until the next one begins; the one
 before it may have tasks that were given up and are not gone yet."""
 _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-_AWAY = "let every worker see the folder of the store under this path, and write to it"
+_ACCESS_REMEDY = "let every worker see the folder of the store under this path, and write to it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class MicroBatch:
     """A micro-batch of a query.
 
     Attributes:
@@ -63,11 +63,11 @@ class Pin:
     path: Path
 
 
-_KNOWN: dict[tuple[str, str], tuple[Batch, Pin]] = {}
+_PIN_CACHE: dict[tuple[str, str], tuple[MicroBatch, Pin]] = {}
 """The last pin that this process has seen, of each table and query."""
 
 
-def this_batch() -> Batch | None:
+def current_batch() -> MicroBatch | None:
     """Return the micro-batch whose task this is; None outside of tasks.
 
     Raises:
@@ -86,10 +86,10 @@ def this_batch() -> Batch | None:
             "run the rows of foreachBatch in the thread in which it is called, or give others"
             " its properties, with pyspark.inheritable_thread_target(spark)",
         )
-    return Batch(query=query, run=context.getLocalProperty(_RUN) or "", number=int(batch))
+    return MicroBatch(query=query, run=context.getLocalProperty(_RUN) or "", number=int(batch))
 
 
-def pin_of(folder: Path, batch: Batch) -> Pin:
+def pin_for(folder: Path, batch: MicroBatch) -> Pin:
     """Return the pin of a micro-batch; made if there is none.
 
     Args:
@@ -101,39 +101,41 @@ def pin_of(folder: Path, batch: Batch) -> Pin:
         TableError: the list of versions cannot be read.
     """
     place = (str(folder), batch.query)
-    known = _KNOWN.get(place)
+    known = _PIN_CACHE.get(place)
     if known is not None and known[0] == batch:
         return known[1]
     path = folder / PINS / batch.query / str(batch.number)
     try:
-        pin = _read_or_make(folder, path)
+        pin = _read_or_create(folder, path)
     except FileNotFoundError as error:
         away = f"{error.filename} is not there, or this worker does not see it"
-        raise PinError(folder.name, away, _AWAY) from error
+        raise PinError(folder.name, away, _ACCESS_REMEDY) from error
     except OSError as error:
-        raise PinError(folder.name, f"{path} cannot be had here: {error}", _AWAY) from error
-    _KNOWN[place] = (batch, pin)
+        raise PinError(
+            folder.name, f"{path} cannot be had here: {error}", _ACCESS_REMEDY
+        ) from error
+    _PIN_CACHE[place] = (batch, pin)
     return pin
 
 
-def newest(folder: Path) -> Pin:
+def newest_version(folder: Path) -> Pin:
     """Return the newest version, as a pin that is nowhere.
 
     Raises:
         TableError: the list of versions cannot be read.
         FileNotFoundError: there is none.
     """
-    last = listed(folder)[1][-1]
+    last = read_journal(folder)[1][-1]
     return Pin(version=last.name, written=last.at, path=folder)
 
 
-def allow(folder: Path) -> None:
+def create_pin_folder(folder: Path) -> None:
     """Let tasks make pins of a table: they make no folder where they do not see the store."""
     (folder / PINS).mkdir(exist_ok=True)
 
 
 @contextmanager
-def cleaning(folder: Path, grace: float, now: float) -> Iterator[set[str] | None]:
+def lock_for_cleanup(folder: Path, grace: float, now: float) -> Iterator[set[str] | None]:
     """Keep tasks from choosing versions, and remove the pins that none asks for any more.
 
     Args:
@@ -156,11 +158,11 @@ def cleaning(folder: Path, grace: float, now: float) -> Iterator[set[str] | None
         except BlockingIOError:
             yield None
             return
-        kept = _kept(folder / PINS, grace, now)
-        yield {_read(folder.name, path).version for path in kept}
+        kept = _clean_pins(folder / PINS, grace, now)
+        yield {_read_pin(folder.name, path).version for path in kept}
 
 
-def _kept(folder: Path, grace: float, now: float) -> list[Path]:
+def _clean_pins(folder: Path, grace: float, now: float) -> list[Path]:
     """Return the pins of all queries that are needed; the others are removed.
 
     Those are needed that were made last, and those of the last micro-batches: they differ when
@@ -175,9 +177,12 @@ def _kept(folder: Path, grace: float, now: float) -> list[Path]:
         needed = set[Path]()
         if max(made.values(), default=0) >= (now - grace) * 1e9:
             by_number = sorted(at, key=lambda path: int(path.name))
-            needed = {*by_number[-KEPT:], *sorted(at, key=lambda path: at[path])[-KEPT:]}
+            needed = {
+                *by_number[-RETAINED_PINS:],
+                *sorted(at, key=lambda path: at[path])[-RETAINED_PINS:],
+            }
         for path in made:
-            if path not in needed and (not needed or path.name != SEEN):
+            if path not in needed and (not needed or path.name != SEEN_FILE):
                 path.unlink()
         if not needed:
             query.rmdir()
@@ -185,18 +190,18 @@ def _kept(folder: Path, grace: float, now: float) -> list[Path]:
     return found
 
 
-def _read_or_make(folder: Path, path: Path) -> Pin:
+def _read_or_create(folder: Path, path: Path) -> Pin:
     """Return a pin; made of the newest version, if there is none and nobody else makes one now."""
     with (folder / PINS / LOCK).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         path.parent.mkdir(exist_ok=True)
-        (path.parent / SEEN).touch()
+        (path.parent / SEEN_FILE).touch()
         if not path.exists():
-            _make(newest(folder), path)
-        return _read(folder.name, path)
+            _write_pin(newest_version(folder), path)
+        return _read_pin(folder.name, path)
 
 
-def _make(last: Pin, path: Path) -> None:
+def _write_pin(last: Pin, path: Path) -> None:
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     told = {"v": FORMAT, "version": last.version, "written": last.written, "at": time.time()}
     try:
@@ -211,7 +216,7 @@ def _make(last: Pin, path: Path) -> None:
     sync_directory(path.parent)
 
 
-def _read(table: str, path: Path) -> Pin:
+def _read_pin(table: str, path: Path) -> Pin:
     data = path.read_bytes()
     try:
         told = json.loads(data)

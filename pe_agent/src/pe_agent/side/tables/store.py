@@ -20,32 +20,32 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pe_agent.aligned.control_source import ControlFile
-from pe_agent.datasource.schemas import Columns, arrow_from
+from pe_agent.datasource.schemas import Columns, as_arrow_schema
 from pe_agent.side.errors import PinError, TableError
 from pe_agent.side.tables import pins
 from pe_agent.side.tables import type_check as types
-from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, places, version_stream
-from pe_agent.side.tables.sources import Folder, Frame, Query, TableSource
-from pe_agent.side.tables.versions import REQUESTS, Place, Version, Versions, read_version
+from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, read_positions, version_stream
+from pe_agent.side.tables.sources import FolderSource, FrameSource, QuerySource, TableSource
+from pe_agent.side.tables.versions import REQUESTS, ReadPosition, Version, Versions, read_version
 from pe_agent.streams.stream import Stream
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side.control_messages import SideVersion
 from streambroker_core.side.definition import SideInput
 from streambroker_core.side.errors import SideDefinitionError
-from streambroker_core.side.join.static_table import content_of
+from streambroker_core.side.join.static_table import build_content
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("pe_agent")
 
-GRACE = 7 * 86_400.0
-LOOK = 0.2
-CLOSE = 10.0
+GRACE_SECONDS = 7 * 86_400.0
+POLL_SECONDS = 0.2
+CLOSE_SECONDS = 10.0
 """Seconds for which a store that is closed waits for reads to end."""
-_CLEAN_EVERY = 5.0
+_CLEAN_SECONDS = 5.0
 _LOCK = "lock"
-_OWN = (CONTROL_FILE, READERS, _LOCK)
+_RESERVED_NAMES = (CONTROL_FILE, READERS, _LOCK)
 """Names in the folder of a store that are no tables."""
 
 
@@ -79,27 +79,27 @@ class Table:
         name: its name in the store.
         schema: its columns, those of its first version.
         every: seconds from one look to the next; None to look only when it is asked for.
-        place: the folder of its versions.
+        folder: the folder of its versions.
     """
 
     def __init__(
         self, store: TableStore, name: str, source: TableSource, every: float | None
     ) -> None:
         self.store, self.name, self.every, self._source = store, name, every, source
-        self.place = store.path / name
-        self._versions = Versions(self.place)
-        self._requests = self.place / REQUESTS
+        self.folder = store.path / name
+        self._versions = Versions(self.folder)
+        self._requests = self.folder / REQUESTS
         self._sides: dict[str, SideInput] = {}
         self._stateless: list[SideInput] = []
-        self._looking = threading.Lock()
-        self._mark: str | None = None
+        self._poll_lock = threading.Lock()
+        self._fingerprint: str | None = None
         self._error: str | None = None
-        self._looked, self._due = 0.0, 0.0
+        self._polled_at, self._next_poll = 0.0, 0.0
         self.schema: pa.Schema | None = None
         last = self._versions.last
         if last is not None:
-            self.schema = read_version(self.place, last.name).schema
-        self.look()
+            self.schema = read_version(self.folder, last.name).schema
+        self.poll()
         if self._versions.last is None:
             raise TableError(name, self._error or "it was not read")
 
@@ -110,8 +110,8 @@ class Table:
             TableError: it cannot be read; the version before stays. Or the store is closed.
         """
         self.store.check_open(self.name)
-        self._mark = None
-        self.look()
+        self._fingerprint = None
+        self.poll()
         if self._error is not None:
             raise TableError(self.name, self._error)
         return self.state()
@@ -126,9 +126,9 @@ class Table:
                 rows=last.rows,
                 bytes=last.bytes,
                 at=last.at,
-                looked=self._looked,
+                looked=self._polled_at,
                 error=self._error,
-                kept=tuple(one.name for one in self._versions.kept),
+                kept=tuple(one.name for one in self._versions.retained),
             )
 
     def bind(self, side: SideInput) -> None:
@@ -138,10 +138,10 @@ class Table:
             SideError: the last version cannot be used as this side input; or the store is closed.
         """
         with self.store.lock:
-            last = self._fitting(side)
+            last = self._check_usable(side)
             self._check_name(side)
             self._sides[side.name] = side
-            self._sort(last, side)
+            self._write_sorted(last, side)
             self._announce()
 
     def bind_stateless(self, side: SideInput) -> None:
@@ -151,18 +151,18 @@ class Table:
             SideError: as for ``bind``.
         """
         with self.store.lock:
-            last = self._fitting(side)
+            last = self._check_usable(side)
             if side not in self._stateless:
                 self._stateless.append(side)
-            self._sort(last, side)
-            pins.allow(self.place)
+            self._write_sorted(last, side)
+            pins.create_pin_folder(self.folder)
 
-    def _fitting(self, side: SideInput) -> Version:
+    def _check_usable(self, side: SideInput) -> Version:
         """Return the last version, which can be used as a side input."""
         self.store.check_open(self.name)
         last = self._versions.last
         assert last is not None  # noqa: S101 - else it was not made
-        content_of(side, read_version(self.place, last.name))
+        build_content(side, read_version(self.folder, last.name))
         return last
 
     def _check_name(self, side: SideInput) -> None:
@@ -178,55 +178,55 @@ class Table:
                 side.name, problem, "give one of them another name, or take another store"
             )
 
-    def look_if_due(self) -> None:
+    def poll_if_due(self) -> None:
         """Look if it is time, or somebody has asked."""
-        if self.due(time.monotonic()):
-            self.look()
+        if self.is_due(time.monotonic()):
+            self.poll()
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Tell whether it is time to look, by a clock that does not go back."""
         asked = self._requests.is_dir() and any(self._requests.iterdir())
-        return asked or (self.every is not None and now >= self._due)
+        return asked or (self.every is not None and now >= self._next_poll)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the table if there may be something new; a failure is kept for ``state``."""
-        with self._looking:
+        with self._poll_lock:
             asked: list[Path] = []
             try:
                 asked = list(self._requests.iterdir()) if self._requests.is_dir() else []
-                self._read(asked=bool(asked))
-                self._fail(None)
+                self._read(requested=bool(asked))
+                self._set_error(None)
             except Exception as error:  # whatever a source raises, the version before stays
-                self._fail(str(error) or repr(error))
+                self._set_error(str(error) or repr(error))
             for path in asked:
                 path.unlink(missing_ok=True)
-            self._looked = time.time()
-            self._due = time.monotonic() + (self.every or 0.0)
+            self._polled_at = time.time()
+            self._next_poll = time.monotonic() + (self.every or 0.0)
 
-    def clean(self, places: list[Place], grace: float, now: float) -> None:
+    def clean(self, positions: list[ReadPosition], grace: float, now: float) -> None:
         """Remove versions; see ``Versions.clean``, and ``pins.cleaning`` for the times.
 
         Nothing goes while a task chooses a version.
         """
-        with self.store.lock, pins.cleaning(self.place, grace, now) as pinned:
+        with self.store.lock, pins.lock_for_cleanup(self.folder, grace, now) as pinned:
             if pinned is not None:
-                self._versions.clean(places, self._sides, pinned)
+                self._versions.clean(positions, self._sides, pinned)
 
-    def _read(self, *, asked: bool) -> None:
-        mark = self._source.mark()
-        if mark is not None and mark == self._mark and not asked:
+    def _read(self, *, requested: bool) -> None:
+        mark = self._source.fingerprint()
+        if mark is not None and mark == self._fingerprint and not requested:
             return
-        table = _as_before(self._source.read(self.schema), self.schema)
+        table = _cast_to_schema(self._source.read(self.schema), self.schema)
         with self.store.lock:
             self.store.check_open(self.name)  # it may have been closed while the table was read
-            for side in self._every():
-                content_of(side, table)
+            for side in self._all_sides():
+                build_content(side, table)
             version = self._versions.write(table, time.time(), self._prepare)
             self.schema = table.schema
             if version is not None:
                 log.info("table %s: version %s, %d rows", self.name, version.name, version.rows)
             self._announce()
-            self._mark = mark  # only now: what was not announced is looked at again
+            self._fingerprint = mark  # only now: what was not announced is looked at again
 
     def _announce(self) -> None:
         """Announce the last version to the side inputs that have not heard of it."""
@@ -236,28 +236,28 @@ class Table:
             if name not in version.announced:
                 said = SideVersion(input=name, version=version.name)
                 place = self.store.control.append(said, delivery=Delivery.BEGIN).seq
-                self._versions.announced(version, name, place)
+                self._versions.record_announcement(version, name, place)
 
-    def _every(self) -> list[SideInput]:
+    def _all_sides(self) -> list[SideInput]:
         """Return what the table is a side input as."""
         sides = list(self._sides.values())
         return [*sides, *(side for side in self._stateless if side not in sides)]
 
     def _prepare(self, version: Version) -> None:
         """Write what belongs to a version before anybody hears of it."""
-        for side in self._every():
-            self._sort(version, side)
+        for side in self._all_sides():
+            self._write_sorted(version, side)
 
-    def _sort(self, version: Version, side: SideInput) -> None:
+    def _write_sorted(self, version: Version, side: SideInput) -> None:
         """Write the sorted copy; without it each worker sorts for itself."""
         try:
-            self._versions.sort(version, side)
+            self._versions.write_sorted(version, side)
         except OSError as error:
             log.warning(
                 "table %s: version %s has no sorted copy: %s", self.name, version.name, error
             )
 
-    def _fail(self, error: str | None) -> None:
+    def _set_error(self, error: str | None) -> None:
         if error is not None and error != self._error and self._versions.last is not None:
             log.warning("table %s is not read, the version before stays: %s", self.name, error)
         self._error = error
@@ -272,7 +272,7 @@ class TableStore:
             without state that has no micro-batch.
     """
 
-    def __init__(self, path: str | Path, *, grace: float = GRACE) -> None:
+    def __init__(self, path: str | Path, *, grace: float = GRACE_SECONDS) -> None:
         """Open the folder, or make it.
 
         Raises:
@@ -284,14 +284,14 @@ class TableStore:
             )
         self.path = Path(path).absolute()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._held = _hold(self.path)
+        self._lock_file = _lock_folder(self.path)
         self.control = ControlFile(self.path / CONTROL_FILE)
         self.lock = threading.RLock()
         self._tables: dict[str, Table] = {}
         self._grace, self._ended = grace, threading.Event()
-        self._said: dict[str, str] = {}
+        self._logged_problems: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
-        self._repeat("versions", lambda: _CLEAN_EVERY, self.clean)
+        self._repeat("versions", lambda: _CLEAN_SECONDS, self.clean)
 
     def folder(
         self,
@@ -326,8 +326,8 @@ class TableStore:
                 f"{path} is no folder of files that are seen here; read it by Spark, with"
                 f" store.frame({name!r}, lambda: spark.read.…)",
             )
-        declared = None if schema is None else arrow_from(schema)
-        source = Folder(path=Path(path), format=format, marker=marker, schema=declared)
+        declared = None if schema is None else as_arrow_schema(schema)
+        source = FolderSource(path=Path(path), format=format, marker=marker, schema=declared)
         return self._add(name, source, every)
 
     def query(
@@ -351,8 +351,8 @@ class TableStore:
         Raises:
             TableError: as for ``folder``.
         """
-        declared = None if schema is None else arrow_from(schema)
-        return self._add(name, Query(connect=connect, sql=sql, schema=declared), every)
+        declared = None if schema is None else as_arrow_schema(schema)
+        return self._add(name, QuerySource(connect=connect, sql=sql, schema=declared), every)
 
     def frame(
         self, name: str, make: Callable[[], DataFrame], *, every: float | None = 60.0
@@ -368,7 +368,7 @@ class TableStore:
         Raises:
             TableError: as for ``folder``.
         """
-        return self._add(name, Frame(make=make), every)
+        return self._add(name, FrameSource(make=make), every)
 
     def tables(self) -> list[Table]:
         """Return its tables."""
@@ -384,11 +384,11 @@ class TableStore:
         A read that does not end is left to itself: nothing comes of it.
         """
         self._ended.set()
-        deadline = time.monotonic() + CLOSE
+        deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         with self.lock:
-            self._held.close()
+            self._lock_file.close()
 
     def check_open(self, table: str) -> None:
         """Refuse what a store cannot do that is closed: another driver may use its folder.
@@ -396,7 +396,7 @@ class TableStore:
         Raises:
             TableError: it is.
         """
-        if self._held.closed:
+        if self._lock_file.closed:
             raise TableError(table, f"the store {self.path} is closed; open it again")
 
     def __enter__(self) -> TableStore:
@@ -406,11 +406,11 @@ class TableStore:
         self.close()
 
     def _add(self, name: str, source: TableSource, every: float | None) -> Table:
-        if not name.isidentifier() or name in (*_OWN, *self._tables):
+        if not name.isidentifier() or name in (*_RESERVED_NAMES, *self._tables):
             raise TableError(name, "take a name of letters, digits and _ that is not taken yet")
         table = Table(self, name, source, every)
         self._tables[name] = table
-        self._repeat(f"table-{name}", lambda: LOOK, table.look_if_due)
+        self._repeat(f"table-{name}", lambda: POLL_SECONDS, table.poll_if_due)
         return table
 
     def _repeat(self, name: str, pause: Callable[[], float], work: Callable[[], None]) -> None:
@@ -420,19 +420,19 @@ class TableStore:
             while not self._ended.wait(pause()):
                 try:
                     work()
-                    self._said.pop(name, None)
+                    self._logged_problems.pop(name, None)
                 except Exception as error:  # a folder that is away: the thread tries again
-                    self._say(name, str(error) or repr(error))
+                    self._log_problem(name, str(error) or repr(error))
 
         thread = threading.Thread(target=run, name=f"side-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _say(self, name: str, problem: str) -> None:
+    def _log_problem(self, name: str, problem: str) -> None:
         """Log a problem of a thread, once for as long as it is the same."""
-        if problem != self._said.get(name):
+        if problem != self._logged_problems.get(name):
             log.warning("%s in %s: %s", name, self.path, problem)
-        self._said[name] = problem
+        self._logged_problems[name] = problem
 
     def clean(self) -> None:
         """Remove the versions that no query asks for any more.
@@ -443,7 +443,7 @@ class TableStore:
         problem: Exception | None = None
         with self.lock:
             now = time.time()
-            found = places(self.path, self._grace, now)
+            found = read_positions(self.path, self._grace, now)
             for table in self.tables():
                 try:
                     table.clean(found, self._grace, now)
@@ -453,21 +453,21 @@ class TableStore:
             raise problem
 
 
-def _as_before(table: pa.Table, known: pa.Schema | None) -> pa.Table:
+def _cast_to_schema(table: pa.Table, expected: pa.Schema | None) -> pa.Table:
     """Return a table with the columns of its first version.
 
     Raises:
         ValueError: it lacks one, or has another type there.
     """
-    if known is None:
+    if expected is None:
         plain = [pa.field(one.name, one.type) for one in table.schema]
         return table.cast(pa.schema(plain))
-    if (problem := types.changed(table.schema, known)) is not None:
+    if (problem := types.schema_problem(table.schema, expected)) is not None:
         raise ValueError(problem)
-    return table.select(known.names).cast(known)
+    return table.select(expected.names).cast(expected)
 
 
-def _hold(path: Path) -> IO[bytes]:
+def _lock_folder(path: Path) -> IO[bytes]:
     held = (path / _LOCK).open("ab")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

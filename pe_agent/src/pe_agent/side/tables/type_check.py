@@ -10,97 +10,100 @@ import pyarrow.types as pt
 _UNITS = ("s", "ms", "us", "ns")
 
 
-def missing(found: pa.Schema, known: pa.Schema) -> str | None:
+def missing_column(actual: pa.Schema, expected: pa.Schema) -> str | None:
     """Return which column is not there any more; None if all are."""
-    lost = [name for name in known.names if name not in found.names]
+    lost = [name for name in expected.names if name not in actual.names]
     return f"there is no column {lost[0]}" if lost else None
 
 
-def changed(
-    found: pa.Schema,
-    known: pa.Schema,
-    takes: Callable[[pa.DataType, pa.DataType], bool] | None = None,
+def schema_problem(
+    actual: pa.Schema,
+    expected: pa.Schema,
+    accepts: Callable[[pa.DataType, pa.DataType], bool] | None = None,
     *,
     declared: bool = False,
 ) -> str | None:
     """Return what is wrong with columns; None if they say what they said before.
 
     Args:
-        found: of a table, file or result; more columns than before are passed over.
-        known: of the first version, or as they were declared.
-        takes: tells whether a type can be taken for another one; None for `fits`.
-        declared: ``known`` is what the user has declared, not what the first version had.
+        actual: of a table, file or result; more columns than before are passed over.
+        expected: of the first version, or as they were declared.
+        accepts: tells whether a type can be taken for another one; None for `can_widen`.
+        declared: ``expected`` is what the user has declared, not what the first version had.
     """
-    if (lost := missing(found, known)) is not None:
+    if (lost := missing_column(actual, expected)) is not None:
         return lost
-    for field in known:
-        type_ = found.field(field.name).type
-        if not (takes or fits)(type_, field.type):
+    for field in expected:
+        type_ = actual.field(field.name).type
+        if not (accepts or can_widen)(type_, field.type):
             return f"column {field.name} is {type_}, and {_remedy(field.type, declared=declared)}"
     return None
 
 
-def _remedy(known: pa.DataType, *, declared: bool) -> str:
+def _remedy(expected: pa.DataType, *, declared: bool) -> str:
     if declared:
-        return f"{known} is declared; declare its type, or cast it where it comes from"
-    if pt.is_null(known):
+        return f"{expected} is declared; declare its type, or cast it where it comes from"
+    if pt.is_null(expected):
         return (
             "the first version of the table had only nulls there, so no type; give the table"
             " another name, and its types with schema= or by a cast where it comes from"
         )
     return (
-        f"the first version of the table has {known} there; cast it to that where it comes from, or"
+        f"the first version of the table has {expected} there; cast it to that where it comes"
+        f" from, or"
         " give the new table another name"
     )
 
 
-def takes(found: pa.DataType, known: pa.DataType) -> bool:
+def can_convert(actual: pa.DataType, expected: pa.DataType) -> bool:
     """Tell whether Arrow makes Python values of a type to another one without changing them.
 
     It refuses by itself what is too large, and fractions that a decimal cannot have.
     """
-    if pt.is_integer(found) and (pt.is_floating(known) or pt.is_decimal(known)):
+    if pt.is_integer(actual) and (pt.is_floating(expected) or pt.is_decimal(expected)):
         return True
     kinds = (pt.is_integer, pt.is_floating, pt.is_decimal, pt.is_timestamp, pt.is_time)
-    return fits(found, known) or any(bool(kind(found) and kind(known)) for kind in kinds)
+    return can_widen(actual, expected) or any(
+        bool(kind(actual) and kind(expected)) for kind in kinds
+    )
 
 
-def fits(found: pa.DataType, known: pa.DataType) -> bool:
+def can_widen(actual: pa.DataType, expected: pa.DataType) -> bool:
     """Tell whether every value of a type is one of another type, and means the same."""
-    if found.equals(known) or pt.is_null(found):
+    if actual.equals(expected) or pt.is_null(actual):
         return True
-    if pt.is_dictionary(found):
-        return fits(found.value_type, known)
-    if pt.is_integer(found) and pt.is_integer(known):
-        signs = pt.is_signed_integer(found), pt.is_signed_integer(known)
+    if pt.is_dictionary(actual):
+        return can_widen(actual.value_type, expected)
+    if pt.is_integer(actual) and pt.is_integer(expected):
+        signs = pt.is_signed_integer(actual), pt.is_signed_integer(expected)
         if signs == (True, False):
             return False
-        return bool(found.bit_width + (signs[0] != signs[1]) <= known.bit_width)
-    if pt.is_floating(found) and pt.is_floating(known):
-        return bool(found.bit_width <= known.bit_width)
-    if pt.is_decimal(found) and pt.is_decimal(known):
-        whole = found.precision - found.scale <= known.precision - known.scale
-        return bool(whole and found.scale <= known.scale)
-    if pt.is_timestamp(found) and pt.is_timestamp(known):
-        finer = _UNITS.index(known.unit) >= _UNITS.index(found.unit)
-        return bool(found.tz == known.tz and finer)
-    return _same_kind(found, known)
+        return bool(actual.bit_width + (signs[0] != signs[1]) <= expected.bit_width)
+    if pt.is_floating(actual) and pt.is_floating(expected):
+        return bool(actual.bit_width <= expected.bit_width)
+    if pt.is_decimal(actual) and pt.is_decimal(expected):
+        whole = actual.precision - actual.scale <= expected.precision - expected.scale
+        return bool(whole and actual.scale <= expected.scale)
+    if pt.is_timestamp(actual) and pt.is_timestamp(expected):
+        finer = _UNITS.index(expected.unit) >= _UNITS.index(actual.unit)
+        return bool(actual.tz == expected.tz and finer)
+    return _same_kind(actual, expected)
 
 
-def _same_kind(found: pa.DataType, known: pa.DataType) -> bool:
+def _same_kind(actual: pa.DataType, expected: pa.DataType) -> bool:
     """Tell it of types that have more than one form, and of nested ones."""
     for forms in (
         (pt.is_string, pt.is_large_string, pt.is_string_view),
         (pt.is_binary, pt.is_large_binary, pt.is_binary_view),
     ):
-        if any(form(found) for form in forms):
-            return any(form(known) for form in forms)
-    if pt.is_struct(found) and pt.is_struct(known):
-        fields = {field.name: field.type for field in found}
-        return fields.keys() == {field.name for field in known} and all(
-            fits(fields[field.name], field.type) for field in known
+        if any(form(actual) for form in forms):
+            return any(form(expected) for form in forms)
+    if pt.is_struct(actual) and pt.is_struct(expected):
+        fields = {field.name: field.type for field in actual}
+        return fields.keys() == {field.name for field in expected} and all(
+            can_widen(fields[field.name], field.type) for field in expected
         )
     lists = (pt.is_list, pt.is_large_list)
-    if any(form(found) for form in lists) and any(form(known) for form in lists):
-        return fits(found.value_type, known.value_type)
+    if any(form(actual) for form in lists) and any(form(expected) for form in lists):
+        return can_widen(actual.value_type, expected.value_type)
     return False

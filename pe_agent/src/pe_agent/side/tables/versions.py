@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pe_agent.side.errors import TableError
 from streambroker_core.side.definition import SideInput
-from streambroker_core.side.join.static_table import by_key
+from streambroker_core.side.join.static_table import sort_by_key
 
 JOURNAL, REQUESTS, SORTED = "versions.json", "requests", "sorted"
 FORMAT = 1
@@ -51,7 +51,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Place:
+class ReadPosition:
     """How far a query has come with the control file.
 
     Attributes:
@@ -76,8 +76,10 @@ class Versions:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = folder / JOURNAL
-        self._number, self.kept = listed(folder) if self._journal.exists() else (0, [])
-        known = {one.name + _SUFFIX for one in self.kept}
+        self._last_number, self.retained = (
+            read_journal(folder) if self._journal.exists() else (0, [])
+        )
+        known = {one.name + _SUFFIX for one in self.retained}
         for path in folder.iterdir():
             if path.is_file() and path.name not in (JOURNAL, *known):
                 path.unlink()
@@ -88,7 +90,7 @@ class Versions:
     @property
     def last(self) -> Version | None:
         """The newest version; None if there is none."""
-        return self.kept[-1] if self.kept else None
+        return self.retained[-1] if self.retained else None
 
     def write(
         self,
@@ -105,55 +107,58 @@ class Versions:
         """
         hidden = self.folder / f".{os.getpid()}"
         _write_table(hidden, table)
-        digest, size = _digest(hidden)
+        digest, size = _sync_and_digest(hidden)
         if self.last is not None and self.last.digest == digest:
             hidden.unlink()
             return None
-        self._number += 1
+        self._last_number += 1
         version = Version(
-            name=f"v{self._number}-{digest[:8]}",
+            name=f"v{self._last_number}-{digest[:8]}",
             rows=table.num_rows,
             bytes=size,
             digest=digest,
             at=now,
         )
-        path = path_of(self.folder, version.name)
+        path = version_path(self.folder, version.name)
         hidden.rename(path)
         try:
             prepare(version)
         except BaseException:
             path.unlink()
             raise
-        self._write([*self.kept, version])
+        self._write_journal([*self.retained, version])
         return version
 
-    def sort(self, version: Version, side: SideInput) -> None:
+    def write_sorted(self, version: Version, side: SideInput) -> None:
         """Write the copy of a version in the order of the keys of a side input, if it needs one."""
         path = sorted_path(self.folder, version.name, side)
         if not side.key or path.exists():
             return
-        table = by_key(side, read_version(self.folder, version.name))
+        table = sort_by_key(side, read_version(self.folder, version.name))
         if table is None:
             return
         path.parent.mkdir(exist_ok=True)
         hidden = path.with_name(f".{os.getpid()}")
         _write_table(hidden, table)
-        _digest(hidden)
+        _sync_and_digest(hidden)
         hidden.rename(path)
 
-    def announced(self, version: Version, name: str, place: int) -> None:
+    def record_announcement(self, version: Version, name: str, position: int) -> None:
         """Note where a version was announced to a side input."""
-        self._write(
+        self._write_journal(
             [
-                replace(one, announced={**one.announced, name: place})
+                replace(one, announced={**one.announced, name: position})
                 if one.name == version.name
                 else one
-                for one in self.kept
+                for one in self.retained
             ]
         )
 
     def clean(
-        self, places: Collection[Place], names: Collection[str], pinned: Collection[str] = ()
+        self,
+        positions: Collection[ReadPosition],
+        names: Collection[str],
+        pinned: Collection[str] = (),
     ) -> list[str]:
         """Remove the versions that nobody can ask for any more; return their names.
 
@@ -161,38 +166,40 @@ class Versions:
         was announced in the window that it has planned. The newest is there for all.
 
         Args:
-            places: how far each query has come with the control file.
+            positions: how far each query has come with the control file.
             names: the side inputs that the table is; queries of others, which it was before, may
                 start again.
             pinned: versions that a micro-batch has which may be run again.
         """
-        needed = {len(self.kept) - 1}
-        needed.update(number for number, one in enumerate(self.kept) if one.name in pinned)
-        for name in {*names, *(name for one in self.kept for name in one.announced)}:
+        needed = {len(self.retained) - 1}
+        needed.update(number for number, one in enumerate(self.retained) if one.name in pinned)
+        for name in {*names, *(name for one in self.retained for name in one.announced)}:
             announced = {
                 number: one.announced[name]
-                for number, one in enumerate(self.kept)
+                for number, one in enumerate(self.retained)
                 if name in one.announced
             }
-            if announced and (places or name in names):
+            if announced and (positions or name in names):
                 needed.add(max(announced))
-            needed |= _needed(announced, places)
-        gone = [one for number, one in enumerate(self.kept) if number not in needed]
+            needed |= _needed_versions(announced, positions)
+        gone = [one for number, one in enumerate(self.retained) if number not in needed]
         if gone:
-            self._write([one for number, one in enumerate(self.kept) if number in needed])
+            self._write_journal(
+                [one for number, one in enumerate(self.retained) if number in needed]
+            )
         for one in gone:
-            path_of(self.folder, one.name).unlink(missing_ok=True)
+            version_path(self.folder, one.name).unlink(missing_ok=True)
             for path in (self.folder / SORTED).glob(f"{one.name}.by-*"):
                 path.unlink(missing_ok=True)
         return [one.name for one in gone]
 
-    def _write(self, kept: list[Version]) -> None:
-        told = {"v": FORMAT, "number": self._number, "kept": [asdict(one) for one in kept]}
-        write_whole(self._journal, json.dumps(told, sort_keys=True).encode())
-        self.kept = kept
+    def _write_journal(self, versions: list[Version]) -> None:
+        told = {"v": FORMAT, "number": self._last_number, "kept": [asdict(one) for one in versions]}
+        write_atomically(self._journal, json.dumps(told, sort_keys=True).encode())
+        self.retained = versions
 
 
-def listed(folder: Path) -> tuple[int, list[Version]]:
+def read_journal(folder: Path) -> tuple[int, list[Version]]:
     """Return the number of the last version, and the versions that are kept, the oldest first.
 
     Raises:
@@ -215,10 +222,10 @@ def listed(folder: Path) -> tuple[int, list[Version]]:
         ) from error
 
 
-def _needed(announced: dict[int, int], places: Collection[Place]) -> set[int]:
+def _needed_versions(announced: dict[int, int], positions: Collection[ReadPosition]) -> set[int]:
     """Return which of the versions that were announced at some places somebody may ask for."""
     needed: set[int] = set()
-    for place in places:
+    for place in positions:
         before = [one for one, at in announced.items() if at < place.finished]
         later = [one for one, at in announced.items() if at >= place.finished]
         if place.planned is not None:
@@ -227,7 +234,7 @@ def _needed(announced: dict[int, int], places: Collection[Place]) -> set[int]:
     return needed
 
 
-def path_of(folder: Path, version: str) -> Path:
+def version_path(folder: Path, version: str) -> Path:
     """Return the file of a version."""
     return folder / f"{version}{_SUFFIX}"
 
@@ -249,7 +256,7 @@ def read_version(folder: Path, version: str, side: SideInput | None = None) -> p
     Raises:
         OSError: it is not there.
     """
-    path = path_of(folder, version)
+    path = version_path(folder, version)
     if side is not None and side.key and (found := sorted_path(folder, version, side)).exists():
         path = found
     with pa.memory_map(str(path)) as file:
@@ -262,7 +269,7 @@ def _write_table(path: Path, table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Put a file in the place of another, synced, so that it is there whole or not at all."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
     with hidden.open("wb") as file:
@@ -272,7 +279,7 @@ def write_whole(path: Path, data: bytes) -> None:
     hidden.rename(path)
 
 
-def _digest(path: Path) -> tuple[str, int]:
+def _sync_and_digest(path: Path) -> tuple[str, int]:
     """Return digest and size of a file, which is synced."""
     found = hashlib.sha256()
     with path.open("rb") as file:

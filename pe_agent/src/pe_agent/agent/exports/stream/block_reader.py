@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest
-from pe_agent.agent.exports.stream.row_filter import compiled
+from pe_agent.agent.exports.stream.row_filter import compile_cached
 from pe_agent.log.errors import AddressGone, LogCorrupt, LogError
 from streambroker_core.control.runtime.control_rows import to_batch
 from streambroker_core.control.runtime.packing import SEQ
@@ -29,8 +29,8 @@ ENTRY_BYTES = 1024
 """What an entry of a cache takes beside its columns or masks, also without a row."""
 COLUMN_BYTES = 512
 """What a column or a mask takes beside its values."""
-_NUMBER = pa.field(SEQ, pa.int64(), nullable=False)
-Sent: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
+_SEQ_FIELD = pa.field(SEQ, pa.int64(), nullable=False)
+SentBlock: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
 """A block as it is sent, and what is said of it: ``epoch``, and ``latest`` if that is asked."""
 
 
@@ -71,7 +71,7 @@ class BytesCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latest:
+class LatestTimeRequest:
     """A question beside the rows: the largest time of all rows that a wider filter lets pass.
 
     Attributes:
@@ -84,7 +84,7 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class ReadRequest:
     """What one slice asks for: blocks ``[first, last)`` of each epoch, in order.
 
     ``query`` is the streaming query whose task asks, None if it does not say. With ``numbered``
@@ -99,17 +99,17 @@ class Read:
     columns: tuple[str, ...] | None
     query: str | None = None
     numbered: bool = False
-    latest: Latest | None = None
+    latest: LatestTimeRequest | None = None
 
 
 class Readable(Protocol):
     """Streams, and who may read what of them: an export, or what a fellow keeps of one."""
 
     @property
-    def streams(self) -> Mapping[str, HostedStream]:
+    def streams(self) -> Mapping[str, ExportStream]:
         """Return the streams, by id."""
 
-    def may_read(
+    def find_readable(
         self,
         reader: str,
         stream: str,
@@ -130,7 +130,7 @@ class Readable(Protocol):
     def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
         """Note which control tuples go over the wire."""
 
-    def unreadable(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
+    def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
         """Return what a reader is told of a block that is damaged, or not where it should be."""
 
 
@@ -141,40 +141,40 @@ class BlockReader:
         self._filtered = BytesCache(cache_bytes)
         self._masks = BytesCache(cache_bytes // 4)
 
-    def schema(self, stream: HostedStream, read: Read) -> pa.Schema:
+    def schema_for(self, stream: ExportStream, read: ReadRequest) -> pa.Schema:
         """Return the Arrow schema a read yields."""
         schema = stream.schema
         if read.columns is not None:
             schema = pa.schema([schema.field(c) for c in read.columns])
-        return schema.append(_NUMBER) if read.numbered and read.filter is not None else schema
+        return schema.append(_SEQ_FIELD) if read.numbered and read.filter is not None else schema
 
-    def control(self, export: Readable, read: Read) -> Iterator[Sent]:
+    def read_control(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
         """Yield the control tuples of each epoch, whatever the filter, with their places in it.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
         """
         for epoch, _, _ in read.pieces:
-            manifest = _planned(export, read, epoch)
+            manifest = _require_planned(export, read, epoch)
             stream = export.streams.get(read.stream)
             try:
-                placed = stream.control_of(epoch) if stream else []
+                placed = stream.read_control(epoch) if stream else []
             except LogError as error:
-                raise export.unreadable(read.stream, epoch, error) from None
+                raise export.unreadable_error(read.stream, epoch, error) from None
             if manifest.control and len(placed) != manifest.control.head.tuples:
                 raise NotPlannedError(f"epoch {epoch} of stream {read.stream} was removed.")
             export.count_control(read.reader, (one.delivery.value for _, one in placed))
             yield to_batch(placed), {"epoch": epoch}
 
-    def batches(self, export: Readable, read: Read) -> Iterator[Sent]:
+    def read_batches(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
         """Yield the rows that pass and what is said of them for each block, also when none pass.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
         """
         for epoch, first, last in read.pieces:
-            manifest = _planned(export, read, epoch)
-            count = len(manifest.own)
+            manifest = _require_planned(export, read, epoch)
+            count = len(manifest.local_blocks)
             if not 0 <= first <= last <= count:
                 raise NotPlannedError(
                     f"epoch {epoch} of stream {read.stream} has {count} blocks here, not"
@@ -182,104 +182,104 @@ class BlockReader:
                 )
             for index in range(first, last):
                 told: dict[str, Any] = {"epoch": epoch}
-                batch, manifest = self._found(export, read, manifest, index, told)
+                batch, manifest = self._read_current(export, read, manifest, index, told)
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
                 export.count_sent(read.reader, batch.num_rows, batch.nbytes)
                 yield batch, told
 
-    def _found(
+    def _read_current(
         self,
         export: Readable,
-        read: Read,
+        read: ReadRequest,
         manifest: Manifest,
         index: int,
-        told: dict[str, Any],
+        metadata: dict[str, Any],
     ) -> tuple[pa.RecordBatch, Manifest]:
         """Return a block, and the manifest by which it was found: it may have been moved.
 
-        What is asked beside its rows goes into ``told``.
+        What is asked beside its rows goes into ``metadata``.
         """
         while True:
             try:
-                return self._block(export, read, manifest, index, told), manifest
+                return self._read_block(export, read, manifest, index, metadata), manifest
             except AddressGone as error:
-                before, manifest = manifest, _planned(export, read, manifest.epoch)
+                before, manifest = manifest, _require_planned(export, read, manifest.epoch)
                 if manifest == before:
-                    raise export.unreadable(read.stream, manifest.epoch, error) from None
+                    raise export.unreadable_error(read.stream, manifest.epoch, error) from None
             except LogCorrupt as error:
-                raise export.unreadable(read.stream, manifest.epoch, error) from None
+                raise export.unreadable_error(read.stream, manifest.epoch, error) from None
 
-    def _block(
+    def _read_block(
         self,
         export: Readable,
-        read: Read,
+        read: ReadRequest,
         manifest: Manifest,
         index: int,
-        told: dict[str, Any],
+        metadata: dict[str, Any],
     ) -> pa.RecordBatch:
         stream = export.streams.get(read.stream)
         if stream is None:
             raise NotPlannedError(f"stream {read.stream} is not in the log of this agent any more.")
-        block, epoch = manifest.own[index], manifest.epoch
+        block, epoch = manifest.local_blocks[index], manifest.epoch
         load = cache(partial(stream.read, block))
         if read.latest is not None:
-            told["latest"] = self._latest(stream, read.latest, (epoch, index), load)
+            metadata["latest"] = self._latest_time(stream, read.latest, (epoch, index), load)
         if read.filter is None:
             return _project(load(), read.columns)
         key = (stream.id, epoch, index, read.filter, read.columns, read.numbered)
         found = self._filtered.get(key)
         if found is not None:
             return found
-        mask = self._mask(stream, load(), read.filter, (epoch, index))
+        mask = self._compute_mask(stream, load(), read.filter, (epoch, index))
         result = _project(load(), read.columns).filter(mask)
         if read.numbered:
             numbers = pc.indices_nonzero(mask).cast(pa.int64())
             columns = [*result.columns, numbers]
-            result = pa.RecordBatch.from_arrays(columns, schema=result.schema.append(_NUMBER))
-        size = _size(result.num_columns, len(read.filter) + result.nbytes)
+            result = pa.RecordBatch.from_arrays(columns, schema=result.schema.append(_SEQ_FIELD))
+        size = _entry_size(result.num_columns, len(read.filter) + result.nbytes)
         self._filtered.put(key, result, size)
         return result
 
-    def _latest(
+    def _latest_time(
         self,
-        stream: HostedStream,
-        asked: Latest,
+        stream: ExportStream,
+        request: LatestTimeRequest,
         block: tuple[int, int],
         load: Callable[[], pa.RecordBatch],
     ) -> int | None:
         """Return the largest time of a block in microseconds; None if no row has one."""
-        key = (stream.id, *block, asked)
+        key = (stream.id, *block, request)
         found: tuple[int | None] | None = self._masks.get(key)
         if found is None:
             batch = load()
-            times = batch.column(asked.column)
-            if asked.filter is not None:
-                times = times.filter(self._mask(stream, batch, asked.filter, block))
+            times = batch.column(request.column)
+            if request.filter is not None:
+                times = times.filter(self._compute_mask(stream, batch, request.filter, block))
             found = (pc.max(times).cast(pa.timestamp("us", "UTC")).value,)
-            self._masks.put(key, found, _size(0, len(asked.filter or "")))
+            self._masks.put(key, found, _entry_size(0, len(request.filter or "")))
         return found[0]
 
-    def _mask(
-        self, stream: HostedStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
+    def _compute_mask(
+        self, stream: ExportStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
     ) -> pa.BooleanArray:
         """Return the rows of a block that pass; masks of predicates are kept for other filters."""
         key = (stream.id, *block)
         atoms: dict[str, Any] = self._masks.get(key) or {}
-        mask = compiled(filter_, stream.schema).mask(batch, cache=atoms)
+        mask = compile_cached(filter_, stream.schema).mask(batch, cache=atoms)
         masks = list(atoms.items())
         self._masks.put(
-            key, atoms, _size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
+            key, atoms, _entry_size(len(masks), sum(len(text) + m.nbytes for text, m in masks))
         )
         return mask
 
 
-def _planned(export: Readable, read: Read, epoch: int) -> Manifest:
+def _require_planned(export: Readable, read: ReadRequest, epoch: int) -> Manifest:
     """Return the manifest of an epoch that the reader has planned.
 
     Raises:
         NotPlannedError: it has not, or not under this filter with these columns.
     """
-    manifest = export.may_read(
+    manifest = export.find_readable(
         read.reader,
         read.stream,
         epoch,
@@ -296,7 +296,7 @@ def _planned(export: Readable, read: Read, epoch: int) -> Manifest:
     return manifest
 
 
-def _size(columns: int, values: int) -> int:
+def _entry_size(columns: int, values: int) -> int:
     """Return what a cache entry takes; one without a row takes some, and there may be very many."""
     return ENTRY_BYTES + columns * COLUMN_BYTES + values
 

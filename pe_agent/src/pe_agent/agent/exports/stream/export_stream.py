@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from pe_agent.agent.exports.stream.manifests import Block, Manifest, Stage
-from pe_agent.agent.exports.stream.segment_usage import Space
+from pe_agent.agent.exports.stream.segment_usage import SegmentUsage
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import AddressGone, LogError
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import Address, StreamLog
-from streambroker_core.control.tuples.epoch_control import Placed, decode
+from streambroker_core.control.tuples.epoch_control import IndexedControl, decode
 from streambroker_core.errors import StreambrokerError
 
 log = logging.getLogger("pe_agent")
@@ -37,7 +37,7 @@ class StageDiscardedError(StreambrokerError):
     code = "NotAdmitted"
 
 
-class HostedStream:
+class ExportStream:
     """Rows in, epochs out. Appending is safe from many threads; the index has one owner.
 
     Segments without a frame that an epoch or a stage needs are removed at once. Where what is not
@@ -45,8 +45,8 @@ class HostedStream:
 
     Attributes:
         staged_bytes: what the stages take in the log.
-        reached: next epoch and rows before it, by the manifests in the log when it was opened,
-            those of removed epochs among them; no number is given twice.
+        recovered_position: next epoch and rows before it, by the manifests in the log when it was
+            opened, those of removed epochs among them; no number is given twice.
         before_drop: called before segments are removed, for its owner to note which epochs are
             retained: what else is missing at the next start was not removed by this agent.
     """
@@ -69,12 +69,12 @@ class HostedStream:
         self.manifests: dict[int, Manifest] = {}
         self.stages: dict[str, Stage] = {}
         self.staged_bytes = 0
-        self.reached = (0, 0)
+        self.recovered_position = (0, 0)
         self.before_drop: Callable[[], None] = lambda: None
         self._segment_bytes = segment_bytes
         self._addresses: dict[int, Address] = {}
-        self._space = Space()
-        self._stuck: dict[int, int] = {}
+        self._usage = SegmentUsage()
+        self._unmovable: dict[int, int] = {}
         """Segments that nothing can be moved out of, and the epoch whose block is damaged."""
 
     @staticmethod
@@ -88,37 +88,39 @@ class HostedStream:
         schema: pa.Schema,
         segment_bytes: int,
         progress: Callable[[int, int], None] | None = None,
-        parts: bool = False,
-    ) -> HostedStream:
+        is_shard: bool = False,
+    ) -> ExportStream:
         """Create or recover the stream's log and build the index from its frames.
 
-        Of ``parts`` of epochs, which say nothing of what is published, all stages are kept.
+        Of ``is_shard`` of epochs, which say nothing of what is published, all stages are kept.
         """
         log = StreamLog.open(
             directory, segment_bytes=segment_bytes, committer=committer, progress=progress
         )
-        stream = HostedStream(
+        stream = ExportStream(
             id_, log=log, query=query, ddl=ddl, schema=schema, segment_bytes=segment_bytes
         )
-        stream._recover(parts)
+        stream._recover(is_shard)
         return stream
 
-    def _recover(self, parts: bool) -> None:
+    def _recover(self, is_shard: bool) -> None:
         """Build the index from what opening the log found; of published stages no block is read."""
         present = {s.number: s.end for s in self.log.segments()}
         ends: dict[str, tuple[dict[str, Any], Address]] = {}
         published: dict[str, int] = {}
-        for address, kind, meta in self.log.found({Kind.MANIFEST, Kind.STAGE_END}):
+        for address, kind, meta in self.log.recovered_frames({Kind.MANIFEST, Kind.STAGE_END}):
             if kind == Kind.STAGE_END:
                 end = json.loads(meta)
                 ends[end["stage"]] = end, address
                 continue
             manifest = Manifest.decode(meta)
-            self.reached = max(self.reached, (manifest.epoch + 1, manifest.rows_after))
+            self.recovered_position = max(
+                self.recovered_position, (manifest.epoch + 1, manifest.rows_after)
+            )
             published[manifest.query] = max(manifest.batch, published.get(manifest.query, -1))
             if all(
                 b.address.offset + b.bytes <= present.get(b.address.segment, 0)
-                for b in manifest.own
+                for b in manifest.local_blocks
             ):
                 self.manifests[manifest.epoch] = manifest
                 self._addresses[manifest.epoch] = address
@@ -126,27 +128,27 @@ class HostedStream:
             {
                 id_: (end, address)
                 for id_, (end, address) in ends.items()
-                if parts or end["batch"] > published.get(end["query"], -1)
+                if is_shard or end["batch"] > published.get(end["query"], -1)
             }
         )
-        self.log.forget_found()
+        self.log.forget_recovered()
         for epoch in self.manifests:
-            self._space.keep(self._frames_of(epoch))
+            self._usage.add(self._epoch_addresses(epoch))
         for stage in self.stages.values():
-            self._space.keep(stage.frames())
+            self._usage.add(stage.addresses())
             self.staged_bytes += stage.bytes
 
     def _recover_stages(self, ends: Mapping[str, tuple[dict[str, Any], Address]]) -> None:
         blocks: dict[str, list[Block]] = {id_: [] for id_ in ends}
-        for address, _, meta in self.log.found({Kind.STAGE_DATA}) if ends else ():
+        for address, _, meta in self.log.recovered_frames({Kind.STAGE_DATA}) if ends else ():
             data = json.loads(meta)
             if data["s"] in blocks:
                 blocks[data["s"]].append(Block(address, data["n"]))
         for id_, (end, address) in ends.items():
             self._recover_stage(end, address, blocks[id_])
 
-    def _recover_stage(self, end: dict[str, Any], address: Address, found: list[Block]) -> None:
-        if len(found) != end["blocks"]:
+    def _recover_stage(self, end: dict[str, Any], address: Address, blocks: list[Block]) -> None:
+        if len(blocks) != end["blocks"]:
             return
         stage = Stage(
             id=end["stage"],
@@ -154,12 +156,12 @@ class HostedStream:
             query=end["query"],
             run=end["run"],
             batch=end["batch"],
-            blocks=found,
+            blocks=blocks,
             rows=end["rows"],
             crc=end["crc"],
-            bytes=sum(b.bytes for b in found) + address.length,
+            bytes=sum(b.bytes for b in blocks) + address.length,
             complete=True,
-            end_at=address,
+            end_address=address,
         )
         self.stages[stage.id] = stage
 
@@ -168,8 +170,8 @@ class HostedStream:
     def begin(self, *, query: str, run: str, batch: int) -> Stage:
         """Open a stage; the segments it lies in are kept from now on."""
         stage = Stage(id=secrets.token_hex(8), stream=self.id, query=query, run=run, batch=batch)
-        with self._space.lock:
-            stage.floor = self.log.segments()[-1].number
+        with self._usage.lock:
+            stage.last_segment = self.log.segments()[-1].number
             self.stages[stage.id] = stage
         return stage
 
@@ -200,59 +202,60 @@ class HostedStream:
             StageDiscardedError: its batch was published, aborted or replaced meanwhile.
         """
         if batch.schema != self.schema:
-            batch = self._shaped(batch)
+            batch = self._cast_batch(batch)
         payload = batch.serialize()
         stage.crc = zlib.crc32(payload, stage.crc)
         meta = json.dumps({"s": stage.id, "n": batch.num_rows}).encode()
         address = self.log.append(Kind.STAGE_DATA, meta, payload)
-        self._take(stage, address, Block(address, batch.num_rows))
+        self._count_frame(stage, address, Block(address, batch.num_rows))
 
-    def _take(self, stage: Stage, address: Address, block: Block | None) -> None:
+    def _count_frame(self, stage: Stage, address: Address, block: Block | None) -> None:
         """Count a frame for its stage; what comes later lies behind it."""
-        with self._space.lock:
+        with self._usage.lock:
             if stage.id not in self.stages:
                 raise StageDiscardedError(
                     f"stage {stage.id} of batch {stage.batch} was discarded: the batch was"
                     " published or aborted, or a newer run has taken over."
                 )
-            self._space.keep([address])
-            stage.floor = address.segment
+            self._usage.add([address])
+            stage.last_segment = address.segment
             stage.bytes += address.length
             self.staged_bytes += address.length
             if block is None:
-                stage.end_at = address
+                stage.end_address = address
             else:
                 stage.blocks.append(block)
                 stage.rows += block.rows
 
-    def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
             return batch.cast(self.schema)
         except (pa.ArrowException, ValueError, KeyError) as error:
             raise RowsDifferError(
-                f"rows of columns ({_columns(batch.schema)}) came for stream {self.id}, which has"
-                f" ({_columns(self.schema)}): {error}. Nothing of the stage is kept."
+                f"rows of columns ({_describe_columns(batch.schema)}) came for stream {self.id},"
+                f" which has"
+                f" ({_describe_columns(self.schema)}): {error}. Nothing of the stage is kept."
             ) from error
 
     def finish(self, stage: Stage) -> None:
         """Close a stage; returns when all of it is on the disk."""
-        address = self.log.append(Kind.STAGE_END, stage.end(), b"")
-        self._take(stage, address, None)
+        address = self.log.append(Kind.STAGE_END, stage.encode_end(), b"")
+        self._count_frame(stage, address, None)
         self.log.sync(address)
         stage.complete = True
 
     def discard(self, stage: str) -> None:
         """Forget a stage that no manifest will name; :meth:`reclaim` gives its disk back."""
-        with self._space.lock:
+        with self._usage.lock:
             known = self.stages.pop(stage, None)
             if known is not None:
-                self._space.release(known.frames())
+                self._usage.release(known.addresses())
                 self.staged_bytes -= known.bytes
 
     def publish(self, manifest: Manifest, control: bytes = b"") -> None:
         """Make an epoch durable and visible in the index, with its control tuples if it has any."""
         address = self.log.append(Kind.MANIFEST, manifest.encode(), control)
-        self._space.keep([address, *(b.address for b in manifest.own)])
+        self._usage.add([address, *(b.address for b in manifest.local_blocks)])
         self.log.sync(address)
         self.manifests[manifest.epoch] = manifest
         self._addresses[manifest.epoch] = address
@@ -264,7 +267,7 @@ class HostedStream:
         payload = self.log.read(block.address)
         return pa.ipc.read_record_batch(pa.py_buffer(payload), self.schema)
 
-    def control_of(self, epoch: int) -> list[Placed]:
+    def read_control(self, epoch: int) -> list[IndexedControl]:
         """Read the control tuples of an epoch from the log; none if it has none.
 
         Raises:
@@ -280,32 +283,32 @@ class HostedStream:
                     raise
         return []
 
-    def size_of(self, epoch: int) -> int:
+    def epoch_bytes(self, epoch: int) -> int:
         """Return the bytes an epoch takes in the log: its stages and its manifest."""
         return self.manifests[epoch].bytes + self._addresses[epoch].length
 
-    def _frames_of(self, epoch: int) -> list[Address]:
-        return [self._addresses[epoch], *(b.address for b in self.manifests[epoch].own)]
+    def _epoch_addresses(self, epoch: int) -> list[Address]:
+        return [self._addresses[epoch], *(b.address for b in self.manifests[epoch].local_blocks)]
 
     def remove(self, epochs: list[int]) -> None:
         """Take epochs out of the index and give back their disk."""
         for epoch in epochs:
             if epoch in self.manifests:
-                self._space.release(self._frames_of(epoch))
+                self._usage.release(self._epoch_addresses(epoch))
                 del self.manifests[epoch], self._addresses[epoch]
         gone = frozenset(epochs)
-        self._stuck = {n: epoch for n, epoch in self._stuck.items() if epoch not in gone}
+        self._unmovable = {n: epoch for n, epoch in self._unmovable.items() if epoch not in gone}
         self.reclaim()
 
-    def sweep_stages(self, gone: Callable[[Stage], bool]) -> None:
+    def sweep_stages(self, is_obsolete: Callable[[Stage], bool]) -> None:
         """Forget the stages that no manifest will name."""
         for stage in list(self.stages.values()):
-            if gone(stage):
+            if is_obsolete(stage):
                 self.discard(stage.id)
 
     # -- disk --------------------------------------------------------------------------------
 
-    def damaged(self) -> list[str]:
+    def damaged_segments(self) -> list[str]:
         """Return the segments in which the scrub has met damage, as paths beside other streams."""
         return [f"{self.id}/{number:010d}.segment" for number in sorted(self.log.damaged)]
 
@@ -316,76 +319,81 @@ class HostedStream:
         needed of the segment with the most of it is written once more, and the segment removed.
         One with a damaged block stays as it is until the block's epoch is removed.
         """
-        floor, moved = self._drop(), set[int]()
-        while (victim := self._victim(floor)) is not None and victim not in moved:
+        floor, moved = self._drop_segments(), set[int]()
+        while (victim := self._choose_victim(floor)) is not None and victim not in moved:
             moved.add(victim)
-            if not self._readable(victim):
+            if not self._is_readable(victim):
                 continue
             try:
-                self._move_out_of(victim)
+                self._rewrite_segment(victim)
             except LogError as error:
                 log.warning("segment %s of stream %s stays: %s", victim, self.id, error)
                 return
-            floor = self._drop()
+            floor = self._drop_segments()
 
-    def _drop(self) -> int | None:
+    def _drop_segments(self) -> int | None:
         """Remove what is not needed; return the segment from which on stages may be growing."""
-        with self._space.lock:
-            _, keep = self._needed()
+        with self._usage.lock:
+            _, keep = self._needed_segments()
             due = not all(keep(one.number) for one in self.log.segments()[:-1])
         if due:
             self.before_drop()
-        with self._space.lock:
-            floor, keep = self._needed()
+        with self._usage.lock:
+            floor, keep = self._needed_segments()
             self.log.remove_segments(keep)
             return floor
 
-    def _needed(self) -> tuple[int | None, Callable[[int], bool]]:
+    def _needed_segments(self) -> tuple[int | None, Callable[[int], bool]]:
         """Return from which segment on stages may be growing, and which segments have to stay."""
-        floor = min((s.floor for s in self.stages.values() if not s.complete), default=None)
-        return floor, lambda n: self._space.needed(n) > 0 or (floor is not None and n >= floor)
+        floor = min((s.last_segment for s in self.stages.values() if not s.complete), default=None)
+        return (
+            floor,
+            lambda n: self._usage.needed_bytes(n) > 0 or (floor is not None and n >= floor),
+        )
 
-    def _victim(self, floor: int | None) -> int | None:
+    def _choose_victim(self, floor: int | None) -> int | None:
         left_over = {
-            one.number: one.bytes - self._space.needed(one.number)
+            one.number: one.bytes - self._usage.needed_bytes(one.number)
             for one in self.log.segments()[:-1]
-            if (floor is None or one.number < floor) and one.number not in self._stuck
+            if (floor is None or one.number < floor) and one.number not in self._unmovable
         }
         if sum(left_over.values()) <= self._segment_bytes:
             return None
-        with self._space.lock:
-            staged = {a.segment for s in self.stages.values() for a in s.frames()}
+        with self._usage.lock:
+            staged = {a.segment for s in self.stages.values() for a in s.addresses()}
         left_over = {n: size for n, size in left_over.items() if n not in staged}
         if sum(left_over.values()) <= self._segment_bytes:
             return None
         return max(left_over, key=left_over.__getitem__)
 
-    def _readable(self, segment: int) -> bool:
+    def _is_readable(self, segment: int) -> bool:
         """Whether all that epochs need of a segment can be read; one that has damage is noted."""
         for epoch, manifest in self.manifests.items():
-            for address in self._payloads_of(epoch, manifest):
+            for address in self._payload_addresses(epoch, manifest):
                 if address.segment != segment:
                     continue
                 try:
                     self.log.read(address)
                 except LogError as error:
                     log.warning("segment %s of stream %s stays: %s", segment, self.id, error)
-                    self._stuck[segment] = epoch
+                    self._unmovable[segment] = epoch
                     return False
         return True
 
-    def _payloads_of(self, epoch: int, manifest: Manifest) -> list[Address]:
+    def _payload_addresses(self, epoch: int, manifest: Manifest) -> list[Address]:
         """Return the frames of an epoch that have something to read."""
         control = [self._addresses[epoch]] if manifest.control else []
-        return [*control, *(b.address for b in manifest.own)]
+        return [*control, *(b.address for b in manifest.local_blocks)]
 
-    def _move_out_of(self, segment: int) -> None:
+    def _rewrite_segment(self, segment: int) -> None:
         """Write again what epochs need of a segment; readers find it by the new manifests."""
         moved: dict[int, tuple[Manifest, Address]] = {}
         for epoch, manifest in self.manifests.items():
-            if any(a.segment == segment for a in self._frames_of(epoch)):
+            if any(a.segment == segment for a in self._epoch_addresses(epoch)):
                 blocks = tuple(
-                    self._moved(b) if isinstance(b, Block) and b.address.segment == segment else b
+                    self._rewrite_block(b)
+                    if isinstance(b, Block) and b.address.segment == segment
+                    else b
                     for b in manifest.blocks
                 )
                 fresh = replace(manifest, blocks=blocks)
@@ -393,15 +401,15 @@ class HostedStream:
                 moved[epoch] = fresh, self.log.append(Kind.MANIFEST, fresh.encode(), control)
         self.log.sync()
         for epoch, (fresh, address) in moved.items():
-            self._space.release(self._frames_of(epoch))
+            self._usage.release(self._epoch_addresses(epoch))
             self.manifests[epoch], self._addresses[epoch] = fresh, address
-            self._space.keep(self._frames_of(epoch))
+            self._usage.add(self._epoch_addresses(epoch))
 
-    def _moved(self, block: Block) -> Block:
+    def _rewrite_block(self, block: Block) -> Block:
         meta = json.dumps({"s": "moved", "n": block.rows}).encode()
         payload = self.log.read(block.address)
         return Block(self.log.append(Kind.STAGE_DATA, meta, payload), block.rows)
 
 
-def _columns(schema: pa.Schema) -> str:
+def _describe_columns(schema: pa.Schema) -> str:
     return ", ".join(f"{f.name} {f.type}" for f in schema)

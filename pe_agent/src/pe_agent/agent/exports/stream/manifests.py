@@ -56,7 +56,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class RemoteBlock:
     """One record batch in the log of a fellow; ``agent`` counts the manifest's agents from 1.
 
     Where it lies the fellow knows alone, and may change: its part has its blocks in this order.
@@ -71,9 +71,9 @@ class Away:
         return [self.agent, self.bytes, self.rows]
 
     @staticmethod
-    def decode(data: list[int]) -> Away:
+    def decode(data: list[int]) -> RemoteBlock:
         """Read its form in the log."""
-        return Away(data[0], data[1], data[2])
+        return RemoteBlock(data[0], data[1], data[2])
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class Stage:
 
     Attributes:
         bytes: what it takes in the log, its end included.
-        floor: the log segment of its last frame; while it grows, all from there on are kept.
-        end_at: where its stage-end frame is, None before.
+        last_segment: the log segment of its last frame; while it grows, all from there on are kept.
+        end_address: where its stage-end frame is, None before.
     """
 
     id: str
@@ -96,15 +96,15 @@ class Stage:
     crc: int = 0
     blocks: list[Block] = field(default_factory=list)
     complete: bool = False
-    floor: int = 0
-    end_at: Address | None = None
+    last_segment: int = 0
+    end_address: Address | None = None
 
-    def frames(self) -> list[Address]:
+    def addresses(self) -> list[Address]:
         """Return where all of it lies."""
-        end = [] if self.end_at is None else [self.end_at]
+        end = [] if self.end_address is None else [self.end_address]
         return [*(b.address for b in self.blocks), *end]
 
-    def end(self) -> Meta:
+    def encode_end(self) -> Meta:
         """Return the meta of the stage-end frame."""
         return json.dumps(
             {
@@ -131,18 +131,18 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
+class ManifestControl:
     """What a manifest says of its control tuples; they themselves are its frame's payload.
 
     Attributes:
         head: what a reader's batches are cut by.
-        own: how many of them the publishing query gave with the batch.
+        query_tuples: how many of them the publishing query gave with the batch.
         emitted: id of a control log, and the sequence below which its tuples are in epochs up to
             this one; None if it has none of them.
     """
 
     head: ControlHead
-    own: int = 0
+    query_tuples: int = 0
     emitted: tuple[str, int] | None = None
 
     def encode(self) -> dict[str, Any]:
@@ -152,15 +152,15 @@ class Control:
             "bytes": self.head.bytes,
             "begin": sorted(self.head.begin),
             "end": sorted(self.head.end),
-            "own": self.own,
+            "own": self.query_tuples,
             "emitted": self.emitted,
         }
 
     @staticmethod
-    def decode(epoch: int, data: Mapping[str, Any]) -> Control:
+    def decode(epoch: int, data: Mapping[str, Any]) -> ManifestControl:
         """Read its form in the log."""
         emitted = data["emitted"]
-        return Control(
+        return ManifestControl(
             head=ControlHead(
                 number=epoch,
                 begin=frozenset(data["begin"]),
@@ -168,7 +168,7 @@ class Control:
                 tuples=data["tuples"],
                 bytes=data["bytes"],
             ),
-            own=data["own"],
+            query_tuples=data["own"],
             emitted=None if emitted is None else (emitted[0], emitted[1]),
         )
 
@@ -194,10 +194,10 @@ class Manifest:
     published: float
     ddl: str
     rows_before: int
-    blocks: tuple[Block | Away, ...]
+    blocks: tuple[Block | RemoteBlock, ...]
     agents: tuple[str, ...] = ()
     gap: int = 0
-    control: Control | None = None
+    control: ManifestControl | None = None
 
     def __post_init__(self) -> None:
         """Keep once in memory what all epochs of a run have in common."""
@@ -257,11 +257,13 @@ class Manifest:
             ddl=data["ddl"],
             rows_before=data["before"],
             blocks=tuple(
-                Away.decode(b) if len(b) == 3 else Block.decode(b) for b in data["blocks"]
+                RemoteBlock.decode(b) if len(b) == 3 else Block.decode(b) for b in data["blocks"]
             ),
             agents=tuple(data.get("agents", ())),
             gap=data.get("gap", 0),
-            control=Control.decode(data["epoch"], data["control"]) if data["control"] else None,
+            control=ManifestControl.decode(data["epoch"], data["control"])
+            if data["control"]
+            else None,
         )
 
     @property
@@ -270,26 +272,26 @@ class Manifest:
         return self.rows_before + self.rows
 
     @property
-    def own(self) -> tuple[Block, ...]:
+    def local_blocks(self) -> tuple[Block, ...]:
         """The blocks in the log that has the manifest; what is read there counts these."""
         if not self.agents:
             return cast("tuple[Block, ...]", self.blocks)
         return tuple(b for b in self.blocks if isinstance(b, Block))
 
-    def held_by(self, pe: str) -> tuple[Away, ...]:
+    def blocks_at(self, pe: str) -> tuple[RemoteBlock, ...]:
         """Return the blocks in the log of a fellow; what is read there counts these."""
         if pe not in self.agents:
             return ()
         number = self.agents.index(pe) + 1
-        return tuple(b for b in self.blocks if isinstance(b, Away) and b.agent == number)
+        return tuple(b for b in self.blocks if isinstance(b, RemoteBlock) and b.agent == number)
 
 
-def part_told(part: Manifest) -> dict[str, Any]:
+def shard_identity(shard: Manifest) -> dict[str, Any]:
     """Return what tells a fellow's part of an epoch from another one, as the fellow has it."""
-    return {"run": part.run, "batch": part.batch, "rows": [b.rows for b in part.own]}
+    return {"run": shard.run, "batch": shard.batch, "rows": [b.rows for b in shard.local_blocks]}
 
 
-def part_wanted(manifest: Manifest, pe: str) -> dict[str, Any]:
+def expected_shard_identity(manifest: Manifest, pe: str) -> dict[str, Any]:
     """Return the same, as the home has it of the part that a fellow was left with."""
-    rows = [b.rows for b in manifest.held_by(pe)]
+    rows = [b.rows for b in manifest.blocks_at(pe)]
     return {"run": manifest.run, "batch": manifest.batch, "rows": rows}

@@ -6,32 +6,32 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from pe_agent.agent.exports.stream.export_stream import HostedStream
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Block
 from pe_agent.filters import CompiledFilter, compile_filter
 from streambroker_core.errors import ExpressionError
 from streambroker_core.expression import parse
-from streambroker_core.model.schema import covers, parse_ddl
+from streambroker_core.model.schema import find_missing_column, parse_ddl
 
 
 @lru_cache(maxsize=1024)
-def compiled(filter_: str, schema: pa.Schema) -> CompiledFilter:
+def compile_cached(filter_: str, schema: pa.Schema) -> CompiledFilter:
     """Return the mask of a filter over a schema; compiled once."""
     return compile_filter(parse(filter_, "filter"), schema)
 
 
-def passing_rows(stream: HostedStream, block: Block, filter_: str) -> int:
+def count_passing_rows(stream: ExportStream, block: Block, filter_: str) -> int:
     """Return how many rows of a block pass a filter."""
-    return int(compiled(filter_, stream.schema).mask(stream.read(block)).true_count)
+    return int(compile_cached(filter_, stream.schema).mask(stream.read(block)).true_count)
 
 
 @lru_cache(maxsize=1024)
-def _uncovered(ddl: str, schema: str) -> str | None:
-    return covers(parse_ddl(ddl), parse_ddl(schema))
+def _coverage_gap(ddl: str, schema: str) -> str | None:
+    return find_missing_column(parse_ddl(ddl), parse_ddl(schema))
 
 
-def misfit(
-    stream: HostedStream,
+def schema_mismatch(
+    stream: ExportStream,
     filter_: str | None,
     columns: tuple[str, ...] | None,
     schema: str | None,
@@ -40,13 +40,13 @@ def misfit(
     missing = [c for c in columns or () if c not in stream.schema.names]
     if missing:
         return f"stream {stream.id} has no column {missing[0]!r}; it has ({stream.ddl})"
-    differs = None if schema is None else _uncovered(stream.ddl, schema)
+    differs = None if schema is None else _coverage_gap(stream.ddl, schema)
     if differs is not None:
         return f"the columns of stream {stream.id} differ: {differs}"
     if filter_ is None:
         return None
     try:
-        compiled(filter_, stream.schema)
+        compile_cached(filter_, stream.schema)
     except ExpressionError as error:
         return f"the filter does not fit stream {stream.id}: {error}"
     return None
