@@ -39,11 +39,11 @@ _MOVED = {
 
 
 class _OldNames:
-    """Finds modules by their old names; imports what this takes only when one is used."""
+    """Import hook for old module names; loads `moved` only when one is used."""
 
     @staticmethod
     def find_spec(name: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
-        """Return a spec that loads the module of the new name."""
+        """Return a spec that loads the module under its new name."""
         if name not in _MOVED:
             return None
         from streambroker_core.moved import moved_spec

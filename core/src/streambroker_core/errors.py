@@ -17,9 +17,9 @@
     ├── CapabilityError            code CapabilityInvalid
     └── SignatureError             code SignatureInvalid
 
-All of these are the user's to mend: the text of each is a whole sentence that
-says where the fault is and what to write instead. ``code`` is the word that
-status, REST answers and the command line show.
+Users can fix all of these: each text is a complete sentence that states where the fault is and
+what to write instead. ``code`` is the reason word in a status, REST responses and the command
+line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, ClassVar, TypedDict
 
 
 class TextPosition(TypedDict):
-    """A place in a text: ``line`` and ``column`` from 1, ``offset`` in characters from 0."""
+    """Position in a text: ``line`` and ``column`` from 1, ``offset`` in characters from 0."""
 
     line: int
     column: int
@@ -37,22 +37,20 @@ class TextPosition(TypedDict):
 
 
 def locate(text: str, offset: int) -> TextPosition:
-    """Return the place of one character of a text; the end of the text is a place too."""
+    """Return the position of a character in a text, or of the end of the text."""
     line = text.count("\n", 0, offset) + 1
     column = offset - (text.rfind("\n", 0, offset) + 1) + 1
     return {"line": line, "column": column, "offset": offset}
 
 
 CONTEXT_CHARACTERS = 38
-"""Characters of an expression that are shown on either side of a fault."""
+"""Characters of an expression that are shown on each side of a fault."""
 
 
 def pointer_lines(text: Any, position: Any) -> list[str]:
-    """Return the line of an expression that has a fault, and one with a caret below the place.
+    """Return the line of an expression that has a fault, and a line with a caret at the position.
 
-    Args:
-        text: the expression; no lines are returned if it is not a text.
-        position: a `TextPosition`; no lines are returned if it is none of this text.
+    There are no lines if `text` is not a string, or `position` is no `TextPosition` inside it.
     """
     if not isinstance(text, str) or not isinstance(position, Mapping):
         return []
@@ -60,16 +58,19 @@ def pointer_lines(text: Any, position: Any) -> list[str]:
     line, column = position.get("line"), position.get("column")
     if not isinstance(line, int) or not isinstance(column, int) or not 0 < line <= len(lines):
         return []
-    shown = "".join(c if c.isprintable() else "�" for c in lines[line - 1].replace("\t", " "))
-    place = max(0, column - 1)
-    start = max(0, place - CONTEXT_CHARACTERS) if len(shown) > 2 * CONTEXT_CHARACTERS else 0
-    before, after = "…" if start else "", "…" if len(shown) > start + 2 * CONTEXT_CHARACTERS else ""
-    part = shown[start : start + 2 * CONTEXT_CHARACTERS]
-    return [f"  {before}{part}{after}", "  " + " " * (place - start + len(before)) + "^"]
+    printable = "".join(c if c.isprintable() else "�" for c in lines[line - 1].replace("\t", " "))
+    index = max(0, column - 1)
+    start = max(0, index - CONTEXT_CHARACTERS) if len(printable) > 2 * CONTEXT_CHARACTERS else 0
+    before, after = (
+        "…" if start else "",
+        "…" if len(printable) > start + 2 * CONTEXT_CHARACTERS else "",
+    )
+    part = printable[start : start + 2 * CONTEXT_CHARACTERS]
+    return [f"  {before}{part}{after}", "  " + " " * (index - start + len(before)) + "^"]
 
 
 class StreambrokerError(Exception):
-    """The root of the tree.
+    """Base class of all errors.
 
     Attributes:
         code: the reason word for status, REST and the command line.
@@ -79,13 +80,13 @@ class StreambrokerError(Exception):
 
 
 class ExpressionError(StreambrokerError):
-    """A text that is not an expression.
+    """A text is not a valid expression.
 
     Attributes:
-        position: where, as line, column and offset.
-        found: what stands there.
-        expected: what could stand there.
-        hint: what to write instead; None if nothing can be guessed.
+        position: of the fault, as line, column and offset.
+        found: the text there.
+        expected: what could be there.
+        hint: what to write instead; None if there is no guess.
     """
 
     kind: ClassVar[str] = "expression"
@@ -108,30 +109,25 @@ class ExpressionError(StreambrokerError):
 
 
 class SubscriptionError(ExpressionError):
-    """A subscription that cannot be read."""
+    """A subscription cannot be parsed."""
 
     code = "SubscriptionInvalid"
     kind = "subscription"
 
 
 class FilterError(ExpressionError):
-    """A filter that cannot be read."""
+    """A filter cannot be parsed."""
 
     code = "FilterInvalid"
     kind = "filter"
 
 
 class FilterTypeError(FilterError):
-    """A filter that does not fit the columns it is to be used on."""
+    """A filter does not fit the columns it applies to."""
 
 
 class PropertyError(StreambrokerError):
-    """A property that cannot be kept or compared.
-
-    Attributes:
-        name: the property.
-        problem: what is wrong with it.
-    """
+    """A property cannot be stored or compared."""
 
     code = "PropertyInvalid"
 
@@ -142,11 +138,9 @@ class PropertyError(StreambrokerError):
 
 
 class SchemaError(StreambrokerError):
-    """A schema that cannot be read, or a batch that does not have it.
+    """A schema cannot be parsed, or a batch does not conform to it.
 
-    Attributes:
-        position: where in the text; None if the schema was not given as text.
-        problem: what is wrong.
+    The position is None if the schema was not passed as text.
     """
 
     code = "SchemaInvalid"
@@ -159,16 +153,16 @@ class SchemaError(StreambrokerError):
 
 
 class TopicError(StreambrokerError):
-    """A topic pattern that breaks the rules of MQTT."""
+    """A topic pattern violates the rules of MQTT."""
 
     code = "TopicInvalid"
 
 
 class ManifestError(StreambrokerError):
-    """A manifest, request body, view or key whose form is wrong.
+    """A manifest, request body, view or key has an invalid form.
 
     Attributes:
-        path: where in the document, as ``spec.buffer.maxBytes``; empty for its root.
+        path: in the document, such as ``spec.buffer.maxBytes``; empty for its root.
         reason: what is wrong there.
     """
 
@@ -181,7 +175,7 @@ class ManifestError(StreambrokerError):
 
 
 class FormatTooNewError(ManifestError):
-    """A document of a form that this release does not know yet."""
+    """A document has a format that this release does not know yet."""
 
     code = "FormatTooNew"
 
@@ -193,11 +187,7 @@ class FormatTooNewError(ManifestError):
 
 
 class TakenError(StreambrokerError):
-    """A name or a port that another resource has.
-
-    Attributes:
-        code: ``NameTaken`` or ``PortTaken``.
-    """
+    """Another resource has the name (``NameTaken``) or the port (``PortTaken``)."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code
@@ -205,7 +195,7 @@ class TakenError(StreambrokerError):
 
 
 class HintError(StreambrokerError):
-    """A datagram that is no hint for this agent: oversized, malformed, foreign or forged."""
+    """A datagram is not a hint for this agent: oversized, malformed, foreign or forged."""
 
     code = "HintInvalid"
 
@@ -215,7 +205,7 @@ class HintError(StreambrokerError):
 
 
 class CapabilityError(StreambrokerError):
-    """A capability that opens nothing here.
+    """A capability does not grant the access.
 
     Attributes:
         reason: missing, malformed, forged, wrong import, wrong export or expired.
@@ -229,7 +219,7 @@ class CapabilityError(StreambrokerError):
 
 
 class SignatureError(StreambrokerError):
-    """A signed request that is not an agent's, or not for now.
+    """A signed request is not from an agent, or not valid at this time.
 
     Attributes:
         reason: malformed, forged, out of time or repeated.

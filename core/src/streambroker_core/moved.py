@@ -1,6 +1,6 @@
-"""Import a module by the name that it had before it moved, with a warning.
+"""Import a module by its old name, with a deprecation warning.
 
-Old names work for one minor release. The packages list them; this module is imported only when one
+Old names work for one minor release. The packages list them; this module is only imported if one
 is used.
 """
 
@@ -14,17 +14,11 @@ from types import ModuleType
 
 
 class _Loader(Loader):
-    """Loads a module by its new name.
-
-    Args:
-        new: the new name.
-    """
-
     def __init__(self, new: str) -> None:
         self._new = new
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Import the module, and warn."""
+        """Import the module under its new name and warn."""
         warnings.warn(
             f"{spec.name} has moved to {self._new}: change the import,"
             " the old name goes with the next minor release",
@@ -36,7 +30,7 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back; it has run under its new name."""
+        """Restore the module's own spec; the module has already run under its new name."""
         module.__spec__ = self._spec
 
 

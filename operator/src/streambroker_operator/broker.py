@@ -1,4 +1,4 @@
-"""Run a broker: store, runtime, REST and hints, until it is told to stop."""
+"""Run a broker (store, runtime, REST and hints) until it is stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from streambroker_operator.storage.sqlite_store import Store
 _log = logging.getLogger("streambroker")
 
 SHUTDOWN_S = 0.5
-"""How long requests under way may take when the broker stops, in seconds."""
+"""Time limit for running requests when the broker stops, in seconds."""
 
 
 class Broker:
@@ -40,13 +40,12 @@ class Broker:
 
     Args:
         db: the SQLite file.
-        host: address to listen at.
+        host: address to listen on.
         port: TCP port; 0 picks a free one.
-        tokens: file of those who may call; without it anybody may, and the address has to be
-            of this machine alone.
-        insecure: listen without tokens, or without TLS, at any address, and answer to any name.
-        limits: how much one caller may ask for.
-        certificate: files of certificate and key; None for no TLS.
+        tokens: token file; without it every caller has access, and the address must be loopback.
+        insecure: allow any address without tokens or TLS, and any host name.
+        limits: rate limits of callers.
+        certificate: certificate file and key file; None for no TLS.
     """
 
     def __init__(
@@ -71,17 +70,17 @@ class Broker:
         self.url = ""
 
     async def start(self) -> None:
-        """Open the store, fill the board, listen; afterwards `url` is set.
+        """Open the store, fill the board and listen; sets `url`.
 
         Raises:
-            OpenError: others could reach it, and there are no tokens or no TLS; or the certificate
-                cannot be used.
+            OpenError: the address is not loopback and tokens or TLS are missing, or the
+                certificate cannot be used.
             TokensError: the token file cannot be used.
-            StoreError: the file cannot be used.
+            StoreError: the database file cannot be used.
             AddressError: the address is taken.
         """
         tokens = self._read_tokens()
-        shown = None if self._certificate is None else Certificate(*self._certificate)
+        certificate = None if self._certificate is None else Certificate(*self._certificate)
         self._store = Store(self._db)
         if self._store.loss_warning:
             _log.warning("%s", self._store.loss_warning)
@@ -90,21 +89,21 @@ class Broker:
         self.runtime.start()
         local = is_loopback(self._host) and not self._insecure
         app = create_app(self.runtime, tokens, self._limits, local=local)
-        tls = None if shown is None else shown.context
+        tls = None if certificate is None else certificate.context
         limits = self._limits or RateLimits()
-        room = limits.connection_limits(connection_limit(limits.connections))
+        port_limits = limits.connection_limits(connection_limit(limits.connections))
         try:
             self._runner, self.url = await listen(
-                app, self._host, self._port, connection_limits=room, tls=tls
+                app, self._host, self._port, connection_limits=port_limits, tls=tls
             )
         except AddressError:
             self._close()
             raise
-        if shown is not None:
-            self._certificate_task = asyncio.create_task(shown.follow())
+        if certificate is not None:
+            self._certificate_task = asyncio.create_task(certificate.follow())
 
     def _read_tokens(self) -> TokenFile | None:
-        """Return the tokens; refuse an address that others reach without tokens or without TLS."""
+        """Return the tokens; refuse a non-loopback address without tokens or without TLS."""
         tokens = None if self._tokens is None else TokenFile(self._tokens)
         if is_loopback(self._host):
             return tokens
@@ -125,11 +124,11 @@ class Broker:
         return tokens
 
     async def wait_failed(self) -> None:
-        """Return never: it has no part that could fail by itself."""
+        """Wait forever: this broker has no component that can fail by itself."""
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        """Answer what is under way, then close everything."""
+        """Finish running requests, then close everything."""
         if self._certificate_task is not None:
             self._certificate_task.cancel()
         self.runtime.close()
@@ -150,27 +149,22 @@ async def listen(
     tls: ssl.SSLContext | None = None,
     option: str = "--port",
 ) -> tuple[web.AppRunner, str]:
-    """Begin to answer requests to an application; return what ends it, and its URL.
+    """Start serving an application; return its runner and its URL.
 
-    Args:
-        app: what is asked.
-        host: address to listen at.
-        port: TCP port; 0 picks a free one.
-        connection_limits: connections in all, and of one address.
-        tls: shows the certificate; None for plain HTTP.
-        option: by which another port is chosen.
+    Port 0 picks a free one. The connection limits are in total, and per address. `option` is the
+    command-line option for another port, for the error message.
 
     Raises:
-        AddressError: the address is taken, or is not of this machine.
+        AddressError: the address is taken, or does not belong to this machine.
     """
-    doors = Listener(*connection_limits, tls)
+    listener = Listener(*connection_limits, tls)
     app.middlewares.insert(0, track_connection)
-    app.on_shutdown.append(doors.close)
+    app.on_shutdown.append(listener.close)
     runner = web.AppRunner(
         app,
         access_log=None,
-        logger=HttpLogger(doors.counter),
-        # Bodies are unpacked, and long headers refused, where there is an answer for it.
+        logger=HttpLogger(listener.counter),
+        # The application itself unpacks bodies and refuses long headers, to return a problem.
         auto_decompress=False,
         max_field_size=MAX_HEADER,
         shutdown_timeout=SHUTDOWN_S,
@@ -178,7 +172,7 @@ async def listen(
     await runner.setup()
     server = cast(Callable[[], asyncio.Protocol], runner.server)
     try:
-        await doors.open(host, port, server)
+        await listener.open(host, port, server)
     except OSError as error:
         await runner.cleanup()
         reason = os.strerror(error.errno) if error.errno else str(error)
@@ -186,46 +180,40 @@ async def listen(
             f"Cannot listen at {host}:{port}: {reason}. Is a broker running there already?"
             f" Choose another port with {option}, or 0 for any."
         ) from error
-    shown = f"[{host}]" if ":" in host else host
+    url_host = f"[{host}]" if ":" in host else host
     scheme = "http" if tls is None else "https"
-    return runner, f"{scheme}://{shown}:{doors.port}"
+    return runner, f"{scheme}://{url_host}:{listener.port}"
 
 
 class RunnableBroker(Protocol):
-    """A broker that can be started and stopped.
-
-    Attributes:
-        url: where it is asked, once it is started.
-    """
+    """A broker that can be started and stopped; `url` is set once it is started."""
 
     url: str
 
     async def start(self) -> None:
-        """Begin to answer requests."""
+        """Start serving requests."""
 
     async def stop(self) -> None:
-        """End."""
+        """Stop serving."""
 
     async def wait_failed(self) -> None:
-        """Return when it cannot go on."""
+        """Wait until a component fails."""
 
 
 async def serve(broker: RunnableBroker, ready: Callable[[str], None]) -> None:
-    """Run a broker until SIGTERM or SIGINT, or until it cannot go on.
+    """Run a broker until SIGTERM or SIGINT, or until a component fails.
 
-    Args:
-        broker: not started yet.
-        ready: called once with the URL when requests are answered.
+    Calls `ready` once with the URL when the broker serves requests.
 
     Raises:
-        StoreError: the file cannot be used.
+        StoreError: the database file cannot be used.
         AddressError: the address is taken.
-        RuntimeError: it could not go on; the log says why.
+        RuntimeError: a component failed; the log has the cause.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stopping.set)
     await broker.start()
     try:
         ready(broker.url)

@@ -1,4 +1,4 @@
-"""Work that is long: done by turns on the loop, and without the collector of garbage."""
+"""Helpers for long work on the event loop: yielding in turns, pausing garbage collection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 TURN_S = 0.01
-"""So long work goes on before others have their turn."""
+"""Longest run before other tasks get a turn, in seconds."""
 
 
 async def run_in_turns(steps: Iterable[None]) -> None:
-    """Do work step by step, and let others have their turn every few milliseconds."""
+    """Execute steps, and yield to other tasks every `TURN_S`."""
     began = time.monotonic()
     for _ in steps:
         if time.monotonic() - began > TURN_S:
@@ -22,27 +22,25 @@ async def run_in_turns(steps: Iterable[None]) -> None:
 
 
 class _GcPauses:
-    """How many there are that want no collector now, and whether it is to be back after them."""
-
     count = 0
     collecting = True
 
 
 FREEZE_MIN = 1000
-"""Resources that are worth being passed over."""
+"""Minimum number of loaded resources for a freeze."""
 
 
 def freeze_gc(count: int) -> None:
-    """Have the collector of garbage pass over what there is by now, if so much was loaded."""
+    """Exclude the objects loaded so far from garbage collection, if there are many."""
     if count >= FREEZE_MIN:
         gc.freeze()
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Keep the collector of garbage from looking for it in what is being loaded, and stays.
+    """Pause the garbage collector while long-lived objects are loaded.
 
-    For 100,000 resources that takes most of a second each time.
+    For 100,000 resources each collection takes most of a second.
     """
     if _GcPauses.count == 0:
         _GcPauses.collecting = gc.isenabled()

@@ -1,14 +1,14 @@
-"""What can go wrong in the broker itself, beside the errors of the core.
+"""Errors of the broker itself; the core defines the others.
 
 ::
 
     StreambrokerError
     ├── StoreError      code StoreUnusable: the database file cannot be used
-    ├── AddressError    code AddressUnusable: the broker cannot listen there
-    ├── OpenError       code NotSecured: others could reach a broker without tokens
+    ├── AddressError    code AddressUnusable: the broker cannot listen on the address
+    ├── OpenError       code NotSecured: reachable from other machines without tokens or TLS
     ├── TokensError     code TokensUnusable: the token file cannot be used
-    ├── ClusterError    code ClusterUnusable: no API server can be found or asked
-    └── RequestError    a request that cannot be fulfilled, with its HTTP status
+    ├── ClusterError    code ClusterUnusable: no API server, or no access to it
+    └── RequestError    a request that fails with an HTTP status
 """
 
 from __future__ import annotations
@@ -21,42 +21,43 @@ from streambroker_core.model import Kind, PortKey, RuleKey
 
 
 class StoreError(StreambrokerError):
-    """The database file is taken, of a newer release, or not a database."""
+    """The database file is locked, of a newer release, or not a database."""
 
     code = "StoreUnusable"
 
 
 class AddressError(StreambrokerError):
-    """The address is taken, or is not of this machine."""
+    """The address is taken, or does not belong to this machine."""
 
     code = "AddressUnusable"
 
 
 class OpenError(StreambrokerError):
-    """The address can be reached from elsewhere, and there are no tokens."""
+    """The address is reachable from other machines, and tokens or TLS are missing or unusable."""
 
     code = "NotSecured"
 
 
 class TokensError(StreambrokerError):
-    """The token file is not there or not one; no token of it is shown."""
+    """The token file is missing or invalid; messages show no token of it."""
 
     code = "TokensUnusable"
 
 
 class ClusterError(StreambrokerError):
-    """There is no Kubernetes API server, or no way in that the broker knows."""
+    """There is no Kubernetes API server, or no supported way to authenticate."""
 
     code = "ClusterUnusable"
 
 
 class RequestError(StreambrokerError):
-    """A request that cannot be fulfilled.
+    """A request that fails with an HTTP status.
 
     Attributes:
-        status: of the HTTP answer.
-        code: the reason word.
-        headers: to be sent with the answer.
+        status: of the HTTP response.
+        code: reason code.
+        headers: additional response headers.
+        facts: additional members of the problem document.
     """
 
     def __init__(
@@ -76,19 +77,19 @@ class RequestError(StreambrokerError):
 
 
 def unknown_port(kind: Kind, key: PortKey) -> RequestError:
-    """Return the refusal of a port that nobody declares."""
+    """Return the 404 error for an undeclared port."""
     return RequestError(404, "UnknownPort", f"{key.owner} has no {kind.lower()} {key.port!r}.")
 
 
 def unknown_rule(key: RuleKey) -> RequestError:
-    """Return the refusal of a rule that is not there."""
+    """Return the 404 error for an unknown rule."""
     return RequestError(
         404, "UnknownRule", f"The job {key.namespace}/{key.job} has no rule {key.id!r}."
     )
 
 
 def not_declared(what: str) -> RequestError:
-    """Return the refusal to release what only the broker declares."""
+    """Return the 409 error for a release of what only the broker declares."""
     return RequestError(
         409,
         "NotDeclared",

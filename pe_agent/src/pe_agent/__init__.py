@@ -20,7 +20,7 @@ __all__ = ["PE", "Failure", "cause", "start"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the API when it is used: agents and Spark's workers import only what they need."""
+    """Import the API on first use: agents and Spark's workers import only what they need."""
     if name == "functions":
         import importlib
 
@@ -61,11 +61,10 @@ _MOVED = {
 
 
 class _OldNames:
-    """Finds modules by their old names; imports what this takes only when one is used."""
+    """Finds modules by their old names; imports the loader only when one is used."""
 
     @staticmethod
     def find_spec(name: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
-        """Return a spec that loads the module of the new name."""
         if name not in _MOVED:
             return None
         from streambroker_core.moved import moved_spec

@@ -1,4 +1,4 @@
-"""The job's own program: start a PE, subscribe, publish, change things while queries run."""
+"""The entry point of a job: start a PE, subscribe, publish, and change ports of running queries."""
 
 from __future__ import annotations
 
@@ -70,53 +70,58 @@ def start(
         spark: the job's session.
         job: name of the job, a DNS label; unique in its namespace.
         broker: ``http://host:port`` or ``https://host:port``; without it the last known routes
-            hold.
-        application: name other jobs may import by; default the job's name.
+            apply.
+        application: name by which other jobs may import; default is the job's name.
         scope: application scope.
         pe: number of the processing element.
-        agents: how many agents share what the job exports, over PEs ``pe``, ``pe`` + 1, …: tasks
+        agents: number of agents that share the job's exports, as PEs ``pe``, ``pe`` + 1, …. Tasks
             stage their rows at all of them in turn. The first publishes, the others only hold rows.
-            Or address and token of the others, which run elsewhere and are not started.
+            Or address and token of each other agent; those run elsewhere and are not started.
         namespace: namespace of the job.
-        data_dir: log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``. Further
-            agents have ``<data_dir>/pe-<pe>``, or their own default.
-        linger: seconds the agent serves on when the driver is gone.
+        data_dir: directory of log, cursors and routes; default ``$STREAMBROKER_HOME/<job>/<pe>``.
+            Further agents use ``<data_dir>/pe-<pe>``, or their own default.
+        linger: seconds that the agent keeps serving after the driver has ended.
         host: address the agent listens on.
-        port: port of the agent; 0 for the one it had before, or any. Further agents have the ones
+        port: port of the agent; 0 for the one it had before, or any. Further agents use the ports
             after it.
         hint_port: UDP port at which the agent listens for hints of the broker; 0 for any.
-        token: what to show the broker; default ``$STREAMBROKER_TOKEN``, or nothing.
-        token_file: a file with the token, read again when it changes; excludes ``token``.
-        broker_ca: a file with the certificates to trust of a broker at ``https://``, read again
-            when it changes; default ``$STREAMBROKER_CA``, or those that the system trusts.
-        agent_certificate: a file with the certificate that the agent shows other agents and this
-            job, read again when it changes; default ``$STREAMBROKER_AGENT_CERTIFICATE``, or no TLS.
-        agent_key: a file with its key; default ``$STREAMBROKER_AGENT_KEY``.
-        agent_ca: a file with the certificates to trust of agents, read again when it changes;
-            default ``$STREAMBROKER_AGENT_CA``. With it only agents with TLS are called, unless
+        token: token for the broker; default ``$STREAMBROKER_TOKEN``, or none.
+        token_file: file with the token, read again when it changes; excludes ``token``.
+        broker_ca: file with the CA certificates of a broker at ``https://``, read again when it
+            changes; default ``$STREAMBROKER_CA``, or those that the system trusts.
+        agent_certificate: file with the certificate that the agent presents to other agents and
+            this job, read again when it changes; default ``$STREAMBROKER_AGENT_CERTIFICATE``, or
+            no TLS.
+        agent_key: file with its key; default ``$STREAMBROKER_AGENT_KEY``.
+        agent_ca: file with the CA certificates of agents, read again when it changes; default
+            ``$STREAMBROKER_AGENT_CA``. With it only agents with TLS are called, unless
             ``$STREAMBROKER_AGENT_PLAIN`` is ``allow``.
-        agent_clients: ``required``: the agent serves only callers that show a certificate of that
-            CA; default ``$STREAMBROKER_AGENT_CLIENTS``, or ``any`` where only this machine can
-            reach ``run_operator``.
-        insecure: let other machines call the agent without a certificate; default
+        agent_clients: ``required``: the agent serves only callers that present a certificate of
+            that CA; default ``$STREAMBROKER_AGENT_CLIENTS``, or ``any`` if only this machine can
+            reach ``host``.
+        insecure: let other machines call the agent without a certificate; by default only if
             ``$STREAMBROKER_AGENT_INSECURE`` is ``allow``.
-        owner: in Kubernetes, what Exports and Imports that are made by the job belong to and go
-            with: ``apiVersion``, ``kind``, ``name`` and ``uid`` of something in its namespace that
-            outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or nothing.
+        owner: in Kubernetes, owner of the Exports and Imports that the job makes; they are deleted
+            with it: ``apiVersion``, ``kind``, ``name`` and ``uid`` of an object in the job's
+            namespace that outlives the driver pod; default ``$STREAMBROKER_OWNER``, as JSON, or
+            none.
 
     Raises:
-        FellowsInvalidError: ``agents`` are too many, or not of this job.
+        ShardAgentsInvalidError: ``agents`` are too many, or not of this job.
         OwnerError: the owner is incomplete, or a pod.
-        TokenError: the token cannot be used, or both ways of giving it are used.
+        TokenError: the token cannot be used, or both ``token`` and ``token_file`` are set.
         NotSecuredError: other machines could call the agent without a certificate.
-        TrustError: a file of certificates cannot be used, or one that it needs is missing.
+        TrustError: a file of certificates cannot be used, or a required one is missing.
         AgentFailedError: the agent did not start, for instance because the port or the data
             directory is in use.
     """
     from pe_agent.datasource import StreambrokerDataSource
 
     key = PeKey.parse(f"{namespace}/{job}/{pe}")
-    shown, trust = tokens.resolve_token(token, token_file), tls.resolve_broker_trust(broker_ca)
+    broker_token, trust = (
+        tokens.resolve_token(token, token_file),
+        tls.resolve_broker_trust(broker_ca),
+    )
     certificate = agent_tls.resolve_certificate(agent_certificate, agent_key)
     agent_trust = agent_tls.resolve_agent_trust(agent_ca, certificate=certificate)
     required = agent_tls.are_clients_required(
@@ -133,20 +138,20 @@ def start(
     spark.dataSource.register(StreambrokerDataSource)
 
     def launch(number: int) -> AgentProcess:
-        one = PeKey(namespace, job, pe + number)
-        given = Path(data_dir) if data_dir else None
-        if given is not None and number:
-            given /= f"pe-{one.pe}"
+        pe_key = PeKey(namespace, job, pe + number)
+        home = Path(data_dir) if data_dir else None
+        if home is not None and number:
+            home /= f"pe-{pe_key.pe}"
         return AgentProcess(
-            one,
-            given or default_home(one),
-            # A fellow has no ports, so nothing to ask a broker for.
+            pe_key,
+            home or default_home(pe_key),
+            # A shard agent has no ports, so it needs no broker.
             broker=None if number else broker,
             linger=linger,
             host=host,
             port=port + number if port else 0,
             hint_port=0 if number else hint_port,
-            token=Token() if number else shown,
+            token=Token() if number else broker_token,
             broker_ca=trust.path,
             certificate=certificate,
             trust=agent_trust,
@@ -156,14 +161,14 @@ def start(
 
     process = launch(0)
     try:
-        fellows = ShardAgentProcesses(
+        shard_agents = ShardAgentProcesses(
             process, launch, more, [AgentClient(at, known, agent_trust) for at, known in elsewhere]
         )
     except BaseException:
         process.stop(end_agent=False)
         raise
     named = {"name": application or job, "scope": scope}
-    return PE(spark, key, process, broker, named, shown, trust, belongs_to, fellows)
+    return PE(spark, key, process, broker, named, broker_token, trust, belongs_to, shard_agents)
 
 
 class PE:
@@ -172,7 +177,7 @@ class PE:
     Attributes:
         imports: the ports subscribed so far, by name.
         exports: the ports published so far, by name.
-        view_cache: what was last known of its ports.
+        view_cache: the last known view of its ports.
     """
 
     def __init__(
@@ -212,7 +217,6 @@ class PE:
         return self._process.home
 
     def _agent_options(self) -> dict[str, str]:
-        """Return the options by which a query finds the agent and trusts it."""
         trust = self._process.trust
         options = {"agent": self.agent.location, "agentToken": self.agent.token}
         if trust.path is not None:
@@ -225,7 +229,7 @@ class PE:
         return options
 
     def _report_running_queries(self) -> None:
-        """Let the agent know from now on which queries run: their operators tell it figures."""
+        """Report from now on to the agent which queries run: their operators send it metrics."""
         self._queries.reports_running = True
 
     subscribe = subscribing.subscribe
@@ -247,7 +251,7 @@ class PE:
     emit_control = emitted.emit_control
     send_control = emitted.send_control
 
-    # -- the original's functions: codes instead of errors -------------------------------------
+    # -- functions of IBM Streams: codes instead of errors --------------------------------------
 
     set_import_subscription = functions.set_import_subscription
     set_import_filter = functions.set_import_filter
@@ -269,8 +273,8 @@ class PE:
             if schema is not None:
                 spec["schema"] = schema
             resource = read_spec(KINDS[kind], spec, key=key)
-            said = write_spec(resource)
-            spec = {name: said.get(name, value) for name, value in spec.items()}
+            written = write_spec(resource)
+            spec = {name: written.get(name, value) for name, value in spec.items()}
         self.agent.call(
             "declare",
             kind=kind,
@@ -282,11 +286,7 @@ class PE:
         )
 
     def broker(self) -> BrokerClient:
-        """Return the client of the broker.
-
-        Raises:
-            BrokerUnavailableError: the PE was started without one.
-        """
+        """Return the broker's client; raise BrokerUnavailableError if the PE has no broker."""
         if self._broker is None:
             from pe_agent.transport.broker_client import BrokerUnavailableError
 
@@ -299,7 +299,7 @@ class PE:
         return view
 
     def status(self) -> dict[str, Any]:
-        """Return the agent's figures: streams, readers, deliveries, agents that are away."""
+        """Return the agent's metrics: streams, readers, deliveries, unreachable agents."""
         return self.agent.call("status")
 
     def on_beat(self, callback: Callable[[], None]) -> None:
@@ -307,7 +307,7 @@ class PE:
         self._process.beat_callbacks.append(callback)
 
     def stop(self, *, end_agent: bool = False) -> None:
-        """Let go of the agent. It serves on for ``linger``; ``end_agent`` ends it at once."""
+        """Release the agent. It keeps serving for ``linger``; ``end_agent`` ends it at once."""
         self.stopped.set()
         try:
             self._queries.beat()

@@ -1,4 +1,4 @@
-"""The board: which Export feeds which Import, as a pure state machine."""
+"""The board: a pure state machine that decides which Export feeds which Import."""
 
 from streambroker_core.board.board import Board
 from streambroker_core.board.events import (

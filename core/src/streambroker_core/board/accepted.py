@@ -1,9 +1,9 @@
-"""Which generation of a resource runs: the latest one that is valid.
+"""Select the generation of a resource that runs: the latest valid one.
 
-A generation that is refused changes nothing: the last accepted one goes on. It is known from
-before, or from the resource's status, where it is kept over restarts. What decides is the
-resource, its status and the board, so that all replicas come to the same result. If it is not
-known, and there may be one, an Import is held: agents keep the routes that they have of it.
+A rejected generation changes nothing: the last accepted one keeps running. The board knows that
+one from before, or from the resource's status, which outlasts restarts. Only the resource, its
+status and the board decide, so all replicas get the same result. If an earlier generation may
+exist but is unknown, an Import is held: agents keep its existing routes.
 """
 
 from __future__ import annotations
@@ -21,33 +21,30 @@ from streambroker_core.model import Export, Import, RejectedGeneration, Rule
 Entry: TypeAlias = "Export | Import | Rule | Unreadable"
 R = TypeVar("R", Export, Import, Rule)
 FilterCheck: TypeAlias = "Callable[[Import], StreambrokerError | None]"
-"""Returns what is wrong with an Import's filter for the Exports that there are."""
+"""Returns what is wrong with an Import's filter for the existing Exports."""
 
 
 def select_running(
     entry: R | Unreadable, current: R | None, check_filter: FilterCheck
 ) -> R | Unreadable:
-    """Return what runs of a resource: itself, or the last accepted generation if it is refused.
+    """Return the running generation: the resource itself, or the last accepted if it is rejected.
 
-    Args:
-        entry: the resource as it was seen.
-        current: what runs of it so far.
-        check_filter: as above.
+    `current` is the generation that runs so far.
     """
-    unsure = isinstance(entry, Import | Unreadable) and entry.earlier_unknown
-    if _find_last_accepted(entry, current) is None and not unsure:
+    earlier_unknown = isinstance(entry, Import | Unreadable) and entry.earlier_unknown
+    if _find_last_accepted(entry, current) is None and not earlier_unknown:
         return entry
     problem = _find_problem(entry)
     if problem is None and isinstance(entry, Import) and not entry.was_accepted:
         found = check_filter(entry)
         problem = None if found is None else (found.code, str(found))
     if isinstance(current, Import) and check_filter(_strip_status(current)) is not None:
-        # It has taken no part so far, unless its status says that it was accepted.
+        # It has not taken part so far, unless its status marks it as accepted.
         current = None
     last = _find_last_accepted(entry, current)
     if problem is None or last is None:
         if isinstance(entry, Import | Unreadable):
-            return replace(entry, held=unsure and problem is not None)
+            return replace(entry, held=earlier_unknown and problem is not None)
         return entry
     code, text = problem
     resource = None if isinstance(entry, Unreadable) else entry
@@ -58,14 +55,17 @@ def select_running(
 
 
 def _find_last_accepted(entry: R | Unreadable, current: R | None) -> R | None:
-    """Return the last valid generation before what was seen; None where none is known."""
-    known = (None if isinstance(entry, Export) else cast("R | None", entry.last_accepted), current)
-    found = [
+    """Return the newest valid generation before `entry`; None if none is known."""
+    candidates = (
+        None if isinstance(entry, Export) else cast("R | None", entry.last_accepted),
+        current,
+    )
+    valid = [
         _strip_status(one)
-        for one in known
+        for one in candidates
         if one is not None and one.generation < entry.generation and _find_problem(one) is None
     ]
-    return max(found, key=lambda one: one.generation, default=None)
+    return max(valid, key=lambda one: one.generation, default=None)
 
 
 def _strip_status(resource: R) -> R:
@@ -84,7 +84,7 @@ def _strip_status(resource: R) -> R:
 
 
 def _find_problem(entry: Entry) -> tuple[str, str] | None:
-    """Return what is wrong with a resource whatever else there is: the reason and a sentence."""
+    """Return reason word and sentence if a resource is invalid regardless of other resources."""
     if isinstance(entry, Unreadable):
         return entry.code, entry.problem
     if isinstance(entry, Import):

@@ -1,7 +1,7 @@
-"""The rules of changes: what is refused, and why a route ends.
+"""Admission rules: which changes are refused, and why a route ends.
 
-Whoever changes a board asks an `BoardOverlay` without changes, and whoever only foretells
-one with those made so far; so both say the same.
+Admission checks one change against a `BoardOverlay` without changes; a forecast uses an overlay
+with the changes before it. So both return the same result.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from streambroker_core.wire.manifests.ports import size_problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRoute:
-    """A route that a change ends, and the word for why."""
+    """A route that a change ends, and the reason word."""
 
     route: Route
     reason: str
 
 
 def find_put_problem(overlay: BoardOverlay, resource: Resource) -> StreambrokerError | None:
-    """Return why a resource cannot be put; None if it can.
+    """Return why a resource cannot be put on a board; None if it can.
 
-    Args:
-        overlay: the board that it is put on.
-        resource: with a uid, its port and its name are not asked for.
+    If the resource has a uid, conflicts of port and name are not checked.
     """
     problem = None if resource.uid else _find_name_conflict(overlay, resource)
     problem = problem or size_problem(resource)
@@ -40,13 +38,12 @@ def find_put_problem(overlay: BoardOverlay, resource: Resource) -> StreambrokerE
 
 
 def _find_name_conflict(overlay: BoardOverlay, resource: Resource) -> StreambrokerError | None:
-    """Return the refusal of a name or a port that is another resource's."""
     kind, key, name = kind_of(resource), resource.key, resource.name
-    named = overlay.resource_by_name(resource)
-    if named is not None and named.name == name and named.key != key:
+    existing = overlay.resource_by_name(resource)
+    if existing is not None and existing.name == name and existing.key != key:
         return TakenError(
             "NameTaken",
-            f"The name {name!r} is that of the {kind} {named.key}. Give {key} another one, or"
+            f"The name {name!r} is that of the {kind} {existing.key}. Give {key} another one, or"
             " delete that one first.",
         )
     holder = overlay.holder(kind, key)
@@ -60,27 +57,29 @@ def _find_name_conflict(overlay: BoardOverlay, resource: Resource) -> Streambrok
 
 
 def _candidates(overlay: BoardOverlay, import_: Import) -> list[Export]:
-    """Return the Exports taking part that an Import could match without its filter, and more."""
-    known = overlay.board.outcomes_for(replace(import_, filter=None))
-    found = (overlay.get("Export", uid) for uid in known.keys() | overlay.concerned_uids("Export"))
-    exports = [x for x in found if isinstance(x, Export) and overlay.find_rival(x) is None]
+    """Return accepted Exports: at least those the Import could match without its filter."""
+    outcomes = overlay.board.outcomes_for(replace(import_, filter=None))
+    resources = (
+        overlay.get("Export", uid) for uid in outcomes.keys() | overlay.concerned_uids("Export")
+    )
+    exports = [x for x in resources if isinstance(x, Export) and overlay.find_rival(x) is None]
     return sorted(exports, key=lambda export: (export.key, export.uid))
 
 
 def cut_reason(overlay: BoardOverlay, route: Route) -> str:
-    """Return the word for the end of a route that is not there any more."""
+    """Return the reason word for a route that has ended."""
     sides: tuple[tuple[Kind, str], ...] = (
         ("Export", route.export_uid),
         ("Import", route.import_uid),
     )
-    found = [overlay.get(kind, uid) for kind, uid in sides]
-    for (kind, _), resource in zip(sides, found, strict=True):
+    resources = [overlay.get(kind, uid) for kind, uid in sides]
+    for (kind, _), resource in zip(sides, resources, strict=True):
         if resource is None:
             return f"{kind}Removed"
         rival = overlay.find_rival(resource)
         if rival is not None:
             return rival[0]
-    export, import_ = found
+    export, import_ = resources
     if not isinstance(export, Export) or not isinstance(import_, Import):
         raise TypeError("the board keeps kinds apart")
     outcome = match(export, import_)

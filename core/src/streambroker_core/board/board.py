@@ -1,10 +1,12 @@
-"""The board: all resources, who matches whom, and every PE's view of it.
+"""The board: state machine from resources to matches, routes, views and statuses.
 
-Rule 1: every change of the routing state happens through `Board.handle`.
-Rule 2: nothing here acts. Events go in; the orders that come out are for the
-caller to carry out, in their order, at least once.
-Rule 3: before both kinds have been listed the board answers no view and gives no
-orders; a half-filled board would tear down what is merely not known yet.
+Invariants:
+
+- Every change of the routing state happens through `Board.handle`.
+- The board has no side effects. It turns events into actions, which the caller carries out in
+  order, at least once.
+- Until both kinds have been listed, the board returns no views and no actions. A partly filled
+  board would remove routes of resources that are only not known yet.
 """
 
 from __future__ import annotations
@@ -69,68 +71,66 @@ from streambroker_core.model import (
 )
 
 _IMPORT_MATCH_COST = 4
-"""How much dearer it is to match an Import than an Export, about."""
+"""Approximate cost of matching an Import, in matches of one Export."""
 
 
 class Board(BoardReader):
-    """The state machine between resources and views.
+    """State machine between resources and views.
 
-    Args:
-        matcher: decides pairs; an index by default.
-        decides_generations: the board decides which generation of a resource runs. A copy of
-            another board takes the resources as that board has decided.
+    A `matcher` decides pairs; an index by default. A copy of a board gets resources whose running
+    generation is already decided, with `decides_generations` False.
     """
 
     def __init__(self, matcher: Matcher | None = None, *, decides_generations: bool = True) -> None:
         super().__init__(matcher)
         self._decides_generations = decides_generations
-        # When PEs were withdrawn: their agents' late registrations bring nothing back.
+        # Versions at which PEs were withdrawn; late registrations of their agents are ignored.
         self._withdrawn: dict[PeKey, int] = {}
         self._caught_up = 0
         self._departed: set[PeKey] = set()
         self._digests = RouteDigests(self._exports, self.registration)
-        # What is wrong with Imports by themselves: told once, while their texts are read.
+        # Faults of Imports that do not depend on Exports, computed once per change of the Import.
         self._faults: dict[str, Status] = {}
-        # Imports of which Exports decide which generation runs.
+        # Imports whose running generation depends on Exports.
         self._undecided_imports: set[str] = set()
-        # What may be another since it was settled; all is, the first time.
+        # Changed since views and statuses were last emitted. Everything counts as changed at first.
         self._dirty: set[PeKey] = set()
         self._dirty_statuses: dict[Kind, set[str]] = {"Export": set(), "Import": set()}
         self._new: set[tuple[Kind, str]] = set()
         self._dirty_rules: set[str] = set()
-        # Pairs whose route is another since views were settled, and the route as it was.
+        # Pairs whose route changed since views were last emitted, with the previous route.
         self._changed_routes: dict[tuple[str, str], Route | None] = {}
-        # PEs at both ends of routes that came, went, or wait in another way.
+        # (exporter, importer) PEs of routes that were added, removed, or changed how they wait.
         self._changed_pairs: set[tuple[PeKey, PeKey]] = set()
 
-    # ---- what goes in ----------------------------------------------------
+    # ---- input -----------------------------------------------------------
 
     def handle(self, event: BoardEvent) -> list[Action]:
-        """Take one event in and return the orders it calls for.
+        """Apply one event and return the resulting actions.
 
-        The same event twice, or a late one, asks for nothing.
+        A repeated or late event yields none.
         """
         return self.handle_all((event,))
 
     def handle_all(self, events: Iterable[BoardEvent]) -> list[Action]:
-        """Take events in, in their order, and return the orders that all of them together call for.
+        """Apply events in order and return the actions for their combined effect.
 
-        Nothing is seen of what lies between them: a route that is there before and after goes on.
+        Intermediate states are not visible: a route that exists before and after is unchanged.
         """
         return list(self.iter_actions(events))
 
     def iter_actions(self, events: Iterable[BoardEvent]) -> Iterator[Action]:
-        """Do what `handle_all` does, as the orders are asked for one by one, to the last.
+        """Do what `handle_all` does, lazily; the caller must exhaust the iterator.
 
-        The first list of a broker calls for one per resource and PE, which are never all there.
+        A broker's first list yields one action per resource and PE, too many to keep at once.
         """
         return (action for action in self.iter_steps(events) if action is not None)
 
     def iter_steps(self, events: Iterable[BoardEvent]) -> Iterator[Action | None]:
-        """Do what `orders` does in small steps; those that call for nothing are None.
+        """Do what `iter_actions` does in small steps; None marks a step without an action.
 
-        Between two steps other work may have its turn, but none that tells or asks the board:
-        it is only half told.
+        Other work may run between two steps, but must not change or query the board: it is
+        inconsistent until the last step.
         """
         for event in events:
             yield from (
@@ -140,18 +140,18 @@ class Board(BoardReader):
             yield from self._emit_changes()
 
     def diff(self, event: Synced) -> Iterator[BoardEvent | None]:
-        """Yield what a list tells that is not known, as single events, and None for all else.
+        """Yield the differences between a list and the board as single events, else None.
 
-        The events may be taken in one by one ahead of the list, and others between them: none
-        moves the point to where the feed has not come, nor says more than the list does.
-        Where the store was restored they say less, and the list itself has to say the rest.
+        The events may be applied one by one before the list, mixed with others. None moves the
+        board's point past the feed, or contains more than the list does. If the store was
+        restored, the events are incomplete, and only the list itself applies the rest.
         """
         unread = {what.uid for what in event.unreadable}
         if event.kind == RULE:
             return
-        found = self._index(event.kind).cache.diff(event.listed, unread, event.version)
+        differences = self._index(event.kind).cache.diff(event.listed, unread, event.version)
         removed = ExportRemoved if event.kind == "Export" else ImportRemoved
-        for one in found:
+        for one in differences:
             if one is None:
                 yield None
                 continue
@@ -205,9 +205,13 @@ class Board(BoardReader):
 
     def _relist(self, cache: ResourceCache[R], event: Synced) -> Iterator[ResourceChanged[R]]:
         listed = cast("Iterable[tuple[R | Unreadable, int]]", event.listed)
-        unread: list[tuple[R | Unreadable, int]] = [(one, one.version) for one in event.unreadable]
-        found = ((self._select_running(cache, one), own) for one, own in chain(listed, unread))
-        return cache.relist(found, event.version)
+        unreadable: list[tuple[R | Unreadable, int]] = [
+            (one, one.version) for one in event.unreadable
+        ]
+        entries = (
+            (self._select_running(cache, one), own) for one, own in chain(listed, unreadable)
+        )
+        return cache.relist(entries, event.version)
 
     def _apply_unreadable(
         self, cache: ResourceCache[R], event: Unreadable
@@ -220,35 +224,35 @@ class Board(BoardReader):
         return select_running(entry, cache.get(entry.uid), self._check_filter)
 
     def _check_filter(self, import_: Import) -> StreambrokerError | None:
-        """Return why an Import's filter works for none of the Exports that it would match."""
+        """Return why the filter suits no Export that the Import would match without it."""
         if import_.filter is None or import_.schema is not None:
             return None
-        found = self.outcomes_for(replace(import_, filter=None))
-        exports = [self._exports.cache.get(uid) for uid in sorted(found)]
+        outcomes = self.outcomes_for(replace(import_, filter=None))
+        exports = [self._exports.cache.get(uid) for uid in sorted(outcomes)]
         return import_filter_problem(import_, [one for one in exports if one is not None])
 
     def _recheck_generations(self) -> Iterator[None]:
-        """Look again at generations that Exports decide about."""
+        """Select the running generation again for Imports where it depends on Exports."""
         changes: list[ResourceChanged[Import]] = []
         for uid in sorted(self._undecided_imports) if self._decides_generations else ():
-            held = self._imports.cache.get(uid)
-            if held is None or (
-                held.rejected is None and not held.held and not self._has_invalid_filter(uid)
+            current = self._imports.cache.get(uid)
+            if current is None or (
+                current.rejected is None and not current.held and not self._has_invalid_filter(uid)
             ):
                 continue
-            seen = held if held.rejected is None else held.rejected.resource
-            entry = self._select_running(self._imports.cache, cast("Import", seen))
-            if isinstance(entry, Import) and entry != held:
+            latest = current if current.rejected is None else current.rejected.resource
+            entry = self._select_running(self._imports.cache, cast("Import", latest))
+            if isinstance(entry, Import) and entry != current:
                 changes += self._imports.cache.replace_entry(entry)
         if changes:
             yield from self._apply_import_changes(changes)
 
     def _has_invalid_filter(self, uid: str) -> bool:
-        found = self._imports.outcomes_of(uid).values()
-        return any(isinstance(one, NoMatch) and one.reason == "FilterInvalid" for one in found)
+        outcomes = self._imports.outcomes_of(uid).values()
+        return any(isinstance(one, NoMatch) and one.reason == "FilterInvalid" for one in outcomes)
 
     def _apply_caught_up(self, version: int, kind: AnyKind | None) -> Iterator[None]:
-        """Take in that a feed, or all feeds have passed a version."""
+        """Handle that one feed, or every feed if `kind` is None, has passed a version."""
         if kind is None:
             self._expire_tombstones(version)
             return iter(())
@@ -259,12 +263,12 @@ class Board(BoardReader):
         return self._apply_rule_changes(self._confirm_up_to(self.rules.cache, version))
 
     def _confirm_up_to(self, cache: ResourceCache[R], version: int) -> list[ResourceChanged[R]]:
-        """Take in that a feed has told of all that there was at a version."""
+        """Handle that a feed has delivered everything up to a version."""
         cache.confirm(None, version)
         return cache.revert_unconfirmed(version) + cache.expire_tombstones(version)
 
     def _apply_feed_event(self, event: FeedAdvanced | FeedLost | CaughtUp) -> Iterator[None]:
-        """Take in what is about no resource, or changes only what was seen ahead of the feed."""
+        """Apply an event without a changed resource; only early, unconfirmed state may change."""
         if isinstance(event, CaughtUp):
             return self._apply_caught_up(event.version, event.kind)
         if isinstance(event, FeedLost):
@@ -283,8 +287,10 @@ class Board(BoardReader):
             return
         known = self._agents.get(pe)
         last = self._withdrawn.get(pe, self._caught_up) if known is None else known.version
-        told = isinstance(event, PeWithdrawn) and self._withdrawn.get(pe) == event.version
-        if event.version < last or told:
+        already_applied = (
+            isinstance(event, PeWithdrawn) and self._withdrawn.get(pe) == event.version
+        )
+        if event.version < last or already_applied:
             return
         if isinstance(event, AgentRegistered):
             self._withdrawn.pop(pe, None)
@@ -310,7 +316,7 @@ class Board(BoardReader):
             self._dirty.add(pe)
 
     def _expire_tombstones(self, version: int) -> None:
-        """Forget who was gone at a version that all feeds have passed."""
+        """Forget deletions up to a version that all feeds have passed."""
         self._caught_up = max(self._caught_up, version)
         self._exports.cache.expire_tombstones(version)
         self._imports.cache.expire_tombstones(version)
@@ -334,8 +340,8 @@ class Board(BoardReader):
                     self._mark_status_dirty("Import", peer)
                     self._record_route_change(change.old, self._imports.cache.get(peer), was, None)
             for uid in sorted(self._exports.apply(change)):
-                gone = change.old if uid == change.uid else None
-                concerned[uid] = self._exports.cache.get(uid) or gone
+                removed = change.old if uid == change.uid else None
+                concerned[uid] = self._exports.cache.get(uid) or removed
                 self._mark_status_dirty("Export", uid, change)
                 export = self._exports.get_accepted(uid)
                 if export is None:
@@ -363,8 +369,8 @@ class Board(BoardReader):
                     self._mark_status_dirty("Export", peer)
                     self._record_route_change(self._exports.cache.get(peer), change.old, was, None)
             for uid in sorted(self._imports.apply(change)):
-                gone = change.old if uid == change.uid else None
-                concerned[uid] = self._imports.cache.get(uid) or gone
+                removed = change.old if uid == change.uid else None
+                concerned[uid] = self._imports.cache.get(uid) or removed
                 self._mark_status_dirty("Import", uid, change)
                 self._update_fault(uid)
                 self._update_undecided(uid)
@@ -387,30 +393,28 @@ class Board(BoardReader):
                     self._record_route_change(self._exports.cache.get(peer), import_, was, now)
 
     def _apply_rule_event(self, event: BoardEvent) -> Iterator[None]:
-        shelf = self.rules.cache
+        cache = self.rules.cache
         match event:
             case RuleApplied(rule=rule, version=version, ahead_of_feed=early):
                 self.rules.advance_to(version)
-                entry = self._select_running(shelf, rule)
-                return self._apply_rule_changes(shelf.apply(entry, version, ahead_of_feed=early))
+                entry = self._select_running(cache, rule)
+                return self._apply_rule_changes(cache.apply(entry, version, ahead_of_feed=early))
             case RuleRemoved(uid=uid, version=version, ahead_of_feed=early):
-                return self._apply_rule_changes(shelf.remove(uid, version, ahead_of_feed=early))
+                return self._apply_rule_changes(cache.remove(uid, version, ahead_of_feed=early))
             case Unreadable():
-                return self._apply_rule_changes(self._apply_unreadable(shelf, event))
+                return self._apply_rule_changes(self._apply_unreadable(cache, event))
             case Synced():
-                first = not shelf.synced
+                first = not cache.synced
                 self.rules.begin_list()
-                return self._apply_rule_changes(self._relist(shelf, event), all_views=first)
+                return self._apply_rule_changes(self._relist(cache, event), all_views=first)
         return iter(())
 
     def _apply_rule_changes(
         self, changes: Iterable[ResourceChanged[Rule]], *, all_views: bool = False
     ) -> Iterator[None]:
-        """Take in changes of rules; nothing is matched by them.
+        """Apply changes of rules, which take no part in matching.
 
-        Args:
-            changes: what they are.
-            all_views: all views say now which rules there are, if only that there are none.
+        `all_views` updates every view: after the first list, views state their rules, if any.
         """
         jobs: set[Job] = set()
         for change in changes:
@@ -432,9 +436,9 @@ class Board(BoardReader):
             self._undecided_imports.discard(uid)
 
     def _update_held(self, uid: str) -> None:
-        """Note whether agents are to keep the routes of an Import, which their views say."""
-        shelf = self._imports.cache
-        entry = shelf.get(uid) or shelf.unreadable(uid)
+        """Record whether agents keep the routes of an Import, and mark the affected views."""
+        cache = self._imports.cache
+        entry = cache.get(uid) or cache.unreadable(uid)
         before = self._held_imports.pop(uid, None)
         if entry is not None and entry.held:
             self._held_imports[uid] = (
@@ -442,12 +446,12 @@ class Board(BoardReader):
             )
         if self._settled and before != self._held_imports.get(uid):
             for namespace in {before, self._held_imports.get(uid)} - {None}:
-                near = (
+                affected = (
                     pe
                     for pe in self._versions
                     if is_affected_by_namespace(pe, self._exports, str(namespace))
                 )
-                self._dirty.update(near)
+                self._dirty.update(affected)
 
     def _update_fault(self, uid: str) -> None:
         import_ = self._imports.cache.get(uid)
@@ -464,7 +468,6 @@ class Board(BoardReader):
         was: MatchResult | None,
         now: MatchResult | None,
     ) -> None:
-        """Note that a pair's outcome is another."""
         old = was if isinstance(was, Match) else None
         new = now if isinstance(now, Match) else None
         if export is None or import_ is None:
@@ -481,9 +484,9 @@ class Board(BoardReader):
     def _match_imports(
         self, uids: Collection[str], matches: dict[str, Mapping[str, MatchResult]]
     ) -> Iterator[None]:
-        """Look up the outcomes of Imports, asked from the side that is quicker.
+        """Compute the outcomes of Imports, from the cheaper side.
 
-        From the Exports' side if most Imports are asked for: then little is found in vain.
+        If most Imports are requested, that is the Exports' side: few results are discarded.
         """
         most = 2 * len(uids) > len(self._imports.cache)
         if not most or len(uids) * _IMPORT_MATCH_COST < len(self._exports.cache):
@@ -510,14 +513,14 @@ class Board(BoardReader):
             if change is not None and change.uid == uid and change.old is None:
                 self._new.add((kind, uid))
         side = self._index(kind)
-        seen = [side.cache.get(uid)]
+        candidates = [side.cache.get(uid)]
         if change is not None:
-            seen += [change.old, change.new]
-        for resource in seen:
+            candidates += [change.old, change.new]
+        for resource in candidates:
             if resource is not None:
                 self._ensure_pe(resource.key.owner)
 
-    # ---- what comes out --------------------------------------------------
+    # ---- output ----------------------------------------------------------
 
     def _emit_changes(self) -> Iterator[Action]:
         self._digests.refresh()
@@ -526,9 +529,9 @@ class Board(BoardReader):
             self._dirty_statuses["Export"].update(self._exports.uids_of_pe(pe))
             self._dirty_statuses["Import"].update(self._imports.uids_of_pe(pe))
         self._changed_pairs.clear()
-        moved = self._route_changes_by_pe()
+        route_changes = self._route_changes_by_pe()
         for pe in sorted(self._dirty if self._settled else self._versions):
-            yield from self._emit_view(pe, moved.get(pe, ()))
+            yield from self._emit_view(pe, route_changes.get(pe, ()))
         for kind, uids in self._dirty_statuses.items():
             for uid in sorted(uids if self._settled else self._index(kind).cache.uids()):
                 yield from self._emit_status(kind, uid)
@@ -551,17 +554,17 @@ class Board(BoardReader):
             undone.clear()
 
     def _route_changes_by_pe(self) -> dict[PeKey, list[RouteChange]]:
-        """Return what became of routes, by the exporter's PE."""
-        found: dict[PeKey, list[tuple[PortKey, PortKey, RouteChange]]] = {}
+        """Return changed routes by the exporter's PE, in port order."""
+        by_pe: dict[PeKey, list[tuple[PortKey, PortKey, RouteChange]]] = {}
         for (export_uid, import_uid), was in self._changed_routes.items():
             now = self._route(export_uid, import_uid)
             route = now or was
             if route is not None and now != was:
                 one = (route.export, route.import_, RouteChange(old=was, new=now))
-                found.setdefault(route.export.owner, []).append(one)
+                by_pe.setdefault(route.export.owner, []).append(one)
         return {
             pe: [one for *_, one in sorted(several, key=lambda one: one[:2])]
-            for pe, several in found.items()
+            for pe, several in by_pe.items()
         }
 
     def _emit_view(self, pe: PeKey, route_changes: Sequence[RouteChange]) -> list[Action]:
@@ -571,9 +574,9 @@ class Board(BoardReader):
             return [RoutesChanged(pe=pe, version=None)] if before else []
         if pe not in self._versions:
             return []
-        wanted = self.rules.view_rules(pe[:2])
+        rules = self.rules.view_rules(pe[:2])
         after = compute_view_version(
-            pe, self._exports, self._imports, self._digests, wanted, self._held_imports
+            pe, self._exports, self._imports, self._digests, rules, self._held_imports
         )
         if before == after:
             return []
@@ -582,8 +585,8 @@ class Board(BoardReader):
             RoutesChanged(pe=pe, version=after, new=not before, route_changes=tuple(route_changes))
         ]
         agent = self._agents.get(pe)
-        heard = agent is not None and agent.registration.hint is not None
-        if heard and (before or any(self.ports(pe))):
+        has_hint_point = agent is not None and agent.registration.hint is not None
+        if has_hint_point and (before or any(self.ports(pe))):
             actions.append(HintAction(pe=pe, version=after, point=self.point))
         return actions
 
@@ -612,14 +615,13 @@ class Board(BoardReader):
 
 
 def _exports_with_new_limit(change: ResourceChanged[Export]) -> set[str]:
-    """Return the Export that is to wait for another time than before."""
     old, new = change.old, change.new
     waits = old and new and old.buffer.wait_limit_s != new.buffer.wait_limit_s
     return {change.uid} if waits else set()
 
 
 def _is_rule_event(event: BoardEvent) -> bool:
-    """Say whether an event is about rules, and not merely about how far their feed has come."""
+    """Return whether an event changes rules. Progress events of the rule feed do not count."""
     if isinstance(event, Unreadable | Synced):
         return event.kind == RULE
     return isinstance(event, RuleApplied | RuleRemoved)

@@ -1,4 +1,4 @@
-"""What goes into the board and what comes out of it."""
+"""Events the board handles and actions it returns."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from streambroker_core.wire.broker.view import RefusedPair
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Applied:
-    """A resource was seen at a version: new, changed, or the same again.
+    """A resource was seen at a version: new, changed or unchanged.
 
     Attributes:
-        ahead_of_feed: seen in the answer to a write, ahead of the feed: the board's point stays.
+        ahead_of_feed: seen in the response to a write, ahead of the feed; the board's point stays.
     """
 
     version: int
@@ -35,11 +35,11 @@ class _Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Removed:
-    """A resource was seen to go; the version is the deletion's own.
+    """A resource was deleted, at the version of the deletion.
 
     Attributes:
-        ahead_of_feed: seen in the answer to a write, which tells no version: that is the last one
-            at which it was known, and the board's point stays.
+        ahead_of_feed: seen in the response to a write, which has no version of the deletion.
+            `version` is then the last one at which the resource was known; the point stays.
     """
 
     uid: str
@@ -56,7 +56,7 @@ class ExportApplied(_Applied):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRemoved(_Removed):
-    """An Export was seen to go."""
+    """An Export was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class ImportApplied(_Applied):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRemoved(_Removed):
-    """An Import was seen to go."""
+    """An Import was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,27 +80,25 @@ class RuleApplied(_Applied):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRemoved(_Removed):
-    """A rule was seen to go."""
+    """A rule was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A resource was seen at a version, and what it says cannot be read.
+    """A resource was seen at a version, and its content cannot be parsed.
 
-    It is there, has a status and takes no part.
+    It exists and has a status, but takes no part in matching.
 
     Attributes:
-        version: at which it was seen; two that differ in it alone say the same.
-        namespace: where it is.
-        name: what it is called there.
-        generation: of what could not be read.
-        key: its port; None if that cannot be read either.
+        version: at which it was seen; ignored in comparisons.
+        generation: that cannot be parsed.
+        key: its port; None if that cannot be parsed either.
         code: the reason word.
         problem: a sentence.
-        path: the field at fault, as ``spec.buffer.maxBytes``; empty if it is no single one.
-        last_accepted: the last accepted generation as its status has it, or None.
-        earlier_unknown: as of an `Import`.
-        held: as of an `Import`.
+        path: the invalid field, such as ``spec.buffer.maxBytes``; empty if not a single field.
+        last_accepted: the last accepted generation from its status, or None.
+        earlier_unknown: see `Import`.
+        held: see `Import`.
     """
 
     kind: AnyKind
@@ -120,10 +118,9 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedAdvanced:
-    """The feed of one kind has come to a version, and nothing that matters has changed.
+    """The feed of one kind reached a version without a relevant change.
 
-    Attributes:
-        uid: the resource that was seen at that version as it was before; None if it was none.
+    `uid` is the resource that was seen unchanged at that version, if any.
     """
 
     kind: AnyKind
@@ -133,7 +130,7 @@ class FeedAdvanced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRegistered:
-    """A PE's agent said where it is. A lower version than the known one is late."""
+    """A PE's agent registered. A version lower than the known one is late."""
 
     pe: PeKey
     registration: Registration
@@ -142,14 +139,14 @@ class AgentRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeDeclared:
-    """A PE exists, though it has no resource and no agent (any more)."""
+    """A PE exists, even without a resource or an agent."""
 
     pe: PeKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeWithdrawn:
-    """A PE is gone for good: forget its agent, and the PE if it has no port left."""
+    """A PE is gone for good: forget its agent, and the PE itself if it has no port left."""
 
     pe: PeKey
     version: int = 0
@@ -160,9 +157,9 @@ class Synced:
     """A consistent list of all resources of one kind.
 
     Attributes:
-        listed: each resource with its own version; `Board.handle` asks for it once.
-        version: the version of the list; nothing listed is younger.
-        unreadable: what the list had besides, each with its own version.
+        listed: each resource with its own version; `Board.handle` iterates over it once.
+        version: of the list; no listed resource is newer.
+        unreadable: listed resources that cannot be parsed, each with its own version.
     """
 
     kind: AnyKind
@@ -173,10 +170,9 @@ class Synced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedLost:
-    """The feed of one kind broke off; the board stays until the next `Synced`.
+    """The feed of one kind broke off; the board keeps its state until the next `Synced`.
 
-    Attributes:
-        reason: a word for why, as ``CrdMissing``; empty if nobody asked.
+    The reason is a word such as ``CrdMissing``, or empty if unknown.
     """
 
     kind: AnyKind
@@ -185,14 +181,14 @@ class FeedLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp:
-    """All that happened up to a version was told; none of it comes late.
+    """Everything up to a version has been reported; nothing older arrives.
 
-    Only a feed that is one ordered sequence of both kinds and of the agents can say so of all,
-    and one that compares what it told with a list can say so of a kind. Without it the board
-    has to remember who is gone until the next `Synced`.
+    For all kinds, only a feed that is one ordered sequence of all kinds and the agents can state
+    this. For one kind, a feed can that compares its reports with a list. Otherwise the board
+    keeps tombstones until the next `Synced`.
 
     Attributes:
-        kind: of which this is said; None for all of them and the agents.
+        kind: that caught up; None for all kinds and the agents.
     """
 
     version: int
@@ -219,7 +215,7 @@ BoardEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintAction:
-    """Order: tell the PE's agent that its view has this version now."""
+    """Notify the PE's agent that its view has this version."""
 
     pe: PeKey
     version: str
@@ -228,7 +224,7 @@ class HintAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteChange:
-    """A route as it was and as it is; None where there is none."""
+    """A route before and after; None if there is none."""
 
     old: Route | None
     new: Route | None
@@ -236,12 +232,12 @@ class RouteChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutesChanged:
-    """The PE's view has other content.
+    """The content of the PE's view changed.
 
     Attributes:
-        version: of the view; None where the PE is no longer known.
-        new: whether the PE was not known before.
-        route_changes: what became of the routes of its exports, in their order.
+        version: of the view; None if the PE is no longer known.
+        new: whether the PE was unknown before.
+        route_changes: changes of its exports' routes, in port order.
     """
 
     pe: PeKey
@@ -252,22 +248,22 @@ class RoutesChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChanged:
-    """Order: bring the status of a resource up to date."""
+    """Update the status of a resource."""
 
     kind: AnyKind
     uid: str
 
 
 Difference: TypeAlias = Literal["missing", "changed", "ghost"]
-"""What is wrong with what is known of a resource: it is not known, known otherwise, or gone."""
+"""How the known state of a resource is wrong: unknown, different, or actually deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteReverted:
-    """Order: report that the store does not have a write that was seen ahead of the feed.
+    """Report that the store lacks a write that was seen ahead of the feed.
 
-    The resource is as the feed lists it again. Either the store was restored from an older copy,
-    or the resource went before the feed reported it.
+    The resource has the feed's state again. Either the store was restored from an older copy, or
+    the resource was deleted before the feed reported it.
     """
 
     kind: AnyKind
@@ -280,18 +276,18 @@ Action: TypeAlias = HintAction | RoutesChanged | StatusChanged | WriteReverted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the board has to say about one resource.
+    """Status of one resource, as the board decides it.
 
     Attributes:
-        accepted: whether its latest generation takes part.
+        accepted: whether its latest generation takes part in matching.
         reason: ``Accepted``, or the word for why not.
         message: a sentence; empty if accepted.
-        matches: how many routes it has.
+        matches: number of its routes.
         peers: the first ten ports it is connected to.
         refused: pairs that fail for filter or schema alone, at most twenty.
-        ring: a sentence about the ring of waiting jobs that one of its routes is part of, or empty.
-        running_generation: the generation that runs where the latest one is refused; else None.
-        held: it is refused, and agents keep the routes that they have of it.
+        ring: a sentence about the ring of waiting jobs that contains one of its routes, or empty.
+        running_generation: the generation that runs if the latest one is refused; else None.
+        held: refused, while agents keep its existing routes.
     """
 
     accepted: bool = True

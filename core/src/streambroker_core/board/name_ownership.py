@@ -1,8 +1,8 @@
-"""Who holds a port and a stream id when several resources claim the same.
+"""Ownership of ports and stream ids that several resources claim.
 
-The older holds it: by creation time, then by uid. The others stand by, and the
-next one comes in when the holder goes. The outcome depends on who is there, not
-on the order in which they came.
+The oldest claimant holds the name: by creation time, then by uid. The others are on standby; the
+next one takes over when the holder is deleted. The result depends on the existing resources, not
+on the order in which they arrived.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class _PortClaims(Generic[R]):
     """Claims on ports, by PE; each port goes to the oldest claimant."""
 
     def __init__(self) -> None:
-        # Most PEs have one port of a kind, with one claimant: then that alone. Of others, the
-        # claimants by port, in order of their age.
+        # A PE with one port and one claimant maps to that resource. Other PEs map to the
+        # claimants of each port, oldest first.
         self._of_pe: dict[PeKey, R | dict[str, tuple[R, ...]]] = {}
 
     def add(self, resource: R) -> tuple[R, ...]:
-        """Add a claimant; return all of its port."""
+        """Add a claimant; return all claimants of its port."""
         pe: PeKey = resource.key.owner
         port: str = resource.key.port
         if pe not in self._of_pe:
@@ -40,21 +40,21 @@ class _PortClaims(Generic[R]):
         return ports[port]
 
     def remove(self, resource: R) -> tuple[R, ...]:
-        """Take a claimant away; return those that its port has left."""
+        """Remove a claimant; return the remaining claimants of its port."""
         pe: PeKey = resource.key.owner
         port: str = resource.key.port
         ports: dict[str, tuple[R, ...]] = self._by_port(pe)
-        left = tuple(one for one in ports.pop(port, ()) if one.uid != resource.uid)
-        if left:
-            ports[port] = left
-        alone = _sole_claimant(ports)
-        if alone is not None:
-            self._of_pe[pe] = alone
+        remaining = tuple(one for one in ports.pop(port, ()) if one.uid != resource.uid)
+        if remaining:
+            ports[port] = remaining
+        sole = _sole_claimant(ports)
+        if sole is not None:
+            self._of_pe[pe] = sole
         elif ports:
             self._of_pe[pe] = ports
         else:
             self._of_pe.pop(pe, None)
-        return left
+        return remaining
 
     def _by_port(self, pe: PeKey) -> dict[str, tuple[R, ...]]:
         known = self._of_pe.get(pe)
@@ -63,21 +63,20 @@ class _PortClaims(Generic[R]):
         return {known.key.port: (known,)}
 
     def claimants(self, key: PortKey) -> tuple[R, ...]:
-        """Return who claims a port, in order of their age."""
+        """Return the claimants of a port, oldest first."""
         return self._by_port(key.owner).get(key.port, ())
 
     def claimants_of_pe(self, pe: PeKey) -> Iterable[tuple[R, ...]]:
-        """Return the claimants of each of a PE's ports, in no order."""
+        """Return the claimants of each of a PE's ports, unordered."""
         return self._by_port(pe).values()
 
     def standby_uids(self) -> Iterator[str]:
-        """Yield who claims a port that an older one holds."""
+        """Yield the uids of claimants whose port an older resource holds."""
         several = (ports for ports in self._of_pe.values() if isinstance(ports, dict))
         return (one.uid for ports in several for all_ in ports.values() for one in all_[1:])
 
 
 def _sole_claimant(ports: Mapping[str, tuple[R, ...]]) -> R | None:
-    """Return the only claimant of the only port, or None."""
     if len(ports) != 1:
         return None
     (claimants,) = ports.values()
@@ -85,26 +84,22 @@ def _sole_claimant(ports: Mapping[str, tuple[R, ...]]) -> R | None:
 
 
 class _NameClaims(Generic[R]):
-    """Claims on names; each name goes to the oldest claimant.
-
-    Args:
-        get: returns a resource by its uid.
-    """
+    """Claims on names; each name goes to the oldest claimant."""
 
     def __init__(self, get: Callable[[str], R | None]) -> None:
         self._get: Callable[[str], R | None] = get
-        # One uid, or several in order of their age; most names have one claimant.
+        # One uid, or several, oldest first; most names have one claimant.
         self._by_name: dict[Hashable, str | tuple[str, ...]] = {}
         self._name_by_uid: dict[str, Hashable] = {}
 
     def claim(self, uid: str, name: Hashable | None) -> set[str]:
-        """Set what a resource claims; return all resources this may concern."""
+        """Set the name that a resource claims; return the uids of all affected resources."""
         old = self._name_by_uid.pop(uid, None)
         concerned = {uid}
         if old is not None:
-            left = self._rivals(old)
-            concerned.update(left)
-            self._set(old, [rival for rival in left if rival != uid])
+            rivals = self._rivals(old)
+            concerned.update(rivals)
+            self._set(old, [rival for rival in rivals if rival != uid])
         if name is not None:
             claimants: list[str] = [*self._rivals(name), uid]
             concerned.update(claimants)
@@ -113,8 +108,8 @@ class _NameClaims(Generic[R]):
         return concerned
 
     def _rivals(self, name: Hashable) -> tuple[str, ...]:
-        found = self._by_name.get(name, ())
-        return (found,) if isinstance(found, str) else found
+        uids = self._by_name.get(name, ())
+        return (uids,) if isinstance(uids, str) else uids
 
     def _set(self, name: Hashable, uids: list[str]) -> None:
         if uids:
@@ -124,31 +119,26 @@ class _NameClaims(Generic[R]):
 
     def _age_key(self, uid: str) -> tuple[float, str]:
         resource = self._get(uid)
-        # Who is not there any more is about to give its claim up.
+        # A deleted resource is about to release its claim.
         return math.inf if resource is None else resource.created, uid
 
     def claimants(self, name: Hashable) -> list[str]:
-        """Return who claims a name, in order of the uids."""
+        """Return the claimants of a name, ordered by uid."""
         return sorted(self._rivals(name))
 
     def standby_uids(self) -> Iterator[str]:
-        """Yield who claims a name that an older one holds."""
+        """Yield the uids of claimants whose name an older resource holds."""
         several = (uids for uids in self._by_name.values() if not isinstance(uids, str))
         return (uid for uids in several for uid in uids[1:])
 
     def holder_for(self, uid: str) -> str | None:
-        """Return who holds the name that a resource claims; None if it claims none."""
+        """Return the holder of the name that a resource claims; None if it claims none."""
         name = self._name_by_uid.get(uid)
         return None if name is None else self._rivals(name)[0]
 
 
 class NameOwnership(Generic[R]):
-    """Which resources of one kind take part.
-
-    Args:
-        get: returns a resource by its uid, None where it is gone.
-        claimed_stream: the stream name a resource claims, or None.
-    """
+    """Ownership of ports and stream names among resources of one kind."""
 
     def __init__(
         self, get: Callable[[str], R | None], claimed_stream: Callable[[R], Hashable | None]
@@ -159,7 +149,7 @@ class NameOwnership(Generic[R]):
         self._streams: _NameClaims[R] = _NameClaims(get)
 
     def apply(self, change: ResourceChanged[R]) -> set[str]:
-        """Take in a change; return the uids whose standing may be another now."""
+        """Apply a change; return the uids whose ownership may have changed."""
         concerned = {change.uid}
         if change.old is not None:
             concerned.update(rival.uid for rival in self._ports.remove(change.old))
@@ -171,45 +161,45 @@ class NameOwnership(Generic[R]):
 
     def _claim_stream(self, uid: str) -> set[str]:
         resource = self._get(uid)
-        held = resource is not None and self.port_rival(uid) is None
+        holds_port = resource is not None and self.port_rival(uid) is None
         return self._streams.claim(
-            uid, self._claimed_stream(resource) if resource and held else None
+            uid, self._claimed_stream(resource) if resource and holds_port else None
         )
 
     def port_claimants(self, key: PortKey) -> tuple[R, ...]:
-        """Return who claims a port, in order of their age: the first holds it."""
+        """Return the claimants of a port, oldest first: the first holds it."""
         return self._ports.claimants(key)
 
     def claimants_of_pe(self, pe: PeKey) -> list[R]:
-        """Return all that claim ports of a PE, in order of their uids."""
-        found = (one for claimants in self._ports.claimants_of_pe(pe) for one in claimants)
-        return sorted(found, key=lambda one: one.uid)
+        """Return all resources that claim ports of a PE, ordered by uid."""
+        resources = (one for claimants in self._ports.claimants_of_pe(pe) for one in claimants)
+        return sorted(resources, key=lambda one: one.uid)
 
     def holders(self, pe: PeKey) -> list[R]:
-        """Return the resources that hold a PE's ports, in order of the ports."""
+        """Return the resources that hold a PE's ports, ordered by port."""
         found = (claimants[0] for claimants in self._ports.claimants_of_pe(pe))
         return sorted(found, key=lambda one: one.key.port)
 
     def stream_claimants(self, stream: Hashable) -> list[str]:
-        """Return who claims a stream name and holds a port, in order of the uids."""
+        """Return the port holders that claim a stream name, ordered by uid."""
         return self._streams.claimants(stream)
 
     def standby_uids(self) -> set[str]:
-        """Return the uids of all that are there and take no part."""
+        """Return the uids of existing resources that do not hold what they claim."""
         return {*self._ports.standby_uids(), *self._streams.standby_uids()}
 
     def port_rival(self, uid: str) -> str | None:
-        """Return who holds the resource's port instead of it, or None."""
+        """Return the uid of another resource that holds the resource's port, or None."""
         resource = self._get(uid)
         holders = () if resource is None else self._ports.claimants(resource.key)[:1]
         return next((holder.uid for holder in holders if holder.uid != uid), None)
 
     def stream_rival(self, uid: str) -> str | None:
-        """Return who holds the resource's stream id instead of it, or None."""
+        """Return the uid of another resource that holds the resource's stream id, or None."""
         holder = self._streams.holder_for(uid)
         return None if holder == uid else holder
 
     def is_accepted(self, uid: str) -> bool:
-        """Say whether a resource is there and holds what it claims."""
+        """Return whether a resource exists and holds what it claims."""
         present = self._get(uid) is not None
         return present and self.port_rival(uid) is None and self.stream_rival(uid) is None

@@ -1,8 +1,7 @@
-"""A board as it would be, kept as the differences from the one that is.
+"""A board with proposed changes, stored as differences from the current board.
 
-The board is only asked, never told, and nothing of it is copied but what the
-proposed resources touch: their ports, their rivals there, and those who claim a
-stream id with them.
+The board itself is only read. The overlay copies only what the proposed resources touch: their
+ports, rivals on these ports, and other claimants of their stream ids.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from streambroker_core.model import Export, Kind, PortKey, Resource, kind_of, se
 
 
 class BoardOverlay:
-    """Resources put and removed, over a board that stays as it is."""
+    """Proposed changes of resources over an unchanged board."""
 
     def __init__(self, board: Board) -> None:
         self.board = board
@@ -27,7 +26,7 @@ class BoardOverlay:
     def put(self, resource: Resource) -> None:
         """Add or replace a resource by its uid.
 
-        A new one replaces another of its name. What was removed never comes back.
+        A new resource replaces another one of its name. A removed uid cannot be added again.
         """
         kind = kind_of(resource)
         old = self.get(kind, resource.uid)
@@ -45,7 +44,7 @@ class BoardOverlay:
             self.remove(kind, known.uid)
 
     def resource_by_name(self, resource: Resource) -> Resource | None:
-        """Return the resource that has the name of a resource; None where that has no name."""
+        """Return the resource with the same kind, namespace and name; None if it has no name."""
         kind, name = kind_of(resource), resource.name
         if not name:
             return None
@@ -54,7 +53,7 @@ class BoardOverlay:
         return None if uid is None else self.get(kind, uid)
 
     def remove(self, kind: Kind, uid: str) -> None:
-        """Take a resource away; an unknown one changes nothing."""
+        """Remove a resource; an unknown uid changes nothing."""
         old = self.get(kind, uid)
         if old is not None:
             self._record_change(kind, uid, old, None)
@@ -74,7 +73,7 @@ class BoardOverlay:
                 self._record_streams(kind, resource)
 
     def _record_streams(self, kind: Kind, resource: Resource) -> None:
-        """Remember the stream ids that may go to somebody else now."""
+        """Record the stream ids that may get another holder."""
         if kind == "Import":
             return
         key = resource.key
@@ -85,12 +84,12 @@ class BoardOverlay:
                 self._streams.setdefault(stream, set()).add(claimant.uid)
 
     def get(self, kind: Kind, uid: str) -> Resource | None:
-        """Return a resource as it would be."""
+        """Return a resource with the changes applied."""
         changed = self.changed[kind]
         return changed[uid] if uid in changed else self.board.get(kind, uid)
 
     def claimants(self, kind: Kind, key: PortKey) -> list[Resource]:
-        """Return all that would claim a port."""
+        """Return all claimants of a port, with the changes applied."""
         changed = self.changed[kind]
         stay = [resource for resource in self._on_board(kind, key) if resource.uid not in changed]
         return [*stay, *self._claims_by_port.get((kind, key), {}).values()]
@@ -103,11 +102,11 @@ class BoardOverlay:
         )
 
     def holder(self, kind: Kind, key: PortKey) -> Resource | None:
-        """Return who would hold a port."""
+        """Return the holder of a port, with the changes applied."""
         return min(self.claimants(kind, key), key=seniority, default=None)
 
     def stream_holders(self, export: Export) -> list[Export]:
-        """Return the holders of ports that would claim the stream id that an Export claims."""
+        """Return the port holders that claim the same stream id as an Export."""
         stream = claimed_stream(export)
         if stream is None:
             return []
@@ -127,7 +126,7 @@ class BoardOverlay:
         return holder is not None and holder.uid == export.uid
 
     def find_rival(self, resource: Resource) -> tuple[str, Resource] | None:
-        """Return the word for what an older resource has taken from one, and that resource."""
+        """Return the reason word and the older resource that holds a claimed name, if any."""
         holder = self.holder(kind_of(resource), resource.key)
         if holder is not None and holder.uid != resource.uid:
             return "PortTaken", holder
@@ -138,7 +137,7 @@ class BoardOverlay:
         return None
 
     def concerned_uids(self, kind: Kind) -> frozenset[str]:
-        """Return the uids of all whose part may be another."""
+        """Return the uids of all resources whose ownership may have changed."""
         known = self._concerned.get(kind)
         if known is None:
             known = self._concerned[kind] = frozenset(self._find_concerned(kind))

@@ -1,4 +1,4 @@
-"""One half of the board: the Exports or the Imports, and whom each of them meets."""
+"""Index of the Exports or the Imports of a board, with the match outcomes of each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from streambroker_core.model import Export, Import, PeKey, PortKey
 R = TypeVar("R", Export, Import)
 
 PortOrder: TypeAlias = "tuple[str, str, int, str, str]"
-"""What orders resources of one kind: their ports, then their uids."""
+"""Sort key of resources of one kind: port, then uid."""
 
 
 def port_order_for(resource: Export | Import) -> PortOrder:
-    """Return a resource's place among those of its kind."""
+    """Return a resource's sort key among those of its kind."""
     return *resource.key, resource.uid
 
 
 class PeerSet:
-    """Whom one resource meets.
+    """Match outcomes of one resource with resources of the other kind.
 
     Attributes:
-        outcomes: matches and near refusals by the other side's uid.
-        port_orders: of all of these, in order.
-        matches: how many of them are matches.
+        outcomes: matches and near misses by the other side's uid.
+        port_orders: sort keys of these peers, in order.
+        matches: number of matches.
     """
 
     __slots__ = ("matches", "outcomes", "port_orders")
@@ -39,7 +39,7 @@ class PeerSet:
         self.matches = sum(isinstance(outcome, Match) for outcome in outcomes.values())
 
     def set(self, port_order: PortOrder, outcome: MatchResult) -> None:
-        """Set the outcome with one of the other side."""
+        """Set the outcome with a peer."""
         known = self.outcomes.get(port_order[-1])
         if known is None:
             insort(self.port_orders, port_order)
@@ -47,27 +47,27 @@ class PeerSet:
         self.matches += isinstance(outcome, Match) - isinstance(known, Match)
 
     def drop(self, port_order: PortOrder) -> None:
-        """Forget one of the other side."""
+        """Remove a peer."""
         known = self.outcomes.pop(port_order[-1], None)
         if known is not None:
             del self.port_orders[bisect_left(self.port_orders, port_order)]
             self.matches -= isinstance(known, Match)
 
     def peers(self) -> Iterator[str]:
-        """Yield the uids of all, in order of the other side's ports."""
-        return (place[-1] for place in self.port_orders)
+        """Yield the uids of all peers, in port order."""
+        return (port_order[-1] for port_order in self.port_orders)
 
     def items(self) -> Iterator[tuple[str, MatchResult]]:
-        """Yield uid and outcome of all, in order of the other side's ports."""
+        """Yield uid and outcome of all peers, in port order."""
         return ((uid, self.outcomes[uid]) for uid in self.peers())
 
 
 NO_PEERS = PeerSet({}, [])
-"""Of a resource that meets none; not to be changed."""
+"""Shared empty set; must not be changed."""
 
 
 class PairChange(NamedTuple):
-    """An outcome with one of the other side, as it was and as it is; None for none."""
+    """Outcome with a peer before and after; None if there is none."""
 
     peer: str
     old: MatchResult | None
@@ -75,12 +75,9 @@ class PairChange(NamedTuple):
 
 
 class PortIndex(Generic[R]):
-    """Resources of one kind with their standing and their outcomes.
+    """Resources of one kind with their ownership and match outcomes.
 
-    A resource keeps its port for as long as it has its uid.
-
-    Args:
-        claimed_stream: the stream name a resource claims, or None.
+    A resource keeps its port as long as it has its uid.
     """
 
     def __init__(self, claimed_stream: Callable[[R], Hashable | None]) -> None:
@@ -89,63 +86,63 @@ class PortIndex(Generic[R]):
         self._peers_by_uid: dict[str, PeerSet] = {}
 
     def apply(self, change: ResourceChanged[R]) -> set[str]:
-        """Take in a change; return the uids whose part may be another now."""
+        """Apply a change; return the uids whose ownership may have changed."""
         return self.ownership.apply(change)
 
     def set_outcomes(
         self, resource: R, outcomes: Mapping[str, MatchResult], other: PortIndex[Any]
     ) -> list[PairChange]:
-        """Set whom a resource meets, on both sides; return all that this concerns."""
-        place = port_order_for(resource)
+        """Set the outcomes of a resource on both sides; return those of all old and new peers."""
+        port_order = port_order_for(resource)
         old = self._peers_by_uid.pop(resource.uid, NO_PEERS)
         if outcomes:
-            same = old.outcomes.keys() == outcomes.keys()
-            places = old.port_orders if same else other.port_orders_for(outcomes)
-            self._peers_by_uid[resource.uid] = PeerSet(dict(outcomes), places)
+            same_peers = old.outcomes.keys() == outcomes.keys()
+            port_orders = old.port_orders if same_peers else other.port_orders_for(outcomes)
+            self._peers_by_uid[resource.uid] = PeerSet(dict(outcomes), port_orders)
         for peer in old.outcomes.keys() - outcomes.keys():
-            other.remove_outcome(peer, place)
+            other.remove_outcome(peer, port_order)
         for peer, outcome in outcomes.items():
-            other.add_outcome(peer, place, outcome)
+            other.add_outcome(peer, port_order, outcome)
         return [
             PairChange(peer, old.outcomes.get(peer), outcomes.get(peer))
             for peer in old.outcomes.keys() | outcomes.keys()
         ]
 
     def port_orders_for(self, uids: Mapping[str, object]) -> list[PortOrder]:
-        """Return the places of resources, in order."""
-        found = (self.cache.get(uid) for uid in uids)
-        return sorted(port_order_for(resource) for resource in found if resource is not None)
+        """Return the sort keys of resources, in order."""
+        resources = (self.cache.get(uid) for uid in uids)
+        return sorted(port_order_for(resource) for resource in resources if resource is not None)
 
     def add_outcome(self, uid: str, port_order: PortOrder, outcome: MatchResult) -> None:
-        """Note an outcome that was found from the other side."""
-        met = self._peers_by_uid.get(uid)
-        if met is None:
+        """Record an outcome that the other side computed."""
+        peers = self._peers_by_uid.get(uid)
+        if peers is None:
             self._peers_by_uid[uid] = PeerSet({port_order[-1]: outcome}, [port_order])
         else:
-            met.set(port_order, outcome)
+            peers.set(port_order, outcome)
 
     def remove_outcome(self, uid: str, port_order: PortOrder) -> None:
-        """Forget an outcome that no longer holds."""
-        met = self._peers_by_uid.get(uid)
-        if met is not None:
-            met.drop(port_order)
-            if not met.outcomes:
+        """Remove an outcome that no longer applies."""
+        peers = self._peers_by_uid.get(uid)
+        if peers is not None:
+            peers.drop(port_order)
+            if not peers.outcomes:
                 del self._peers_by_uid[uid]
 
     def peers_for(self, uid: str) -> PeerSet:
-        """Return whom a resource meets."""
+        """Return the match outcomes of a resource."""
         return self._peers_by_uid.get(uid, NO_PEERS)
 
     def outcomes_of(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return matches and near refusals by the other side's uid."""
+        """Return matches and near misses by the other side's uid."""
         return self.peers_for(uid).outcomes
 
     def match_count(self) -> int:
-        """Return how many of all outcomes are matches."""
-        return sum(met.matches for met in self._peers_by_uid.values())
+        """Return the number of matches, without near misses."""
+        return sum(peers.matches for peers in self._peers_by_uid.values())
 
     def get_accepted(self, uid: str) -> R | None:
-        """Return a resource if it is there and holds what it claims."""
+        """Return a resource if it exists and holds what it claims."""
         return self.cache.get(uid) if self.ownership.is_accepted(uid) else None
 
     def uids_of_pe(self, pe: PeKey) -> list[str]:
@@ -153,15 +150,15 @@ class PortIndex(Generic[R]):
         return [resource.uid for resource in self.ownership.claimants_of_pe(pe)]
 
     def holders(self, pe: PeKey) -> list[R]:
-        """Return the resources that hold a PE's ports, in order of the ports."""
+        """Return the resources that hold a PE's ports, ordered by port."""
         return self.ownership.holders(pe)
 
     def claimants(self, key: PortKey) -> list[R]:
-        """Return all that claim a port, in order of their uids."""
+        """Return all claimants of a port, ordered by uid."""
         return sorted(self.ownership.port_claimants(key), key=lambda resource: resource.uid)
 
     def stream_holders(self, stream: Hashable) -> list[R]:
-        """Return the holders of ports that claim a stream name, in order of their uids."""
+        """Return the port holders that claim a stream name, ordered by uid."""
         claimed = (self.cache.get(uid) for uid in self.ownership.stream_claimants(stream))
         return [resource for resource in claimed if resource is not None]
 

@@ -1,7 +1,4 @@
-"""What a board holds, and what it can be asked; nothing here changes anything.
-
-`streambroker_core.board.board` has what changes it.
-"""
+"""Read-only access to a board; `streambroker_core.board.board` changes it."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from streambroker_core.wire.broker.view import View
 
 
 def claimed_stream(export: Export) -> tuple[str, str, str | None, str, str] | None:
-    """Return the name under which a stream is given only once, or None."""
+    """Return the stream name that only one Export may hold, or None."""
     if export.stream_id is None:
         return None
     application = export.application
@@ -43,13 +40,9 @@ def claimed_stream(export: Export) -> tuple[str, str, str | None, str, str] | No
 
 
 class BoardReader:
-    """Resources, routes, views and statuses, as they are now.
+    """Current resources, routes, views and statuses of a board.
 
-    Args:
-        matcher: decides pairs; an index by default.
-
-    Attributes:
-        rules: of patterns; only the board changes them.
+    A `matcher` decides pairs; an index by default. Only the board changes `rules`.
     """
 
     def __init__(self, matcher: Matcher | None = None) -> None:
@@ -58,13 +51,12 @@ class BoardReader:
         self._exports: PortIndex[Export] = PortIndex(claimed_stream)
         self._imports: PortIndex[Import] = PortIndex(lambda _: None)
         self._agents: dict[PeKey, AgentRegistered] = {}
-        # The versions of the views, 16 bytes each, none before the first; views are drawn when
-        # asked for.
+        # View versions, 16 bytes each, empty before the first. Views are built on request.
         self._versions: dict[PeKey, bytes] = {}
-        # All others are accepted, and match nothing.
+        # A resource without an entry is accepted and has no match.
         self._statuses: dict[tuple[Kind, str], Status] = {}
         self._settled = False
-        # Imports that are held, each with its namespace.
+        # Namespace of each held Import.
         self._held_imports: dict[str, str] = {}
         self._rings = WaitRings(self.wait_edges, self._is_relay)
 
@@ -72,16 +64,16 @@ class BoardReader:
         return bool(self._imports.uids_of_pe(pe) and self._exports.uids_of_pe(pe))
 
     def wait_edges(self, pe: PeKey) -> Iterator[WaitEdge]:
-        """Yield the routes to other PEs for which a PE's Exports wait without end."""
+        """Yield the routes to other PEs for which a PE's Exports wait without a limit."""
         for export in self._exports.holders(pe):
             yield from wait_edges(export, self.routes_of("Export", export.uid))
 
     def rings(self) -> list[Ring]:
-        """Return the jobs that may wait for each other, in order of their first PEs."""
+        """Return the rings of PEs that may wait for each other, ordered by their first PEs."""
         return self._rings.list_all()
 
     def _describe_ring(self, kind: Kind, uid: str) -> str:
-        """Return a sentence about the ring that a resource is part of; empty if of none."""
+        """Return a sentence about the ring that contains a route of a resource, or ""."""
         resource = self._index(kind).cache.get(uid)
         ring = None if resource is None else self._rings.get(resource.key.owner)
         if resource is None or ring is None:
@@ -102,7 +94,7 @@ class BoardReader:
         return self.rules.cache if kind == RULE else self._index(kind).cache
 
     def uids_ahead_of_feed(self, kind: Kind) -> list[str]:
-        """Return the uids of resources that writes from here have changed ahead of the feed."""
+        """Return the uids of resources that this broker's writes changed ahead of the feed."""
         return self._index(kind).cache.uids_ahead_of_feed()
 
     def _route(self, export_uid: str, import_uid: str) -> Route | None:
@@ -115,12 +107,12 @@ class BoardReader:
 
     @property
     def synced(self) -> bool:
-        """Whether both kinds have been listed once, and looked at; else there are no views."""
+        """Whether both kinds were listed and processed; before that there are no views."""
         return self._settled
 
     @property
     def stale(self) -> bool:
-        """Whether a feed is lost at the moment; the views go on."""
+        """Whether a feed is currently lost; views stay available."""
         return self._exports.cache.stale or self._imports.cache.stale
 
     @property
@@ -129,36 +121,36 @@ class BoardReader:
         return self._exports.cache.resource_version, self._imports.cache.resource_version
 
     def view(self, pe: PeKey) -> View | None:
-        """Return a PE's view at the board's point; None where the PE is not known."""
+        """Return a PE's view at the board's point; None if the PE is unknown."""
         version = self._versions.get(pe)
         if not version:
             return None
-        wanted = self.rules.view_rules(pe[:2])
-        drawn = build_view(
-            pe, self._exports, self._imports, self.registration, wanted, self._held_imports
+        rules = self.rules.view_rules(pe[:2])
+        view = build_view(
+            pe, self._exports, self._imports, self.registration, rules, self._held_imports
         )
-        at = 0 if wanted is None else self.rules.resource_version
-        return replace(drawn, version=version.hex(), point=self.point, rules_version=at)
+        rules_version = 0 if rules is None else self.rules.resource_version
+        return replace(view, version=version.hex(), point=self.point, rules_version=rules_version)
 
     def version(self, pe: PeKey) -> str | None:
-        """Return the version of a PE's view, without drawing it; None where it is not known."""
+        """Return the version of a PE's view without building it; None if the PE is unknown."""
         return self._versions.get(pe, b"").hex() or None
 
     def ports(self, pe: PeKey) -> tuple[list[str], list[str]]:
-        """Return the names of the exports and of the imports that a PE's view shows, in order."""
+        """Return the export and import names of a PE's view, in order."""
         exports, imports = self._exports.holders(pe), self._imports.holders(pe)
         return [one.key.port for one in exports], [one.key.port for one in imports]
 
     def versions(self) -> dict[PeKey, str]:
-        """Return the PEs that have a view, with its version, in no order."""
+        """Return the view versions of all PEs that have a view, unordered."""
         return {pe: version.hex() for pe, version in self._versions.items() if version}
 
     def registrations(self) -> dict[PeKey, Registration]:
-        """Return what the PEs' agents registered last, in no order."""
+        """Return the last registrations of the PEs' agents, unordered."""
         return {pe: event.registration for pe, event in self._agents.items()}
 
     def statuses(self) -> dict[tuple[Kind, str], Status]:
-        """Return the statuses of all resources that are not merely accepted."""
+        """Return the statuses of all resources that are not accepted or have more to report."""
         return dict(self._statuses)
 
     def pes(self) -> list[PeKey]:
@@ -166,7 +158,7 @@ class BoardReader:
         return sorted(self.versions())
 
     def registration(self, pe: PeKey) -> Registration | None:
-        """Return what a PE's agent registered last."""
+        """Return the last registration of a PE's agent."""
         agent = self._agents.get(pe)
         return None if agent is None else agent.registration
 
@@ -179,11 +171,11 @@ class BoardReader:
         return sorted(self._imports.cache, key=resource_order)
 
     def iter_exports(self) -> Iterator[Export]:
-        """Yield all Exports, rivals included, in no order."""
+        """Yield all Exports, rivals included, unordered."""
         return iter(self._exports.cache)
 
     def iter_imports(self) -> Iterator[Import]:
-        """Yield all Imports, rivals included, in no order."""
+        """Yield all Imports, rivals included, unordered."""
         return iter(self._imports.cache)
 
     def exports_claiming(self, key: PortKey) -> list[Export]:
@@ -195,43 +187,43 @@ class BoardReader:
         return self._imports.claimants(key)
 
     def exports_sharing_stream(self, export: Export) -> list[Export]:
-        """Return the holders of ports that claim the stream name that an Export claims."""
+        """Return the port holders that claim the same stream name as an Export."""
         stream = claimed_stream(export)
         return [] if stream is None else self._exports.stream_holders(stream)
 
     def is_accepted(self, kind: Kind, uid: str) -> bool:
-        """Say whether a resource is there and holds what it claims."""
+        """Return whether a resource exists and holds what it claims."""
         side = self._index(kind)
         return side.ownership.is_accepted(uid)
 
     def standby_uids(self, kind: Kind) -> set[str]:
-        """Return the uids of all that are there and do not hold what they claim."""
+        """Return the uids of existing resources that do not hold what they claim."""
         side = self._index(kind)
         return side.ownership.standby_uids()
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
-        """Return matches and near refusals that a resource would have; nothing is changed."""
+        """Return the matches and near misses that a resource would have, without a change."""
         return self._matcher.outcomes_for(resource)
 
     def index_stats(self) -> IndexStats:
-        """Return how the matcher is filled."""
+        """Return the size of the matcher's index."""
         return self._matcher.stats()
 
     def get(self, kind: AnyKind, uid: str) -> Resource | None:
-        """Return an Export or an Import by its uid; the board's ``rules`` have the rules."""
+        """Return an Export or Import by its uid; for rules use `rules`."""
         return None if kind == RULE else self._index(kind).cache.get(uid)
 
     def unreadable(self, kind: AnyKind, uid: str) -> Unreadable | None:
-        """Return what is known of a resource that is there and cannot be read, by its uid."""
+        """Return an unreadable resource by its uid."""
         return self._cache(kind).unreadable(uid)
 
     def version_of(self, kind: Kind, uid: str) -> int:
-        """Return the version at which a resource changed last; 0 where it is not known."""
+        """Return the version at which a resource changed last; 0 if unknown."""
         side = self._index(kind)
         return side.cache.version_of(uid)
 
     def newest_version(self, kind: AnyKind) -> int:
-        """Return the highest version at which any of a kind was seen, be it ahead of the feed."""
+        """Return the highest version at which any of a kind was seen, also ahead of the feed."""
         return self._cache(kind).newest_version()
 
     def resources_of(self, pe: PeKey) -> list[Resource]:
@@ -248,7 +240,7 @@ class BoardReader:
 
     @property
     def route_count(self) -> int:
-        """How many routes there are."""
+        """Number of routes."""
         return self._exports.match_count()
 
     def export_at(self, key: PortKey) -> Export | None:
@@ -260,15 +252,15 @@ class BoardReader:
         return self._imports.holder_at(key)
 
     def status(self, kind: AnyKind, uid: str) -> Status | None:
-        """Return what there is to say about a resource; None before the board is synced."""
+        """Return the status of a resource; None before the board is synced."""
         if kind == RULE:
             return self.rules.status(uid) if self._settled else None
-        there = self.get(kind, uid) or self.unreadable(kind, uid)
-        known = self._settled and there is not None
+        exists = self.get(kind, uid) or self.unreadable(kind, uid)
+        known = self._settled and exists is not None
         return self._statuses.get((kind, uid), ACCEPTED) if known else None
 
     def outcomes(self, kind: Kind, uid: str) -> Mapping[str, MatchResult]:
-        """Return matches and near refusals of a resource, by the other side's uid."""
+        """Return matches and near misses of a resource, by the other side's uid."""
         side = self._index(kind)
         return dict(side.outcomes_of(uid))
 
@@ -277,8 +269,8 @@ class BoardReader:
         side = self._index(kind)
         peers = side.peers_for(uid).peers()
         pairs = ((uid, peer) if kind == "Export" else (peer, uid) for peer in peers)
-        found = (self._route(*pair) for pair in pairs)
-        return [route for route in found if route is not None]
+        routes = (self._route(*pair) for pair in pairs)
+        return [route for route in routes if route is not None]
 
     def routes(self) -> list[Route]:
         """Return all routes, in order of the exporters' and the importers' ports."""

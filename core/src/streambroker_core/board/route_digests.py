@@ -1,8 +1,8 @@
-"""What stands for the routes of a port in the version of a view, kept change by change.
+"""Digests of each port's routes for view versions, updated incrementally.
 
-A view's version is a hash of its content. Of thousands of routes one is another, as a
-rule; so each route has a mark, a port the sum of its routes' marks, and the version is
-made of the sums. `streambroker_core.wire.broker.view.with_version` makes the same of a whole view.
+A view's version is a hash of its content. Usually one of thousands of routes changes. So each
+route has a digest, a port has the sum of its routes' digests, and the version is a hash over the
+sums. `streambroker_core.wire.broker.view.with_version` computes the same from a complete view.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ from streambroker_core.wire.broker.view import (
 
 
 class RouteDigests:
-    """The sums of all ports.
+    """Sums of route digests by port.
 
-    An import's routes show the *face* of the exporter: its address, its schema. That
-    changes without the outcome of the pair, after a registration for instance.
-
-    Args:
-        exports: all Exports, and whom they meet.
-        registration: gives what a PE's agent said last.
+    An import's route contains a digest of the exporter: address, issuer and schema. It may change
+    without the outcome of the pair, for example after a registration.
 
     Attributes:
-        export_digests: by uid; those without routes are left out, here and in the other.
+        export_digests: by uid; ports without routes are left out, also in `import_digests`.
         import_digests: by uid.
     """
 
@@ -49,27 +45,29 @@ class RouteDigests:
     def update_route(
         self, export: Export, import_: Import, old: Match | None, new: Match | None
     ) -> None:
-        """Note that a pair has another route, or none any more."""
-        face = self._exporter_digests.get(export.uid)
-        if face is None:
-            face = self._exporter_digests[export.uid] = self._compute_exporter_digest(export)
-        for match, times in ((old, -1), (new, 1)):
+        """Record that a pair's route changed, appeared or ended."""
+        exporter_digest = self._exporter_digests.get(export.uid)
+        if exporter_digest is None:
+            exporter_digest = self._exporter_digests[export.uid] = self._compute_exporter_digest(
+                export
+            )
+        for match, sign in ((old, -1), (new, 1)):
             if match is None:
                 continue
-            told = match.filter, match.policy
-            mark = digest_export_route(import_.key, import_.uid, *told)
-            _add_digest(self.export_digests, export.uid, times * mark)
-            mark = digest_import_route(face, export.uid, *told)
-            _add_digest(self.import_digests, import_.uid, times * mark)
+            route = match.filter, match.policy
+            digest = digest_export_route(import_.key, import_.uid, *route)
+            _add_digest(self.export_digests, export.uid, sign * digest)
+            digest = digest_import_route(exporter_digest, export.uid, *route)
+            _add_digest(self.import_digests, import_.uid, sign * digest)
         if export.uid not in self.export_digests:
             del self._exporter_digests[export.uid]
 
     def mark_stale(self, uids: Iterable[str]) -> None:
-        """Note that Exports may have another face."""
+        """Record that the exporter digests of Exports may have changed."""
         self._stale_exporters.update(uids)
 
     def refresh(self) -> None:
-        """Look at the Exports again whose face may be another."""
+        """Recompute the exporter digests that may have changed."""
         for uid in self._stale_exporters & self._exporter_digests.keys():
             export = self._exports.cache.get(uid)
             if export is not None:
@@ -84,9 +82,9 @@ class RouteDigests:
         self._exporter_digests[uid] = new
         for peer, outcome in self._exports.outcomes_of(uid).items():
             if isinstance(outcome, Match):
-                told = uid, outcome.filter, outcome.policy
-                mark = digest_import_route(new, *told) - digest_import_route(old, *told)
-                _add_digest(self.import_digests, peer, mark)
+                route = uid, outcome.filter, outcome.policy
+                difference = digest_import_route(new, *route) - digest_import_route(old, *route)
+                _add_digest(self.import_digests, peer, difference)
 
     def _compute_exporter_digest(self, export: Export) -> str:
         agent = self._registration(export.key.owner)
@@ -96,13 +94,13 @@ class RouteDigests:
 
 
 def issuer_for(export: Export, agent: Registration) -> str:
-    """Return what else the capability for an Export depends on."""
+    """Return what else the capability for an Export depends on: agent instance, filter right."""
     return f"{agent.instance}/{'filter' if export.allow_filter else 'plain'}"
 
 
 def _add_digest(sums: dict[str, int], uid: str, route_digest: int) -> None:
-    found = (sums.get(uid, 0) + route_digest) % DIGEST_MODULUS
-    if found:
-        sums[uid] = found
+    total = (sums.get(uid, 0) + route_digest) % DIGEST_MODULUS
+    if total:
+        sums[uid] = total
     else:
         sums.pop(uid, None)

@@ -1,8 +1,8 @@
-"""The rules of patterns of all jobs: which of them count, and what is wrong with the others.
+"""Index of the pattern rules of all jobs: which are in effect, and problems of the others.
 
-They match nothing, so all that the board has to decide is which rule holds an id of a job. The
-older holds it, as with ports. What cannot be run is passed on with its problem, so that the job
-keeps what it has under that id.
+Rules take no part in matching. The board only decides which rule holds an id of a job: the oldest,
+as with ports. An invalid rule is passed on with its problem, so that the job keeps its previous
+rule of that id.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ NO_RULES = ViewRules()
 
 
 class RuleIndex:
-    """All rules, by uid, by job, and by id.
-
-    Attributes:
-        cache: what is known of them.
-    """
+    """All rules, by uid, by job and by id."""
 
     def __init__(self) -> None:
         self.cache: ResourceCache[Rule] = ResourceCache()
@@ -41,10 +37,10 @@ class RuleIndex:
         self._view_rules: dict[Job, ViewRules] = {}
         self._ahead_version = 0
 
-    # ---- what goes in ----------------------------------------------------
+    # ---- input -----------------------------------------------------------
 
     def apply(self, change: ResourceChanged[Rule]) -> tuple[set[Job], set[str]]:
-        """Take in a change; return the jobs and the uids for which something is another now."""
+        """Apply a change; return the affected jobs and uids."""
         jobs: set[Job] = set()
         uids = {change.uid}
         self._problems.pop(change.uid, None)
@@ -69,34 +65,34 @@ class RuleIndex:
 
     def _remove(self, rule: Rule) -> set[str]:
         ids = self._of_job[rule.key[:2]]
-        left = [one for one in ids.pop(rule.key.id) if one.uid != rule.uid]
-        if left:
-            ids[rule.key.id] = left
+        remaining = [one for one in ids.pop(rule.key.id) if one.uid != rule.uid]
+        if remaining:
+            ids[rule.key.id] = remaining
         if not ids:
             del self._of_job[rule.key[:2]]
-        return {one.uid for one in left}
+        return {one.uid for one in remaining}
 
     def advance_to(self, version: int) -> None:
-        """Note that a rule is known as it was at a version, be it ahead of the feed."""
+        """Record that a rule is known at a version, possibly ahead of the feed."""
         self._ahead_version = max(self._ahead_version, version)
 
     def begin_list(self) -> None:
-        """Note that a list came, behind which nothing is known ahead of the feed."""
+        """Record that a list begins; it supersedes all that is known ahead of the feed."""
         self._ahead_version = 0
 
-    # ---- what comes out --------------------------------------------------
+    # ---- output ----------------------------------------------------------
 
     @property
     def resource_version(self) -> int:
-        """The version up to which rules are known: of the feed, or of a later write from here."""
+        """Version up to which rules are known: of the feed, or of a later write of this broker."""
         return max(self.cache.resource_version, self._ahead_version)
 
     def __iter__(self) -> Iterator[Rule]:
-        """Yield all rules, rivals included, in no order."""
+        """Yield all rules, rivals included, unordered."""
         return iter(self.cache)
 
     def view_rules(self, job: Job) -> ViewRules | None:
-        """Return the rules of a job; None before all rules were listed once."""
+        """Return the rules of a job; None until all rules have been listed once."""
         if not self.cache.synced:
             return None
         if job not in self._of_job:
@@ -116,7 +112,7 @@ class RuleIndex:
         )
 
     def rules_of_job(self, job: Job) -> list[Rule]:
-        """Return the rules of a job that hold their ids, in the order of these."""
+        """Return the rules of a job that hold their ids, ordered by id."""
         ids = self._of_job.get(job, {})
         return [ids[name][0] for name in sorted(ids)]
 
@@ -130,11 +126,11 @@ class RuleIndex:
         return self.cache.get(uid)
 
     def unreadable(self, uid: str) -> Unreadable | None:
-        """Return what is known of a rule that is there and cannot be read, by its uid."""
+        """Return an unreadable rule by its uid."""
         return self.cache.unreadable(uid)
 
     def status(self, uid: str) -> Status | None:
-        """Return whether a rule counts, and if not why; None where there is no such rule."""
+        """Return the status of a rule; None if it does not exist."""
         rule = self.cache.get(uid)
         if rule is None:
             return unreadable_status(self.cache.unreadable(uid))
@@ -152,7 +148,7 @@ class RuleIndex:
 
 
 def rule_problem(rule: Rule) -> StreambrokerError | None:
-    """Return what is wrong with a rule whatever its job is; None if nothing is."""
+    """Return what is wrong with a rule regardless of its job; None if it is valid."""
     size = len(canonical(write_rule_spec(rule)))
     if size > MAX_SPEC:
         return ManifestError(path="spec", reason=f"has {size} bytes as JSON; at most {MAX_SPEC}")

@@ -1,4 +1,4 @@
-"""Draw a PE's view and a resource's status from the two halves of the board."""
+"""Build a PE's view and a resource's status from the port indexes of the board."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from streambroker_core.wire.broker.view_rules import ViewRules
 R = TypeVar("R", Export, Import)
 
 NO_HELD_IMPORTS: Mapping[str, str] = {}
-"""No Import that is held; else, by uid, in which namespace each is."""
+"""Default for `held`, the namespaces of held Imports by uid."""
 MAX_PEERS = 10
-"""How many connected ports a status names."""
+"""Maximum number of connected ports in a status."""
 _MAX_PROBLEM_LENGTH = 800
-"""Characters of a problem, so that a status still names what runs."""
+"""Maximum length of a problem in a status, so that the running generation still fits in."""
 
 
 def build_view(
@@ -51,19 +51,19 @@ def build_view(
     rules: ViewRules | None = None,
     held: Mapping[str, str] = NO_HELD_IMPORTS,
 ) -> View:
-    """Return a PE's view, without version, point and capabilities."""
-    bare = _build_ports(pe, exports, imports, rules, held)
+    """Return a PE's view without version, point and capabilities."""
+    view = _build_ports(pe, exports, imports, rules, held)
     return replace(
-        bare,
+        view,
         exports={
             name: replace(port, routes=_build_export_routes(port.uid, exports, imports))
-            for name, port in bare.exports.items()
+            for name, port in view.exports.items()
         },
         imports={
             name: replace(
                 port, routes=_build_import_routes(port.uid, exports, imports, registration)
             )
-            for name, port in bare.imports.items()
+            for name, port in view.imports.items()
         },
     )
 
@@ -76,17 +76,17 @@ def compute_view_version(
     rules: ViewRules | None = None,
     held: Mapping[str, str] = NO_HELD_IMPORTS,
 ) -> str:
-    """Return the version of a PE's view, without going through its routes."""
-    bare = _build_ports(pe, exports, imports, rules, held)
+    """Return the version of a PE's view from the route digests, without iterating over routes."""
+    view = _build_ports(pe, exports, imports, rules, held)
     return hash_view(
-        bare,
-        {name: digests.export_digests.get(port.uid, 0) for name, port in bare.exports.items()},
-        {name: digests.import_digests.get(port.uid, 0) for name, port in bare.imports.items()},
+        view,
+        {name: digests.export_digests.get(port.uid, 0) for name, port in view.exports.items()},
+        {name: digests.import_digests.get(port.uid, 0) for name, port in view.imports.items()},
     )
 
 
 def is_affected_by_namespace(pe: PeKey, exports: PortIndex[Export], namespace: str) -> bool:
-    """Say whether a PE may have routes of Imports of a namespace."""
+    """Return whether a PE may have routes of Imports of a namespace."""
     return pe.namespace == namespace or any(
         is_namespace_allowed(export, namespace) for export in exports.holders(pe)
     )
@@ -99,7 +99,6 @@ def _build_ports(
     rules: ViewRules | None,
     held: Mapping[str, str],
 ) -> View:
-    """Return a PE's view without routes."""
     return View(
         pe=pe,
         rules=rules,
@@ -188,16 +187,16 @@ def _build_import_port(
 def _refused_pairs(peers: PeerSet, exports: PortIndex[Export]) -> tuple[RefusedPair, ...]:
     if peers.matches == len(peers.outcomes):
         return ()
-    found = (
+    pairs = (
         RefusedPair(export=export.key, reason=outcome.reason, message=outcome.message)
         for export, outcome in _iter_peers(peers, exports)
         if isinstance(outcome, NoMatch)
     )
-    return tuple(islice(found, MAX_REFUSED))
+    return tuple(islice(pairs, MAX_REFUSED))
 
 
 def build_route(export: Export, import_: Import, match: Match) -> Route:
-    """Return the route that a match makes."""
+    """Return the route of a match."""
     return Route(
         export=export.key,
         export_uid=export.uid,
@@ -211,7 +210,7 @@ def build_route(export: Export, import_: Import, match: Match) -> Route:
 def export_status(
     uid: str, exports: PortIndex[Export], imports: PortIndex[Import]
 ) -> Status | None:
-    """Return what there is to say about an Export; None where it is not there."""
+    """Return the status of an Export; None if it does not exist or is unreadable."""
     export = exports.cache.get(uid)
     if export is None:
         return None
@@ -224,23 +223,23 @@ def export_status(
 def import_status(
     uid: str, exports: PortIndex[Export], imports: PortIndex[Import], fault: Status | None
 ) -> Status | None:
-    """Return what there is to say about an Import with some fault; None where it is not there."""
+    """Return the status of an Import, given its own fault if any; None if it does not exist."""
     import_ = imports.cache.get(uid)
     if import_ is None:
         return None
-    met = imports.peers_for(uid)
+    peers = imports.peers_for(uid)
     refused = _port_conflict(uid, imports) or fault
     if refused is not None:
         return refused
-    pairs = _refused_pairs(met, exports)
-    invalid = None if import_.schema is not None or met.matches else _find_invalid_filter(met)
+    pairs = _refused_pairs(peers, exports)
+    invalid = None if import_.schema is not None or peers.matches else _find_invalid_filter(peers)
     if invalid is not None:
         return Status(accepted=False, reason="FilterInvalid", message=invalid, refused=pairs)
-    return _accepted_status(met, exports, pairs)
+    return _accepted_status(peers, exports, pairs)
 
 
 def _find_invalid_filter(peers: PeerSet) -> str | None:
-    """Return why the first Export that allows filters cannot use this one; None if it can."""
+    """Return why an Export rejects the filter (`FilterInvalid`); None if none does."""
     return next(
         (
             outcome.message
@@ -252,14 +251,14 @@ def _find_invalid_filter(peers: PeerSet) -> str | None:
 
 
 def unreadable_status(entry: Unreadable | None) -> Status | None:
-    """Return what there is to say about a resource that cannot be read."""
+    """Return the status of an unreadable resource."""
     if entry is None:
         return None
     return Status(accepted=False, reason=entry.code, message=entry.problem)
 
 
 def with_rejected(status: Status, resource: Export | Import | Rule | None) -> Status:
-    """Return a status that says, where a later generation is refused, why and what runs."""
+    """Return a status with the rejected later generation, if any, and the running one."""
     newer = None if resource is None else resource.rejected
     if resource is None or newer is None or not status.accepted:
         return status
@@ -278,7 +277,7 @@ def with_rejected(status: Status, resource: Export | Import | Rule | None) -> St
 
 
 ACCEPTED = Status()
-"""Of most resources there is no more to say."""
+"""Status of most resources: accepted, without matches."""
 
 
 def _accepted_status(
@@ -291,7 +290,7 @@ def _accepted_status(
 
 
 def find_fault(import_: Import) -> Status | None:
-    """Return what is wrong with an Import by itself, whatever there is to import."""
+    """Return the fault of an Import that does not depend on any Export, if there is one."""
     problem = expression_problem(import_.subscription, "subscription") or filter_problem(
         import_.filter, import_.schema
     )
@@ -325,7 +324,7 @@ def _stream_conflict(export: Export, exports: PortIndex[Export]) -> Status | Non
 
 
 def _display_name(uid: str, index: PortIndex[Export] | PortIndex[Import]) -> str:
-    """Return kind, namespace and name of a resource, as `kubectl get` takes them."""
+    """Return kind, namespace and name of a resource, in the form of `kubectl get`."""
     resource = index.cache.get(uid)
     if resource is None:
         return uid

@@ -1,10 +1,9 @@
-"""Jobs that wait for each other in a ring: routes under ``wait`` that lead back to the first job.
+"""Find jobs that may wait for each other: cycles of routes under ``wait``.
 
-An Export that has such a route waits for the reader of the Import at its other end. If the PE of
-that reader publishes as well, its Exports may wait in turn, and so on. Where this leads back to the
-first PE, a query may come to wait for itself. Whether one does depends on which of its imports a
-query publishes, which resources do not say. A route from a PE to itself is no ring here, and
-neither is one whose Export gives up after its ``waitLimit``.
+An Export with such a route waits for the reader of the Import. If the reader's PE also exports,
+its Exports may wait in turn, and so on. If this leads back to the first PE, a query may wait for
+itself. Whether it does depends on which of its imports a query publishes; resources do not state
+that. Not counted: routes from a PE to itself, and Exports with a ``waitLimit``.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from streambroker_core.model import Export, PeKey, PortKey, Route
 
 RING = "WaitsInRing"
 MAX_NAMED_ROUTES = 8
-"""Routes of a ring that a sentence names."""
+"""Maximum number of routes that a ring's sentence names."""
 
 
 class WaitEdge(NamedTuple):
-    """A route under ``wait``, by its ports."""
+    """A route under ``wait``, as a pair of ports."""
 
     export: PortKey
     import_: PortKey
 
 
 WaitEdgeSource: TypeAlias = Callable[[PeKey], Iterable[WaitEdge]]
-"""Returns the routes to other PEs that the Exports of a PE wait for."""
+"""Returns the routes to other PEs for which the Exports of a PE wait."""
 
 
 def wait_edges(export: Export, routes: Iterable[Route]) -> Iterable[WaitEdge]:
-    """Yield the routes of an Export for which it waits without end, to other PEs."""
+    """Yield the routes to other PEs for which an Export waits without a limit."""
     if export.buffer.wait_limit_s is None:
         for route in routes:
             if route.policy == "wait" and route.import_.owner != route.export.owner:
@@ -39,15 +38,12 @@ def wait_edges(export: Export, routes: Iterable[Route]) -> Iterable[WaitEdge]:
 
 
 def find_ring_members(seeds: Iterable[PeKey], waits: WaitEdgeSource) -> list[frozenset[PeKey]]:
-    """Return the sets of PEs that all wait for each other, of those that some PEs lead to.
+    """Return the strongly connected sets of PEs that are reachable from some PEs.
 
-    This is Tarjan's algorithm; its own stack stands in for recursion.
-
-    Args:
-        seeds: where to begin; every ring that one of them is in, or leads to, is found.
-        waits: called once for each PE on the way.
+    Tarjan's algorithm with an explicit stack instead of recursion. Sets of one PE are left out.
+    `waits` is called once for each visited PE.
     """
-    found: list[frozenset[PeKey]] = []
+    rings: list[frozenset[PeKey]] = []
     order: dict[PeKey, int] = {}
     low: dict[PeKey, int] = {}
     path: dict[PeKey, None] = {}
@@ -56,8 +52,8 @@ def find_ring_members(seeds: Iterable[PeKey], waits: WaitEdgeSource) -> list[fro
             continue
         work = [(seed, iter(_visit(order, low, path, seed, waits)))]
         while work:
-            pe, rest = work[-1]
-            for other in rest:
+            pe, remaining = work[-1]
+            for other in remaining:
                 if other not in order:
                     work.append((other, iter(_visit(order, low, path, other, waits))))
                     break
@@ -68,8 +64,8 @@ def find_ring_members(seeds: Iterable[PeKey], waits: WaitEdgeSource) -> list[fro
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[pe])
                 if low[pe] == order[pe]:
-                    found += _pop_component(path, pe)
-    return found
+                    rings += _pop_component(path, pe)
+    return rings
 
 
 def _visit(
@@ -94,45 +90,44 @@ def _pop_component(path: dict[PeKey, None], first: PeKey) -> list[frozenset[PeKe
 
 
 def find_cycle(first: PeKey, ring: frozenset[PeKey], waits: WaitEdgeSource) -> list[WaitEdge]:
-    """Return the shortest way round from a PE of a ring back to it, route by route."""
-    came: dict[PeKey, WaitEdge] = {}
-    due = [first]
-    for pe in due:
+    """Return the shortest cycle of routes through a PE within its ring."""
+    arrived_by: dict[PeKey, WaitEdge] = {}
+    queue = [first]
+    for pe in queue:
         for edge in sorted(waits(pe)):
             to = edge.import_.owner
-            if to not in ring or to in came:
+            if to not in ring or to in arrived_by:
                 continue
-            came[to] = edge
+            arrived_by[to] = edge
             if to == first:
-                return _trace_back(first, came)
-            due.append(to)
+                return _trace_back(first, arrived_by)
+            queue.append(to)
     return []
 
 
 def _trace_back(first: PeKey, arrived_by: dict[PeKey, WaitEdge]) -> list[WaitEdge]:
-    found = [arrived_by[first]]
-    while found[-1].export.owner != first:
-        found.append(arrived_by[found[-1].export.owner])
-    return found[::-1]
+    cycle = [arrived_by[first]]
+    while cycle[-1].export.owner != first:
+        cycle.append(arrived_by[cycle[-1].export.owner])
+    return cycle[::-1]
 
 
 class Ring(NamedTuple):
-    """PEs that all wait for each other, and one way round them."""
+    """PEs that all wait for each other, and one cycle through some of them."""
 
     members: frozenset[PeKey]
     cycle: tuple[WaitEdge, ...]
 
     def describe(self, namespace: str | None = None) -> str:
-        """Return a sentence about it, and what ends it.
+        """Return a sentence about the ring and how to resolve it.
 
-        Args:
-            namespace: the routes that do not touch it are not named; None to name all.
+        With a `namespace`, it only names routes with an end in that namespace.
         """
         named = [e for e in self.cycle if namespace in (None, *_edge_namespaces(e))][
             :MAX_NAMED_ROUTES
         ]
-        left = len(self.cycle) - len(named)
-        more = f", and {left} more" if left else ""
+        omitted = len(self.cycle) - len(named)
+        more = f", and {omitted} more" if omitted else ""
         names = ", ".join(f"{edge.export} waits for {edge.import_}" for edge in named)
         return (
             f"these jobs may wait for each other in a ring: {names}{more}. If their queries publish"
@@ -146,7 +141,7 @@ def _edge_namespaces(edge: WaitEdge) -> tuple[str, str]:
 
 
 def find_rings(seeds: Iterable[PeKey], waits: WaitEdgeSource) -> list[Ring]:
-    """Return what `find_ring_members` finds, each with a way round from its first PE."""
+    """Return the result of `find_ring_members`, each with a cycle through its first PE."""
     return [
         Ring(members, tuple(find_cycle(min(members), members, waits)))
         for members in find_ring_members(seeds, waits)
@@ -154,11 +149,9 @@ def find_rings(seeds: Iterable[PeKey], waits: WaitEdgeSource) -> list[Ring]:
 
 
 class WaitRings:
-    """The rings there are, by PE.
+    """Current rings by PE.
 
-    Args:
-        waits: the routes that a PE's Exports wait for.
-        is_relay: says whether a PE has both, an Export and an Import; no other is in a ring.
+    A PE in a ring has both an Export and an Import, which `is_relay` tests.
     """
 
     def __init__(self, waits: WaitEdgeSource, is_relay: Callable[[PeKey], bool]) -> None:
@@ -175,13 +168,9 @@ class WaitRings:
         return sorted(set(self._ring_by_pe.values()), key=lambda ring: min(ring.members))
 
     def update(self, changed_pairs: Iterable[tuple[PeKey, PeKey]]) -> set[PeKey]:
-        """Look for rings after routes have changed.
+        """Update the rings after routes have changed; return the PEs whose ring changed.
 
-        Args:
-            changed_pairs: the PEs at both ends of each such route.
-
-        Returns:
-            The PEs whose ring is another.
+        `changed_pairs` are the (exporter, importer) PEs of each changed route.
         """
         seeds: set[PeKey] = set()
         for exporter, importer in changed_pairs:

@@ -1,4 +1,4 @@
-"""Patterns over events, and rules made of them that change while a job runs.
+"""Complex event processing: patterns over events, and rules that can change while a job runs.
 
 >>> shape = Pattern.begin("a").where("price > 10").followed_by("b").where("price > last(a.price)")
 >>> compile_pattern(shape.within("10s")).stages

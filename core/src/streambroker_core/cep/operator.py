@@ -1,13 +1,14 @@
-"""The operator that runs rules on aligned windows: matches, time-outs, late rows, errors.
+"""Operator that runs rules on aligned windows: matches, time-outs, late rows and errors.
 
-In event time rows wait until the watermark has passed them. They are then evaluated in the order of
-time, then of ``tie_break``, then of arrival, by the rules pinned in the window that releases them.
-In processing time they are evaluated as they arrive, at the window's pinned clock; a tick makes a
-window without rows. A change of the rules arrives as a control tuple and holds from the beginning
-of its window, in every bucket.
+- In event time, rows wait until the watermark passes them. Rules process them in the order of time,
+  then ``tie_break``, then arrival. The rules are those of the window that releases the rows.
+- In processing time, rules process rows on arrival, at the window's pinned clock. A tick creates a
+  window without rows.
+- A change of the rules arrives as a control tuple. It holds from the start of its window, in every
+  bucket.
 
-State: ``rules`` the set and since when each is in it, ``meta`` what is counted, ``waiting/…`` rows
-that wait, ``runs…`` the runs by key.
+State: ``rules`` has the set and the first window of each rule, ``meta`` the counters,
+``waiting/…`` the rows that wait, ``runs…`` the runs by key.
 """
 
 from __future__ import annotations
@@ -75,17 +76,17 @@ _RULE_SETS: dict[tuple[object, ...], tuple[RuleSet, Functions]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternRules:
-    """Payload of the control tuple that brings a set of rules; delivered with ``BEGIN``.
+    """Payload of the control tuple with a set of rules; delivered with ``BEGIN``.
 
     With ``END_WINDOW`` the set holds from the next window on.
 
     Attributes:
-        rules: what `RuleSet.document` returns.
-        selectors: keys for which the query copies rows, for who sends the next set.
-        relevant: filter that lets pass all rows that these rules have to see, for who sends rows;
-            None for every row.
-        whole: why every row has to pass.
-        ticks: the query has a source of ticks, for who makes the query when it starts again.
+        rules: result of `RuleSet.document`.
+        selectors: keys for which the query copies rows; read by the sender of the next set.
+        relevant: filter for exporters that passes all rows that these rules need; None for all
+            rows.
+        whole: reason why there is no filter.
+        ticks: the query has a source of ticks; read when the query restarts.
     """
 
     rules: dict[str, Any]
@@ -97,9 +98,9 @@ class PatternRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStopped:
-    """Payload of the control tuple that says that a rule failed, and is off in some bucket.
+    """Payload of the control tuple that reports a failed rule, which is off in some bucket.
 
-    However many buckets it failed in, it is one tuple; why it failed is told as a row, by each.
+    One tuple covers all buckets in which it failed. Each bucket reports its error as a row.
     """
 
     rule: str
@@ -110,26 +111,24 @@ class PatternOperator(Operator):
     """Runs a set of rules.
 
     Args:
-        key: the stream's key columns; none for one key for all, which needs copies where there are
+        key: key columns of the stream. Empty for a single key, which needs copies if there are
             several buckets.
-        time: ``event`` or ``processing``.
-        event_time: the column with the event time, a timestamp or microseconds.
-        tie_break: a column by which rows of one time are ordered.
+        event_time: column with the event time, a timestamp or microseconds.
+        tie_break: column that orders rows of equal time.
         functions: Python functions that conditions may name.
-        match_functions: functions that make rows of matches, by the names that rules use; each has
+        match_functions: functions that create rows of matches, by the name that rules use; each has
             an output of its name.
-        maker: makes masks of conditions.
-        rules: the set of a bucket that has no state yet.
-        fixed: ``rules`` is the set of every bucket; one whose state has others takes these up.
-        relevant: the filter that rows have passed, with ``fixed``; None for every row.
-        copied: rows come as `copy_rows` makes them, so that rules may have keys of their own.
-        timeouts: timed-out partial matches are told. Without, there is no such output, and only a
-            function that asks for them gets them.
-        watch: is told at the end of a window what the rules did in it.
-        clock: nanoseconds, for what is told to ``watch`` alone.
+        rules: initial set of a bucket without state.
+        fixed: `rules` is the set of every bucket; it replaces another set in a restored state.
+        relevant: with `fixed`, the filter that rows have passed; None for all rows.
+        copied: rows are copies from `copy_rows`, so rules may have their own keys.
+        timeouts: report timed-out partial matches. If False, they have no output, and only
+            functions that handle them receive them.
+        watch: called at the end of a window with the metrics of its rules.
+        clock: returns nanoseconds, only for these metrics.
 
     Raises:
-        PatternArgumentError: event time without a column, or a function has a name that cannot be.
+        PatternArgumentError: event time has no column, or a function has an invalid name.
     """
 
     outputs: tuple[str, ...] = OUTPUTS
@@ -179,7 +178,7 @@ class PatternOperator(Operator):
 
     @property
     def engine(self) -> Engine:
-        """The rules at work in this window."""
+        """Engine with the rules in force."""
         if self._engine is None:
             self._engine = Engine(
                 self._state,
@@ -199,52 +198,52 @@ class PatternOperator(Operator):
         return self._engine
 
     def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up the state of the bucket; runs are read when their keys are touched."""
+        """Restore the state of the bucket; runs are read when their keys are first used."""
         del version
         self._state = KeyedState("runs", blobs)
         self._meta, rules = blobs.get("meta"), blobs.get("rules")
         if self._meta is None or rules is None:
             raise StateError("state of patterns is missing: the store has lost a blob.")
         try:
-            told, given = json.loads(self._meta), json.loads(rules)
-            self._next_seq = told["next"]
-            self._alive = {(name, number): runs for name, number, runs in told["alive"]}
-            self._buffer = WatermarkBuffer(self._column or "", blobs, told["waiting"])
-            self._since = {(name, number): window for name, number, window in given["since"]}
-            sees = given.get("sees", given["since"])  # by earlier releases none saw older rows
-            self._visible_from = {(name, number): window for name, number, window in sees}
-            self._filters = [(window, text) for window, text in given.get("filters", ())]
-            self._rules = self._read_rules(given["rules"])
+            meta, stored = json.loads(self._meta), json.loads(rules)
+            self._next_seq = meta["next"]
+            self._alive = {(name, number): runs for name, number, runs in meta["alive"]}
+            self._buffer = WatermarkBuffer(self._column or "", blobs, meta["waiting"])
+            self._since = {(name, number): window for name, number, window in stored["since"]}
+            visible_from = stored.get("sees", stored["since"])  # earlier releases hid older rows
+            self._visible_from = {(name, number): window for name, number, window in visible_from}
+            self._filters = [(window, text) for window, text in stored.get("filters", ())]
+            self._rules = self._read_rules(stored["rules"])
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"state of patterns is damaged: {error!r}.") from error
         self._rules_changed = False
 
     def _read_rules(self, text: str) -> RuleSet:
-        """Return a set of rules; for one text the same object, so that it is made ready once."""
-        mark = (text, *sorted((name, id(each)) for name, each in self._functions.items()))
-        known = _RULE_SETS.get(mark)
-        if known is None:
+        """Return a set of rules; equal texts share one object, so rules are compiled once."""
+        cache_key = (text, *sorted((name, id(each)) for name, each in self._functions.items()))
+        cached = _RULE_SETS.get(cache_key)
+        if cached is None:
             if len(_RULE_SETS) >= _MAX_RULE_SETS:
                 _RULE_SETS.clear()
-            functions = dict(self._functions)  # kept, so that their identities stay theirs
-            known = _RULE_SETS[mark] = RuleSet.read(json.loads(text), functions), functions
-        return known[0]
+            functions = dict(self._functions)  # kept alive: the key has their ids
+            cached = _RULE_SETS[cache_key] = RuleSet.read(json.loads(text), functions), functions
+        return cached[0]
 
     def begin_window(self) -> None:
-        """Begin a window; in processing time its clock is what time it is."""
+        """Begin a window; in processing time, time advances to its pinned clock."""
         if self._fixed is not None and not _is_same_set(self._fixed, self._rules):
             if any((rule.id, rule.version) in self.engine.active for rule in self._fixed):
-                self.engine.set_rules(RuleSet(), self.window.number)  # others of that name
+                self.engine.set_rules(RuleSet(), self.window.number)  # equal ids, other content
             self._set_rules(self._fixed, self.window.number, self._relevant)
         self._check_keys()
         if self._column is None:
             self._advance_engine(self.window.time)
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Take a new set of rules; a tick has done what it is for when the window began.
+        """Apply a new set of rules. A tick needs no action: it took effect when the window began.
 
         Raises:
-            ControlError: it is to hold from within a window.
+            ControlError: the set would hold from within a window.
         """
         del port
         if control.type != PatternRules.__name__:
@@ -256,16 +255,16 @@ class PatternOperator(Operator):
                 " a time on has `scheduled`."
             )
         later = control.delivery is Delivery.END_WINDOW
-        given = control.payload
-        rules = self._read_rules(_to_json(given["rules"]))
-        self._set_rules(rules, self.window.number + later, given.get("relevant"))
+        payload = control.payload
+        rules = self._read_rules(_to_json(payload["rules"]))
+        self._set_rules(rules, self.window.number + later, payload.get("relevant"))
         self._check_keys()
         if self._column is None:
             self._advance_engine(self.window.time)
         return True
 
     def _set_rules(self, rules: RuleSet, since: int, relevant: str | None) -> None:
-        engine = self.engine  # with the rules so far, whose runs it has to free or to hand over
+        engine = self.engine  # created with the old rules, whose runs it frees or hands over
         self._rules, self._rules_changed = rules, True
         filters = [each for each in self._filters if each[0] != since]
         if relevant != (filters[-1][1] if filters else None):
@@ -273,28 +272,28 @@ class PatternOperator(Operator):
         oldest = self._buffer.oldest_window()
         if oldest is None:
             oldest = since
-        old = sum(1 for window, _ in filters[1:] if window <= oldest)
-        self._filters = filters = filters[old:]
+        obsolete = sum(1 for window, _ in filters[1:] if window <= oldest)
+        self._filters = filters = filters[obsolete:]
         engine.set_rules(
             rules, since, visible_from=lambda active: _first_visible_window(active, filters, since)
         )
 
     def _check_keys(self) -> None:
-        """Refuse rules whose rows are in other buckets."""
+        """Reject rules whose rows are spread over several buckets."""
         if self._copied or self.window.buckets == 1:
             return
         for selector in self._rules.selectors(self._key):
             if not selector or selector != self._key:
-                told = f"the key {', '.join(selector)}" if selector else "one key for all rows"
+                key = f"the key {', '.join(selector)}" if selector else "one key for all rows"
                 raise OperatorError(
-                    f"a rule has {told}, and rows are spread over {self.window.buckets} buckets by"
+                    f"a rule has {key}, and rows are spread over {self.window.buckets} buckets by"
                     f" {', '.join(self._key) or 'nothing'}: make copies of the rows for each key,"
                     " and say copied=True."
                 )
 
     @gc_paused
     def process(self, port: str, batch: pa.RecordBatch) -> None:
-        """Take rows: late ones go to their output, others wait for the watermark."""
+        """Process rows in processing time; in event time, emit late rows and buffer the others."""
         if self._copied and SELECTOR not in batch.schema.names:
             raise OperatorError(f"rows of input {port} are no copies made for the keys of rules.")
         count, window = batch.num_rows, self.window
@@ -314,7 +313,7 @@ class PatternOperator(Operator):
             self._buffer.add(batch, window.number)
 
     def _emit_late(self, rows: pa.RecordBatch) -> None:
-        """Hand out late rows, of several copies the first."""
+        """Emit late rows; of several copies only the first."""
         if self._copied:
             rows = rows.filter(rows.column(FIRST)).drop_columns(list(_COPY_COLUMNS))
         if rows.num_rows:
@@ -322,42 +321,46 @@ class PatternOperator(Operator):
 
     @gc_paused
     def advance(self, time: int) -> None:
-        """Let rules see the rows up to a time in order, then let the time pass."""
+        """Process the rows up to a time in order, then advance time."""
         if self._column is None:
             return
-        due = self._buffer.pop_until(time)
-        if due is not None:
-            rows, arrived = due
+        released = self._buffer.pop_until(time)
+        if released is not None:
+            rows, arrival_windows = released
             times, names = event_times(rows, self._column), [self._column]
             if self._tie is not None or not _is_ascending(times):
                 names += [self._tie] if self._tie not in (None, self._column) else []
                 keys = [(name, "ascending") for name in names]
                 order = pc.sort_indices(rows.select(names), sort_keys=keys)
-                rows, times, arrived = rows.take(order), times.take(order), arrived.take(order)
-            self._process_until(time, rows, times, arrived)
+                rows, times, arrival_windows = (
+                    rows.take(order),
+                    times.take(order),
+                    arrival_windows.take(order),
+                )
+            self._process_until(time, rows, times, arrival_windows)
         self._advance_engine(time)
 
     def _process_until(
         self, time: int, rows: pa.RecordBatch, times: pa.Array, arrival_windows: pa.Array
     ) -> None:
-        """See rows in order; a version takes over from another behind all rows before its time."""
-        seen = 0
+        """Process rows in order; a new version takes over after all rows before its start time."""
+        done = 0
         for at in self.engine.handover_times(time):
-            until = pc.sum(pc.less(times, at)).as_py()
-            if until > seen:
-                part = slice(seen, until)
+            end = pc.sum(pc.less(times, at)).as_py()
+            if end > done:
+                part = slice(done, end)
                 self._process_rows(rows[part], times[part], arrival_windows[part])
-                seen = until
+                done = end
             self._emit_results(self.engine.hand_over(at))
-        if seen < rows.num_rows:
-            self._process_rows(rows[seen:], times[seen:], arrival_windows[seen:])
+        if done < rows.num_rows:
+            self._process_rows(rows[done:], times[done:], arrival_windows[done:])
 
     def _advance_engine(self, time: int) -> None:
-        """Let time pass, and forget versions that it has ended."""
+        """Advance time, and drop the versions that it has ended."""
         self._emit_results(self.engine.advance(time))
-        settled = self._rules.without_expired(time)
-        if settled is not self._rules:
-            self._rules, self._rules_changed = settled, True
+        current = self._rules.without_expired(time)
+        if current is not self._rules:
+            self._rules, self._rules_changed = current, True
 
     def _process_rows(
         self, batch: pa.RecordBatch, times: pa.Array, arrival_windows: pa.Array
@@ -370,22 +373,22 @@ class PatternOperator(Operator):
                 self.engine.process(OrderedRows(batch, times, arrival_windows, seqs, clock))
             )
             return
-        copy, places = batch.column(SELECTOR), batch.column(KEY_BYTES)
+        selectors, key_bytes = batch.column(SELECTOR), batch.column(KEY_BYTES)
         plain = batch.drop_columns(list(_COPY_COLUMNS))
-        whole = OrderedRows(plain, times, arrival_windows, seqs, clock, key_bytes=places)
+        all_rows = OrderedRows(plain, times, arrival_windows, seqs, clock, key_bytes=key_bytes)
         for selector in self._rules.selectors(self._key):
-            rows = whole.filter(pc.equal(copy, selector_text(selector)))
+            rows = all_rows.filter(pc.equal(selectors, selector_text(selector)))
             if rows.batch.num_rows:
                 self._emit_results(self.engine.process(rows, selector))
 
     def _emit_results(self, results: list[RuleResult]) -> None:
         if not results:
             return
-        told = self._writer.write(results, self._rules.rule)
-        for output, batch in told.batches:
+        written = self._writer.write(results, self._rules.rule)
+        for output, batch in written.batches:
             self.emit(batch, output)
         failures = [each for each in results if isinstance(each.outcome, RunError)]
-        for rule, error in told.failures:
+        for rule, error in written.failures:
             if (rule.id, rule.version) in self.engine.active:
                 failures.append(self.engine.disable_rule(rule, error))
         for each in failures:
@@ -393,10 +396,10 @@ class PatternOperator(Operator):
                 self._report_failure(each.rule, each.version, each.outcome)
 
     def _report_failure(self, rule: str, version: int, error: RunError) -> None:
-        """Tell that a rule is off, to people and to who changes the rules of all buckets."""
-        told = RuleFailure(rule=rule, version=version, where=error.where, problem=error.problem)
-        self._failures.append(told)
-        self.emit(pa.RecordBatch.from_pylist([asdict(told)], schema=FAILURES), ERRORS)
+        """Report a failed rule as a row, and as a control tuple for the sender of rules."""
+        failure = RuleFailure(rule=rule, version=version, where=error.where, problem=error.problem)
+        self._failures.append(failure)
+        self.emit(pa.RecordBatch.from_pylist([asdict(failure)], schema=FAILURES), ERRORS)
         self._rules, self._rules_changed = self._rules.with_disabled(rule, version), True
         name = rule.replace("%", "%25").replace("/", "%2F")
         stopped = RuleStopped(rule=rule, version=version)
@@ -404,7 +407,7 @@ class PatternOperator(Operator):
 
     @gc_paused
     def snapshot(self) -> Changes:
-        """Return the keys and waiting rows that were touched and, if they changed, the rules."""
+        """Return the changed keys and waiting rows and, if they changed, the rules."""
         engine = self.engine
         engine.keys.save()
         if self._watch is not None:
@@ -412,21 +415,21 @@ class PatternOperator(Operator):
         changes = {**self._state.changes(), **self._buffer.changes()}
         if self._rules_changed:
             since = sorted([*name, active.since] for name, active in engine.active.items())
-            sees = sorted(
+            visible_from = sorted(
                 [*name, one.visible_from] for name, one in engine.active.items() if one.visible_from
             )
             changes["rules"] = _to_json(
                 {
                     "rules": _to_json(self._rules.document()),
                     "since": since,
-                    "sees": sees,
+                    "sees": visible_from,
                     **({"filters": self._filters} if self._filters else {}),
                 }
             ).encode()
         runs = {name: one.metrics.alive for name, one in engine.active.items()}
         alive = sorted([*name, count] for name, count in runs.items() if count)
-        kept = {"next": self._next_seq, "waiting": self._buffer.dump(), "alive": alive}
-        meta = _to_json(kept).encode()
+        counters = {"next": self._next_seq, "waiting": self._buffer.dump(), "alive": alive}
+        meta = _to_json(counters).encode()
         if meta != self._meta:
             changes["meta"] = meta
         return changes
@@ -450,9 +453,10 @@ class PatternOperator(Operator):
         )
 
     def wake_at(self) -> int | None:
-        """Return the time of the first row that waits, or at which time ends something.
+        """Return the earliest time of a waiting row, a due run or a scheduled version.
 
-        At the time of a scheduled version the runs of the one before it end, or are handed over.
+        At the time of a scheduled version the runs of the version before it end or are handed over.
+        Returns None in processing time.
         """
         if self._column is None:
             return None
@@ -461,33 +465,31 @@ class PatternOperator(Operator):
         return min((due for due in dues if due is not None), default=None)
 
     def timeout_at(self) -> int | None:
-        """Return the pinned time at which something ends, in processing time; None for never."""
+        """Return the pinned time at which the next run ends; None for never, or in event time."""
         return None if self._column is not None else self.engine.keys.next_due()
 
     def held_at(self) -> int | None:
-        """Return the earliest time of a match that waits for runs that began before it."""
+        """Return the earliest time of a match that waits for earlier runs, in event time."""
         return None if self._column is None else self.engine.keys.first_held()
 
 
 def _first_visible_window(
     active: ActiveRule, filters: list[tuple[int, str | None]], since: int
 ) -> int:
-    """Return the first window from which on all rows were sent that a new rule needs.
+    """Return the first window from which all rows that a new rule needs were sent.
 
-    Args:
-        active: the rule.
-        filters: what rows had to pass to be sent, each with the first window of which that is so.
-        since: the window from which on it is in the set; its rows are sent for it.
+    `filters` are the filters of sent rows, each with its first window. From window `since` on the
+    rule is in the set, so its rows are sent.
     """
     first = 0
-    for place, (window, text) in enumerate(filters):
+    for index, (window, text) in enumerate(filters):
         if window < since and not filter_covers(text, active.automaton):
-            first = filters[place + 1][0] if place + 1 < len(filters) else since
+            first = filters[index + 1][0] if index + 1 < len(filters) else since
     return min(first, since)
 
 
 def _is_same_set(left: RuleSet, right: RuleSet) -> bool:
-    """Tell whether two sets have equal rules, whichever of them are off."""
+    """Return whether two sets have equal rules, regardless of which are off."""
     return bool(left.document()["rules"] == right.document()["rules"])
 
 
@@ -496,6 +498,5 @@ def _to_json(value: Any) -> str:
 
 
 def _is_ascending(times: pa.Array) -> bool:
-    """Tell whether times are in order already."""
-    falls = pc.greater(times.slice(0, max(0, len(times) - 1)), times.slice(1))
-    return not pc.any(falls).as_py()
+    descents = pc.greater(times.slice(0, max(0, len(times) - 1)), times.slice(1))
+    return not pc.any(descents).as_py()

@@ -1,10 +1,9 @@
-"""Control tuples and the operators that stand on aligned windows.
+"""Control tuples, and operators that run on aligned windows.
 
 A *control tuple* is a user's record that travels with the data. An *operator* runs once per bucket
-and window: it is given rows in order and control tuples at their places, and hands out rows and
-control tuples. Nothing here knows Spark, a clock or a thread.
+and window. It receives rows in order and control tuples at their positions, and emits both. Nothing
+here uses Spark, a clock or a thread.
 
-``tuples``, ``payloads``, ``envelope`` and ``cutting`` do not import Arrow, so that a broker or an
-agent's planning can read control tuples without it. ``operator`` is the contract, ``aligned`` runs
-a window.
+``tuples`` does not import Arrow, so a broker or an agent's planner can read control tuples without
+it. ``operators.operator`` is the contract, ``runtime.runner`` runs a window.
 """

@@ -1,4 +1,4 @@
-"""Why ports connect or not, what a change would do, and what can never match."""
+"""Diagnosis: explain matches, forecast changes, and lint resources."""
 
 from streambroker_core.board.admission import CutRoute, cut_reason, find_put_problem
 from streambroker_core.board.overlay import BoardOverlay

@@ -1,4 +1,4 @@
-"""A second board, brought to what the first one holds."""
+"""A copy of a board for long-running queries."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from streambroker_core.model import Kind, Resource
 
 
 class BoardCopy:
-    """A board for questions that take longer than the first one may stand still.
+    """A second board with the resources of the first, for queries too long for the first.
 
-    The resources are those of the first board, not copies. The first time costs as much
-    as filling a board; after that only what is another is matched.
+    It shares the resource objects. The first load costs as much as filling a board; later loads
+    match only what changed.
     """
 
     def __init__(self) -> None:
@@ -21,9 +21,9 @@ class BoardCopy:
         self._version = 0
 
     def load(self, snapshot: BoardSnapshot) -> Board:
-        """Return a board that holds a whole survey and nothing else.
+        """Return a board that contains exactly the resources of a snapshot.
 
-        It is the same board each time: the answers of the last one end here.
+        It is the same board each time: a load invalidates earlier results.
         """
         self._version += 1
         kinds: tuple[tuple[Kind, Sequence[Resource]], ...] = (

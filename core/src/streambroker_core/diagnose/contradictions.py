@@ -1,8 +1,8 @@
-"""Expressions that are true of nothing at all: ``a == 1 && a == 2``, ``a > 5 && a < 3``.
+"""Detect expressions that nothing can satisfy: ``a == 1 && a == 2``, ``a > 5 && a < 3``.
 
-Every way to make the whole true is a set of predicates with the values they
-need. A way is barred if two of them exclude each other; if all ways are barred,
-nothing can make the whole true. What cannot be told is taken to be possible.
+The expression is expanded into ways to make it true: sets of predicates with the values they need.
+A way is impossible if its predicates exclude each other. If all are, nothing can make the
+expression true. What cannot be decided counts as possible.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _Needed: TypeAlias = "tuple[tree.Atom, bool]"
 _Way: TypeAlias = "frozenset[_Needed]"
 
 MAX_WAYS = 128
-"""An expression with more ways to be true than these is not looked at."""
+"""Maximum number of ways; larger expressions are not checked."""
 MAX_NEEDED = 1_000
-"""Likewise one whose ways need more predicates than these, all taken together."""
+"""Maximum number of predicates over all ways; larger expressions are not checked."""
 
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
 
@@ -32,10 +32,8 @@ def contradiction(
 ) -> str | None:
     """Return why nothing can make a tree true; None if something may.
 
-    Args:
-        node: the tree.
-        integers: names that only have integral values, as integer columns do.
-        nan: whether other names may have NaN, as columns of rows do, and properties do not.
+    `integers` are names with only integral values, such as integer columns. `nan` allows NaN for
+    other names: columns of rows may be NaN, properties may not.
     """
     ways = _ways(node, desired=True)
     if ways is None or sum(map(len, ways)) > MAX_NEEDED:
@@ -50,19 +48,19 @@ def contradiction(
 
 
 def _ways(node: tree.Predicate, *, desired: bool) -> list[_Way] | None:
-    """Return all ways to give a tree a value; None if they are too many."""
+    """Return all ways to give a tree a value; None if there are too many."""
     match node:
         case tree.Not():
             return _ways(node.operand, desired=not desired)
         case tree.And() | tree.Or():
             parts = [_ways(item, desired=desired) for item in node.items]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
+            possible = [part for part in parts if part is not None]
+            if len(possible) < len(parts):
                 return None
             return (
-                _combine_ways(known)
+                _combine_ways(possible)
                 if isinstance(node, tree.And) is desired
-                else _merge_ways(known)
+                else _merge_ways(possible)
             )
         case tree.Boolean():
             return [frozenset()] if node.value is desired else []
@@ -84,7 +82,7 @@ def _combine_ways(parts: list[list[_Way]]) -> list[_Way] | None:
     return ways
 
 
-# ---- one way -----------------------------------------------------------------------------------
+# ---- a single way ------------------------------------------------------------------------------
 
 
 def _find_conflict(way: _Way, integers: frozenset[str], *, nan: bool) -> str | None:
@@ -101,26 +99,30 @@ def _find_conflict(way: _Way, integers: frozenset[str], *, nan: bool) -> str | N
 
 
 def _find_never_true(needed: list[_Needed]) -> str | None:
-    """Look for predicates that no value gives the value they need."""
+    """Find a predicate that no value can give the value it needs."""
     for atom, wanted in needed:
         if not tree.names(atom) and compile_test(atom)({}) is not wanted:
             return f"`{_format_predicate(atom, wanted)}` is never true"
-        asked = _to_operand_test(atom, wanted)
-        if asked is not None and isinstance(asked.value, bool) and asked.op not in ("==", "!="):
+        operand_test = _to_operand_test(atom, wanted)
+        if (
+            operand_test is not None
+            and isinstance(operand_test.value, bool)
+            and operand_test.op not in ("==", "!=")
+        ):
             return f"`{_format_predicate(atom, wanted)}` is never true: booleans have no order"
     return None
 
 
 def _find_negated_pair(needed: list[_Needed]) -> str | None:
-    barred = {atom for atom, wanted in needed if not wanted}
+    negated = {atom for atom, wanted in needed if not wanted}
     for atom, wanted in needed:
-        if wanted and atom in barred:
+        if wanted and atom in negated:
             return _describe_conflict((atom, True), (atom, False))
     return None
 
 
 def _find_absent_name(needed: list[_Needed]) -> str | None:
-    """Look for names that must be missing and are asked something."""
+    """Find a name that must be missing while another predicate needs it."""
     for atom, wanted in needed:
         if isinstance(atom, tree.Has) and not wanted:
             for other in needed:
@@ -130,20 +132,20 @@ def _find_absent_name(needed: list[_Needed]) -> str | None:
 
 
 def _find_kind_conflict(needed: list[_Needed]) -> str | None:
-    """Look for names that would have to be of two kinds."""
-    seen: dict[str, tuple[str, _Needed]] = {}
+    """Find a name that would need values of two kinds."""
+    kinds: dict[str, tuple[str, _Needed]] = {}
     for one in needed:
         for name, kind in _kinds_in(one[0]):
-            known = seen.setdefault(name, (kind, one))
-            if known[0] != kind:
+            first = kinds.setdefault(name, (kind, one))
+            if first[0] != kind:
                 return (
-                    f"{_describe_conflict(known[1], one)}: `{name}` would be {known[0]} and {kind}"
+                    f"{_describe_conflict(first[1], one)}: `{name}` would be {first[0]} and {kind}"
                 )
     return None
 
 
 def _kinds_in(atom: tree.Atom) -> Iterator[tuple[str, str]]:
-    """Yield what a predicate has to find at the names it asks for, or it is unknown."""
+    """Yield each name with the kind its value must have for the predicate to be known."""
     for part in tree.walk(atom):
         match part:
             case tree.Subscript():
@@ -180,15 +182,15 @@ def _membership_kinds(node: tree.Membership) -> Iterator[tuple[str, str]]:
 
 
 def _find_no_candidate(needed: list[_Needed]) -> str | None:
-    """Try the only values that a predicate leaves to a name on all others that ask for it alone."""
-    alone: dict[str, list[_Needed]] = {}
+    """Check the few values a predicate allows a name against all predicates on that name alone."""
+    by_name: dict[str, list[_Needed]] = {}
     for one in needed:
         names = tree.names(one[0])
         if len(names) == 1:
-            alone.setdefault(min(names), []).append(one)
+            by_name.setdefault(min(names), []).append(one)
     for one in needed:
         name, values = _candidate_values(*one)
-        others = [other for other in alone.get(name, ()) if other is not one]
+        others = [other for other in by_name.get(name, ()) if other is not one]
         if not values or any(_is_satisfied(others, {name: value}) for value in values):
             continue
         for other in others:
@@ -203,7 +205,7 @@ def _is_satisfied(needed: list[_Needed], values: Mapping[str, Any]) -> bool:
 
 
 def _candidate_values(atom: tree.Atom, desired: bool) -> tuple[str, list[Any]]:
-    """Return a name and the only values a predicate leaves to it; no values for many."""
+    """Return a name and the only values a predicate allows it; no values if not enumerable."""
     if isinstance(atom, tree.Name):
         return atom.name, [desired]
     if isinstance(atom, tree.Membership):
@@ -213,14 +215,18 @@ def _candidate_values(atom: tree.Atom, desired: bool) -> tuple[str, list[Any]]:
                 v for literal in container.items for v in _number_forms(literal.value)
             ]
         return "", []
-    asked = _to_operand_test(atom, desired)
-    if asked is not None and asked.op == "==" and isinstance(asked.subject, tree.Name):
-        return asked.subject.name, _number_forms(asked.value)
+    operand_test = _to_operand_test(atom, desired)
+    if (
+        operand_test is not None
+        and operand_test.op == "=="
+        and isinstance(operand_test.subject, tree.Name)
+    ):
+        return operand_test.subject.name, _number_forms(operand_test.value)
     return "", []
 
 
 def _number_forms(value: Any) -> list[Any]:
-    """Return a number as int64 and as double: a column may hold it as either."""
+    """Return a number as int64 and as double: a column may store it as either."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return [value]
     if isinstance(value, int):
@@ -239,33 +245,31 @@ def _to_operand_test(atom: tree.Atom, desired: bool) -> tree.OperandTest | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """One end of a range, and the predicate that sets it."""
-
     value: Any
     strict: bool
     by: _Needed
 
 
 def _find_empty_range(needed: list[_Needed], integers: frozenset[str], *, nan: bool) -> str | None:
-    """Look for values that would have to be above one number or text and below a lower one."""
+    """Find a subject that would have to be above one value and below a lower one."""
     lows: dict[str, _Bound] = {}
     highs: dict[str, _Bound] = {}
-    banned: dict[str, list[tuple[Any, _Needed]]] = {}
-    for subject, asked, one in _iter_ordered(needed, integers, nan=nan):
-        bound = _Bound(value=asked.value, strict=asked.op in ("<", ">"), by=one)
-        if asked.op in (">", ">=", "=="):
+    excluded: dict[str, list[tuple[Any, _Needed]]] = {}
+    for subject, operand_test, one in _iter_ordered(needed, integers, nan=nan):
+        bound = _Bound(value=operand_test.value, strict=operand_test.op in ("<", ">"), by=one)
+        if operand_test.op in (">", ">=", "=="):
             lows[subject] = _tighten(lows.get(subject), bound, 1)
-        if asked.op in ("<", "<=", "=="):
+        if operand_test.op in ("<", "<=", "=="):
             highs[subject] = _tighten(highs.get(subject), bound, -1)
-        if asked.op == "!=":
-            banned.setdefault(subject, []).append((asked.value, one))
+        if operand_test.op == "!=":
+            excluded.setdefault(subject, []).append((operand_test.value, one))
     for subject in lows.keys() & highs.keys():
         low, high = lows[subject], highs[subject]
         if _is_comparable(low.value, high.value) and _is_empty_range(
             low, high, subject in integers
         ):
             return _describe_conflict(low.by, high.by)
-        for value, one in banned.get(subject, ()):
+        for value, one in excluded.get(subject, ()):
             if low.value == high.value == value:
                 return _describe_conflict(low.by, one)
     return None
@@ -274,22 +278,26 @@ def _find_empty_range(needed: list[_Needed], integers: frozenset[str], *, nan: b
 def _iter_ordered(
     needed: list[_Needed], integers: frozenset[str], *, nan: bool
 ) -> Iterator[tuple[str, tree.OperandTest, _Needed]]:
-    """Yield the comparisons of what is not NaN, with what they compare.
+    """Yield the comparisons of subjects that cannot be NaN.
 
-    No order holds of NaN, so `!(a < 5) && !(a > 3)` is true of it, unless something else is
-    asked of `a` that is not.
+    No order holds for NaN: it satisfies `!(a < 5) && !(a > 3)`. Another predicate on the subject
+    that NaN does not satisfy rules it out.
     """
-    found = [(one, asked) for one in needed if (asked := _to_operand_test(*one)) is not None]
-    never = {
-        print_tree(asked.subject)
-        for (_, wanted), asked in found
-        if asked.op == "==" or (wanted and asked.op != "!=")
+    tests = [
+        (one, operand_test)
+        for one in needed
+        if (operand_test := _to_operand_test(*one)) is not None
+    ]
+    not_nan = {
+        print_tree(operand_test.subject)
+        for (_, wanted), operand_test in tests
+        if operand_test.op == "==" or (wanted and operand_test.op != "!=")
     }
-    for one, asked in found:
-        subject = print_tree(asked.subject)
-        ordered = not nan or isinstance(asked.value, str) or subject in never | integers
-        if ordered and not isinstance(asked.value, bool):
-            yield subject, asked, one
+    for one, operand_test in tests:
+        subject = print_tree(operand_test.subject)
+        ordered = not nan or isinstance(operand_test.value, str) or subject in not_nan | integers
+        if ordered and not isinstance(operand_test.value, bool):
+            yield subject, operand_test, one
 
 
 def _is_comparable(left: Any, right: Any) -> bool:
@@ -297,7 +305,7 @@ def _is_comparable(left: Any, right: Any) -> bool:
 
 
 def _tighten(current: _Bound | None, new: _Bound, sign: int) -> _Bound:
-    """Return the bound that leaves less; ``sign`` is 1 for the lower ends, -1 for the upper."""
+    """Return the tighter bound; ``sign`` is 1 for lower ends and -1 for upper ends."""
     if current is None or not _is_comparable(current.value, new.value):
         return new
     if current.value == new.value:
@@ -311,19 +319,19 @@ def _is_empty_range(low: _Bound, high: _Bound, integral: bool) -> bool:
         return low.strict or high.strict
     if low.value > high.value:
         return True
-    whole = isinstance(low.value, int) and isinstance(high.value, int)
-    return integral and whole and low.strict and high.strict and high.value - low.value == 1
+    both_integers = isinstance(low.value, int) and isinstance(high.value, int)
+    return integral and both_integers and low.strict and high.strict and high.value - low.value == 1
 
 
-# ---- words -------------------------------------------------------------------------------------
+# ---- messages ----------------------------------------------------------------------------------
 
 
 def _format_predicate(atom: tree.Atom, desired: bool) -> str:
     text = print_tree(atom)
     if desired:
         return text
-    plain = isinstance(atom, tree.Name | tree.Subscript | tree.Has | tree.StringTest | tree.Topic)
-    return f"!{text}" if plain else f"!({text})"
+    atomic = isinstance(atom, tree.Name | tree.Subscript | tree.Has | tree.StringTest | tree.Topic)
+    return f"!{text}" if atomic else f"!({text})"
 
 
 def _describe_conflict(left: _Needed, right: _Needed) -> str:

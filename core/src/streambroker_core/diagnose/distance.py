@@ -1,7 +1,7 @@
-"""How far a subscription is from being true, counted in predicates.
+"""Distance of a subscription from being true, counted in predicates.
 
-The count depends on the values of the predicates alone, so it is found once for
-each combination of values: of ten thousand exports most agree in theirs.
+It depends on the values of the predicates alone, so it is cached by their combination: of
+thousands of exports most agree in it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ _NEVER = float("inf")
 
 
 MAX_SEARCHES = 256
-"""Combinations for which a tree with repeated predicates is searched; then it is estimated."""
+"""Combinations that are searched for a tree with repeated predicates; later ones are estimated."""
 
 
 class SubscriptionDistance:
-    """How many predicates of a tree have to change before it is true.
+    """Number of predicates of a tree that have to change to make it true.
 
-    It agrees with `explain_tree`: the count is the length of the nearest miss. A
-    tree that no change of predicates makes true has to be written anew; that
-    counts one more than all its predicates. Where predicates stand in several
-    places and their values are too many combinations to search, those places are
-    counted one by one.
+    It equals the length of the nearest miss of `explain_tree`. A tree that no change of predicates
+    makes true must be rewritten; that counts as all its predicates plus one. If predicates occur
+    repeatedly and their values have too many combinations to search, each occurrence counts.
     """
 
     def __init__(self, node: tree.Predicate) -> None:
@@ -42,15 +40,15 @@ class SubscriptionDistance:
         self._tests = [compile_test(atom) for atom in distinct]
         self._rewrite_cost = len(distinct) + 1
         self._cache: dict[_Values, int] = {}
-        self._cost = _compile_cost(node, {atom: place for place, atom in enumerate(distinct)})
+        self._cost = _compile_cost(node, {atom: index for index, atom in enumerate(distinct)})
         self._searches = MAX_SEARCHES if len(distinct) < len(atoms) else 0
 
     def count_changes(self, values: Mapping[str, Any]) -> int:
-        """Return the count for normalised properties; 0 if the tree is true."""
-        found = tuple([test(values) for test in self._tests])
-        changes = self._cache.get(found)
+        """Return the distance for normalised properties; 0 if the tree is true."""
+        truth_values = tuple([test(values) for test in self._tests])
+        changes = self._cache.get(truth_values)
         if changes is None:
-            changes = self._cache[found] = self._count(found, values)
+            changes = self._cache[truth_values] = self._count(truth_values, values)
         return changes
 
     def _count(self, truth_values: _Values, values: Mapping[str, Any]) -> int:
@@ -61,7 +59,7 @@ class SubscriptionDistance:
         return self._rewrite_cost if count == _NEVER else min(int(count), self._rewrite_cost)
 
     def _search(self, values: Mapping[str, Any]) -> int:
-        """Count where a predicate stands twice, so that one change can do for both places."""
+        """Count by search: one change of a repeated predicate counts for all its places."""
         explained = explain_tree(self._node, values)
         if explained.value is True:
             return 0
@@ -82,8 +80,8 @@ def _compile_cost(node: tree.Predicate, indices: Mapping[tree.Atom, int]) -> _Co
             fixed = (0.0, _NEVER) if node.value else (_NEVER, 0.0)
             return lambda found: fixed
         case _:
-            place = indices[node]
-            return lambda found: (float(found[place] is not True), float(found[place] is not False))
+            index = indices[node]
+            return lambda found: (float(found[index] is not True), float(found[index] is not False))
 
 
 def _conjunction_cost(parts: list[_Cost]) -> _Cost:

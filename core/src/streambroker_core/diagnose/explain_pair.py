@@ -1,7 +1,7 @@
-"""Say all that stands between one Export and one Import.
+"""Explain everything that prevents a route between one Export and one Import.
 
-`match` stops at the first rule that fails; here every rule is looked at. What is
-said first is what `match` says, but for ports that are another resource's.
+`match` stops at the first failing rule; this module checks all of them. The first obstacle is the
+one that `match` reports, except for ports that another resource holds.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from streambroker_core.model import Export, Import, PortKey, Properties, StreamN
 from streambroker_core.model.schema import find_missing_column
 
 _MAX_PHRASES = 6
-"""Phrases of one kind in a message."""
+"""Maximum number of phrases of one kind in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """One thing in the way.
+    """One reason why a pair has no route.
 
     Attributes:
-        reason: the word for it, as `match` or a status gives it.
-        message: a sentence or phrase for people.
-        changes: how many things would have to change, at least 1.
+        reason: the reason word, as in `match` or a status.
+        message: a sentence or phrase.
+        changes: number of necessary changes, at least 1.
     """
 
     reason: str
@@ -47,9 +47,9 @@ class Pair:
     """One Export and one Import, and why they are connected or not.
 
     Attributes:
-        obstacles: all that stands in the way; empty if there is a route.
-        predicates: each predicate of the subscription with its value; empty
-            where there is no subscription or nothing that it could be asked of.
+        obstacles: all reasons against a route; empty if there is one.
+        predicates: each predicate of the subscription with its value; empty without a
+            subscription or properties to evaluate it on.
         nearest: the ways to make the subscription true with the fewest changes.
     """
 
@@ -68,17 +68,17 @@ class Pair:
 
     @property
     def reason(self) -> str | None:
-        """The word for the first thing in the way."""
+        """Reason word of the first obstacle."""
         return self.obstacles[0].reason if self.obstacles else None
 
     @property
     def message(self) -> str:
-        """All that stands in the way, in words; empty if nothing does."""
+        """Messages of all obstacles; empty if there is none."""
         return "; ".join(obstacle.message for obstacle in self.obstacles)
 
     @property
     def distance(self) -> int:
-        """How many things would have to change before there is a route."""
+        """Number of changes that are necessary for a route."""
         return sum(obstacle.changes for obstacle in self.obstacles)
 
 
@@ -89,15 +89,13 @@ def explain_pair(
     export_conflict: Obstacle | None = None,
     import_conflict: Obstacle | None = None,
 ) -> Pair:
-    """Look at every rule of matching for one pair.
+    """Check every matching rule for one pair.
 
-    Args:
-        export: the one side.
-        import_: the other.
-        export_conflict: why the Export does not take part, if it does not.
-        import_conflict: why the Import does not.
+    A conflict is the reason why the Export or the Import takes no part.
     """
-    taken = (obstacle for obstacle in (export_conflict, import_conflict) if obstacle is not None)
+    conflicts = (
+        obstacle for obstacle in (export_conflict, import_conflict) if obstacle is not None
+    )
     interest = _check_interest(export, import_)
     return Pair(
         export=export.key,
@@ -105,7 +103,7 @@ def explain_pair(
         import_=import_.key,
         import_uid=import_.uid,
         obstacles=(
-            *taken,
+            *conflicts,
             *_check_audience(export, import_),
             *interest.obstacles,
             *_check_revoked(export, import_),
@@ -166,7 +164,7 @@ def _exported_by_name(export: Export, needed: int = 0) -> Obstacle:
 
 
 def distance_for(expression: Expression) -> SubscriptionDistance:
-    """Return the nearness of a subscription that is not blank."""
+    """Return the distance counter of a subscription that is not blank."""
     if expression.tree is None:
         raise ValueError("a blank subscription has no predicates")
     return SubscriptionDistance(expression.tree)
@@ -175,22 +173,24 @@ def distance_for(expression: Expression) -> SubscriptionDistance:
 def _check_properties(properties: Properties, expression: Expression) -> _Interest:
     if expression.tree is None:
         raise ValueError("a blank subscription has no predicates")
-    found = explain_tree(expression.tree, properties)
-    if found.value is True:
-        return _Interest(predicates=found.findings)
-    if found.nearest:
-        changes = len(found.nearest[0].wrong)
+    explanation = explain_tree(expression.tree, properties)
+    if explanation.value is True:
+        return _Interest(predicates=explanation.findings)
+    if explanation.nearest:
+        changes = len(explanation.nearest[0].wrong)
         message = "; or ".join(
             _join_phrases(describe_changes(miss, expression.tree, properties), "; ")
-            for miss in found.nearest
+            for miss in explanation.nearest
             if len(miss.wrong) == changes
         )
     else:
         message = "no properties could make the subscription true"
         changes = distance_for(expression).count_changes(properties)
-    reason = "SubscriptionUnknown" if found.value is None else "SubscriptionFalse"
+    reason = "SubscriptionUnknown" if explanation.value is None else "SubscriptionFalse"
     obstacle = Obstacle(reason=reason, message=message, changes=changes)
-    return _Interest(obstacles=(obstacle,), predicates=found.findings, nearest=found.nearest)
+    return _Interest(
+        obstacles=(obstacle,), predicates=explanation.findings, nearest=explanation.nearest
+    )
 
 
 def _check_names(export: Export, streams: tuple[StreamName, ...]) -> _Interest:
@@ -202,30 +202,30 @@ def _check_names(export: Export, streams: tuple[StreamName, ...]) -> _Interest:
             2,
         )
     named = [name for name in streams if name.stream_id == export.stream_id]
-    has = export.application.name
+    application = export.application.name
     if not named:
         return _make_interest(
             "StreamIdDiffers", f"needs the stream id {ids}, has {format_value(export.stream_id)}"
         )
-    if any(name.application_name in (None, has) for name in named):
+    if any(name.application_name in (None, application) for name in named):
         return _Interest()
     wanted = _join_phrases([format_value(name.application_name) for name in named], " or ")
-    held = "none" if has is None else format_value(has)
-    return _make_interest("ApplicationDiffers", f"needs the application {wanted}, has {held}")
+    actual = "none" if application is None else format_value(application)
+    return _make_interest("ApplicationDiffers", f"needs the application {wanted}, has {actual}")
 
 
 def _join_phrases(parts: list[str], between: str) -> str:
-    """Return the first of many phrases, each once, and how many more there are."""
+    """Join the first distinct phrases, and the number of omitted ones."""
     distinct = list(dict.fromkeys(parts))
-    left = len(distinct) - _MAX_PHRASES
-    shown_ = distinct[:_MAX_PHRASES] + ([f"{left} more"] if left > 0 else [])
-    return between.join(shown_)
+    omitted = len(distinct) - _MAX_PHRASES
+    phrases = distinct[:_MAX_PHRASES] + ([f"{omitted} more"] if omitted > 0 else [])
+    return between.join(phrases)
 
 
 def _check_revoked(export: Export, import_: Import) -> Iterator[Obstacle]:
-    named = find_revocation(export, import_.key)
-    if named is not None:
-        yield Obstacle(reason="Revoked", message=f"has revoked {named}")
+    revoked = find_revocation(export, import_.key)
+    if revoked is not None:
+        yield Obstacle(reason="Revoked", message=f"has revoked {revoked}")
 
 
 def _check_filter(export: Export, import_: Import) -> Iterator[Obstacle]:
@@ -238,7 +238,7 @@ def _check_filter(export: Export, import_: Import) -> Iterator[Obstacle]:
 
 
 def filter_faults(export: Export, import_: Import) -> list[str]:
-    """Return what is wrong with the filter, for the Import's own columns and the Export's."""
+    """Return what is wrong with the filter for the columns of the Import and of the Export."""
     schemas = (import_.schema, export.schema)
     problems = (filter_problem(import_.filter, schema) for schema in schemas)
     return list(dict.fromkeys(str(problem) for problem in problems if problem is not None))

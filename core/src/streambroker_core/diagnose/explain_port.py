@@ -1,7 +1,7 @@
-"""One resource against all of the other kind, the nearest first.
+"""Rank all resources of the other kind by their distance to one resource.
 
-Ten thousand pairs are counted, a few are explained: the count needs no words. It
-is the distance that the explanation has.
+Of thousands of pairs only the nearest are explained. The others are only counted, with the same
+distance that an explanation has.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ R = TypeVar("R", Export, Import)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardSnapshot:
-    """Resources at one moment; a value, so it can be looked at anywhere.
+    """Resources at one moment, as an immutable value: usable in any thread.
 
     Attributes:
-        exports: in no order.
-        imports: in no order.
-        export_conflicts: why an Export does not take part, by uid.
-        import_conflicts: why an Import does not, by uid.
-        is_complete: whether these are all resources that there are.
+        export_conflicts: why an Export takes no part, by uid.
+        import_conflicts: why an Import takes no part, by uid.
+        is_complete: whether these are all existing resources.
     """
 
     exports: tuple[Export, ...]
@@ -50,12 +48,9 @@ class BoardSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Pairs, those with a route first, then by distance, then by port.
+    """Number of all pairs and of those with a route, and explanations of the first pairs.
 
-    Attributes:
-        total: how many pairs there are.
-        matched: how many of them have a route.
-        pairs: the first of them, explained.
+    Pairs with a route are first, then pairs by distance, then by port.
     """
 
     total: int
@@ -64,26 +59,24 @@ class Ranking:
 
 
 def take_snapshot(board: Board, namespaces: Collection[str] | None = None) -> BoardSnapshot:
-    """Return what a board holds now.
+    """Return the current resources of a board, or those that some namespaces may see.
 
-    Args:
-        board: the board.
-        namespaces: what these may see, None for all: their resources, the Exports that
-            admit them, and the Imports that have routes from theirs.
+    A namespace may see its resources, the Exports that admit it, and the Imports with routes from
+    its Exports.
     """
-    known = BoardSnapshot(
+    snapshot = BoardSnapshot(
         exports=tuple(board.iter_exports()),
         imports=tuple(board.iter_imports()),
         export_conflicts=_find_conflicts(board, "Export"),
         import_conflicts=_find_conflicts(board, "Import"),
     )
-    return known if namespaces is None else _visible_from(board, known, namespaces)
+    return snapshot if namespaces is None else _visible_from(board, snapshot, namespaces)
 
 
 def _visible_from(
     board: Board, snapshot: BoardSnapshot, namespaces: Collection[str]
 ) -> BoardSnapshot:
-    fed = {
+    imported = {
         uid
         for export in snapshot.exports
         if export.key.namespace in namespaces
@@ -95,7 +88,9 @@ def _visible_from(
         exports=tuple(
             x for x in snapshot.exports if any(is_namespace_allowed(x, name) for name in namespaces)
         ),
-        imports=tuple(i for i in snapshot.imports if i.key.namespace in namespaces or i.uid in fed),
+        imports=tuple(
+            i for i in snapshot.imports if i.key.namespace in namespaces or i.uid in imported
+        ),
         is_complete=False,
     )
 
@@ -110,54 +105,48 @@ def _find_conflicts(board: Board, kind: Kind) -> dict[str, Obstacle]:
 
 
 def explain_import(snapshot: BoardSnapshot, import_: Import, *, limit: int) -> Ranking:
-    """Rank all Exports by how near they are to an Import.
+    """Rank all Exports by their distance to an Import, and explain at most `limit` pairs.
 
-    Args:
-        snapshot: all resources.
-        import_: the Import; it need not be one of them.
-        limit: how many pairs are explained.
+    The Import need not be in the snapshot.
     """
-    ruler = _DistanceCounter(import_)
-    taken = snapshot.export_conflicts
+    counter = _DistanceCounter(import_)
+    conflicts = snapshot.export_conflicts
 
     def changes(export: Export) -> int:
-        return ruler.count_changes(export) + (export.uid in taken)
+        return counter.count_changes(export) + (export.uid in conflicts)
 
     def explain(export: Export) -> Pair:
         return explain_pair(
             export,
             import_,
-            export_conflict=taken.get(export.uid),
+            export_conflict=conflicts.get(export.uid),
             import_conflict=snapshot.import_conflicts.get(import_.uid),
         )
 
-    lost = import_.uid in snapshot.import_conflicts
-    return _rank(snapshot.exports, changes, explain, limit=limit, has_conflict=lost)
+    has_conflict = import_.uid in snapshot.import_conflicts
+    return _rank(snapshot.exports, changes, explain, limit=limit, has_conflict=has_conflict)
 
 
 def explain_export(snapshot: BoardSnapshot, export: Export, *, limit: int) -> Ranking:
-    """Rank all Imports by how near they are to an Export.
+    """Rank all Imports by their distance to an Export, and explain at most `limit` pairs.
 
-    Args:
-        snapshot: all resources.
-        export: the Export; it need not be one of them.
-        limit: how many pairs are explained.
+    The Export need not be in the snapshot.
     """
-    taken = snapshot.import_conflicts
+    conflicts = snapshot.import_conflicts
 
     def changes(import_: Import) -> int:
-        return _DistanceCounter(import_).count_changes(export) + (import_.uid in taken)
+        return _DistanceCounter(import_).count_changes(export) + (import_.uid in conflicts)
 
     def explain(import_: Import) -> Pair:
         return explain_pair(
             export,
             import_,
             export_conflict=snapshot.export_conflicts.get(export.uid),
-            import_conflict=taken.get(import_.uid),
+            import_conflict=conflicts.get(import_.uid),
         )
 
-    lost = export.uid in snapshot.export_conflicts
-    return _rank(snapshot.imports, changes, explain, limit=limit, has_conflict=lost)
+    has_conflict = export.uid in snapshot.export_conflicts
+    return _rank(snapshot.imports, changes, explain, limit=limit, has_conflict=has_conflict)
 
 
 def _rank(
@@ -184,7 +173,7 @@ def _rank(
 
 
 class _DistanceCounter:
-    """Count the changes between one Import and many Exports."""
+    """Counts the necessary changes between one Import and many Exports."""
 
     def __init__(self, import_: Import) -> None:
         self._import = import_
@@ -198,7 +187,7 @@ class _DistanceCounter:
         )
 
     def count_changes(self, export: Export) -> int:
-        """Return the distance of a pair whose both sides hold their ports."""
+        """Return the distance of a pair if both hold their ports."""
         count = self._interest(export)
         if export.key.namespace != self._namespace and not is_namespace_allowed(
             export, self._namespace
@@ -214,11 +203,11 @@ class _DistanceCounter:
         return count
 
     def _columns_of(self, export: Export) -> int:
-        """Count what the Export's columns lack; exports of one schema lack the same."""
-        lacking = 0 if export.schema is None else len(self._columns.difference(export.schema))
+        """Count the faults for the Export's columns, cached by schema."""
+        missing = 0 if export.schema is None else len(self._columns.difference(export.schema))
         faults = len(filter_faults(export, self._import)) if self._filtered else 0
-        self._of_schema[export.schema] = lacking + faults
-        return lacking + faults
+        self._of_schema[export.schema] = missing + faults
+        return missing + faults
 
 
 def _count_by_name(import_: Import) -> Callable[[Export], int]:
@@ -241,19 +230,19 @@ def _count_by_subscription(import_: Import) -> Callable[[Export], int]:
     expression = parse_cached(text, "subscription")
     if isinstance(expression, StreambrokerError):
         return lambda export: 1 + (export.properties is None)
-    test, made = expression.test, list[SubscriptionDistance]()
+    test, distances = expression.test, list[SubscriptionDistance]()
 
     def nearness() -> SubscriptionDistance:
-        if not made:
-            made.append(distance_for(expression))
-        return made[0]
+        if not distances:
+            distances.append(distance_for(expression))
+        return distances[0]
 
     def changes(export: Export) -> int:
         properties = export.properties
         if properties is None:
             return 1 + nearness().count_changes({})
-        if made:
-            return made[0].count_changes(properties)
+        if distances:
+            return distances[0].count_changes(properties)
         return 0 if test(properties) is True else nearness().count_changes(properties)
 
     return changes

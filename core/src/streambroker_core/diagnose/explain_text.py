@@ -1,4 +1,4 @@
-"""Explanations as lines that a person reads."""
+"""Render explanations as text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _VALUES = {True: "true", False: "false", None: "unknown"}
 
 
 def render_import(key: PortKey, ranking: Ranking) -> str:
-    """Return the Exports of an Import's ranking, a line for each."""
+    """Return the Exports of an Import's ranking, one per line."""
     return _render_ranking(key, ranking, [str(pair.export) for pair in ranking.pairs], "export")
 
 
 def render_export(key: PortKey, ranking: Ranking) -> str:
-    """Return the Imports of an Export's ranking, a line for each."""
+    """Return the Imports of an Export's ranking, one per line."""
     return _render_ranking(key, ranking, [str(pair.import_) for pair in ranking.pairs], "import")
 
 
@@ -25,11 +25,11 @@ def _render_ranking(key: PortKey, ranking: Ranking, others: list[str], kind: str
     width = max(map(len, others), default=0)
     lines = [f"{key}: {ranking.matched} of {total} {verb}"]
     for other, pair in zip(others, ranking.pairs, strict=True):
-        said = "" if pair.matched else f"  {pair.message}"
-        lines.append(f"  {_render_distance(pair):10}  {other:{width}}{said}".rstrip())
-    left = ranking.total - len(ranking.pairs)
-    if left:
-        lines.append(f"  and {left} more")
+        message = "" if pair.matched else f"  {pair.message}"
+        lines.append(f"  {_render_distance(pair):10}  {other:{width}}{message}".rstrip())
+    omitted = ranking.total - len(ranking.pairs)
+    if omitted:
+        lines.append(f"  and {omitted} more")
     return "\n".join(lines)
 
 
@@ -40,7 +40,7 @@ def _render_distance(pair: Pair) -> str:
 
 
 def render_pair(pair: Pair) -> str:
-    """Return all that is known of one pair."""
+    """Return the complete explanation of one pair."""
     verb = "feeds" if pair.matched else "does not feed"
     away = "" if pair.matched else f" ({_render_distance(pair)} away)"
     lines = [f"{pair.export} {verb} {pair.import_}{away}"]

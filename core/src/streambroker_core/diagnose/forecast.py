@@ -1,8 +1,7 @@
-"""What a set of changes would do to the routes.
+"""Forecast what a set of changes would do to the routes.
 
-The changes are taken one by one in their order, as applying them would: an
-identity for what is new, a refusal for what cannot be, and then the routes of
-all that these changes concern, before and after. Everything else stays.
+Changes apply one by one, in order: new resources get an identity, invalid changes are refused.
+Then the routes of all affected resources are compared before and after. Others do not change.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from streambroker_core.model import (
 
 
 class Removal(NamedTuple):
-    """A port whose resource is to be deleted; with a name, only the resource of that name."""
+    """A port whose resource is to be deleted; with a name, only if the resource has that name."""
 
     kind: Kind
     key: PortKey
@@ -41,12 +40,11 @@ class Removal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Changes that somebody has in mind, in the order in which they would be made.
+    """Proposed changes, in the order in which they would be made.
 
     Attributes:
-        puts: resources to create or replace. One without uid is meant for its
-            port: it replaces the resource that holds it, or is a new one, younger
-            than all others. One with a uid is taken as it is.
+        puts: resources to create or replace. One without uid replaces the holder of its port, or
+            is new and younger than all others. One with a uid is used unchanged.
         deletes: ports whose resources are to be deleted, after all puts.
     """
 
@@ -56,7 +54,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRoute:
-    """A route that would stay with another filter or policy."""
+    """A route that would remain, with another filter or policy."""
 
     route: Route
     old_route: Route
@@ -64,16 +62,15 @@ class ChangedRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalProblem:
-    """What is wrong with one of the changes.
+    """A problem of one of the changes.
 
     Attributes:
-        index: of the change, puts and deletes counted as one list from 0.
-        change: what it is about, as ``import default/alerts/0/trades``.
-        code: the word for it.
+        index: of the change; puts and deletes count as one list from 0.
+        change: its subject, such as ``import default/alerts/0/trades``.
+        code: the reason word.
         detail: a sentence.
-        refused: whether the change would not be made at all. One that would be
-            made and leads to nothing, as its port or its stream id is another's, or
-            to jobs that may wait for each other in a ring, has this False.
+        refused: whether the change would not be made at all. It would be made, but be of no use,
+            if an older resource has its port or stream id, or if jobs may wait in a ring.
     """
 
     index: int
@@ -85,10 +82,10 @@ class ProposalProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What the changes would do; every list in order of exporter and importer.
+    """Effects of the changes; every list is ordered by exporter and importer.
 
     Attributes:
-        unchanged: how many routes of the whole board would stay as they are.
+        unchanged: number of routes of the whole board that would stay as they are.
         problems: in order of the changes.
     """
 
@@ -107,15 +104,11 @@ def forecast(
 ) -> Forecast:
     """Return what applying a proposal to a board would do.
 
-    The board is not changed and not copied: the cost follows the resources
-    proposed and those they meet, but for one look at each Export to count its
-    routes.
+    The board is neither changed nor copied. The cost depends on the proposed resources and their
+    peers, plus one pass over all Exports to count routes.
 
-    Args:
-        board: the board as it is.
-        proposal: the changes.
-        watch: called before each resource that is matched, with the number of
-            routes found so far; what it raises ends the forecast.
+    `watch` is called before each resource is matched, with the number of routes found so far. An
+    exception that it raises ends the forecast.
     """
     overlay = BoardOverlay(board)
     problems, put = _apply_proposal(overlay, proposal, watch)
@@ -147,13 +140,13 @@ def _ordered(routes: Iterable[Route]) -> list[Route]:
     return sorted(routes, key=route_order)
 
 
-# ---- taking the changes in ---------------------------------------------------------------------
+# ---- apply the changes -------------------------------------------------------------------------
 
 
 def _apply_proposal(
     overlay: BoardOverlay, proposal: Proposal, watch: Callable[[int], None]
 ) -> tuple[list[ProposalProblem], dict[int, Resource]]:
-    """Make the changes on the overlay; return what is refused, and what was put, by index."""
+    """Apply the changes to the overlay; return the problems, and the put resources by index."""
     problems: list[ProposalProblem] = []
     put: dict[int, Resource] = {}
     for index, resource in enumerate(proposal.puts):
@@ -186,7 +179,7 @@ def _make_problem(
 
 
 def _with_identity(overlay: BoardOverlay, index: int, resource: Resource) -> Resource:
-    """Return a resource with the identity that it would get."""
+    """Return a resource with the uid, age and generation it would get."""
     if resource.uid:
         return resource
     holder = overlay.holder(kind_of(resource), resource.key)
@@ -203,46 +196,46 @@ def _with_identity(overlay: BoardOverlay, index: int, resource: Resource) -> Res
 
 
 def _find_conflicts(overlay: BoardOverlay, put: dict[int, Resource]) -> list[ProposalProblem]:
-    """Return the problems of resources that would be there and take no part."""
-    found = []
-    last = {(kind_of(resource), resource.uid): index for index, resource in put.items()}
-    for (kind, uid), index in last.items():
+    """Return the problems of resources that would exist but take no part."""
+    problems = []
+    last_index = {(kind_of(resource), resource.uid): index for index, resource in put.items()}
+    for (kind, uid), index in last_index.items():
         resource = overlay.get(kind, uid)
         rival = None if resource is None else overlay.find_rival(resource)
         if resource is not None and rival is not None:
             code, older = rival
             taken = f"{resource.key}" if code == "PortTaken" else "its stream id"
             detail = f"{kind} {name_of(resource)}: {taken} is held by an older one, {older.key}."
-            found.append(_make_problem(index, resource, code, detail, refused=False))
-    return found
+            problems.append(_make_problem(index, resource, code, detail, refused=False))
+    return problems
 
 
 def _find_new_rings(
     overlay: BoardOverlay, before: _Routes, after: _Routes, put: dict[int, Resource]
 ) -> list[ProposalProblem]:
-    """Return a problem for each ring of waiting jobs that there would be and is not now."""
+    """Return a problem for each new ring of jobs that may wait for each other."""
     board = overlay.board
-    gone = {(route.export, route.import_) for route in before.values()}
-    come: dict[PeKey, list[WaitEdge]] = {}
+    old_edges = {(route.export, route.import_) for route in before.values()}
+    new_edges: dict[PeKey, list[WaitEdge]] = {}
     for route in after.values():
         export = overlay.get("Export", route.export_uid)
         if isinstance(export, Export):
-            come.setdefault(route.export.owner, []).extend(wait_edges(export, (route,)))
+            new_edges.setdefault(route.export.owner, []).extend(wait_edges(export, (route,)))
 
     def waits(pe: PeKey) -> Iterator[WaitEdge]:
-        yield from (edge for edge in board.wait_edges(pe) if edge not in gone)
-        yield from come.get(pe, ())
+        yield from (edge for edge in board.wait_edges(pe) if edge not in old_edges)
+        yield from new_edges.get(pe, ())
 
-    there = {ring.members for ring in board.rings()}
-    seeds = sorted({edge.import_.owner for edges in come.values() for edge in edges})
-    rings = [ring for ring in find_rings(seeds, waits) if ring.members not in there]
+    known_rings = {ring.members for ring in board.rings()}
+    seeds = sorted({edge.import_.owner for edges in new_edges.values() for edge in edges})
+    rings = [ring for ring in find_rings(seeds, waits) if ring.members not in known_rings]
     return [_ring_problem(ring, put) for ring in rings if put]
 
 
 def _ring_problem(ring: Ring, put: dict[int, Resource]) -> ProposalProblem:
     ports = {port for edge in ring.cycle for port in edge}
-    named = [index for index, resource in put.items() if resource.key in ports]
-    index = min(named or put)
+    indices = [index for index, resource in put.items() if resource.key in ports]
+    index = min(indices or put)
     return _make_problem(index, put[index], RING, ring.describe(), refused=False)
 
 
@@ -252,16 +245,16 @@ _ChangedResources: TypeAlias = "dict[str, Resource | None]"
 
 
 def _find_changed(overlay: BoardOverlay, kind: Kind) -> _ChangedResources:
-    """Return the resources whose part is another, by uid; None for no part any more."""
-    found: _ChangedResources = {}
+    """Return resources whose accepted state would change, by uid; None if no longer accepted."""
+    changed: _ChangedResources = {}
     for uid in sorted(overlay.concerned_uids(kind)):
         before = overlay.board.get(kind, uid) if overlay.board.is_accepted(kind, uid) else None
         after = overlay.get(kind, uid)
         if after is not None and overlay.find_rival(after) is not None:
             after = None
         if before != after:
-            found[uid] = after
-    return found
+            changed[uid] = after
+    return changed
 
 
 def _uid_pair(route: Route) -> tuple[str, str]:
@@ -272,8 +265,8 @@ def _routes_before(board: Board, exports: _ChangedResources, imports: _ChangedRe
     kinds: tuple[tuple[Kind, _ChangedResources], ...] = (("Export", exports), ("Import", imports))
     return {
         _uid_pair(route): route
-        for kind, moved in kinds
-        for uid in moved
+        for kind, changed in kinds
+        for uid in changed
         for route in board.routes_of(kind, uid)
     }
 
@@ -284,21 +277,21 @@ def _routes_after(
     imports: _ChangedResources,
     watch: Callable[[int], None],
 ) -> _Routes:
-    found: _Routes = {}
-    for moved, others in ((exports, imports), (imports, exports)):
-        for resource in moved.values():
-            watch(len(found))
+    routes: _Routes = {}
+    for changed, others in ((exports, imports), (imports, exports)):
+        for resource in changed.values():
+            watch(len(routes))
             if resource is not None:
-                _add_routes(found, _match_unchanged(overlay, resource, others))
+                _add_routes(routes, _match_unchanged(overlay, resource, others))
     matcher = IndexMatcher()
     for export in exports.values():
         if isinstance(export, Export):
             matcher.put_export(export)
     for import_ in imports.values():
-        watch(len(found))
+        watch(len(routes))
         if isinstance(import_, Import):
-            _add_routes(found, _match_changed(matcher, exports, import_))
-    return found
+            _add_routes(routes, _match_changed(matcher, exports, import_))
+    return routes
 
 
 def _add_routes(
@@ -314,7 +307,7 @@ def _add_routes(
 def _match_unchanged(
     overlay: BoardOverlay, resource: Resource, others: _ChangedResources
 ) -> Iterator[tuple[Resource | None, Resource | None, MatchResult]]:
-    """Yield what a moved resource would meet among those that stay as they are."""
+    """Yield the outcomes of a changed resource with unchanged ones."""
     board = overlay.board
     for uid, outcome in board.outcomes_for(resource).items():
         if uid in others:
@@ -328,6 +321,6 @@ def _match_unchanged(
 def _match_changed(
     matcher: IndexMatcher, exports: _ChangedResources, import_: Import
 ) -> Iterator[tuple[Resource | None, Resource | None, MatchResult]]:
-    """Yield what moved resources would be to each other."""
+    """Yield the outcomes among changed resources."""
     for uid, outcome in matcher.outcomes_for(import_).items():
         yield exports[uid], import_, outcome

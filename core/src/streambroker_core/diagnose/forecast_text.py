@@ -1,4 +1,4 @@
-"""A forecast as lines that a person reads."""
+"""Render a forecast as text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from streambroker_core.model import Route
 
 
 def render_forecast(forecast: Forecast) -> str:
-    """Return a line for each route that is another, and one that counts.
+    """Return one line for each changed route or problem, and a line with counts.
 
-    Returns:
-        Lines with ``+`` added, ``-`` cut, ``~`` changed; with ``!`` what is refused
-        and with ``?`` what is accepted and leads to nothing.
+    Lines start with ``+`` if added, ``-`` if cut, ``~`` if changed, ``!`` if a change is refused,
+    and ``?`` if a change is accepted but has a problem.
     """
     lines = [f"  + {_format_route(route)}" for route in forecast.added]
     lines += [f"  - {_format_route(cut.route)}: {cut.reason}" for cut in forecast.cut]

@@ -1,4 +1,4 @@
-"""Look for what nobody forbids and nobody can mean."""
+"""Lint: find resources that are allowed but are probably mistakes."""
 
 from __future__ import annotations
 
@@ -34,18 +34,11 @@ R = TypeVar("R", Export, Import)
 _FILTERS = 4_096
 
 _CodeAndMessage: TypeAlias = "tuple[str, str]"
-"""A code and a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding:
-    """Something that looks wrong.
-
-    Attributes:
-        code: the word for it.
-        message: a sentence for people.
-        about: the resource that it is about; None where it concerns many.
-    """
+    """A probable mistake in one resource, or in several if `about` is None."""
 
     code: str
     message: str
@@ -53,17 +46,16 @@ class LintFinding:
 
     @property
     def resource(self) -> str | None:
-        """Kind and port, as ``import default/alerts/0/trades``."""
+        """Kind and port, such as ``import default/alerts/0/trades``."""
         return None if self.about is None else f"{kind_of(self.about).lower()} {self.about.key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintInput:
-    """All resources with what they meet; a value, so it can be looked at anywhere.
+    """All resources with their outcomes, as an immutable value: usable in any thread.
 
     Attributes:
-        snapshot: all resources.
-        outcomes: matches and near refusals of each Import, by the Export's uid.
+        outcomes: matches and near misses of each Import, by the Export's uid.
         rings: jobs that may wait for each other.
     """
 
@@ -73,33 +65,30 @@ class LintInput:
 
 
 def collect_lint_input(board: Board, snapshot: BoardSnapshot) -> LintInput:
-    """Return what a board's resources meet now."""
-    found = {import_.uid: board.outcomes("Import", import_.uid) for import_ in snapshot.imports}
-    return LintInput(snapshot=snapshot, outcomes=found, rings=board.rings())
+    """Return the lint input for a board's current state."""
+    outcomes = {import_.uid: board.outcomes("Import", import_.uid) for import_ in snapshot.imports}
+    return LintInput(snapshot=snapshot, outcomes=outcomes, rings=board.rings())
 
 
 def collect_offered(snapshot: BoardSnapshot) -> OfferedProperties:
-    """Return what all Exports that take part offer."""
+    """Return the properties that all accepted Exports offer."""
     taking_part = (x for x in snapshot.exports if x.uid not in snapshot.export_conflicts)
     return OfferedProperties(taking_part, is_complete=snapshot.is_complete)
 
 
 def lint_import(import_: Import, offered: OfferedProperties, *, matched: bool) -> list[LintFinding]:
-    """Return what looks wrong with one Import, beside what its pairs say.
+    """Return the findings of one Import, except those about its pairs.
 
-    Args:
-        import_: the Import.
-        offered: what there is to import.
-        matched: whether it matches any Export; then its subscription can be true.
+    If it `matched` any Export, its subscription can be true and is not checked.
     """
-    found = list(_filter_problems(import_))
+    problems = list(_filter_problems(import_))
     if not matched or len(import_.streams) > 1:
-        found = [*_subscription_problems(import_), *found, *_never_offered(import_, offered)]
-    return [LintFinding(code=code, about=import_, message=message) for code, message in found]
+        problems = [*_subscription_problems(import_), *problems, *_never_offered(import_, offered)]
+    return [LintFinding(code=code, about=import_, message=message) for code, message in problems]
 
 
 def lint_export(export: Export, *, imported: bool) -> list[LintFinding]:
-    """Return what looks wrong with one Export."""
+    """Return the findings of one Export."""
     if imported:
         return []
     empty = export.properties is not None and not export.properties
@@ -108,27 +97,29 @@ def lint_export(export: Export, *, imported: bool) -> list[LintFinding]:
 
 
 def lint(scene: LintInput) -> list[LintFinding]:
-    """Return all that looks wrong, in order of the resources' ports.
+    """Return all findings, in order of the resources' ports.
 
-    What resources of a scope say together is told only where all of them are known.
+    Findings about a whole scope are included only if the snapshot is complete.
     """
-    known = scene.snapshot
-    offers = collect_offered(known)
-    by_uid = {export.uid: export for export in known.exports}
-    found: list[LintFinding] = []
+    snapshot = scene.snapshot
+    offered = collect_offered(snapshot)
+    by_uid = {export.uid: export for export in snapshot.exports}
+    findings: list[LintFinding] = []
     imported: set[str] = set()
-    for import_ in _in_order(known.imports):
-        met = scene.outcomes.get(import_.uid, {})
-        matched = [uid for uid, outcome in met.items() if isinstance(outcome, Match)]
+    for import_ in _in_order(snapshot.imports):
+        outcomes = scene.outcomes.get(import_.uid, {})
+        matched = [uid for uid, outcome in outcomes.items() if isinstance(outcome, Match)]
         imported.update(matched)
-        found += _conflict_findings(known, import_)
-        found += lint_import(import_, offers, matched=bool(matched))
-        found += _pair_findings(import_, met, [by_uid[uid] for uid in matched if uid in by_uid])
-    for export in _in_order(known.exports):
-        taken = _conflict_findings(known, export)
-        found += taken or lint_export(export, imported=export.uid in imported)
-    found = [*_ring_findings(scene), *found]
-    return [*_type_clashes(offers), *found] if known.is_complete else found
+        findings += _conflict_findings(snapshot, import_)
+        findings += lint_import(import_, offered, matched=bool(matched))
+        findings += _pair_findings(
+            import_, outcomes, [by_uid[uid] for uid in matched if uid in by_uid]
+        )
+    for export in _in_order(snapshot.exports):
+        conflicts = _conflict_findings(snapshot, export)
+        findings += conflicts or lint_export(export, imported=export.uid in imported)
+    findings = [*_ring_findings(scene), *findings]
+    return [*_type_clashes(offered), *findings] if snapshot.is_complete else findings
 
 
 def _in_order(resources: Iterable[R]) -> list[R]:
@@ -136,22 +127,24 @@ def _in_order(resources: Iterable[R]) -> list[R]:
 
 
 def _conflict_findings(snapshot: BoardSnapshot, resource: Export | Import) -> list[LintFinding]:
-    taken = snapshot.export_conflicts if isinstance(resource, Export) else snapshot.import_conflicts
-    obstacle = taken.get(resource.uid)
-    if obstacle is None:
+    conflicts = (
+        snapshot.export_conflicts if isinstance(resource, Export) else snapshot.import_conflicts
+    )
+    conflict = conflicts.get(resource.uid)
+    if conflict is None:
         return []
-    return [LintFinding(code=obstacle.reason, about=resource, message=obstacle.message)]
+    return [LintFinding(code=conflict.reason, about=resource, message=conflict.message)]
 
 
-# ---- what an Import says -----------------------------------------------------------------------
+# ---- a single Import ---------------------------------------------------------------------------
 
 
 def _subscription_problems(import_: Import) -> Iterator[_CodeAndMessage]:
-    wanted = _parse(import_.subscription, "subscription")
-    if isinstance(wanted, StreambrokerError):
-        yield wanted.code, str(wanted)
-    elif wanted is not None and wanted.tree is not None:
-        reason = contradiction(wanted.tree)
+    expression = _parse(import_.subscription, "subscription")
+    if isinstance(expression, StreambrokerError):
+        yield expression.code, str(expression)
+    elif expression is not None and expression.tree is not None:
+        reason = contradiction(expression.tree)
         if reason is not None:
             yield "SubscriptionContradicts", f"no properties can fit the subscription: {reason}"
 
@@ -168,10 +161,10 @@ def _filter_problems(import_: Import) -> Iterator[_CodeAndMessage]:
 
 @lru_cache(maxsize=_FILTERS)
 def _forbids_all(text: str, integers: frozenset[str]) -> str | None:
-    found = parse_cached(text, "filter")
-    if isinstance(found, StreambrokerError) or found.tree is None:
+    expression = parse_cached(text, "filter")
+    if isinstance(expression, StreambrokerError) or expression.tree is None:
         return None
-    return contradiction(found.tree, integers=integers, nan=True)
+    return contradiction(expression.tree, integers=integers, nan=True)
 
 
 def _parse(text: str | None, kind: ExpressionKind) -> Expression | StreambrokerError | None:
@@ -179,13 +172,12 @@ def _parse(text: str | None, kind: ExpressionKind) -> Expression | StreambrokerE
 
 
 def _integers(schema: Schema | None) -> frozenset[str]:
-    """Return the columns that hold whole numbers only."""
     columns = schema or ()
     return frozenset(c.name for c in columns if column_type(c.type).kind == "integer")
 
 
 def _never_offered(import_: Import, offered: OfferedProperties) -> Iterator[_CodeAndMessage]:
-    """Look whether any export could ever fit."""
+    """Yield why no Export could ever match, if so."""
     offer = offered.visible_from(import_.key.namespace, import_.application_scope)
     expression = _parse(import_.subscription, "subscription")
     if not import_.streams and not isinstance(expression, Expression):
@@ -205,10 +197,10 @@ def _no_scope(import_: Import, offered: OfferedProperties) -> str:
         f"nothing in the scope {format_value(import_.application_scope)} may be imported from the "
         f"namespace {import_.key.namespace}"
     )
-    known = ", ".join(format_value(scope) for scope in offered.scopes[:8])
-    if not known:
+    scopes = ", ".join(format_value(scope) for scope in offered.scopes[:8])
+    if not scopes:
         return f"{message}; nothing is exported at all" if offered.is_complete else message
-    return f"{message}; exports are in {known}"
+    return f"{message}; exports are in {scopes}"
 
 
 def _unknown_streams(import_: Import, offer: VisibleExports) -> Iterator[_CodeAndMessage]:
@@ -216,23 +208,22 @@ def _unknown_streams(import_: Import, offer: VisibleExports) -> Iterator[_CodeAn
     for name in import_.streams:
         applications = streams.get(name.stream_id)
         if applications is None:
-            meant = suggest_name(name.stream_id, streams)
-            hint = f"; did you mean {format_value(meant)}?" if meant else ""
+            suggestion = suggest_name(name.stream_id, streams)
+            hint = f"; did you mean {format_value(suggestion)}?" if suggestion else ""
             message = f"nobody exports the stream id {format_value(name.stream_id)}{hint}"
             yield "StreamNeverExported", message
         elif name.application_name not in {None, *applications}:
-            there = ", ".join(sorted(format_value(one) for one in applications if one is not None))
+            others = ", ".join(sorted(format_value(one) for one in applications if one is not None))
             yield (
                 "ApplicationNeverExports",
                 f"the stream id {format_value(name.stream_id)} is not exported by the application "
-                f"{format_value(name.application_name)}, but by {there or 'one without a name'}",
+                f"{format_value(name.application_name)}, but by {others or 'one without a name'}",
             )
 
 
 def _explain_never_true(
     atom: tree.Atom, offer: VisibleExports, *, desired: bool
 ) -> _CodeAndMessage:
-    """Say why no export gives a predicate the value that it needs."""
     text = print_tree(atom)
     needed = f"`{text}`" if desired else f"`!({text})`"
     for name in sorted(tree.names(atom)):
@@ -251,7 +242,7 @@ def _explain_never_true(
     )
 
 
-# ---- what resources say together ---------------------------------------------------------------
+# ---- several resources -------------------------------------------------------------------------
 
 
 def _pair_findings(
@@ -280,7 +271,7 @@ def _pair_findings(
 
 
 def _ring_findings(scene: LintInput) -> Iterator[LintFinding]:
-    """Yield the rings of waiting jobs of which all routes may be seen."""
+    """Yield the rings whose routes are all visible in the snapshot."""
     exports = {export.key: export for export in scene.snapshot.exports}
     imports = {import_.key for import_ in scene.snapshot.imports}
     for ring in scene.rings:
@@ -290,7 +281,7 @@ def _ring_findings(scene: LintInput) -> Iterator[LintFinding]:
 
 
 def _type_clashes(offered: OfferedProperties) -> Iterator[LintFinding]:
-    """Yield the properties that are of several types in one scope."""
+    """Yield the properties that have several types within one scope."""
     for scope, offer in offered.by_scope():
         for name in sorted(offer.names):
             types = {

@@ -1,4 +1,4 @@
-"""Findings as lines that a person reads."""
+"""Render lint findings as text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from streambroker_core.diagnose.lint import LintFinding
 
 
 def render_findings(findings: Sequence[LintFinding], total: int) -> str:
-    """Return a line for each finding, and one that counts.
+    """Return one line for each finding, and a line with the count.
 
-    Args:
-        findings: those to be shown.
-        total: how many there are.
+    `total` also counts findings that are not rendered.
     """
     lines = [
         f"{finding.code}: {finding.resource or 'everywhere'}: {finding.message}"

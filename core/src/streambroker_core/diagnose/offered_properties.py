@@ -1,4 +1,4 @@
-"""What the exports that somebody can see offer: names, types and values of properties."""
+"""Property names, types and values that the visible exports offer."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ from streambroker_core.model import Export
 from streambroker_core.model.properties import Value
 
 MAX_TRIES = 5_000_000
-"""Values on which the predicates of all imports are tried; what is left then counts as possible."""
+"""Values to test the predicates of all imports on; beyond that, any value counts as possible."""
 MAX_NAMES = 2_000
-"""Among more names than these nobody is asked whether another one was meant."""
+"""Maximum number of candidate names; among more, no similar name is suggested."""
 _MAX_EXAMPLES = 5
 _TYPES: dict[type, str] = {bool: "boolean", int: "int64", float: "double", str: "string"}
 
 
 class PropertyValues:
-    """One property over many exports.
-
-    Attributes:
-        types: how many exports have it with a type.
-        values: the distinct values.
-    """
+    """Distinct values of one property over many exports, and the number of exports by type."""
 
     def __init__(self, values: Iterable[Value | None]) -> None:
         kinds: dict[tuple[Any, Any], str] = {}
@@ -47,12 +42,12 @@ class PropertyValues:
 
     @property
     def exports(self) -> int:
-        """How many exports have it."""
+        """Number of exports that have the property."""
         return sum(self.types.values())
 
 
 def type_name(value: Value) -> str:
-    """Return the type of a property's value, as people call it."""
+    """Return the display name of a property value's type."""
     if isinstance(value, list):
         kinds = {_TYPES[type(item)] for item in value}
         return f"list of {'double' if len(kinds) > 1 else kinds.pop()}" if kinds else "empty list"
@@ -60,7 +55,7 @@ def type_name(value: Value) -> str:
 
 
 class VisibleExports:
-    """The exports that one namespace can see in one scope."""
+    """Exports of one scope that are visible from one namespace."""
 
     def __init__(self, exports: Iterable[Export]) -> None:
         self.exports = tuple(exports)
@@ -73,39 +68,38 @@ class VisibleExports:
 
     @property
     def names(self) -> frozenset[str]:
-        """The properties that any export has."""
+        """Names of all properties that any export has."""
         if self._names is None:
             self._names = frozenset(name for one in self._properties for name in one)
         return self._names
 
     @property
     def streams(self) -> dict[str, set[str | None]]:
-        """The stream ids, each with the applications that export it."""
+        """Stream ids, each with the applications that export it."""
         if self._streams is None:
             self._streams = {}
             for export in self.exports:
                 if export.stream_id is not None:
-                    known = self._streams.setdefault(export.stream_id, set())
-                    known.add(export.application.name)
+                    applications = self._streams.setdefault(export.stream_id, set())
+                    applications.add(export.application.name)
         return self._streams
 
     def property_values(self, name: str) -> PropertyValues:
-        """Return what is offered under a name."""
+        """Return the values offered under a name."""
         offered = self._offered.get(name)
         if offered is None:
             offered = PropertyValues([properties.get(name) for properties in self._properties])
             self._offered[name] = offered
         return offered
 
-    # ---- what can be true ----------------------------------------------------------------------
+    # ---- satisfiable predicates ----------------------------------------------------------------
 
     def find_faults(
         self, node: tree.Predicate, *, desired: bool = True
     ) -> list[tuple[tree.Atom, bool]]:
-        """Return the predicates for which no export of all makes a tree true; empty if one may.
+        """Return the predicates for which no export makes a tree true; empty if one may.
 
-        Each predicate is looked at alone: exports that fit one each, but never
-        two together, do not show here.
+        Each predicate is checked alone: it suffices if different exports satisfy them.
         """
         match node:
             case tree.Not():
@@ -119,11 +113,11 @@ class VisibleExports:
                 return [] if self.can_be(node, desired) else [(node, desired)]
 
     def can_be(self, atom: tree.Atom, desired: bool) -> bool:
-        """Say whether some export may give a predicate a value."""
-        known = self._possible.get((atom, desired))
-        if known is None:
-            known = self._possible[(atom, desired)] = self._test_values(atom, desired)
-        return known
+        """Return whether some export may give a predicate a value."""
+        possible = self._possible.get((atom, desired))
+        if possible is None:
+            possible = self._possible[(atom, desired)] = self._test_values(atom, desired)
+        return possible
 
     def _test_values(self, atom: tree.Atom, desired: bool) -> bool:
         test = compile_test(atom)
@@ -132,48 +126,48 @@ class VisibleExports:
             return test({}) is desired
         if isinstance(atom, tree.Has) and not desired:
             return self.property_values(atom.name).exports < len(self._properties)
-        found = [self.property_values(name) for name in names]
-        if not all(offered.values for offered in found):
+        values = [self.property_values(name) for name in names]
+        if not all(offered.values for offered in values):
             return False
-        if len(found) > 1 or len(found[0].values) > self._tries:
+        if len(values) > 1 or len(values[0].values) > self._tries:
             return True
         (name,) = names
-        for value in found[0].values:
+        for value in values[0].values:
             self._tries -= 1
             if test({name: value}) is desired:
                 return True
         return False
 
-    # ---- why not -------------------------------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------------------
 
     def describe_missing(self, name: str) -> str:
         """Return a sentence about a property that no export has."""
-        meant = suggest_name(name, self.names)
-        return f"no export offers `{name}`{f'; did you mean `{meant}`?' if meant else ''}"
+        suggestion = suggest_name(name, self.names)
+        return f"no export offers `{name}`{f'; did you mean `{suggestion}`?' if suggestion else ''}"
 
     def describe_types(self, name: str) -> str:
         """Return the types of a property, each with the number of exports."""
         return types_text(self.property_values(name).types)
 
     def describe_examples(self, name: str) -> str:
-        """Return some of the values that are offered."""
+        """Return some of the offered values."""
         values = self.property_values(name).values
-        told = ", ".join(format_value(value) for value in values[:_MAX_EXAMPLES])
+        examples = ", ".join(format_value(value) for value in values[:_MAX_EXAMPLES])
         return (
-            f"{told} and {len(values) - _MAX_EXAMPLES} more"
+            f"{examples} and {len(values) - _MAX_EXAMPLES} more"
             if len(values) > _MAX_EXAMPLES
-            else told
+            else examples
         )
 
 
 def suggest_name(word: str, candidates: Collection[str]) -> str | None:
-    """Return the known word that somebody may have meant, or None."""
+    """Return the candidate that was probably meant, or None."""
     if len(candidates) > MAX_NAMES:
         return None
-    alike = [
+    similar = [
         other for other in candidates if abs(len(other) - len(word)) <= 2 and other[:1] == word[:1]
     ]
-    close = get_close_matches(word, sorted(alike)[:50], n=1)
+    close = get_close_matches(word, sorted(similar)[:50], n=1)
     return close[0] if close else None
 
 
@@ -187,11 +181,9 @@ def types_text(types: dict[str, int]) -> str:
 
 
 class OfferedProperties:
-    """All exports, and what each namespace sees of them in each scope.
+    """Accepted exports, and the visible ones for each namespace and scope.
 
-    Args:
-        exports: those that take part.
-        is_complete: whether these are all; if not, nothing is to be said of all together.
+    Unless `is_complete`, no statements about whole scopes are made.
     """
 
     def __init__(self, exports: Iterable[Export], *, is_complete: bool = True) -> None:
@@ -203,17 +195,19 @@ class OfferedProperties:
 
     @property
     def scopes(self) -> list[str]:
-        """The scopes in which anything is exported, in order."""
+        """Scopes with at least one export, in order."""
         return sorted(self._by_scope)
 
     def by_scope(self) -> list[tuple[str, VisibleExports]]:
-        """Return all exports by scope, whoever may see them."""
+        """Return all exports by scope, regardless of namespaces."""
         return [(scope, VisibleExports(self._by_scope[scope])) for scope in self.scopes]
 
     def visible_from(self, namespace: str, scope: str) -> VisibleExports:
-        """Return what may be imported from a namespace in a scope."""
-        known = self._offers.get((namespace, scope))
-        if known is None:
-            found = (x for x in self._by_scope.get(scope, ()) if is_namespace_allowed(x, namespace))
-            known = self._offers[(namespace, scope)] = VisibleExports(found)
-        return known
+        """Return the exports that a namespace may import in a scope."""
+        visible = self._offers.get((namespace, scope))
+        if visible is None:
+            exports = (
+                x for x in self._by_scope.get(scope, ()) if is_namespace_allowed(x, namespace)
+            )
+            visible = self._offers[(namespace, scope)] = VisibleExports(exports)
+        return visible

@@ -1,4 +1,4 @@
-"""What a predicate asks for, and what is there instead, as people say it."""
+"""Describe what a predicate requires and what a resource has instead."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ _MATCHES = {"startsWith": "start with", "endsWith": "end with", "contains": "con
 def describe_changes(miss: Miss, node: tree.Predicate, values: Mapping[str, Any]) -> list[str]:
     """Return a phrase for each predicate that would have to change.
 
-    Args:
-        miss: a way to make the tree true.
-        node: the tree.
-        values: the normalised properties that do not.
+    `values` are the normalised properties that do not make the tree true.
     """
     atoms = {print_tree(atom): atom for atom in tree.atoms(node)}
     return [
@@ -36,14 +33,14 @@ def describe_change(
     atom: tree.Atom, finding: PredicateResult, values: Mapping[str, Any], *, desired: bool
 ) -> str:
     """Return a phrase such as ``needs kind = trade, has quote``."""
-    asked, subject = _describe_requirement(atom, desired)
-    if not asked or subject is None:
+    requirement, subject = _describe_requirement(atom, desired)
+    if not requirement or subject is None:
         return f"needs `{finding.text}` to be {'true' if desired else 'false'}: {finding.why}"
-    return f"needs {asked}, {_describe_actual(subject, values)}"
+    return f"needs {requirement}, {_describe_actual(subject, values)}"
 
 
 def _describe_requirement(atom: tree.Atom, desired: bool) -> tuple[str, tree.Operand | None]:
-    """Return what is wanted, and of whom; an empty text where no phrase fits."""
+    """Return the requirement as text, and its subject; an empty text if no phrase fits."""
     match atom:
         case tree.Comparison():
             return _describe_comparison(atom, desired)
@@ -65,11 +62,14 @@ def _describe_requirement(atom: tree.Atom, desired: bool) -> tuple[str, tree.Ope
 
 
 def _describe_comparison(atom: tree.Comparison, desired: bool) -> tuple[str, tree.Operand | None]:
-    asked = tree.operand_test_for(atom, desired=desired)
-    if asked is None:
+    operand_test = tree.operand_test_for(atom, desired=desired)
+    if operand_test is None:
         return "", None
-    word = {"==": "=", "!=": "other than"}.get(asked.op, asked.op)
-    return f"{_print_subject(asked.subject)} {word} {format_value(asked.value)}", asked.subject
+    word = {"==": "=", "!=": "other than"}.get(operand_test.op, operand_test.op)
+    return (
+        f"{_print_subject(operand_test.subject)} {word} {format_value(operand_test.value)}",
+        operand_test.subject,
+    )
 
 
 def _describe_membership(atom: tree.Membership, desired: bool) -> tuple[str, tree.Operand | None]:
@@ -100,7 +100,7 @@ def _describe_actual(subject: tree.Operand, values: Mapping[str, Any]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a value for people: text without quotes where it cannot be misread."""
+    """Return a value as text: a string without quotes if it is unambiguous."""
     if isinstance(value, str) and _PLAIN.match(value) and value not in _WORDS:
         text = value
     elif isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """The expression language of subscriptions and filters.
 
-One grammar and one tree for both. A *subscription* speaks of the properties of
-an export, a *filter* of the columns of a row.
+Both share one grammar and one tree. A *subscription* tests the properties of an export, a *filter*
+the columns of a row.
 
 >>> parse('kind == "trade" && "IBM" in tickers').matches({"kind": "trade", "tickers": ["IBM"]})
 True

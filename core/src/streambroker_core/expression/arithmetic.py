@@ -1,9 +1,8 @@
-"""Numbers as the language computes them: int64 and float64, None for unknown.
+"""Arithmetic of the language on int64 and float64; None is unknown.
 
-Integers that leave int64, and a division or a remainder by zero, are unknown.
-Division and remainder of integers truncate toward zero. Shifts are those of a
-64-bit register: bits pushed out are lost, ``>>`` keeps the sign, a count
-outside 0..63 is unknown. Bit operators and ``%`` of a float64 are unknown.
+Unknown are: integers outside int64; division and remainder by zero; shift counts outside 0..63;
+bit operators and ``%`` on a float64. Integer division and remainder truncate toward zero. Shifts
+work on a 64-bit register: bits shifted out are lost, ``>>`` keeps the sign.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _TWO_64 = 2**64
 
 
 def int64_or_none(value: int) -> int | None:
-    """Return an integer, None if it is outside int64."""
+    """Return an integer; None if it is outside int64."""
     return value if INT64_MIN <= value <= INT64_MAX else None
 
 
 def divide(left: int, right: int) -> int | None:
-    """Return a quotient, truncated toward zero."""
+    """Return the quotient, truncated toward zero."""
     if right == 0:
         return None
     quotient = abs(left) // abs(right)
@@ -33,7 +32,7 @@ def divide(left: int, right: int) -> int | None:
 
 
 def remainder(left: int, right: int) -> int | None:
-    """Return a remainder that has the sign of the dividend."""
+    """Return the remainder, with the sign of the dividend."""
     if right == 0:
         return None
     rest = abs(left) % abs(right)
@@ -41,7 +40,7 @@ def remainder(left: int, right: int) -> int | None:
 
 
 def shift_left(left: int, right: int) -> int | None:
-    """Return a register shifted to the left."""
+    """Shift a 64-bit register to the left."""
     if not 0 <= right <= 63:
         return None
     bits = (left << right) % _TWO_64
@@ -49,12 +48,12 @@ def shift_left(left: int, right: int) -> int | None:
 
 
 def shift_right(left: int, right: int) -> int | None:
-    """Return a register shifted to the right, its sign kept."""
+    """Shift a 64-bit register to the right, keeping its sign."""
     return left >> right if 0 <= right <= 63 else None
 
 
 def divide_floats(left: float, right: float) -> float | None:
-    """Return a quotient of which at least one side is a float64."""
+    """Divide if at least one side is a float64."""
     return None if right == 0 else float(left) / float(right)
 
 

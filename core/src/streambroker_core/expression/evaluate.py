@@ -1,16 +1,14 @@
-"""The answer of an expression, by SQL's three-valued logic.
+"""Evaluate expressions by SQL's three-valued logic.
 
-This evaluator defines the language; masks over record batches and the matching
-index have to agree with it. A tree becomes nested functions once, which then
-take a mapping from name to value and return True, False or None for unknown.
+This evaluator defines the language; masks over record batches and the matching index must agree
+with it. A tree is compiled once to nested functions, which map a row to True, False or None
+(unknown).
 
-The functions take the literals from a tuple beside the row, so expressions that
-differ in literals alone share them: a million subscriptions have a handful of
-forms.
+The functions get literals from a separate tuple, so expressions that differ only in literals share
+them: a million subscriptions have a handful of forms.
 
-Values are ``bool``, ``int``, ``float``, ``str`` and lists of them. Anything
-else, a missing name and None are unknown to every predicate but ``has``, which
-is true of all that is not None.
+Values are ``bool``, ``int``, ``float``, ``str`` and lists of them. Anything else, a missing name
+and None are unknown to every predicate but ``has``, which is true for all but None.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ ValueCode: TypeAlias = Callable[[Row, Literals], Any]
 
 _NUMBER, _TEXT, _BOOLEAN = "number", "text", "boolean"
 KINDS: dict[type, str] = {int: _NUMBER, float: _NUMBER, str: _TEXT, bool: _BOOLEAN}
-"""What may be compared with what."""
+"""Kinds of types; only values of one kind are comparable."""
 _EQUALITIES = ("==", "!=")
 _LISTS = (list, tuple)
 _MAX_FORMS = 4096
@@ -40,23 +38,23 @@ _FORMS: dict[tuple[Any, ...], Code] = {}
 
 
 def compile_test(node: tree.Predicate) -> Test:
-    """Return the function that decides a predicate."""
+    """Return the function that evaluates a predicate."""
     code, literals = compile_code(node)
     return lambda row: code(row, literals)
 
 
 def compile_fetch(node: tree.Operand) -> Fetch:
-    """Return the function that computes an operand; its None is unknown."""
+    """Return the function that computes an operand; None is unknown."""
     literals: list[Any] = []
     value = _FormCompiler(literals).value(node)
-    taken = tuple(literals)
-    return lambda row: value(row, taken)
+    constants = tuple(literals)
+    return lambda row: value(row, constants)
 
 
 def compile_code(node: tree.Predicate) -> tuple[Code, Literals]:
-    """Return the function of a predicate's form, and the literals to call it with.
+    """Return the function of a predicate's form, and its literals.
 
-    Predicates of one form get the same function; the last few thousand forms are kept.
+    Predicates of one form share a function. The cache of forms is cleared when full.
     """
     form: list[Any] = []
     literals: list[Any] = []
@@ -71,12 +69,12 @@ def compile_code(node: tree.Predicate) -> tuple[Code, Literals]:
 
 
 def value_kind(value: Any) -> str | None:
-    """Return ``number``, ``text`` or ``boolean``; None for what cannot be compared."""
+    """Return ``number``, ``text`` or ``boolean``; None if the value is not comparable."""
     return KINDS.get(type(value))
 
 
 def _describe(node: tree.Node, form: list[Any], literals: list[Any]) -> None:
-    """Take a tree apart into what it is and which literals it holds, both in one order."""
+    """Split a tree into its form and its literals, both in traversal order."""
     match node:
         case tree.Integer() | tree.Float() | tree.Text() | tree.Boolean():
             form.append(KINDS[type(node.value)])
@@ -112,10 +110,9 @@ def _form_marks(node: tree.Node) -> tuple[Any, ...]:
 
 
 class _FormCompiler:
-    """Makes the functions of one form; literals are counted in the order of `_describe`.
+    """Compiles the functions of one form, and appends the literals to a list.
 
-    Args:
-        literals: gets the literals that are passed.
+    Literals are indexed in the order of `_describe`.
     """
 
     def __init__(self, literals: list[Any]) -> None:
@@ -126,7 +123,6 @@ class _FormCompiler:
         return len(self._literals) - 1
 
     def predicate(self, node: tree.Predicate) -> Code:
-        """Return the function that decides a predicate."""
         match node:
             case tree.And():
                 return _all([self.predicate(item) for item in node.items])
@@ -142,15 +138,14 @@ class _FormCompiler:
                 name = node.name
                 return lambda row, literals: row.get(name) is not None
             case tree.StringTest():
-                place = self._add_literal(node.text)
-                return _match(node.function, self.value(node.subject), place)
+                index = self._add_literal(node.text)
+                return _match(node.function, self.value(node.subject), index)
             case tree.Topic():
                 return _topic(self._add_literal(node.filter))
             case _:
                 return _truth(self.value(node))
 
     def value(self, node: tree.Operand) -> ValueCode:
-        """Return the function that computes an operand."""
         match node:
             case tree.Name():
                 name = node.name
@@ -164,14 +159,14 @@ class _FormCompiler:
             case tree.Arithmetic():
                 return _arithmetic(node.op, self.value(node.left), self.value(node.right))
             case _:
-                place = self._add_literal(node.value)
-                return lambda row, literals: literals[place]
+                index = self._add_literal(node.value)
+                return lambda row, literals: literals[index]
 
     def _container(self, node: tree.Name | tree.ListLiteral) -> ValueCode:
         if isinstance(node, tree.Name):
             return self.value(node)
-        place = self._add_literal(tuple(element.value for element in node.items))
-        return lambda row, literals: literals[place]
+        index = self._add_literal(tuple(element.value for element in node.items))
+        return lambda row, literals: literals[index]
 
     def _comparison(self, node: tree.Comparison) -> Code:
         op = node.op
@@ -188,9 +183,9 @@ class _FormCompiler:
 
 
 def compare(op: str, left: Any, right: Any) -> Truth:
-    """Compare two values: numbers exactly, strings by their UTF-8 bytes, booleans for equality.
+    """Compare two values: numbers exactly, strings by UTF-8 bytes, booleans for equality only.
 
-    Comparing code points, as Python does, is comparing UTF-8 bytes.
+    Python's comparison of code points equals that of UTF-8 bytes.
     """
     kind = KINDS.get(type(left))
     if kind is None or kind != KINDS.get(type(right)):
@@ -201,45 +196,45 @@ def compare(op: str, left: Any, right: Any) -> Truth:
 
 
 def member(item: Any, container: Any) -> Truth:
-    """Tell whether a value is in a list; an element that is None may be any value."""
+    """Return whether a value is in a list; an element None may be any value."""
     kind = KINDS.get(type(item))
     if kind is None or not isinstance(container, _LISTS):
         return None
-    unsure = False
+    has_null = False
     for element in container:
         if element is None:
-            unsure = True
+            has_null = True
         elif KINDS.get(type(element)) != kind:
             return None
         elif element == item:
             return True
-    return None if unsure else False
+    return None if has_null else False
 
 
 def _all(tests: list[Code]) -> Code:
     def test(row: Row, literals: Literals) -> Truth:
-        answer: Truth = True
+        result: Truth = True
         for part in tests:
             value = part(row, literals)
             if value is False:
                 return False
             if value is None:
-                answer = None
-        return answer
+                result = None
+        return result
 
     return test
 
 
 def _any(tests: list[Code]) -> Code:
     def test(row: Row, literals: Literals) -> Truth:
-        answer: Truth = False
+        result: Truth = False
         for part in tests:
             value = part(row, literals)
             if value is True:
                 return True
             if value is None:
-                answer = None
-        return answer
+                result = None
+        return result
 
     return test
 
@@ -261,30 +256,30 @@ def _truth(fetch: ValueCode) -> Code:
 
 
 def _types(kind: str, op: str) -> tuple[type, ...]:
-    """Return the types of what can be compared with something of a kind."""
+    """Return the types that are comparable with a kind."""
     if kind == _BOOLEAN and op not in _EQUALITIES:
         return ()
     return tuple(type_ for type_, word in KINDS.items() if word == kind)
 
 
 def _value_and_literal(op: str, left: ValueCode, types: tuple[type, ...], index: int) -> Code:
-    """Return a comparison without the calls that the general one makes."""
+    """Return a comparison without the calls of the general one."""
     operation = COMPARE[op]
 
     def test(row: Row, literals: Literals) -> Truth:
-        found = left(row, literals)
-        return operation(found, literals[index]) if type(found) in types else None
+        value = left(row, literals)
+        return operation(value, literals[index]) if type(value) in types else None
 
     return test
 
 
 def _column_and_literal(op: str, name: str, types: tuple[type, ...], index: int) -> Code:
-    """Return the commonest comparison, with one call less."""
+    """Return the most frequent comparison, with one call less."""
     operation = COMPARE[op]
 
     def test(row: Row, literals: Literals) -> Truth:
-        found = row.get(name)
-        return operation(found, literals[index]) if type(found) in types else None
+        value = row.get(name)
+        return operation(value, literals[index]) if type(value) in types else None
 
     return test
 
@@ -345,14 +340,14 @@ def _invert(inner: ValueCode) -> ValueCode:
 
 
 def _arithmetic(op: str, left: ValueCode, right: ValueCode) -> ValueCode:
-    whole, real = INTEGER[op], FLOAT.get(op)
+    integer_op, float_op = INTEGER[op], FLOAT.get(op)
 
     def fetch(row: Row, literals: Literals) -> Any:
         a, b = left(row, literals), right(row, literals)
         if type(a) is int and type(b) is int:
-            return whole(a, b)
-        if real is None or type(a) not in (int, float) or type(b) not in (int, float):
+            return integer_op(a, b)
+        if float_op is None or type(a) not in (int, float) or type(b) not in (int, float):
             return None
-        return real(a, b)
+        return float_op(a, b)
 
     return fetch

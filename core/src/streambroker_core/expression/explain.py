@@ -1,4 +1,4 @@
-"""Why an expression gives its answer, and how little is missing for a match."""
+"""Explain the value of an expression, and the fewest changes for a match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streambroker_core.expression import tree
 from streambroker_core.expression.evaluate import compare, compile_fetch, compile_test
 from streambroker_core.expression.printer import print_tree
 
-# More ways to match than these, and more predicates per way, are not shown.
+# Maximum number of shown ways to match, and of ways kept during the search.
 MAX_MISSES = 3
 _MAX_WAYS = 16
 _MAX_LENGTH = 40
@@ -23,7 +23,7 @@ class PredicateResult:
     """One predicate of an expression, and its value.
 
     Attributes:
-        text: the predicate, canonical.
+        text: canonical text of the predicate.
         value: None is unknown.
         why: the values that led to it, or what makes it unknown.
     """
@@ -35,12 +35,7 @@ class PredicateResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A way to make the whole true: predicates that would have to change.
-
-    Attributes:
-        wrong: the predicates, each with the value it has.
-        desired: the value each would need, in the same order.
-    """
+    """A way to make the expression true: predicates to change, and the values they need."""
 
     wrong: tuple[PredicateResult, ...]
     desired: tuple[bool, ...]
@@ -58,10 +53,10 @@ class Explanation:
     """Why an expression matches or does not.
 
     Attributes:
-        value: of the whole; None is unknown.
+        value: of the whole expression; None is unknown.
         findings: every distinct predicate, in the order of the text.
-        nearest: the ways to a match with the fewest changes, at most three;
-            empty if it matches, or if nothing could make it match.
+        nearest: the ways to a match with the fewest changes, at most three; empty if it matches
+            or nothing could make it match.
     """
 
     value: bool | None
@@ -76,7 +71,7 @@ class Explanation:
 
 
 def explain_tree(node: tree.Predicate, values: Mapping[str, Any]) -> Explanation:
-    """Explain the answer of a tree for normalised properties or a row."""
+    """Explain the value of a tree for normalised properties or a row."""
     findings: dict[str, PredicateResult] = {}
     for atom in tree.atoms(node):
         text = print_tree(atom)
@@ -89,19 +84,19 @@ def explain_tree(node: tree.Predicate, values: Mapping[str, Any]) -> Explanation
     return Explanation(value=value, findings=tuple(findings.values()), nearest=nearest)
 
 
-# Predicates by their text, and the value each would need.
+# Predicates by their text, with the values they need.
 _Way: TypeAlias = frozenset[tuple[str, bool]]
 
 
 class _Search:
-    """The ways to give a tree a value, those with the fewest changes first."""
+    """Search for the ways to give a tree a value, those with the fewest changes first."""
 
     def __init__(self, findings: dict[str, PredicateResult]) -> None:
         self._findings = findings
         self._current = frozenset((text, found.value) for text, found in findings.items())
 
     def ways(self, node: tree.Predicate, *, desired: bool) -> list[_Way]:
-        """Return what would have to hold, predicates that hold already included."""
+        """Return the required predicate values, including those that already hold."""
         match node:
             case tree.Not():
                 return self.ways(node.operand, desired=not desired)
@@ -116,7 +111,6 @@ class _Search:
                 return [frozenset({(print_tree(node), desired)})]
 
     def changes(self, way: _Way) -> _Way:
-        """Return the part of a way that does not hold yet."""
         return way - self._current
 
     def miss(self, changes: _Way) -> Miss:
@@ -132,7 +126,7 @@ class _Search:
         return ways
 
     def _fewest(self, ways: Iterable[_Way]) -> list[_Way]:
-        """Return the ways with the fewest changes, each once, none that contains another."""
+        """Return the ways with the fewest changes, without duplicates and supersets."""
         kept: list[_Way] = []
         for way in sorted(dict.fromkeys(ways), key=lambda way: (len(self.changes(way)), len(way))):
             if not any(other <= way for other in kept):
@@ -157,7 +151,7 @@ def _word(value: bool | None) -> str:
 
 
 def _explain_value(node: tree.Atom, values: Mapping[str, Any]) -> str:
-    """Return the values a predicate saw; for an unknown one, what made it so."""
+    """Return the values that a predicate used, or what made it unknown."""
     if isinstance(node, tree.Boolean):
         return "a constant"
     facts = [
@@ -165,10 +159,10 @@ def _explain_value(node: tree.Atom, values: Mapping[str, Any]) -> str:
         for part in tree.walk(node)
         if not isinstance(part, tree.LITERALS)
     ]
-    told = list(dict.fromkeys(fact for fact in facts if fact))
+    details = list(dict.fromkeys(fact for fact in facts if fact))
     if isinstance(node, tree.Comparison) and _incomparable(node, values):
-        told.append("the two sides cannot be compared")
-    return ", ".join(told) or "it names nothing"
+        details.append("the two sides cannot be compared")
+    return ", ".join(details) or "it names nothing"
 
 
 def _incomparable(node: tree.Comparison, values: Mapping[str, Any]) -> bool:
@@ -196,15 +190,15 @@ def _describe_name(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _describe_element(node: tree.Subscript, values: Mapping[str, Any]) -> str:
-    found = values.get(node.name)
-    if found is None:
+    value = values.get(node.name)
+    if value is None:
         return f"`{node.name}` is missing"
-    if not isinstance(found, list | tuple):
-        return f"`{node.name}` is {_format_value(found)}, not a list"
-    if not 0 <= node.index < len(found):
-        count = f"{len(found)} element{'' if len(found) == 1 else 's'}"
+    if not isinstance(value, list | tuple):
+        return f"`{node.name}` is {_format_value(value)}, not a list"
+    if not 0 <= node.index < len(value):
+        count = f"{len(value)} element{'' if len(value) == 1 else 's'}"
         return f"`{node.name}` has {count}, none at {node.index}"
-    return f"`{node.name}[{node.index}]` is {_format_value(found[node.index])}"
+    return f"`{node.name}[{node.index}]` is {_format_value(value[node.index])}"
 
 
 def _describe_computed(

@@ -1,4 +1,4 @@
-"""An expression as the rest of streambroker holds it."""
+"""Parsed expressions: the public class and its constructor `parse`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _ERRORS: dict[str, type[ExpressionError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
-    """A subscription or a filter that could be read.
+    """A parsed subscription or filter.
 
-    Expressions are equal when kind and tree are; spaces, needless parentheses
-    and the places of things do not count.
+    Expressions are equal if kind and tree are; spaces, redundant parentheses and positions do
+    not count.
 
     Attributes:
-        kind: what it is used as.
-        tree: None if the text was blank. A blank filter lets everything pass, a
-            blank subscription matches nothing.
-        source: the text it was read from, to which the places in the tree refer.
+        kind: ``subscription`` or ``filter``.
+        tree: None if the text was blank. A blank filter passes every row, a blank subscription
+            matches nothing.
+        source: the parsed text, to which positions in the tree refer.
     """
 
     kind: ExpressionKind
@@ -49,12 +49,12 @@ class Expression:
         return text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the functions behind: they cannot be pickled and are soon made again."""
+        """Leave out the functions: they cannot be pickled and are cheap to recreate."""
         return _restored, (self.kind, self.tree, self.source)
 
     @property
     def test(self) -> Test:
-        """The decision as a function of normalised properties or of a row."""
+        """The expression as a function of normalised properties or of a row."""
         test: Test | None = self._cache.get("test")
         if test is None:
             test = self._cache["test"] = self._new_test()
@@ -67,15 +67,14 @@ class Expression:
         return compile_test(self.tree)
 
     def names(self) -> frozenset[str]:
-        """Return every property or column it asks for."""
+        """Return all property or column names in the expression."""
         return frozenset() if self.tree is None else nodes.names(self.tree)
 
     def evaluate(self, values: Mapping[str, Any]) -> bool | None:
         """Return True, False or None for unknown.
 
         Args:
-            values: properties for a subscription, which are normalised first; a
-                row for a filter, taken as it is.
+            values: for a subscription, properties, which are normalised first; for a filter, a row.
 
         Raises:
             PropertyError: the properties cannot be normalised.
@@ -83,7 +82,7 @@ class Expression:
         return self.test(normalise(values) if self.kind == "subscription" else values)
 
     def matches(self, values: Mapping[str, Any]) -> bool:
-        """Tell whether the whole is true; unknown is no match.
+        """Return whether the expression is true; unknown is no match.
 
         Raises:
             PropertyError: the properties cannot be normalised.
@@ -94,7 +93,7 @@ class Expression:
         """Return the value of each predicate, and the nearest ways to a match.
 
         Args:
-            values: as for `evaluate`.
+            values: see `evaluate`.
 
         Raises:
             PropertyError: the properties cannot be normalised.
@@ -111,22 +110,22 @@ def _restored(kind: ExpressionKind, tree: nodes.Predicate | None, source: str) -
 
 
 def parse(text: str, kind: ExpressionKind = "subscription") -> Expression:
-    """Read a text.
+    """Parse an expression.
 
     Raises:
-        SubscriptionError: a subscription that is not an expression, is longer
-            than 2048 bytes of UTF-8 or nested deeper than 64 levels.
-        FilterError: the same of a filter.
+        SubscriptionError: a subscription that is not an expression, is longer than 2048 bytes of
+            UTF-8, or is nested deeper than 64 levels.
+        FilterError: the same for a filter.
     """
     try:
         tree = parse_tree(text, division=kind == "filter")
-    except SyntaxProblem as refusal:
-        raise to_error(kind, text, refusal) from refusal.__cause__
+    except SyntaxProblem as problem:
+        raise to_error(kind, text, problem) from problem.__cause__
     return Expression(kind=kind, tree=tree, source=text)
 
 
 def to_error(kind: ExpressionKind, text: str, refusal: SyntaxProblem) -> ExpressionError:
-    """Return the error of a text."""
+    """Return the public error for a syntax problem."""
     return _ERRORS[kind](
         position=locate(text, refusal.offset),
         found=refusal.found,

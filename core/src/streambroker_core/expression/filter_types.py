@@ -1,8 +1,8 @@
-"""The types of a filter: whether it can be asked of these columns at all.
+"""Type check of filters against the columns of a schema.
 
-Integer columns count as int64 in arithmetic, but a literal they are compared
-with has to be a value they can hold. ``float`` is compared as ``double``.
-Columns of other types, structs for instance, may only be named in ``has``.
+In arithmetic, integer columns count as int64, but a literal compared with one must be a value the
+column can hold. ``float`` is compared as ``double``. Columns of other types, such as structs, may
+only be used in ``has``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ TypeKind: TypeAlias = Literal["integer", "float", "string", "boolean", "list", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnType:
-    """What a column is to a filter.
+    """Type of a column for a filter.
 
     Attributes:
-        kind: how its values compare.
+        kind: decides what its values compare with.
         name: the type as Spark writes it.
-        low: the smallest integer it holds.
-        high: the largest.
+        low: the smallest integer it can hold; `high` is the largest.
         element: the type of a list's elements.
     """
 
@@ -60,7 +59,7 @@ _INTEGERS_ONLY = frozenset({"%", "&", "|", "^", "<<", ">>"})
 
 
 def column_type(name: str) -> ColumnType:
-    """Return what a Spark type, as ``simpleString`` writes it, is to a filter."""
+    """Return the column type for a Spark type in ``simpleString`` form."""
     if name in _BITS:
         limit = 2 ** (_BITS[name] - 1)
         return ColumnType(kind="integer", name=name, low=-limit, high=limit - 1)
@@ -72,23 +71,21 @@ def column_type(name: str) -> ColumnType:
 
 
 def check_filter(expression: Expression, schema: Schema) -> None:
-    """Refuse a filter that cannot be asked of these columns.
-
-    A blank filter fits every schema.
+    """Check the types of a filter for a schema. A blank filter fits every schema.
 
     Raises:
-        FilterTypeError: says where, what was expected and what to write instead.
+        FilterTypeError: states the position, what was expected and what to write instead.
     """
     if expression.tree is None:
         return
     try:
         _Checker(schema).predicate(expression.tree)
-    except SyntaxProblem as refusal:
+    except SyntaxProblem as problem:
         raise FilterTypeError(
-            position=locate(expression.source, refusal.offset),
-            found=refusal.found,
-            expected=refusal.expected,
-            hint=refusal.hint,
+            position=locate(expression.source, problem.offset),
+            found=problem.found,
+            expected=problem.expected,
+            hint=problem.hint,
         ) from None
 
 
@@ -124,11 +121,11 @@ class _Checker:
         self._string("topic", self._scalar(name, node.at), node.at)
 
     def _boolean(self, node: tree.Operand) -> None:
-        found = self._operand(node)
-        if found.kind != "boolean":
+        actual = self._operand(node)
+        if actual.kind != "boolean":
             raise SyntaxProblem(
                 node.at,
-                _describe(node, found),
+                _describe(node, actual),
                 "a predicate",
                 "compare it with something, for instance with `==`",
             )
@@ -153,21 +150,21 @@ class _Checker:
             for element in container.items:
                 _check_pair(node.item, item, element, self._operand(element))
             return
-        found = self._column(container.name, container.at)
-        if found.element is None:
+        column = self._column(container.name, container.at)
+        if column.element is None:
             raise SyntaxProblem(
                 container.at,
-                _describe(container, found),
+                _describe(container, column),
                 "a list",
                 f"write `==` to compare with `{container.name}` itself",
             )
-        if found.element.kind in ("list", "other"):
+        if column.element.kind in ("list", "other"):
             raise SyntaxProblem(
                 container.at,
-                _describe(container, found),
+                _describe(container, column),
                 "a list of numbers, strings or booleans",
             )
-        _check_pair(node.item, item, container, found.element)
+        _check_pair(node.item, item, container, column.element)
 
     def _column(self, name: str, at: int) -> ColumnType:
         if name not in self._columns:
@@ -181,44 +178,44 @@ class _Checker:
         return column_type(self._columns[name])
 
     def _scalar(self, name: str, at: int) -> ColumnType:
-        found = self._column(name, at)
-        if found.kind == "list":
+        actual = self._column(name, at)
+        if actual.kind == "list":
             raise SyntaxProblem(
                 at,
                 f"the list `{name}`",
                 "one value",
                 f"write `{name}[0]` for an element or `value in {name}`",
             )
-        if found.kind == "other":
+        if actual.kind == "other":
             raise SyntaxProblem(
                 at,
-                f"`{name}` of type {found.name}",
+                f"`{name}` of type {actual.name}",
                 "a number, a string or a boolean",
                 f"only `has({name})` can be asked of it",
             )
-        return found
+        return actual
 
     def _element(self, node: tree.Subscript) -> ColumnType:
-        found = self._column(node.name, node.at)
-        if found.element is None:
+        actual = self._column(node.name, node.at)
+        if actual.element is None:
             raise SyntaxProblem(
                 node.at,
-                f"a subscript on `{node.name}` of type {found.name}",
+                f"a subscript on `{node.name}` of type {actual.name}",
                 "a list",
-                f"write `{node.name}` alone" if found.kind != "other" else None,
+                f"write `{node.name}` alone" if actual.kind != "other" else None,
             )
         if node.index < 0:
             raise SyntaxProblem(
                 node.at, f"subscript {node.index}", "0 or more", "elements are counted from 0"
             )
-        if found.element.kind in ("list", "other"):
+        if actual.element.kind in ("list", "other"):
             raise SyntaxProblem(
                 node.at,
-                f"an element of type {found.element.name}",
+                f"an element of type {actual.element.name}",
                 "a number, a string or a boolean",
                 f"only `has({node.name})` can be asked of it",
             )
-        return found.element
+        return actual.element
 
     def _operand(self, node: tree.Operand) -> ColumnType:
         match node:
@@ -245,21 +242,21 @@ class _Checker:
                 return _BIGINT if left.kind == right.kind == "integer" else _DOUBLE
 
     def _number(self, node: tree.Operand, op: str, *, integer: bool = False) -> ColumnType:
-        found = self._operand(node)
-        if found.kind == "integer":
+        actual = self._operand(node)
+        if actual.kind == "integer":
             return _BIGINT
-        if found.kind == "float" and not integer:
+        if actual.kind == "float" and not integer:
             return _DOUBLE
         expected = "an integer" if integer else "a number"
         raise SyntaxProblem(
-            node.at, _describe(node, found), expected, f"`{op}` is for {expected[3:]}s"
+            node.at, _describe(node, actual), expected, f"`{op}` is for {expected[3:]}s"
         )
 
 
 def _check_pair(
     left: tree.Node, left_type: ColumnType, right: tree.Node, right_type: ColumnType
 ) -> None:
-    """Refuse two values that can never be compared, blaming a literal rather than a column."""
+    """Refuse two values that are never comparable; report a literal rather than a column."""
     if _EXPECTED[left_type.kind] != _EXPECTED[right_type.kind]:
         wrong, found, wanted = right, right_type, left_type
         if isinstance(left, tree.LITERALS):

@@ -1,8 +1,7 @@
-"""The grammar, LALR(1), from the loosest operator to the tightest.
+"""The LALR(1) grammar, from the loosest operator to the tightest.
 
-Rules say how things nest; the builder in `parser` says what may stand where a
-truth value or a number is needed, so that ``(a) == 5`` and ``(a == 5)`` share
-one rule for parentheses.
+Rules define nesting only. The builder in `tree_builder` checks where a truth value or a number is
+needed, so that ``(a) == 5`` and ``(a == 5)`` share one rule for parentheses.
 """
 
 GRAMMAR = r"""

@@ -1,9 +1,8 @@
-"""Run a LALR table without what only a general parser needs.
+"""Run lark's LALR table, without the overhead of a general parser.
 
-The table is lark's. The types of the tokens alone decide which step follows, so the
-steps of one form are looked up once, and those that only hand a lone child up through
-the levels of precedence are left out: a million subscriptions have a handful of forms.
-What is wrong with a text lark says itself, in `parser`.
+The token types alone determine the steps. So the steps of a form are computed once, without those
+that only pass a single child up the precedence levels: a million subscriptions have a handful of
+forms. For syntax errors, `parser` uses lark itself.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from streambroker_core.expression.tokens import END, Token
 
 _Build: TypeAlias = Callable[[list[Any]], Any]
 _Reduction: TypeAlias = "tuple[int, _Build | None, str]"
-"""How many children, what makes one of them (None for a lone child), and its rule."""
+"""Number of children, build function (None for a single child), and rule."""
 
 _Program: TypeAlias = "list[tuple[int, _Build | None]]"
-"""How many values each step takes and what makes one of them; None takes the next token."""
+"""Steps: number of consumed values and build function; None consumes the next token."""
 
 _MAX_PROGRAMS = 4096
 _SHIFT: tuple[int, None] = (0, None)
 
 
 class UnexpectedTokenError(Exception):
-    """A token stands where none of its type can."""
+    """A token appears where its type is not allowed."""
 
     def __init__(self, token: Token) -> None:
         super().__init__(token.type)
@@ -38,10 +37,9 @@ class UnexpectedTokenError(Exception):
 
 
 class LalrDriver:
-    """The parser of one grammar, fed with tokens.
+    """Parser for one grammar that takes tokens.
 
-    Args:
-        lark: made with ``parser="lalr"`` and a transformer.
+    `lark` must be created with ``parser="lalr"`` and a transformer.
     """
 
     def __init__(self, lark: Lark) -> None:
@@ -51,7 +49,7 @@ class LalrDriver:
         self._end: int = table.end_states["start"]
         self._steps: list[dict[str, int | _Reduction]] = [{} for _ in table.states]
         self._next: list[dict[str, int]] = [{} for _ in table.states]
-        """The state behind a symbol, for rules and terminals alike."""
+        """By state: the next state after a symbol, for rules and terminals."""
         for state, actions in table.states.items():
             for symbol, (action, argument) in actions.items():
                 if action is Shift:
@@ -61,25 +59,25 @@ class LalrDriver:
         self._programs: dict[tuple[str, ...], _Program] = {}
 
     def run(self, tokens: Iterable[Token]) -> Any:
-        """Return what the transformer made of the tokens, of which the last is `END`.
+        """Return the transformer's result for the tokens, of which the last is `END`.
 
         Raises:
-            UnexpectedTokenError: there is none that could stand there.
-            Refusal: the tokens' own, if nothing was wrong before it.
+            UnexpectedTokenError: a token is not allowed at its position.
+            SyntaxProblem: raised by the tokens, if nothing before it was wrong.
         """
         words: list[Token] = []
-        late: SyntaxProblem | None = None
+        pending_error: SyntaxProblem | None = None
         try:
             for token in tokens:
                 words.append(token)  # noqa: PERF402  # what came before a refusal counts
-        except SyntaxProblem as refusal:
-            late = refusal
+        except SyntaxProblem as error:
+            pending_error = error
         form = tuple([word.type for word in words])
         program = self._programs.get(form)
         if program is not None:
             return _replay(program, words)
         program = []
-        value = self._walk(words, late, program)
+        value = self._walk(words, pending_error, program)
         if len(self._programs) >= _MAX_PROGRAMS:
             self._programs.clear()
         self._programs[form] = program
@@ -88,7 +86,7 @@ class LalrDriver:
     def _walk(
         self, words: list[Token], pending_error: SyntaxProblem | None, program: _Program
     ) -> Any:
-        """Return what is made of the tokens, and note each step."""
+        """Parse the tokens and record each step in the program."""
         states, values = [self._start], []
         for token in words:
             kind = token.type
@@ -128,5 +126,5 @@ def _replay(program: _Program, words: list[Token]) -> Any:
 
 def _reduction(rule: Any, build: _Build) -> _Reduction:
     size = len(rule.expansion)
-    lone = size == 1 and isinstance(build, ExpandSingleChild)
-    return size, None if lone else build, str(rule.origin.name)
+    is_single_child = size == 1 and isinstance(build, ExpandSingleChild)
+    return size, None if is_single_child else build, str(rule.origin.name)

@@ -1,4 +1,4 @@
-"""Text to tree."""
+"""Parse text to a tree."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from streambroker_core.expression.tree_builder import BUILDER
 
 MAX_BYTES = 2048
 
-# Made once: building the tables takes a hundred times as long as using them. The
-# lexer named here is never called, the parser is fed token by token. Lark itself
-# is asked only what could have stood where something else does.
+# Built once: building the tables takes a hundred times as long as using them. The lexer is never
+# called, as the driver gets tokens. Lark itself only lists the expected tokens after a fault.
 _PARSER = Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=BUILDER, keep_all_tokens=True)
 _DRIVER = LalrDriver(_PARSER)
 
@@ -48,14 +47,12 @@ _FOREIGN = {
 
 
 def parse_tree(text: str, *, division: bool) -> Predicate | None:
-    """Return the tree of a text, None if the text is blank.
+    """Return the tree of a text of at most 2048 bytes of UTF-8; None if the text is blank.
 
-    Args:
-        text: at most 2048 bytes of UTF-8.
-        division: whether ``/`` is allowed.
+    ``/`` is only allowed with `division`.
 
     Raises:
-        Refusal: the text is not an expression.
+        SyntaxProblem: the text is not an expression.
     """
     _check_size(text)
     if not text.strip(_BLANKS):
@@ -94,7 +91,7 @@ def _check_size(text: str) -> None:
 
 def _unexpected(text: str, token: Token) -> SyntaxProblem:
     parser = _PARSER.parse_interactive()
-    for before in tokens(text):  # again, as the parser has already moved on over the fault
+    for before in tokens(text):  # lark's own parser must reach the fault to list what it accepts
         if before.start_pos == token.start_pos:
             break
         parser.feed_token(LarkToken(before.type, before.value))
@@ -109,13 +106,13 @@ def _unexpected(text: str, token: Token) -> SyntaxProblem:
 
 
 def _source(text: str, token: Token) -> str:
-    """Return a number or a word as it was written."""
+    """Return a number or a word as in the text."""
     found = re.compile(r"[A-Za-z0-9_.]+").match(text, token.start_pos)
     return found[0] if found else str(token.value)
 
 
 def _source_of_pair(text: str, token: Token) -> str:
-    """Return the character before a token and its first one."""
+    """Return the character before a token, and the token's first one."""
     return text[max(0, token.start_pos - 1) : token.start_pos + 1]
 
 

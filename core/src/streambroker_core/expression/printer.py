@@ -1,9 +1,8 @@
-"""Tree to canonical text.
+"""Print a tree as canonical text.
 
-Spaces around operators and no parentheses but those that are needed, so equal
-trees have equal texts. Reading the text gives the tree again: a literal keeps
-its type, and a text that would not fit into the limit for expressions is
-written without spaces, which is never longer than what the user wrote.
+Operators are surrounded by spaces, and only necessary parentheses are kept: equal trees have equal
+texts. Parsing the text yields the same tree; literals keep their types. A text beyond the limit
+for expressions is printed without spaces, which is never longer than the user's text.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Printer:
         self._space = "" if short else " "
 
     def text(self, node: tree.Node, around: int = _OR) -> str:
-        """Return the text of a node, in parentheses if it binds looser than what is around it."""
+        """Return the text of a node, in parentheses if it binds looser than its context."""
         level, text = self._level_and_text(node)
         return f"({text})" if level < around else text
 
@@ -112,15 +111,15 @@ class _Printer:
 
 
 def _shortest(value: float) -> str:
-    """Return the fewest characters that read as this float64."""
-    sign, plain = ("-", repr(-value)) if repr(value).startswith("-") else ("", repr(value))
-    mantissa, _, exponent = plain.partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0") or "0"
+    """Return the shortest text that parses as this float64."""
+    sign, unsigned = ("-", repr(-value)) if repr(value).startswith("-") else ("", repr(value))
+    mantissa, _, exponent = unsigned.partition("e")
+    integer, _, fraction = mantissa.partition(".")
+    digits = (integer + fraction).lstrip("0") or "0"
     power = int(exponent or 0) - len(fraction)
-    bare = digits.rstrip("0") or "0"
-    power += len(digits) - len(bare)
-    forms = [plain, f"{bare}e{power}"]
+    significant = digits.rstrip("0") or "0"
+    power += len(digits) - len(significant)
+    forms = [unsigned, f"{significant}e{power}"]
     if not exponent:
-        forms.append(f"{whole.lstrip('0')}.{fraction.rstrip('0')}")
+        forms.append(f"{integer.lstrip('0')}.{fraction.rstrip('0')}")
     return sign + min((form for form in forms if form != "."), key=len)

@@ -1,7 +1,7 @@
-r"""String literals: double quotes, with the escapes of the original.
+r"""String literals: double quotes, with the escapes of the original language.
 
-``\\ \" \' \0 \t \r \n \a \b \f \v \uXXXX``; any other escaped character stands
-for itself. Two ``\u`` escapes may form a surrogate pair; half a pair is refused.
+``\\ \" \' \0 \t \r \n \a \b \f \v \uXXXX``; the backslash of any other escape is dropped. Two
+``\u`` escapes may form a surrogate pair; an unpaired surrogate is refused.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _PRINT_SHORT = str.maketrans({"\\": "\\\\", '"': '\\"'})
 
 @lru_cache(maxsize=4096)
 def _intern(text: str) -> str:
-    """Return a literal that many expressions have, as one object."""
+    """Return one shared object for a literal that many expressions contain."""
     return text
 
 
 def unquote(quoted: str, offset: int) -> str:
-    r"""Return the text that a literal, quotes included, stands for.
+    r"""Return the text of a literal that includes its quotes.
 
     Raises:
-        Refusal: a ``\u`` without four hexadecimal digits, or half a pair.
+        SyntaxProblem: a ``\u`` without four hexadecimal digits, or an unpaired surrogate.
     """
     body = quoted[1:-1]
     if "\\" not in body:
@@ -76,5 +76,5 @@ def _resolve_escape(escape_match: re.Match[str], offset: int) -> str:
 
 
 def quote(text: str, *, short: bool = False) -> str:
-    """Return a literal that stands for a text, control characters escaped unless it is short."""
+    """Return a literal for a text; control characters are escaped unless it is short."""
     return f'"{text.translate(_PRINT_SHORT if short else _PRINT)}"'

@@ -1,9 +1,8 @@
-"""The words of an expression.
+"""Scanner of expressions.
 
-A scanner of its own, because three rules depend on what came before: a function
-is a name unless ``(`` follows, ``in`` may stick to the name behind it after a
-literal (``5 ina``), and ``9223372036854775808`` is a number only behind a
-minus sign.
+It is hand-written because three rules depend on the context: a function is a name unless ``(``
+follows; after a literal, ``in`` may be joined to the next name (``5 ina``); and
+``9223372036854775808`` is a number only after a minus sign.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from streambroker_core.model.properties import INT64_MAX
 
 MAX_NESTING = 64
 END = "$END"
-"""The type of the token behind the last."""
+"""Type of the token after the last one."""
 FUNCTIONS = ("has", "startsWith", "endsWith", "contains", "topic")
 WORDS = {"true": "TRUE", "false": "FALSE", "in": "IN"}
 
@@ -53,7 +52,7 @@ _WRONG = {
 
 
 class Token:
-    """One word of a text: its type, what it stands for, and where it begins."""
+    """A token: type, value and start offset."""
 
     __slots__ = ("start_pos", "type", "value")
 
@@ -64,14 +63,13 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yield the tokens of a text, the last of them `END`.
+    """Yield the tokens of a text, and `END` at last.
 
-    Values are what they stand for: ``int``, ``float``, the unquoted text of a
-    string.
+    Values are converted: ``int``, ``float``, or the unquoted text of a string.
 
     Raises:
-        Refusal: the text has something that is no token, a number that is out
-            of range, or more than 64 brackets open at once.
+        SyntaxProblem: the text contains an invalid token, a number out of range, or more than 64
+            open brackets.
     """
     offset, before, before_that, nesting = 0, "", "", 0
     while True:
@@ -106,7 +104,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def nesting_problem(offset: int) -> SyntaxProblem:
-    """Return the refusal of an expression that is nested too deeply."""
+    """Return the problem of an expression that is nested too deeply."""
     return SyntaxProblem(
         offset,
         f"more than {MAX_NESTING} levels of nesting",
@@ -125,14 +123,14 @@ def _word_kind(word: str, text: str, end: int) -> str:
 
 def _number(digits: str, text: str, start: int, end: int, *, negative: bool) -> tuple[Token, int]:
     follows = text[end : end + 1]
-    whole = digits.isdigit()
-    if whole and follows == "l" and not _is_word(text[end + 1 : end + 2]):
+    is_integer = digits.isdigit()
+    if is_integer and follows == "l" and not _is_word(text[end + 1 : end + 2]):
         end += 1
     elif _is_word(follows) and not text.startswith("in", end):
         raise _glued_problem(digits, text, start, end)
     elif follows == ".":
         raise SyntaxProblem(end, "`.`", "an operator", "a number has one decimal point")
-    if not whole:
+    if not is_integer:
         value = float(digits)
         if value in (float("inf"), float("-inf")):
             raise SyntaxProblem(start, f"`{digits}`", "a number within the range of float64")
@@ -181,7 +179,7 @@ def _unknown_token_problem(text: str, offset: int) -> SyntaxProblem:
 
 
 def suggest_function(name: str) -> str:
-    """Return the hint for a name that is called like a function."""
+    """Return the hint for an unknown name in a function call."""
     guess = suggest_word(name, FUNCTIONS)
     known = ", ".join(f"`{function}`" for function in FUNCTIONS)
     return guess or f"the functions are {known}"

@@ -1,8 +1,7 @@
-"""The tree of an expression.
+"""Syntax tree of an expression.
 
-Predicates have a truth value, operands a value; names, subscripts and booleans
-are both. ``at`` is the offset of a node in the text it was read from; it takes
-no part in comparisons, so trees are equal when they mean the same text.
+Predicates have a truth value, operands a value; names, subscripts and booleans are both. ``at`` is
+the offset of a node in the parsed text. Comparisons ignore it, so trees of equal meaning are equal.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Integer:
 
 @dataclass(frozen=True, slots=True)
 class Float:
-    """A finite literal of type float64; ``2.0`` is not the literal ``2``."""
+    """A finite literal of type float64; ``2.0`` differs from the literal ``2``."""
 
     value: float
     at: int = field(default=0, compare=False, repr=False)
@@ -34,7 +33,7 @@ class Float:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string literal, its escapes already resolved."""
+    """A string literal with resolved escapes."""
 
     value: str
     at: int = field(default=0, compare=False, repr=False)
@@ -67,7 +66,7 @@ class Subscript:
 
 @dataclass(frozen=True, slots=True)
 class Negate:
-    """Unary minus; never of a number literal, which carries its sign itself."""
+    """Unary minus; not for number literals, which include their sign."""
 
     operand: Operand
     at: int = field(default=0, compare=False, repr=False)
@@ -75,7 +74,7 @@ class Negate:
 
 @dataclass(frozen=True, slots=True)
 class Invert:
-    """``~``: all bits of an integer."""
+    """``~``: bitwise complement of an integer."""
 
     operand: Operand
     at: int = field(default=0, compare=False, repr=False)
@@ -83,7 +82,7 @@ class Invert:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Two numbers made one. ``at`` is the place of the operator."""
+    """Arithmetic on two numbers. ``at`` is the position of the operator."""
 
     op: ArithmeticOp
     left: Operand
@@ -93,7 +92,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two values compared. ``at`` is the place of the operator."""
+    """Comparison of two values. ``at`` is the position of the operator."""
 
     op: ComparisonOp
     left: Operand
@@ -103,7 +102,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ListLiteral:
-    """Literals of one kind in brackets, at least one; only after ``in``."""
+    """One or more literals of one kind in brackets; only after ``in``."""
 
     items: tuple[LiteralNode, ...]
     at: int = field(default=0, compare=False, repr=False)
@@ -111,7 +110,7 @@ class ListLiteral:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """``item in container``. ``at`` is the place of ``in``."""
+    """``item in container``. ``at`` is the position of ``in``."""
 
     item: Operand
     container: Name | ListLiteral
@@ -146,7 +145,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """``!``: unknown stays unknown."""
+    """``!``; the negation of unknown is unknown."""
 
     operand: Predicate
     at: int = field(default=0, compare=False, repr=False)
@@ -185,7 +184,7 @@ TOPIC_PROPERTY = "topic"
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return the nodes directly below one."""
+    """Return the direct children of a node."""
     match node:
         case And() | Or() | ListLiteral():
             return node.items
@@ -202,7 +201,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it, in the order of the text."""
+    """Yield a node and its descendants, in the order of the text."""
     waiting = [node]
     while waiting:
         current = waiting.pop()
@@ -226,7 +225,7 @@ def atoms(node: Predicate) -> Iterator[Atom]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandTest:
-    """What is asked of an operand: how it has to compare with a literal."""
+    """Comparison of an operand with a literal."""
 
     subject: Operand
     op: ComparisonOp
@@ -245,14 +244,9 @@ _MIRRORED: dict[ComparisonOp, ComparisonOp] = {"<": ">", "<=": ">=", ">": "<", "
 
 
 def operand_test_for(comparison: Comparison, *, desired: bool) -> OperandTest | None:
-    """Return what a comparison with a literal on either side asks to be true, or to be false.
+    """Return what a comparison with one literal requires of the other side to be `desired`.
 
-    Args:
-        comparison: the predicate.
-        desired: the value that it is to have.
-
-    Returns:
-        None where both sides are literals, or neither is.
+    None if both sides are literals, or neither is.
     """
     left, right, op = comparison.left, comparison.right, comparison.op
     if isinstance(left, LITERALS):
@@ -263,7 +257,7 @@ def operand_test_for(comparison: Comparison, *, desired: bool) -> OperandTest | 
 
 
 def names(node: Node) -> frozenset[str]:
-    """Return every property or column that a tree asks for."""
+    """Return all property or column names in a tree."""
     found: set[str] = set()
     for part in walk(node):
         match part:

@@ -1,11 +1,11 @@
-"""The tree, built while the text is read: one method per rule of the grammar.
+"""Build the tree during parsing: one method per rule of the grammar.
 
-The builder refuses what the grammar lets through and can never be right: a
-number where a truth value is needed, a list of mixed kinds, and the literal 0
-as a divisor, in subscriptions as in filters, as the original did.
+The builder refuses what the grammar accepts but is never valid: a number where a truth value is
+needed, a list of mixed kinds, and the literal 0 as a divisor. It does so in subscriptions and
+filters, like the original language.
 
-Nothing here recurses. Every part carries its depth along, so a tree that is too
-deep is refused before it exists.
+Nothing here recurses. Every part carries its depth, so a tree that is too deep is refused before
+it exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUMERIC = (
 
 
 class Part(NamedTuple):
-    """A node, how many operators lie below it, and where its text begins."""
+    """A node, its depth in operators, and the start of its text."""
 
     node: Any
     depth: int
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 class _Builder:
-    """Callbacks for the rules; each takes tokens and parts and returns a part."""
+    """Callbacks of the rules; each takes tokens and parts and returns a part."""
 
     def start(self, parts: list[Part]) -> tree.Predicate:
         return _predicate(parts[0])
@@ -49,8 +49,10 @@ class _Builder:
         return _join(tree.And, parts)
 
     def negation(self, parts: list[Any]) -> Part:
-        mark, part = parts
-        return _make_part(tree.Not(_predicate(part), mark.start_pos), [part], mark.start_pos)
+        operator, part = parts
+        return _make_part(
+            tree.Not(_predicate(part), operator.start_pos), [part], operator.start_pos
+        )
 
     def comparison(self, parts: list[Any]) -> Part:
         left, op, right = parts
@@ -92,25 +94,29 @@ class _Builder:
         )
 
     def minus(self, parts: list[Any]) -> Part:
-        mark, part = parts
+        operator, part = parts
         node = _number(part)
         match node:
             case tree.Integer(value=value) if value != INT64_MIN:
-                return Part(tree.Integer(-value, mark.start_pos), 0, mark.start_pos)
+                return Part(tree.Integer(-value, operator.start_pos), 0, operator.start_pos)
             case tree.Float(value=real):
-                return Part(tree.Float(-real, mark.start_pos), 0, mark.start_pos)
+                return Part(tree.Float(-real, operator.start_pos), 0, operator.start_pos)
             case _:
-                return _make_part(tree.Negate(node, mark.start_pos), [part], mark.start_pos)
+                return _make_part(tree.Negate(node, operator.start_pos), [part], operator.start_pos)
 
     def plus(self, parts: list[Any]) -> Part:
-        mark, part = parts
+        operator, part = parts
         if not isinstance(part.node, tree.Integer | tree.Float):
-            raise SyntaxProblem(mark.start_pos, "`+`", "a value", "a plus sign belongs to a number")
-        return Part(part.node, part.depth, mark.start_pos)
+            raise SyntaxProblem(
+                operator.start_pos, "`+`", "a value", "a plus sign belongs to a number"
+            )
+        return Part(part.node, part.depth, operator.start_pos)
 
     def invert(self, parts: list[Any]) -> Part:
-        mark, part = parts
-        return _make_part(tree.Invert(_number(part), mark.start_pos), [part], mark.start_pos)
+        operator, part = parts
+        return _make_part(
+            tree.Invert(_number(part), operator.start_pos), [part], operator.start_pos
+        )
 
     def integer(self, parts: list[Token]) -> Part:
         return _leaf(tree.Integer, parts[0])
@@ -170,7 +176,7 @@ def _make_part(node: Any, below: Iterable[Part], start: int) -> Part:
 
 
 def _join(kind: type[NodeT], parts: list[Any]) -> Part:
-    """Join with ``&&`` or ``||``; a group of the same operator joins in, whatever the side."""
+    """Join with ``&&`` or ``||``; operands with the same operator are flattened."""
     items: list[tree.Predicate] = []
     deepest = 0
     operands: list[Part] = parts[::2]
@@ -229,7 +235,7 @@ def _kind(node: tree.LiteralNode) -> str:
 
 
 def describe(node: tree.Node) -> str:
-    """Return what a node is, for a message."""
+    """Return a description of a node for a message."""
     match node:
         case tree.Integer() | tree.Float() | tree.Text() | tree.Boolean():
             return _kind(node)

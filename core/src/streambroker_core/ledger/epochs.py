@@ -1,8 +1,8 @@
-"""The epochs of one stream as the ledger sees them: numbers, sizes, and what is gone.
+"""Epochs of one stream: numbers, sizes, row sums, and what was removed or is missing.
 
-The sum of rows below an epoch outlives the epoch, so that what a reader has lost can be counted
-from its position alone. Of removed epochs only the latest sums are kept, and those at places of
-readers. What a question costs does not grow with what is retained.
+The sum of rows below an epoch outlives the epoch, so a reader's loss follows from its position.
+Of removed epochs only the latest sums are kept, and those at readers' positions. The cost of a
+lookup does not grow with the number of retained epochs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from streambroker_core.control.tuples.window_bounds import ControlHead
 
 TOMBSTONES = 100_000
-"""How many sums of removed epochs are kept beside those that readers need."""
+"""Sums of removed epochs that are kept in addition to those that readers need."""
 SLACK = 1_000
 
 
@@ -23,13 +23,12 @@ class Epoch:
     """One published micro-batch.
 
     Attributes:
-        bytes: its size in the log.
-        published: when.
-        memory: what is kept of it in memory while it is retained, in bytes.
-        gap: how many batches of its query were published right before it and are in no log: the
-            log is an older copy. Such an epoch is the first of its stream.
-        control: what its head tells of control tuples, None if it has none. One of an agent's own,
-            for tuples from outside, has no query and no rows.
+        bytes: size in the log.
+        memory: bytes of memory that it takes while it is retained.
+        gap: batches of its query published right before it that are in no log, because the log
+            is an older copy. Such an epoch is the first of its stream.
+        control: head of its control tuples, None if it has none. An agent's own epoch, for tuples
+            from outside, has no query and no rows.
     """
 
     number: int
@@ -44,12 +43,12 @@ class Epoch:
 
     @property
     def head(self) -> ControlHead:
-        """Its control head, an empty one if it has no tuples."""
+        """The control head, empty if the epoch has no tuples."""
         return self.control or ControlHead(number=self.number)
 
 
 def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator[tuple[int, int]]:
-    """Give what ``ranges``, ascending, leave out of ``[first, next_)``, as ranges."""
+    """Yield the ranges of ``[first, next_)`` that ``ranges`` (ascending) do not cover."""
     at = first
     for low, high in ranges:
         if at < min(low, next_):
@@ -60,7 +59,7 @@ def holes(ranges: Iterable[tuple[int, int]], first: int, next_: int) -> Iterator
 
 
 class RowSums:
-    """Rows of all epochs below each of many numbers that no epoch stands for any more."""
+    """Sums of rows below the numbers of removed epochs."""
 
     __slots__ = ("_numbers", "_sums")
 
@@ -69,7 +68,7 @@ class RowSums:
         self._numbers: list[int] = []
 
     def __getitem__(self, number: int) -> int | None:
-        """Return the sum below a number; of one that is not known, that of the next above."""
+        """Return the sum below a number; if unknown, below the next known number, else None."""
         if number not in self._sums:
             at = bisect_left(self._numbers, number)
             if at == len(self._numbers):
@@ -89,7 +88,7 @@ class RowSums:
         return len(self._numbers)
 
     def forget(self, count: int, is_needed: Callable[[int], bool]) -> None:
-        """Forget those of the lowest ``count`` numbers that are not needed."""
+        """Of the lowest ``count`` numbers, forget those that are not needed."""
         lowest = self._numbers[:count]
         kept = [n for n in lowest if is_needed(n)]
         for number in set(lowest).difference(kept):
@@ -99,21 +98,22 @@ class RowSums:
 
 @dataclass(slots=True)
 class Stream:
-    """One log of epochs; ``next`` is the number the next epoch gets, ``bytes`` what is kept.
+    """One log of epochs.
 
     Attributes:
-        memory: what the retained epochs take in memory.
-        sealed: a successor was opened; no epoch is added any more.
-        epochs: what is retained, by number, ascending; planned epochs may stand alone.
-        rows: of all epochs that there ever were.
-        sums_before: rows, bytes and memory of all earlier epochs, by the number of a retained
-            epoch. Bytes and memory are counted from where the stream was opened.
-        removed_sums: rows below numbers of which there is no epoch any more.
-        complete_from: from here on every epoch is retained.
+        sealed: a successor was opened; no more epochs are added.
+        next: number of the next epoch.
+        bytes: size of the retained epochs.
+        epochs: retained epochs by number, ascending; with gaps where only planned ones remain.
+        rows: rows of all epochs ever published.
+        memory: bytes of memory that the retained epochs take.
+        sums_before: rows, bytes and memory of all earlier epochs, by number of a retained epoch.
+            Bytes and memory count from where the stream was opened.
+        removed_sums: rows below the numbers of removed epochs.
+        complete_from: from this number on every epoch is retained.
         isolated: retained epochs below ``complete_from``, ascending.
-        missing: epochs ``[first, next)`` that should be retained and are not in the log, ascending:
-            its files were damaged. Once size or age takes an epoch behind them, they would be gone
-            in any case, and count as removed.
+        missing: ranges of epochs lost by damage to the log's files, ascending. Once retention
+            removes an epoch behind them, they count as removed.
     """
 
     id: str
@@ -133,7 +133,7 @@ class Stream:
     _retained_sums: int = 0
 
     def add(self, epoch: Epoch) -> None:
-        """Take in the epoch that ``next`` announced."""
+        """Add the epoch with number ``next``."""
         self.epochs[epoch.number] = epoch
         self.sums_before[epoch.number] = (self.rows, self._bytes, self._memory)
         self.bytes += epoch.bytes
@@ -144,7 +144,7 @@ class Stream:
         self.next = epoch.number + 1
 
     def skip_to(self, number: int, rows_before: int) -> None:
-        """Go on at a later epoch: the ones between are gone, ``rows_before`` is the sum there."""
+        """Continue at a later epoch, with ``rows_before`` rows below; those between are gone."""
         if number > self.next:
             self.isolated.extend(range(self.complete_from, self.next))
             self.complete_from = number
@@ -153,14 +153,14 @@ class Stream:
         self.next = number
 
     def restore_sum(self, number: int, rows_before: int) -> None:
-        """Learn a sum again that a restart made us forget; a known one stays."""
+        """Restore a sum after a restart, unless it is known."""
         if number < self.next and not self.has_sum(number):
             self.removed_sums[number] = rows_before
 
     def set_expected(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Learn which epochs should be retained, in ascending ranges; those not there are missing.
+        """Record as missing what is not retained of the expected epochs (ascending ranges).
 
-        To be called once all that is there was added.
+        Call it after all retained epochs were added.
         """
         missing: list[tuple[int, int]] = []
         for first, next_ in ranges:
@@ -170,7 +170,7 @@ class Stream:
         self.missing = missing
 
     def count_missing(self, first: int, next_: int) -> tuple[int, int]:
-        """Return how many epochs of ``[first, next_)`` are missing, and their rows."""
+        """Return the number and rows of missing epochs in ``[first, next_)``."""
         parts = [(max(low, first), min(high, next_)) for low, high in self.missing]
         parts = [(low, high) for low, high in parts if low < high]
         epochs = sum(high - low for low, high in parts)
@@ -178,15 +178,15 @@ class Stream:
 
     def first_available(self) -> int:
         """Return the first epoch that is retained or missing, ``next`` if there is none."""
-        found = self.at_or_after(0)
-        return min(found, self.missing[0][0]) if self.missing else found
+        first = self.at_or_after(0)
+        return min(first, self.missing[0][0]) if self.missing else first
 
     def agreed_loss_end(self) -> int:
-        """Return up to which epoch all that is gone was removed by agreement."""
+        """Return the epoch below which all that is gone was removed by agreement."""
         return min(self.complete_from, self.missing[0][0]) if self.missing else self.complete_from
 
     def remove(self, number: int) -> Epoch:
-        """Take an epoch out; its sums stay."""
+        """Remove an epoch; its row sum stays."""
         epoch = self.epochs.pop(number)
         if self.missing:
             self.missing = [hole for hole in self.missing if hole[0] > number]
@@ -201,11 +201,9 @@ class Stream:
         return epoch
 
     def forget_sums(self, needed_numbers: Callable[[str], Collection[int]]) -> None:
-        """Forget the oldest sums of removed epochs, if there are many.
+        """Forget the oldest sums of removed epochs, if there are too many.
 
-        Args:
-            needed_numbers: returns the numbers of a stream whose sums are kept in any case, as are
-                those at the end of a retained epoch.
+        Keep those of ``needed_numbers(stream)`` and those at the end of a retained epoch.
         """
         if len(self.removed_sums) > max(self._retained_sums, TOMBSTONES) + SLACK:
             needed = frozenset(needed_numbers(self.id))
@@ -215,14 +213,14 @@ class Stream:
             self._retained_sums = len(self.removed_sums)
 
     def at_or_after(self, number: int) -> int:
-        """Return the first retained epoch not below ``number``, or ``next`` if there is none."""
+        """Return the first retained epoch from ``number`` on, or ``next`` if there is none."""
         if number >= self.complete_from:
             return number
         at = bisect_left(self.isolated, number)
         return self.isolated[at] if at < len(self.isolated) else self.complete_from
 
     def retained_ranges(self, first: int, next_: int) -> Iterator[tuple[int, int]]:
-        """Give the retained epochs of ``[first, next_)`` as ranges, ascending."""
+        """Yield the retained ranges of ``[first, next_)``, ascending."""
         for number in self.isolated[
             bisect_left(self.isolated, first) : bisect_left(self.isolated, next_)
         ]:
@@ -232,7 +230,7 @@ class Stream:
             yield low, high
 
     def has_sum(self, number: int) -> bool:
-        """Whether the sum of rows below a number is known exactly."""
+        """Return whether the sum of rows below a number is known exactly."""
         return (
             number <= 0
             or number in self.sums_before
@@ -241,27 +239,27 @@ class Stream:
         )
 
     def rows_before(self, number: int) -> int:
-        """Return the rows of all epochs below ``number``, removed ones included.
+        """Return the rows of all epochs below ``number``, including removed ones.
 
-        Where the sum is forgotten it is that of the next number of which it is known.
+        For a forgotten sum return that of the next known number.
         """
         if number <= 0:
             return 0
-        found = self.at_or_after(number)
-        rows = self.sums_before[found][0] if found < self.next else self.rows
-        removed = self.removed_sums[number] if found > number else None
+        retained = self.at_or_after(number)
+        rows = self.sums_before[retained][0] if retained < self.next else self.rows
+        removed = self.removed_sums[number] if retained > number else None
         return rows if removed is None else min(removed, rows)
 
     def rows_between(self, first: int, last: int) -> int:
-        """Return the rows of epochs ``[first, last)``, removed ones included."""
+        """Return the rows of epochs ``[first, last)``, including removed ones."""
         return self.rows_before(last) - self.rows_before(first)
 
     def bytes_from(self, number: int) -> int:
-        """Return the bytes from the first epoch on that is retained and not below ``number``."""
-        found = self.at_or_after(number)
-        return self._bytes - self.sums_before[found][1] if found < self.next else 0
+        """Return the bytes published since the first retained epoch from ``number`` on."""
+        first = self.at_or_after(number)
+        return self._bytes - self.sums_before[first][1] if first < self.next else 0
 
     def memory_from(self, number: int) -> int:
-        """Return the memory that the same epochs take."""
-        found = self.at_or_after(number)
-        return self._memory - self.sums_before[found][2] if found < self.next else 0
+        """Return the memory of the same epochs, in bytes."""
+        first = self.at_or_after(number)
+        return self._memory - self.sums_before[first][2] if first < self.next else 0

@@ -1,13 +1,13 @@
-"""The ledger of an export: its streams, their epochs, its readers and their routes.
+"""Ledger of an export: its streams, their epochs, its readers and their routes.
 
-Theory. An export's log is a row of *streams*, each a row of numbered epochs. A *reader* has one
-cursor per stream: ``next`` is the first epoch it has not finished, ``planned`` the epochs it has
-pinned for its current micro-batch. What readers claim and what may be removed is in
-:mod:`claims <streambroker_core.ledger.retention>`, what they are given in
-:mod:`planning <streambroker_core.ledger.planner>`; here streams, routes and leases begin and end.
+An export's log is a sequence of *streams*, each a sequence of numbered epochs. A *reader* has one
+cursor per stream: ``next`` is the first unfinished epoch, ``planned`` the epochs pinned for its
+current micro-batch. This module begins and ends streams, routes and leases;
+:mod:`retention <streambroker_core.ledger.retention>` has claims and removal,
+:mod:`planner <streambroker_core.ledger.planner>` plans.
 
-Every change of this state happens in these three files. Time is an argument, in seconds; only
-differences count. Nothing here does I/O: the caller performs what is returned.
+All state transitions are in these three modules. Time is an argument, in seconds; only differences
+count. Nothing does I/O: the caller acts on the results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streambroker_core.ledger.planner import (
 from streambroker_core.ledger.retention import BlockingReader, Cursor, Lag, Reader, RetentionLimits
 
 MAX_CUT = 10_000
-"""How many imports are remembered whose route was cut."""
+"""Maximum imports remembered as cut."""
 
 
 class Ledger(Planner):
@@ -39,19 +39,19 @@ class Ledger(Planner):
     # -- streams -----------------------------------------------------------------------------
 
     def open(self, stream: str) -> None:
-        """Begin a stream; its predecessors are sealed."""
+        """Open a stream and seal its predecessors."""
         for earlier in self.streams.values():
             earlier.sealed = True
         self.streams[stream] = Stream(stream)
 
     def publish(self, stream: str, epoch: Epoch) -> None:
-        """Take in an epoch that is durable; ``epoch.number`` is the stream's ``next``."""
+        """Add a durable epoch; ``epoch.number`` has to be the stream's ``next``."""
         if epoch.number != self.streams[stream].next:
             raise ValueError(f"epoch {epoch.number} after {self.streams[stream].next - 1}")
         self.streams[stream].add(epoch)
 
     def forget_stream(self, stream: str) -> None:
-        """Drop a sealed stream without epochs, and the cursors in it; its id stays known."""
+        """Drop a sealed stream without epochs, and its cursors; its id stays known."""
         del self.streams[stream]
         self.forgotten.add(stream)
         for reader in self.readers.values():
@@ -63,11 +63,11 @@ class Ledger(Planner):
     # -- routes and leases -------------------------------------------------------------------
 
     def set_routes(self, routes: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
-        """Take the exporter's own route table: policy (``wait`` or ``drop``) by import.
+        """Apply the exporter's route table: policy (``wait`` or ``drop``) by import.
 
-        A reader whose import left the table claims only its plan. One whose import came back
-        goes on where its ``start`` policy says, counted from now. One that is revoked, itself or
-        its job or namespace, claims nothing.
+        - A reader whose import left the table claims only its plan.
+        - A reader whose import returned resumes where its ``start`` policy places it now.
+        - A revoked reader (by import, job or namespace) claims nothing.
         """
         self._revoked = frozenset(revoked)
         routes = {i: policy for i, policy in routes.items() if self._revoked_by(i) is None}
@@ -92,16 +92,16 @@ class Ledger(Planner):
         self._forget_fronts()
 
     def has_route(self, import_: str) -> bool:
-        """Whether an import is in the exporter's own route table, and not revoked."""
+        """Return whether an import is in the exporter's route table and not revoked."""
         return import_ in self._routes
 
     @property
     def cut_imports(self) -> list[str]:
-        """The imports that had a route and have none, those that lost it last at the end."""
+        """Imports that lost their route, most recent last."""
         return list(self._cut_imports)
 
     def restore_cut(self, imports: Iterable[str]) -> None:
-        """Take imports for cut until a route table has them; of too many the first go."""
+        """Mark imports as cut until a route table has them; beyond `MAX_CUT` drop the oldest."""
         for import_ in imports:
             self._cut_imports[import_] = None
         while len(self._cut_imports) > MAX_CUT:
@@ -120,22 +120,22 @@ class Ledger(Planner):
             reader.resume[stream.id] = stream.next if latest else stream.first_available()
 
     def demote_slowest(self, now: float) -> list[Reader]:
-        """Let the slowest drop what the log has no room for, one after the other, until it has.
+        """Demote the slowest readers to ``drop`` until the log has room; return them.
 
-        To be called where the export has waited for as long as its limits allow.
+        Called once the export has waited for ``limits.wait_limit``.
         """
-        turned = []
+        demoted = []
         while holders := self.blocking_readers(now):
             for holder in holders:
                 if holder.bytes == holders[0].bytes:
                     reader = self.readers[holder.reader]
                     reader.demoted, reader.demotions = True, reader.demotions + 1
-                    turned.append(reader)
+                    demoted.append(reader)
             self._forget_fronts()
-        return turned
+        return demoted
 
     def renew(self, reader: str, until: float) -> None:
-        """A sign of life; unknown readers are passed over."""
+        """Extend a reader's lease; ignore an unknown reader."""
         if reader in self.readers:
             known = self.readers[reader]
             if not self._has_claims(known, self._fronts_at):
@@ -143,7 +143,7 @@ class Ledger(Planner):
             known.lease_expires = max(known.lease_expires, until)
 
     def end_lease(self, reader: str, now: float) -> None:
-        """The reader's process ended in order: its lease is over, its claims last for grace."""
+        """End the lease of a reader that stopped cleanly; its claims last for grace."""
         if reader in self.readers:
             self.readers[reader].lease_expires = now
             self._forget_fronts()

@@ -1,4 +1,4 @@
-"""The offset of a reader: what Spark writes into the checkpoint; it alone decides what is read.
+"""Offset of a reader, as Spark writes it into the checkpoint; it alone decides what is read.
 
 ``{"v": 1, "reader", "filter", "columns", "streams": {id: {"from", "next"}},
 "control": {log: seq}, "dropped": {id: [epochs, rows]}, "lost": {id: [epochs, rows | null]},
@@ -7,12 +7,12 @@ JSON text. ``lost`` is left out while it is empty. A reader that pins rules has 
 ``"rules": {"log", "next", "relevant", "own"}``.
 
 Rule 1: a batch reads of stream s the epochs ``[max(start.s.next, end.s.from), end.s.next)``.
-Rule 2: filter and columns of the *end* offset hold for all of the batch.
+Rule 2: filter and columns of the *end* offset apply to the whole batch.
 Rule 3: ``last`` has a key for every export the reader ever opened, also while nothing was read.
-Rule 4: an export of which nothing was read leaves ``last`` when it has neither a route nor a
-position. One that was read stays: see :func:`find_never_read`.
-Rule 5: with ``rules`` the filter is what the Import's own and the rules' let pass together; the
-batch's rules are those up to ``next``. So rows are never under an older set than their rules.
+Rule 4: an export of which nothing was read leaves ``last`` when it has neither route nor
+position. One that was read stays, see :func:`find_never_read`.
+Rule 5: with ``rules`` the filter combines the Import's own and that of the rules; the batch's
+rules are those up to ``next``. So rows are never read under an older set than their rules.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from streambroker_core.errors import StreambrokerError
 
 VERSION = 2
 VERSION_WITHOUT_RULES = 1
-"""The version of an offset without rules, which earlier releases read as well."""
+"""Format version of an offset without rules, which earlier releases can read."""
 
 Loss = tuple[int, int | None]
-"""Epochs and rows that are gone; rows None where nobody knows them, epochs is the least then."""
+"""Lost epochs and rows. If rows is None (unknown), epochs is a minimum."""
 
 
 class OffsetError(StreambrokerError):
-    """An offset that cannot be read; the checkpoint is left as it is."""
+    """The offset cannot be read; the checkpoint is not changed."""
 
     code = "OffsetInvalid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a reader stands in one stream.
+    """Position of a reader in one stream.
 
     Attributes:
-        from_: first epoch that belongs to the reader; moves up over epochs that were
-            dropped by agreement or not subscribed.
-        next: first epoch that has not been read.
+        from_: first epoch of the reader; moves past epochs dropped by agreement or not subscribed.
+        next: first unread epoch.
     """
 
     from_: int
@@ -53,12 +52,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedRules:
-    """How far a reader has read a log of rules, and what that lets it leave out.
+    """Position of a reader in a rules log, and the filters that apply there.
 
     Attributes:
         log: id of the log.
-        next: the first entry that has not been read.
-        relevant: the filter that lets pass all rows that some rule has to see; None for every row.
+        next: first unread entry.
+        relevant: filter that passes every row that some rule has to see; None for all rows.
         own: the Import's filter.
     """
 
@@ -70,7 +69,7 @@ class PinnedRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """A set of positions, and the filter and columns under which the rows up to them were read."""
+    """Positions, and the filter and columns under which the rows up to them were read."""
 
     reader: str | None = None
     filter: str | None = None
@@ -84,11 +83,11 @@ class Offset:
 
     @property
     def import_filter(self) -> str | None:
-        """The Import's filter, without what rules leave out."""
+        """The Import's own filter, without that of the rules."""
         return self.filter if self.rules is None else self.rules.own
 
     def encode(self) -> dict[str, Any]:
-        """Return the JSON object, keys in the one order that Spark's comparison needs."""
+        """Return the JSON object with sorted keys, as Spark's comparison needs."""
         return {
             "columns": None if self.columns is None else list(self.columns),
             "control": dict(sorted(self.control.items())),
@@ -106,10 +105,10 @@ class Offset:
 
     @staticmethod
     def decode(data: Mapping[str, Any] | None) -> Offset:
-        """Read the JSON object; ``None`` is the offset before the first.
+        """Decode the JSON object; None is the initial offset.
 
         Raises:
-            OffsetError: written by a newer release, or not an offset of this source.
+            OffsetError: a newer release wrote it, or it is not an offset of this source.
         """
         if not data:
             return Offset()
@@ -134,7 +133,7 @@ class Offset:
 
 
 def column_names(columns: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return names of columns, as they come out of JSON, for comparing; None for all columns."""
+    """Return column names from JSON in comparable form; None for all columns."""
     return None if columns is None else tuple(columns)
 
 
@@ -166,15 +165,14 @@ def _rules(data: Mapping[str, Any]) -> PinnedRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRange:
-    """One exporter's answer for one stream: the epochs ``[from_, next)`` are pinned.
+    """Pinned epochs ``[from_, next)`` of one stream.
 
     Attributes:
         dropped: epochs and rows dropped by agreement between the reader's position and ``from_``.
-        duplicates: epochs and rows right before ``from_`` that the reader has read already, from
-            a log that was lost.
-        lost: epochs and rows that are gone without anybody having agreed, between the reader's
-            position and ``from_``; rows None where they are not known, epochs is the least then.
-        has_gap: ``from_`` lies behind the reader's position (a gap that was agreed to).
+        duplicates: epochs and rows right before ``from_`` that the reader has already read from a
+            lost log.
+        lost: unexpected loss between the reader's position and ``from_``.
+        has_gap: ``from_`` is past the reader's position.
     """
 
     stream: str
@@ -192,13 +190,10 @@ def advance(
     planned: list[PlannedRange],
     last: tuple[str, int] | None,
 ) -> Offset:
-    """Return ``start`` with one exporter's plan in it; the export counts as opened from now on.
+    """Return ``start`` with the plan of one export applied; the export then counts as opened.
 
-    Args:
-        start: the offset before.
-        export: the exporter, as ``namespace/job/pe/port``.
-        planned: its answer, stream by stream; empty while it has none.
-        last: query and batch id of the last epoch planned, None if none is.
+    ``export`` is ``namespace/job/pe/port``. ``last`` has query and batch id of the last planned
+    epoch, None if there is none.
     """
     streams = dict(start.streams)
     dropped = dict(start.dropped)
@@ -218,55 +213,51 @@ def advance(
 
 
 def forget_streams(offset: Offset, streams: Iterable[str]) -> Offset:
-    """Return an offset without positions in some streams; what they lost stays, under no stream."""
-    gone = set(streams)
-    dropped = {s: n for s, n in offset.dropped.items() if s not in gone}
-    lost = {s: n for s, n in offset.lost.items() if s not in gone}
-    of_gone = [offset.dropped[s] for s in sorted(gone | {""}) if s in offset.dropped]
-    if of_gone:
-        dropped[""] = (sum(n[0] for n in of_gone), sum(n[1] for n in of_gone))
-    lost_gone = [offset.lost[s] for s in sorted(gone | {""}) if s in offset.lost]
-    if lost_gone:
-        lost[""] = sum_losses(lost_gone)
-    positions = {s: p for s, p in offset.streams.items() if s not in gone}
+    """Return an offset without some streams; their losses are added up under stream ``""``."""
+    forgotten = set(streams)
+    dropped = {s: n for s, n in offset.dropped.items() if s not in forgotten}
+    lost = {s: n for s, n in offset.lost.items() if s not in forgotten}
+    dropped_there = [offset.dropped[s] for s in sorted(forgotten | {""}) if s in offset.dropped]
+    if dropped_there:
+        dropped[""] = (sum(n[0] for n in dropped_there), sum(n[1] for n in dropped_there))
+    lost_there = [offset.lost[s] for s in sorted(forgotten | {""}) if s in offset.lost]
+    if lost_there:
+        lost[""] = sum_losses(lost_there)
+    positions = {s: p for s, p in offset.streams.items() if s not in forgotten}
     return replace(offset, streams=positions, dropped=dropped, lost=lost)
 
 
 def find_never_read(offset: Offset, routed: Collection[str], homes: Mapping[str, str]) -> set[str]:
-    """Return the exports that an offset need not know any more.
+    """Return the exports that an offset may forget: no route, no position, nothing ever read.
 
-    They have no route, no position, and no epoch of them was ever read, so nothing can be read
-    twice: one that comes back begins as ``start`` says, as it began before. Of one that was read
-    ``last`` alone tells, once its positions are forgotten, which epochs were read: the export may
-    come back with them in its log, or publish its last batch again over a lost one.
+    Such an export cannot be read twice: if it returns, it begins by its ``start`` policy again.
+    One that was read has to stay. It may return with the same epochs in its log, or republish its
+    last batch after a lost log. Without positions, only ``last`` shows what was read.
 
-    Args:
-        offset: the reader's.
-        routed: exports with a route.
-        homes: export by stream, as far as it is known.
+    ``routed`` are the exports with a route, ``homes`` is the export by stream, as far as known.
     """
     kept = {*routed, *(homes[s] for s in offset.streams if s in homes)}
     return {export for export, last in offset.last.items() if last is None and export not in kept}
 
 
 def without_exports(offset: Offset, exports: Collection[str]) -> Offset:
-    """Return an offset that does not know some exports."""
+    """Return an offset without some exports in ``last``."""
     return replace(offset, last={e: b for e, b in offset.last.items() if e not in exports})
 
 
 def sum_losses(losses: Iterable[Loss]) -> Loss:
-    """Return the sum of losses; its rows are not known where those of one are not."""
+    """Return the sum of losses; its rows are None if those of one loss are."""
     epochs, rows = 0, 0
     known = True
-    for more, of in losses:
-        epochs, rows, known = epochs + more, rows + (of or 0), known and of is not None
+    for n_epochs, n_rows in losses:
+        epochs, rows, known = epochs + n_epochs, rows + (n_rows or 0), known and n_rows is not None
     return epochs, rows if known else None
 
 
 def ranges(start: Offset, end: Offset) -> dict[str, tuple[int, int]]:
-    """Return ``{stream: (first, next)}``: what the batch from ``start`` to ``end`` reads.
+    """Return the epochs that a batch reads, as ``{stream: (first, next)}``, without empty ranges.
 
-    Streams with nothing to read are left out. A pure function of the two offsets.
+    A pure function of the two offsets.
     """
     result: dict[str, tuple[int, int]] = {}
     for stream, position in end.streams.items():
@@ -294,14 +285,12 @@ def cut_slices(
 ) -> list[list[BlockRange]]:
     """Cut epochs into slices at block boundaries, about equal in bytes, in order.
 
-    A block belongs to the slice in which its middle lies.
+    A block belongs to the slice that contains its middle. A pure function of the manifests, so
+    that a replay cuts the same slices.
 
     Args:
         epochs: bytes of each block, by epoch number in ascending order.
-        slice_bytes: the largest slice aimed at; a single block may be larger.
-
-    Returns:
-        Slices of pieces; a pure function of the manifests, so that a replay cuts alike.
+        slice_bytes: target for the largest slice; a single block may be larger.
     """
     total = sum(sum(blocks) for blocks in epochs.values())
     count = max(1, -(-total // slice_bytes))
@@ -319,7 +308,7 @@ def cut_slices(
 
 
 def _append_block(pieces: list[BlockRange], epoch: int, block: int) -> None:
-    """Add the next block to a slice, to the piece it continues if there is one."""
+    """Append a block to a slice, and extend the last range if it is of the same epoch."""
     if pieces and pieces[-1].epoch == epoch:
         pieces[-1] = replace(pieces[-1], last=block + 1)
     else:

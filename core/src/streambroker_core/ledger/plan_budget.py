@@ -1,7 +1,7 @@
-"""How many of a stream's next epochs one plan takes: by bytes, and by what a window may hold.
+"""Budget of a plan: limits the epochs taken from streams by bytes and by window bounds.
 
-A reader of control tuples is given what one window may have of them. To any other reader an epoch
-without rows is nothing: it is not planned for its own sake.
+A reader of control tuples gets at most what one window may hold of them. Other readers need no
+epochs without rows, so these are not planned for their own sake.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from streambroker_core.ledger.epochs import Epoch, Stream
 
 @dataclass(slots=True)
 class PlanBudget:
-    """What is left of a plan's limits.
+    """Remaining limits of a plan.
 
     Attributes:
         size: bytes.
         tuples: control tuples, ``payload`` their bytes.
-        at_least_one: one epoch is taken whatever its size, as long as none is; one with too many
-            tuples only if nothing else is in the window. Who published it may have been sent as
-            many.
-        control: types that do not cut, for a reader of control tuples; None for others.
+        at_least_one: take the first epoch whatever its size; one with too many tuples only if
+            nothing else is in the window (its publisher may have received as many).
+        control: types that do not end a window; None for a reader without control tuples.
         last: query and batch id of the last epoch that the reader has read.
-        rowless: bytes up to which epochs without rows are left behind the plan of a reader of rows;
-            with more it takes them, or they would fill the log that it holds.
+        rowless: maximum bytes of trailing epochs without rows that stay unplanned for a reader
+            without control tuples. More would fill the log that it holds.
     """
 
     size: int
@@ -43,12 +42,12 @@ class PlanBudget:
     rowless: int
 
     def take_epochs(self, stream: Stream, first: int, limit: int) -> int:
-        """Take the epochs of a stream from ``first`` on; return the one before which that ends."""
+        """Take epochs of a stream from ``first`` on; return the first that is not taken."""
         end, size = self._fit_by_size(stream.epochs, first, limit)
         if self.control is None:
-            left = end if stream.sealed else self._drop_rowless_tail(stream.epochs, first, end)
-            size -= sum(stream.epochs[number].bytes for number in range(left, end))
-            end = left
+            trimmed = end if stream.sealed else self._drop_rowless_tail(stream.epochs, first, end)
+            size -= sum(stream.epochs[number].bytes for number in range(trimmed, end))
+            end = trimmed
         else:
             heads = self._fit_window([stream.epochs[number].head for number in range(first, end)])
             end = first + len(heads)
@@ -60,7 +59,7 @@ class PlanBudget:
         return end
 
     def _fit_by_size(self, epochs: Mapping[int, Epoch], first: int, limit: int) -> tuple[int, int]:
-        """Return where epochs end that are no more than what is left, and what they come to."""
+        """Return the end of the epochs that fit into the remaining bytes, and their size."""
         query, batch = self.last or (None, 0)
         end, size = first, 0
         while end in epochs and end < limit:
@@ -69,34 +68,34 @@ class PlanBudget:
             if size + bytes_ > self.size and not (self.at_least_one and end == first):
                 break
             if query is not None and epoch.query == query and epoch.batch <= batch:
-                break  # was read before, over a log that was lost
+                break  # republished after a log was lost, and already read
             size, end = size + bytes_, end + 1
         return end, size
 
     def _fit_window(self, heads: list[ControlHead]) -> list[ControlHead]:
-        """Return the heads of the epochs that one window may have."""
+        """Return the heads of the epochs that fit into one window."""
         if self.control is not None:
             heads = heads[: count_window_epochs(heads, self.control)]
-        within = count_fitting_epochs(heads, self.tuples, self.payload)
+        fitting = count_fitting_epochs(heads, self.tuples, self.payload)
         if self.at_least_one and self.tuples >= MAX_TUPLES and self.payload >= MAX_BYTES:
-            within = max(1, within)
-        return heads[:within]
+            fitting = max(1, fitting)
+        return heads[:fitting]
 
     def _drop_rowless_tail(self, epochs: Mapping[int, Epoch], first: int, end: int) -> int:
-        """Return where epochs end without those at the end that have no rows, if these are few."""
-        left, size = end, 0
-        while left > first and not epochs[left - 1].rows:
-            left -= 1
-            size += epochs[left].bytes
-        return left if size <= self.rowless else end
+        """Return the end of epochs without trailing ones that lack rows, unless these are large."""
+        trimmed, size = end, 0
+        while trimmed > first and not epochs[trimmed - 1].rows:
+            trimmed -= 1
+            size += epochs[trimmed].bytes
+        return trimmed if size <= self.rowless else end
 
     def must_split(self, before: Epoch | None, first: Epoch | None) -> bool:
-        """Whether a window that has one epoch may not have another, of the next stream."""
+        """Return whether a window has to end between two epochs of successive streams."""
         if self.control is None or before is None or first is None:
             return False
         return count_window_epochs([before.head, first.head], self.control) == 1
 
 
 def is_republished(epoch: Epoch, last: tuple[str, int] | None) -> bool:
-    """Whether an epoch was published before, over a log that was lost, and read."""
+    """Return whether an epoch was republished after a log was lost, and was already read."""
     return last is not None and epoch.query == last[0] and epoch.batch <= last[1]

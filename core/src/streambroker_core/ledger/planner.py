@@ -1,8 +1,7 @@
-"""What a reader of an export may read next: its position, its plan, and the loss it is told of.
+"""Planner: acknowledges a reader's position, pins its next epochs and detects data loss.
 
-A reader brings its position; that acknowledges all below. It gets a plan: epochs that are pinned
-for it until it acknowledges them. Changes of a reader's place are made here and, where routes
-come and go, in the ledger.
+A position acknowledges all epochs below it. A plan pins epochs until the reader acknowledges
+them. Cursors change only here and, when routes change, in the ledger.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from streambroker_core.ledger.retention import Cursor, Reader, Retention, Retent
 
 MAX_READERS = 1_000
 MAX_INCARNATIONS = 8
-"""How many earlier lives of a reader's agent are known, whose late calls change nothing."""
+"""Latest incarnations of a reader's agent kept; calls of all but the last are rejected."""
 ROWLESS_BYTES = 1 << 20
-"""How many bytes of epochs without rows a reader without control leaves unread, at most."""
+"""Maximum bytes of trailing epochs without rows that a reader without control leaves unread."""
 
 _REMOVED = "they were removed while the reader was away"
 _DAMAGED = "files of the exporter's log were removed or cut off, and they were in them"
 
 MissingRange = tuple[int, int, int | None]
-"""Epochs ``[first, next)`` that are gone, and how many rows they had, None if nobody knows."""
+"""Missing epochs ``[first, next)`` and their rows; rows are None if unknown."""
 
 
 class DataLossError(StreambrokerError):
-    """Epochs that nobody agreed to lose are gone. Raised to the reader; changes nothing."""
+    """Unexpected data loss: epochs that the reader has to read are gone. Nothing is skipped."""
 
     code = "DataLoss"
 
@@ -46,50 +45,50 @@ class DataLossError(StreambrokerError):
 
 
 class NotRoutedError(StreambrokerError):
-    """The import has no route to the export; nothing was opened."""
+    """The import has no route to the export."""
 
     code = "NotRouted"
 
 
 class RevokedError(StreambrokerError):
-    """The export has revoked the import: it reads nothing more, not even what was planned."""
+    """The export has revoked the import, which may not read even what was planned."""
 
     code = "Revoked"
 
 
 class ReadersExceededError(StreambrokerError):
-    """All places are taken by readers that live, or have claims; the new one got none."""
+    """The export has `MAX_READERS` readers, all live or with claims; a new one is rejected."""
 
     code = "ReadersExceeded"
 
 
 class OvertakenError(StreambrokerError):
-    """A call that a newer one of the same reader has overtaken; nothing was done."""
+    """A newer call of the same reader was handled before this one, which changes nothing."""
 
     code = "Overtaken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What a reader says when it wants its next micro-batch.
+    """Request of a reader for the epochs of its next micro-batch.
 
     Attributes:
         positions: first unfinished epoch by stream; acknowledges all below. Streams of other
-            exports may be in it and are passed over.
-        own_streams: the streams in ``positions`` that the reader knows to be of this export.
-        has_opened: the reader has opened this export before, so a stream it does not know is a
+            exports are ignored.
+        own_streams: streams in ``positions`` that the reader attributes to this export.
+        has_opened: the reader has opened this export before. A stream it does not know is then a
             successor and is read from its first epoch.
-        last: query and batch id of the last epoch it read of this export; epochs of that query
-            up to that batch are published again over a lost log, and passed over.
-        limit: do not plan at or above these, by stream; None for no limit.
-        budget: bytes to plan at most; one epoch is planned whatever its size if ``at_least_one``.
+        last: query and batch id of the last epoch read of this export. Epochs of that query up to
+            that batch were republished after a log was lost, and are skipped.
+        limit: exclusive upper bound of the plan, by stream; None for no limit.
+        budget: maximum bytes of the plan; ``at_least_one`` plans one epoch whatever its size.
         lease: seconds until the reader counts as away.
-        skip_lost: loss that nobody agreed to is told and passed over; it does not stop the reader.
-        granted: it may have what it was not given before.
-        call: the life of the reader's agent, and the how many-th call for the reader in it this
-            is; None if it does not say.
-        control: of a reader of control tuples, the types that do not cut; None for others.
-        tuples: control tuples to plan at most, ``payload`` their bytes.
+        skip_lost: report unexpected loss and skip it instead of stopping the reader.
+        granted: the reader may get epochs that it was not granted before.
+        call: incarnation of the reader's agent and number of the call within it; None if unknown.
+        control: types of control tuples that do not end a window; None for a reader without
+            control tuples.
+        tuples: maximum control tuples of the plan, ``payload`` their maximum bytes.
     """
 
     reader: str
@@ -114,15 +113,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan, stream by stream.
+    """Epochs pinned for a reader, stream by stream.
 
     Attributes:
-        finished: the epochs acknowledged by this very call.
-        unknown_streams: streams the reader knows to be of this export, and the export does not
-            know.
-        rowless_streams: streams of which there are epochs beyond the plan, all without a row, up to
-            these: they are nothing to a reader without control.
-        tuples: how many control tuples the plan has, ``payload`` their bytes.
+        finished: ``(stream, first, next)`` of the epochs acknowledged by this call.
+        unknown_streams: the reader's ``own_streams`` that the export does not know.
+        rowless_streams: end of the rowless epochs behind the plan, for readers without control.
+        tuples: control tuples in the plan, ``payload`` their bytes.
     """
 
     planned: tuple[PlannedRange, ...]
@@ -137,7 +134,7 @@ class Plan:
 
 
 class Planner(Retention):
-    """Plans of readers, over the epochs there are."""
+    """Plans for the readers of one export, over its retained epochs."""
 
     def __init__(self, limits: RetentionLimits | None = None) -> None:
         super().__init__(limits)
@@ -151,11 +148,11 @@ class Planner(Retention):
         """Acknowledge the reader's position and pin its next epochs.
 
         Raises:
-            DataLossError: the reader's next epochs are gone, its policy is ``wait``, and it is not
-                lossy.
-            OvertakenError: a later call of the reader was there before.
-            ReadersExceededError: it is new, and there are too many.
-            RevokedError: its import is revoked.
+            DataLossError: the reader's next epochs are gone, it does not drop, and ``skip_lost``
+                is not set.
+            OvertakenError: see :meth:`check_call`.
+            ReadersExceededError: the reader is new, and there are too many.
+            RevokedError: see :meth:`check_revoked`.
         """
         self.check_revoked(request.import_)
         self.check_call(request)
@@ -163,11 +160,7 @@ class Planner(Retention):
             return self._plan(request, now)
 
     def check_revoked(self, import_: str) -> None:
-        """Refuse an import that is to read no more.
-
-        Raises:
-            RevokedError: the export has revoked it, its job or its namespace.
-        """
+        """Raise `RevokedError` if the import, its job or its namespace is revoked."""
         named = self._revoked_by(import_)
         if named is not None:
             raise RevokedError(
@@ -176,19 +169,16 @@ class Planner(Retention):
             )
 
     def check_call(self, request: PlanRequest) -> None:
-        """Refuse a call whose sender has given it up and made another one since.
+        """Raise `OvertakenError` if a later call of the same reader was handled before this one.
 
-        It would take the reader back: its position, and with it the plan that is being read.
-
-        Raises:
-            OvertakenError: it is one.
+        It would reset the reader's position and with it the plan that is being read.
         """
         reader = self.readers.get(request.reader)
         if reader is None or request.call is None or not (reader.routed and request.granted):
             return
-        life, number = request.call
-        if life in reader.agent_incarnations[:-1] or (
-            life in reader.agent_incarnations and number < reader.calls
+        incarnation, number = request.call
+        if incarnation in reader.agent_incarnations[:-1] or (
+            incarnation in reader.agent_incarnations and number < reader.calls
         ):
             raise OvertakenError(
                 f"call {number} of reader {request.reader} comes after a later one; nothing is"
@@ -204,41 +194,38 @@ class Planner(Retention):
     def _plan(self, request: PlanRequest, now: float) -> Plan:
         reader = self._get_reader(request, now)
         finished = self._acknowledge(reader, request, now)
-        gone = tuple(
+        unknown = tuple(
             sorted(s for s in request.own_streams if s not in {*self.streams, *self.forgotten})
         )
         if not reader.routed:
-            return Plan(planned=(), finished=finished, routed=False, unknown_streams=gone)
-        reader.start = request.start  # who registers a plan again, or has no route, does not say it
-        lost = self._lost_between(reader, request, gone)
+            return Plan(planned=(), finished=finished, routed=False, unknown_streams=unknown)
+        # Set only here: requests that register a plan again, or have no route, lack it.
+        reader.start = request.start
+        lost = self._lost_between(reader, request, unknown)
         if lost is None:
             reader.opened = True
-            return Plan(planned=(), finished=finished, unknown_streams=gone)
+            return Plan(planned=(), finished=finished, unknown_streams=unknown)
         self._open_reader(reader, request)
         reader.control = request.control is not None
-        room = self._make_budget(request)
-        planned = self._plan_streams(reader, request, lost, room)
+        budget = self._make_budget(request)
+        planned = self._plan_streams(reader, request, lost, budget)
         self._pin(reader, planned)
         self._promote(reader)
         return Plan(
             planned=tuple(planned),
             finished=finished,
-            bytes=request.budget - room.size,
+            bytes=request.budget - budget.size,
             last=self._last_batch(planned),
-            unknown_streams=gone,
+            unknown_streams=unknown,
             rowless_streams=self._find_rowless_ends(planned, request),
-            tuples=request.tuples - room.tuples,
-            payload=request.payload - room.payload,
+            tuples=request.tuples - budget.tuples,
+            payload=request.payload - budget.payload,
         )
 
     def _plan_streams(
         self, reader: Reader, request: PlanRequest, lost_epochs: int, budget: PlanBudget
     ) -> list[PlannedRange]:
-        """Return a plan of each stream in which there is something.
-
-        Raises:
-            DataLossError: what comes next is gone.
-        """
+        """Return a plan for each stream to read; raise `DataLossError` on unexpected loss."""
         planned: list[PlannedRange] = []
         for stream in [s for s in self.streams.values() if self._reads_stream(reader, s)]:
             cursor = reader.cursors.setdefault(stream.id, Cursor(next=0))
@@ -276,21 +263,21 @@ class Planner(Retention):
     def _must_split(
         self, reader: Reader, stream: Stream, planned: Sequence[PlannedRange], budget: PlanBudget
     ) -> bool:
-        """Whether the window that has what is planned must not have the next stream's first epoch.
+        """Return whether the window has to end before the first epoch of ``stream``.
 
-        A successor goes on where its predecessor ended, so what cuts within one cuts between two.
+        A successor continues its predecessor, so windows end between streams as within one.
         """
-        before = next((p for p in reversed(planned) if p.from_ < p.next), None)
-        if budget.control is None or before is None:
+        previous = next((p for p in reversed(planned) if p.from_ < p.next), None)
+        if budget.control is None or previous is None:
             return False
         wanted = max(reader.cursors[stream.id].next, reader.resume.get(stream.id, 0))
         first = stream.epochs.get(stream.at_or_after(wanted))
-        return budget.must_split(self.streams[before.stream].epochs.get(before.next - 1), first)
+        return budget.must_split(self.streams[previous.stream].epochs.get(previous.next - 1), first)
 
     def _find_rowless_ends(
         self, planned: Sequence[PlannedRange], request: PlanRequest
     ) -> tuple[tuple[str, int], ...]:
-        """Return where the row-less ends of streams end, of a reader to whom they are nothing."""
+        """Return the end of the epochs without rows behind a plan, for readers without control."""
         if request.control is not None or request.limit is not None or not planned:
             return ()
         plan = planned[-1]
@@ -302,13 +289,10 @@ class Planner(Retention):
     def _lost_between(
         self, reader: Reader, request: PlanRequest, unknown_streams: tuple[str, ...]
     ) -> int | None:
-        """Return how many epochs are missing at least between a lost log and what there is.
+        """Return the minimum number of epochs missing between a lost log and the present one.
 
-        Returns:
-            None while that cannot be told, because nothing new has been published.
-
-        Raises:
-            DataLossError: epochs of the lost stream may not have been read, under ``wait``.
+        None while nothing new has been published. Raises `DataLossError` if a reader that does
+        not skip losses may have missed epochs.
         """
         if (
             not unknown_streams
@@ -333,7 +317,7 @@ class Planner(Retention):
         )
 
     def _count_skipped(self, reader: Reader, stream: Stream, request: PlanRequest) -> int:
-        """Return how many batches are in no log between what a reader has read and a stream."""
+        """Return how many batches between a reader's position and a stream are in no log."""
         wanted = max(reader.cursors[stream.id].next, reader.resume.get(stream.id, 0))
         epoch = stream.epochs.get(wanted)
         if (
@@ -350,11 +334,11 @@ class Planner(Retention):
 
     def _skipped_error(self, stream: Stream, skipped: int) -> DataLossError:
         names = list(self.streams)
-        before = self.streams[names[max(0, names.index(stream.id) - 1)]]
+        previous = self.streams[names[max(0, names.index(stream.id) - 1)]]
         epoch = next(iter(stream.epochs.values()))
         return DataLossError(
-            before.id,
-            before.next,
+            previous.id,
+            previous.next,
             None,
             f"batches {epoch.batch - skipped} to {epoch.batch - 1} of query {epoch.query} were"
             f" published and are in no log; it goes on with batch {epoch.batch} (was an older copy"
@@ -377,20 +361,16 @@ class Planner(Retention):
             )
             self.readers[request.reader] = reader
         if request.call is not None and reader.routed and request.granted:
-            life, reader.calls = request.call
+            incarnation, reader.calls = request.call
             reader.agent_incarnations = (
-                *(one for one in reader.agent_incarnations if one != life),
-                life,
+                *(known for known in reader.agent_incarnations if known != incarnation),
+                incarnation,
             )[-MAX_INCARNATIONS:]
         reader.lease_expires = max(reader.lease_expires, now + request.lease)
         return reader
 
     def _evict_reader(self, request: PlanRequest, now: float) -> None:
-        """Forget the reader that is away longest, of those without any claim.
-
-        Raises:
-            ReadersExceededError: there is none, and no place is left.
-        """
+        """Forget the reader without claims that is away longest, if all places are taken."""
         if len(self.readers) < MAX_READERS:
             return
         idle = [
@@ -410,7 +390,7 @@ class Planner(Retention):
     def _acknowledge(
         self, reader: Reader, request: PlanRequest, now: float
     ) -> tuple[tuple[str, int, int], ...]:
-        """Take the reader's positions; a lossy one may be ahead of an older copy of the log."""
+        """Apply the reader's positions. Only one that skips losses may be ahead of the log."""
         positions = request.positions
         own = [s for s in self.streams.values() if s.id in positions]
         for stream in own:
@@ -439,7 +419,7 @@ class Planner(Retention):
         return tuple(finished)
 
     def _open_reader(self, reader: Reader, request: PlanRequest) -> None:
-        """Give a reader that comes for the first time its place by its ``start`` policy."""
+        """Set the cursor of a new reader by its ``start`` policy."""
         if not (
             reader.opened or request.has_opened or any(s in request.positions for s in self.streams)
         ):
@@ -457,12 +437,12 @@ class Planner(Retention):
         reader.opened = True
 
     def _accept_losses(self, reader: Reader) -> None:
-        """The reader does not miss what was removed by now, only what is missing from the log."""
+        """Count what was removed so far as agreed loss, but not what is missing from the log."""
         for stream in self.streams.values():
             reader.agreed_losses[stream.id] = stream.agreed_loss_end()
 
     def _promote(self, reader: Reader) -> None:
-        """Let a reader that was turned hold again, once what it has before it is no danger."""
+        """Return a demoted reader to ``wait`` once its lag fills at most half of the log."""
         if not reader.demoted:
             return
         lag = self.lag(reader)
@@ -475,14 +455,14 @@ class Planner(Retention):
     ) -> PlannedRange:
         cursor = reader.cursors[stream.id]
         wanted = max(cursor.next, reader.resume.get(stream.id, 0))
-        found = stream.at_or_after(wanted)
-        agreed = found if reader.is_dropping else reader.agreed_losses.get(stream.id, 0)
-        agreed = min(max(agreed, wanted), found)
-        if agreed < found and not request.skip_lost:
-            missing = stream.count_missing(agreed, found)[0]
-            raise DataLossError(stream.id, wanted, found, _DAMAGED if missing else _REMOVED)
+        available = stream.at_or_after(wanted)
+        agreed = available if reader.is_dropping else reader.agreed_losses.get(stream.id, 0)
+        agreed = min(max(agreed, wanted), available)
+        if agreed < available and not request.skip_lost:
+            missing = stream.count_missing(agreed, available)[0]
+            raise DataLossError(stream.id, wanted, available, _DAMAGED if missing else _REMOVED)
         lost = stream.count_missing(wanted, agreed)
-        from_ = found
+        from_ = available
         while from_ in stream.epochs and is_republished(stream.epochs[from_], request.last):
             from_ += 1
         limit = stream.next if request.limit is None else request.limit.get(stream.id, from_)
@@ -492,8 +472,8 @@ class Planner(Retention):
             from_=from_,
             next=end,
             dropped=(agreed - wanted - lost[0], stream.rows_between(wanted, agreed) - lost[1]),
-            lost=(found - agreed + lost[0], stream.rows_between(agreed, found) + lost[1]),
-            duplicates=(from_ - found, stream.rows_between(found, from_)),
+            lost=(available - agreed + lost[0], stream.rows_between(agreed, available) + lost[1]),
+            duplicates=(from_ - available, stream.rows_between(available, from_)),
             has_gap=from_ > cursor.next,
         )
 
@@ -504,7 +484,7 @@ class Planner(Retention):
             cursor.granted_until = max(cursor.granted_until, plan.next)
 
     def _last_batch(self, planned: list[PlannedRange]) -> tuple[str, int] | None:
-        """Return the last batch in a plan; epochs of the agent's own are of none."""
+        """Return query and batch of the last epoch in a plan; the agent's own epochs have none."""
         for plan in reversed(planned):
             for number in range(plan.next - 1, plan.from_ - 1, -1):
                 epoch = self.streams[plan.stream].epochs.get(number)
@@ -521,19 +501,19 @@ class Planner(Retention):
             The epochs acknowledged by this call, as in :class:`Plan`.
 
         Raises:
-            DataLossError: an epoch of the plan is gone, whatever the policy. A lossy reader
-                asks :meth:`missing` and leaves those epochs out.
-            NotRoutedError: its route is cut, and the plan is not one that it was given before.
-            OvertakenError: a later call of the reader was there before.
-            ReadersExceededError: it is not known (any more), and there are too many.
-            RevokedError: its import is revoked.
+            DataLossError: an epoch of the plan is gone, whatever the policy. With ``skip_lost``
+                nothing is raised: :meth:`find_missing` returns the epochs to leave out.
+            NotRoutedError: its route is cut, and the plan has epochs it was not granted before.
+            OvertakenError: see :meth:`check_call`.
+            ReadersExceededError: the reader is unknown, and there are too many.
+            RevokedError: see :meth:`check_revoked`.
         """
         self.check_revoked(request.import_)
         self.check_call(request)
         self._check_granted(request, ranges)
-        for name, gone in self.find_missing(ranges).items() if not request.skip_lost else ():
+        for name, lost in self.find_missing(ranges).items() if not request.skip_lost else ():
             raise DataLossError(
-                name, gone[0][0], gone[-1][1], "they were planned by a batch in the checkpoint"
+                name, lost[0][0], lost[-1][1], "they were planned by a batch in the checkpoint"
             )
         with self._tracking_fronts(request.reader, now):
             reader = self._get_reader(request, now)
@@ -557,25 +537,25 @@ class Planner(Retention):
         """Return which of these epochs are gone, by stream, in order.
 
         Args:
-            ranges: the epochs that are looked for, by stream.
-            broken: epochs that are retained and that nobody can have whole any more.
-            before: what was left out of these ranges before: it stays left out, with the same
-                rows, also where it can be had again.
+            ranges: epochs ``(first, next)`` to check, by stream.
+            broken: retained epochs that can no longer be read completely.
+            before: what was left out of these ranges before. It stays left out with the same row
+                counts, even if it is readable again.
         """
         result: dict[str, list[MissingRange]] = {}
         for name, (first, next_) in ranges.items():
             stream = self.streams.get(name)
-            gone = [g for g in (before or {}).get(name, ()) if first <= g[0] and g[1] <= next_]
-            bad = [(n, n + 1) for n in sorted((broken or {}).get(name, ()))]
-            there = stream.retained_ranges(first, next_) if stream else ()
-            whole = (good for low, high in there for good in holes(bad, low, high))
-            covered = sorted([*whole, *((g[0], g[1]) for g in gone)])
+            missing = [r for r in (before or {}).get(name, ()) if first <= r[0] and r[1] <= next_]
+            broken_ranges = [(n, n + 1) for n in sorted((broken or {}).get(name, ()))]
+            retained = stream.retained_ranges(first, next_) if stream else ()
+            intact = (part for low, high in retained for part in holes(broken_ranges, low, high))
+            covered = sorted([*intact, *((r[0], r[1]) for r in missing)])
             for start, end in holes(covered, first, next_):
                 known_rows = stream is not None and end <= stream.next
                 rows = stream.rows_between(start, end) if stream and known_rows else None
-                gone.append((start, end, rows))
-            if gone:
-                result[name] = sorted(gone, key=lambda g: g[0])
+                missing.append((start, end, rows))
+            if missing:
+                result[name] = sorted(missing, key=lambda g: g[0])
         return result
 
     def _check_granted(self, request: PlanRequest, ranges: Mapping[str, tuple[int, int]]) -> None:
@@ -585,17 +565,17 @@ class Planner(Retention):
             return
         for name, (_, next_) in ranges.items():
             cursor = reader.cursors.get(name) if reader else None
-            given = cursor.granted_until if cursor else 0
-            if next_ > given:
+            granted_until = cursor.granted_until if cursor else 0
+            if next_ > granted_until:
                 raise NotRoutedError(
                     f"import {request.import_} has no route to this export any more: of stream"
                     f" {name}"
-                    f" its reader was given the epochs below {given}, not those up to"
+                    f" its reader was given the epochs below {granted_until}, not those up to"
                     f" {next_ - 1}. Connect it again, or start with a new checkpoint."
                 )
 
     def is_planned(self, reader: str, stream: str, epoch: int, now: float) -> bool:
-        """Whether the reader may read this epoch now: a plan ends when grace is over, too."""
+        """Return whether the reader may read this epoch now; a plan also ends with its grace."""
         known = self.readers.get(reader)
         if known is None or not self._has_claims(known, now):
             return False

@@ -1,8 +1,9 @@
-"""Who may publish to an export: one query, one run of it, each batch once.
+"""Publisher of an export: admits one query, its newest run, and each batch once.
 
-A publisher is a query id. Its runs are fenced: the run that was seen last is the current one, and
-calls of earlier runs are refused. Another query waits for the publisher's lease to end and then
-opens a successor stream. The states and every change of them are in this file; time is an argument.
+- A publisher is a query id. Its runs are fenced: calls of runs before the newest are rejected.
+- Another query waits for the publisher's lease to end, then opens a successor stream.
+
+A state machine without I/O; time is an argument, in seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class FencedError(StreambrokerError):
 
 
 class BatchDiffersError(StreambrokerError):
-    """A batch id that was published before comes with other rows or another schema."""
+    """A published batch id is repeated with other rows, schema or control tuples."""
 
     code = "BatchDiffers"
 
@@ -59,7 +60,7 @@ class BatchDiffersError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The batch published last: what a replay has to equal; ``control`` is its tuples."""
+    """A published batch, which a replay has to equal; ``control`` counts its control tuples."""
 
     batch: int
     rows: int
@@ -69,7 +70,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherBusy:
-    """Another query holds the lease until then; ask again, with ``renewed`` as first seen."""
+    """Another query holds the lease until then. Retry with ``renewed`` of the first response."""
 
     holder: str
     lease_expires: float
@@ -78,21 +79,20 @@ class PublisherBusy:
 
 @dataclass(slots=True)
 class Publisher:
-    """The publishing side of one export.
+    """Publishing state of one export.
 
     Attributes:
-        runs: fence number by run id of the current query, of its last runs; the highest is the
-            current run.
+        runs: fence number by run id, of the latest runs of the current query; the highest is
+            current.
+        renewals: lease renewals; a rise shows a waiting query that the publisher is alive.
         last: the batch published last.
-        history: the last batches, by id, for telling a replay from a different batch.
-        earlier: the last batch of queries that published before and may come back.
-        aborted: run and batch that were aborted last; what they staged is of no use.
-        gaps: how many batch ids were left out between two that were published; a query whose
-            checkpoint is whole leaves none out.
-        skipped: those of them that were left out since the last epoch.
-        ended: the stream and number that the next epoch would have had when the publisher said that
-            there will be none; None if it did not. An epoch published after all takes it back.
-        renewals: how often the lease was renewed; lets a waiting query see that it is alive.
+        history: the latest batches by id, to distinguish a replay from a different batch.
+        earlier: last batch by query, of queries that published before and may return.
+        aborted: run and batch aborted last; their stages are garbage.
+        gaps: batch ids left out between published ones; an intact checkpoint leaves none out.
+        skipped: those of them since the last epoch.
+        ended: stream and next number at which the publisher ended the export; None if it did not.
+            A later epoch revokes it.
     """
 
     export: str
@@ -111,27 +111,27 @@ class Publisher:
 
     @property
     def run(self) -> str | None:
-        """The current run of the query that publishes; None before the first."""
+        """The current run of the publishing query; None before the first."""
         return next(reversed(self.runs), None)
 
     def is_published(self, batch: int) -> bool:
-        """Whether a batch of this query is published, or one after it."""
+        """Return whether this or a later batch of the current query is published."""
         return self.last is not None and batch <= self.last.batch
 
     def gap_before(self, batch: int) -> int:
-        """Return how many batches were left out between the last epoch and one of this batch.
+        """Return how many batches are left out between the last epoch and this batch.
 
-        Spark leaves none out, so those were published to a log of which this is an older copy.
+        Spark leaves none out: those were published to a log of which this is an older copy.
         """
         return self.skipped + (0 if self.last is None else max(0, batch - self.last.batch - 1))
 
     def is_stale(self, run: str, batch: int) -> bool:
-        """Whether what a run staged for a batch will never be published."""
+        """Return whether the stages of a run for a batch will never be published."""
         replaced = run != self.run or (run, batch) == self.aborted
         return replaced or self.is_published(batch)
 
     def abort(self, *, query: str, run: str, batch: int) -> bool:
-        """Take note that a batch was aborted; False if it changes nothing."""
+        """Record that a batch was aborted; return False if that changes nothing."""
         if query != self.query or self.is_stale(run, batch):
             return False
         self.aborted = (run, batch)
@@ -147,19 +147,14 @@ class Publisher:
         now: float,
         renewed: int | None = None,
     ) -> PublisherBusy | None:
-        """Decide whether a run of a query may stage rows of a batch; None if it may.
+        """Return None if a run of a query may stage rows of a batch, else `PublisherBusy`.
 
-        Args:
-            query: streaming query id, as in the checkpoint.
-            run: run id of the query.
-            batch: batch id.
-            schema: Spark schema of the rows, as DDL.
-            now: seconds.
-            renewed: ``PublisherBusy.renewed`` of the caller's first try, None at the first.
+        ``query`` is the streaming query id of the checkpoint, ``schema`` Spark DDL. ``renewed`` is
+        `PublisherBusy.renewed` of the caller's first call, None in that call.
 
         Raises:
-            FencedError: the run was replaced.
-            PublisherInUseError: another query is alive and renewed its lease meanwhile.
+            FencedError: a newer run has replaced this one.
+            PublisherInUseError: another query has renewed its lease since the first call.
             BatchDiffersError: the batch was published with another schema.
         """
         if self.query is not None and query != self.query:
@@ -207,35 +202,28 @@ class Publisher:
                 del self.runs[next(iter(self.runs))]
 
     def check_run(self, run: str) -> None:
-        """Refuse a run that was replaced by a newer one.
-
-        Raises:
-            FencedError: it was.
-        """
+        """Raise `FencedError` if a newer run has replaced this one."""
         if run in self.runs and self.runs[run] < max(self.runs.values()):
             raise FencedError(self.export, run)
 
     def renew(self, query: str, now: float) -> None:
-        """The publishing driver lives; others are passed over."""
+        """Renew the lease of the publishing query; ignore any other query."""
         if query == self.query:
             self._renew(now)
 
     def end_lease(self, query: str, now: float) -> None:
-        """The publishing query ended in order; another may take over at once."""
+        """End the lease after the publishing query stopped cleanly; another may take over."""
         if query == self.query:
             self.lease_expires = now
 
     def finish(self, query: str | None, run: str | None, end: tuple[str, int]) -> None:
-        """Take note that nothing will follow after ``end``, a stream and its next number.
+        """Record that no epoch will follow ``end``, a stream and its next number.
 
-        Args:
-            query: who says so; None for whoever published last.
-            run: its run, if known.
-            end: where it ends.
+        ``query`` is the query that ends the export, None for the last publisher.
 
         Raises:
             PublisherInUseError: another query publishes.
-            FencedError: the run was replaced.
+            FencedError: a newer run has replaced this one.
         """
         if query is not None and self.query is not None and query != self.query:
             raise PublisherInUseError(self.export, self.query)
@@ -256,27 +244,21 @@ class Publisher:
     ) -> bool:
         """Decide whether a batch is new.
 
-        Args:
-            query: streaming query id.
-            run: run id of the query.
-            batch: batch id.
-            rows: rows in all its stages.
-            schema: Spark schema as DDL; None for a batch without rows and control.
-            now: seconds.
-            control: how many control tuples it has.
+        ``rows`` are those of all stages, ``control`` is the number of control tuples. ``schema`` is
+        Spark DDL, None for a batch without both.
 
         Returns:
-            True: publish it. False: it is published already, with equal rows, schema and number of
-            control tuples.
+            True: publish it. False: there is nothing to publish, or it is published already.
 
         Raises:
-            FencedError, BatchDiffersError: as in :meth:`admit`.
-            PublisherInUseError: another query was admitted; rows come only after admission.
+            FencedError: a newer run has replaced this one.
+            BatchDiffersError: it was published with other rows, schema or number of tuples.
+            PublisherInUseError: another query publishes.
         """
         if self.query is not None and query != self.query:
             if not (rows or control):
                 self._note_empty(query, batch)
-                return False  # nothing to publish: no reason to take the export from anybody
+                return False  # nothing to publish, so no conflict with the other query
             raise PublisherInUseError(self.export, self.query)
         if self.query is None:
             self._take_over(query, run, schema or "", now)
@@ -285,20 +267,23 @@ class Publisher:
         self._renew(now)
         if not self.is_published(batch):
             return True
-        was = self.history.get(batch)
-        if was is None:
+        previous = self.history.get(batch)
+        if previous is None:
             return False
-        if rows != was.rows or ((rows or control) and schema != was.schema):
+        if rows != previous.rows or ((rows or control) and schema != previous.schema):
             raise BatchDiffersError(
-                self.export, batch, f"{was.rows} rows of {was.schema}", f"{rows} rows of {schema}"
+                self.export,
+                batch,
+                f"{previous.rows} rows of {previous.schema}",
+                f"{rows} rows of {schema}",
             )
-        if control != was.control:
-            told = (f"{n} control tuples" for n in (was.control, control))
-            raise BatchDiffersError(self.export, batch, *told)
+        if control != previous.control:
+            counts = (f"{n} control tuples" for n in (previous.control, control))
+            raise BatchDiffersError(self.export, batch, *counts)
         return False
 
     def _note_empty(self, query: str, batch: int) -> None:
-        """Note a batch without rows of a query that published before, and may again."""
+        """Record a batch without rows of a query that published before and may return."""
         known = self.earlier.get(query)
         if known is not None and batch > known.batch:
             self.earlier[query] = Published(batch=batch, rows=0, schema=known.schema)
@@ -306,10 +291,9 @@ class Publisher:
     def record_published(
         self, *, batch: int, rows: int, schema: str | None, control: int = 0
     ) -> int:
-        """Record that the batch is durable (also one without rows and control: no epoch).
+        """Record that a batch is durable; return how many batch ids were left out before it.
 
-        Returns:
-            How many batch ids were left out before it.
+        A batch without rows and control tuples makes no epoch.
         """
         before = self.gap_before(batch)
         gap = before - self.skipped
@@ -319,7 +303,7 @@ class Publisher:
         return gap
 
     def restore_batch(self, *, batch: int, rows: int, schema: str | None, control: int = 0) -> None:
-        """Learn again of a batch that was published; one that made no epoch leaves no trace."""
+        """Set the last published batch; after a restart those without an epoch are unknown."""
         named = schema or self.schema or ""
         self.last = Published(batch=batch, rows=rows, schema=named, control=control)
         self.history[batch] = self.last

@@ -1,16 +1,14 @@
-"""Who claims which epoch of an export, and what may be removed.
+"""Retention of an export: which epochs its readers claim, and which may be removed.
 
-Claims, strongest first:
+Rules, strongest first:
 
-1. planned: never removed until acknowledged or the reader is away for longer than grace;
+1. planned: never removed until acknowledged, or the reader is away for longer than grace;
 2. held: every epoch that a routed ``wait`` reader, live or within grace, has not finished;
-3. size, in the log and in memory, and age: remove the oldest epochs that nobody claims.
+3. size, in the log and in memory, and age: remove the oldest unclaimed epochs.
 
-A ``drop`` reader claims nothing but its plan, so size and age take the oldest epochs it has not
-planned; that is what dropping is. A ``wait`` reader that kept the export waiting for longer than
-``wait_limit`` is *turned*: it drops until it has come near the end again. Nothing is counted at
-removal: what a reader lost is the distance between its position and the next epoch that is still
-there, so a replay counts once.
+A ``drop`` reader claims only its plan. A ``wait`` reader that blocked the export for longer than
+``wait_limit`` is *demoted*: it drops until its lag is small again. Removal counts no losses: a
+reader's loss is the distance from its position to the next retained epoch, so replays count once.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from typing import NamedTuple
 from streambroker_core.ledger.epochs import Stream
 
 MEMORY_BYTES = 128 << 20
-"""What the retained epochs of an export may take in memory before its log counts as full."""
+"""Memory of the retained epochs of an export at which its log counts as full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLimits:
-    """What an export may keep.
+    """Limits of an export's log, in bytes and seconds.
 
     Attributes:
-        max_bytes: size at which unclaimed epochs are removed and ``wait`` waits; bytes.
-        max_age: age at which unclaimed epochs are removed; seconds, None for no limit.
-        grace: how long a reader that is away keeps its claims; seconds.
-        wait_limit: how long the export waits before it turns the slowest; seconds, None: for ever.
+        max_bytes: size at which unclaimed epochs are removed and ``wait`` blocks the export.
+        max_age: age at which unclaimed epochs are removed; None for no limit.
+        grace: how long a reader that is away keeps its claims.
+        wait_limit: how long the export waits before it demotes the slowest; None for ever.
     """
 
     max_bytes: int = 1 << 30
@@ -46,15 +44,13 @@ class RetentionLimits:
 
 @dataclass(slots=True)
 class Cursor:
-    """A reader's place in one stream.
+    """A reader's position in one stream.
 
     Attributes:
-        next: first epoch it has not finished.
-        planned: the epochs ``[first, next)`` it has pinned, or None.
-        first: where it began to read the stream; an older checkpoint that does not know the
-            stream begins there again.
-        granted_until: end of what it may have read while it had a route; without one it gets no
-            more.
+        next: first unfinished epoch.
+        planned: the pinned epochs ``[first, next)``, or None.
+        first: where it began to read. An older checkpoint without the stream starts there again.
+        granted_until: end of the epochs granted while it had a route; without one it gets no more.
     """
 
     next: int
@@ -70,18 +66,16 @@ class Reader:
     Attributes:
         lease_expires: end of its lease; it is away from then on.
         routed: its import is connected; a reader without a route claims only its plan.
-        opened: it has read this export, or was connected before there was a stream; streams
-            that come later are read from their first epoch.
-        resume: lowest epoch it may read of a stream, set when its route returned.
-        agreed_losses: epochs below that are gone were lost by agreement (before it was connected,
-            under
-            ``drop``), by stream; a ``wait`` reader does not stop at them.
-        query: the streaming query whose tasks read for it, as last told; None before they did.
-        last_progress: when it finished an epoch last, or came.
-        demoted: it waits by its policy, and drops because the export waited for it too long.
-        demotions: how often that has happened.
-        agent_incarnations: the lives of its agent that have asked for it, the present one last.
-        calls: the number of the last call in that life.
+        opened: it has read this export, or was connected before there was a stream. Later streams
+            are read from their first epoch.
+        resume: lowest epoch it may read, by stream; set when its route returned.
+        agreed_losses: epoch by stream below which losses are agreed (it was not connected, or
+            dropped); a ``wait`` reader does not stop at them.
+        query: the streaming query whose tasks read for it, as last reported; None if unknown.
+        last_progress: when it last finished an epoch, or was created.
+        demoted: its policy is ``wait``, but it drops because it blocked the export too long.
+        agent_incarnations: incarnations of its agent that have sent requests, the present one last.
+        calls: number of the last call in that incarnation.
         control: it reads control tuples.
     """
 
@@ -105,11 +99,11 @@ class Reader:
 
     @property
     def is_dropping(self) -> bool:
-        """Whether it loses the oldest epochs instead of holding them."""
+        """Whether the reader loses the oldest epochs instead of holding them."""
         return self.policy == "drop" or self.demoted
 
     def referenced_epochs(self, stream: str) -> set[int]:
-        """Return the epochs of a stream at which it stands, may come back, or begins to count."""
+        """Return the epochs of a stream from which this reader may read or count losses."""
         known = {self.resume.get(stream, 0), self.agreed_losses.get(stream, 0)}
         cursor = self.cursors.get(stream)
         if cursor is not None:
@@ -118,7 +112,7 @@ class Reader:
 
     @property
     def is_holding(self) -> bool:
-        """Whether it holds what it has not finished, while it lives and for grace."""
+        """Whether the reader holds unfinished epochs while it is live or within grace."""
         return self.routed and not self.is_dropping
 
 
@@ -127,12 +121,12 @@ class BlockingReader:
     """A reader that keeps the log full.
 
     Attributes:
-        bytes: what it has not finished.
-        away: for how many seconds it has been away, 0 if it lives.
-        query: the streaming query that reads, None if that is not known.
-        last_progress: when it finished an epoch last.
-        ring: the exports for which its query waits and which, in the end, wait for this one; None
-            if it is not in such a ring, see :mod:`chains <streambroker_core.ledger.wait_chains>`.
+        bytes: size of its unfinished epochs.
+        away: seconds since its lease ended, 0 if it is live.
+        query: the streaming query that reads, None if unknown.
+        last_progress: when it last finished an epoch.
+        ring: exports that its query waits for and that in turn wait for this one; None if there
+            is no ring, see :mod:`wait chains <streambroker_core.ledger.wait_chains>`.
     """
 
     reader: str
@@ -145,10 +139,9 @@ class BlockingReader:
 
 
 class Lag(NamedTuple):
-    """What a reader has still to finish of what is retained.
+    """Retained epochs that a reader has not finished.
 
-    ``since`` is when the oldest of it was published, None if there is nothing; ``memory`` is what
-    its agent keeps of it in memory, in bytes.
+    ``since`` is when the oldest was published, None without lag; ``memory`` is in bytes.
     """
 
     epochs: int
@@ -160,20 +153,20 @@ class Lag(NamedTuple):
 
 @dataclass(slots=True)
 class _Front:
-    """Where the slowest ``wait`` readers of a stream stand, and how many stand there."""
+    """Position of the slowest ``wait`` readers of a stream, and their number."""
 
     position: int
     readers: int
 
 
 class Retention:
-    """The streams of one export, its readers, and what they hold.
+    """The streams of one export, its readers, and the epochs that they hold.
 
-    A log is full when its epochs take ``limits.max_bytes``, or ``max_memory`` in memory: of tiny
-    epochs so many fit into the log that its agent could not hold what it knows of them.
+    A log is full at ``limits.max_bytes``, or at ``max_memory`` in memory: an agent could not hold
+    the metadata of as many tiny epochs as fit into the log.
 
-    Where the slowest stand is kept by stream, so that a plan does not look at all readers. What
-    is kept is forgotten when routes, limits, streams or leases change other than by time going on.
+    The front, which is the position of the slowest readers, is cached by stream, so that a plan
+    does not scan all readers. Changes of routes, limits, streams or leases invalidate the cache.
     """
 
     def __init__(self, limits: RetentionLimits | None = None) -> None:
@@ -187,7 +180,7 @@ class Retention:
 
     @property
     def limits(self) -> RetentionLimits:
-        """What the export may keep."""
+        """Limits of the export's log."""
         return self._limits
 
     @limits.setter
@@ -199,20 +192,20 @@ class Retention:
         return now <= reader.lease_expires + self.limits.grace
 
     def _can_hold(self, reader: Reader, now: float) -> bool:
-        """Whether a reader keeps epochs from being removed, or may come to."""
+        """Return whether a reader prevents, or may come to prevent, that epochs are removed."""
         if not self._has_claims(reader, now):
             return False
         return reader.is_holding or any(c.planned for c in reader.cursors.values())
 
     def _first_unread(self, reader: Reader, stream: Stream) -> int:
-        """Return the first epoch of ``stream`` that a reader still has to read."""
+        """Return the first epoch of ``stream`` to read, ``next`` if the reader skips the stream."""
         if not self._reads_stream(reader, stream):
             return stream.next
         cursor = reader.cursors.get(stream.id)
         return max(0 if cursor is None else cursor.next, reader.resume.get(stream.id, 0))
 
     def _reads_stream(self, reader: Reader, stream: Stream) -> bool:
-        """Whether a stream is the one the reader began with, or a successor of it."""
+        """Return whether the reader began with this stream or a predecessor of it."""
         known = next((name for name in self.streams if name in reader.cursors), None)
         if known is None:
             return reader.opened
@@ -220,21 +213,21 @@ class Retention:
         return names.index(stream.id) >= names.index(known)
 
     def is_unread(self, stream: str) -> bool:
-        """Whether a known reader has not come to the end of a stream, be it there or removed.
+        """Return whether a reader has not reached the end of a stream, removed epochs included.
 
-        While one has, the stream has to stay known: its loss is told or counted, not passed over.
+        Such a stream has to stay known, so that losses in it are reported or counted.
         """
         return any(self.has_unread(reader, stream) for reader in self.readers)
 
     def has_unread(self, reader: str, stream: str) -> bool:
-        """Whether a reader has not come to the end of a stream; one that is not known has."""
+        """Return whether a reader has not reached the end of a stream; False if unknown."""
         known, of = self.readers.get(reader), self.streams.get(stream)
         return known is not None and of is not None and self._first_unread(known, of) < of.next
 
     def lag(self, reader: Reader) -> Lag:
-        """Return what a reader has still to finish; nothing once its route is gone.
+        """Return the lag of a reader; none without a route.
 
-        To one without control epochs without rows are nothing.
+        Epochs without rows are no lag for a reader without control tuples.
         """
         epochs = rows = size = memory = 0
         since: float | None = None
@@ -251,20 +244,20 @@ class Retention:
         return Lag(epochs, rows, size, since, memory)
 
     def released_readers(self, now: float) -> list[Reader]:
-        """Return the readers that have been away for longer than grace: they hold nothing."""
+        """Return the readers that are away for longer than grace and hold nothing."""
         return [r for r in self.readers.values() if not self._has_claims(r, now)]
 
     def _holding_readers(self, now: float) -> list[Reader]:
         return [r for r in self.readers.values() if r.is_holding and self._has_claims(r, now)]
 
-    # -- where the slowest stand -------------------------------------------------------------
+    # -- positions of the slowest readers ----------------------------------------------------
 
     def _forget_fronts(self) -> None:
         self._fronts.clear()
         self._fronts_until = math.inf
 
     def _first_held(self, stream: Stream, now: float) -> int:
-        """Return the first epoch that a ``wait`` reader holds, ``next`` if none does."""
+        """Return the first epoch held by a ``wait`` reader, ``next`` if there is none."""
         if now > self._fronts_until:
             self._forget_fronts()
         front = self._fronts.get(stream.id)
@@ -277,12 +270,14 @@ class Retention:
         until = min((r.lease_expires for r in holding), default=math.inf)
         self._fronts_until = min(self._fronts_until, until + self.limits.grace)
         self._fronts_at = now
-        places = [self._first_unread(r, stream) for r in holding if self._reads_stream(r, stream)]
-        slowest = min(places, default=0)
-        return _Front(slowest, places.count(slowest))
+        positions = [
+            self._first_unread(r, stream) for r in holding if self._reads_stream(r, stream)
+        ]
+        slowest = min(positions, default=0)
+        return _Front(slowest, positions.count(slowest))
 
     def _held_positions(self, id_: str, now: float) -> dict[str, int]:
-        """Return where a reader holds epochs, by stream."""
+        """Return the first epoch that a reader holds, by stream."""
         reader = self.readers.get(id_)
         if reader is None or not reader.is_holding or not self._has_claims(reader, now):
             return {}
@@ -294,9 +289,9 @@ class Retention:
 
     @contextlib.contextmanager
     def _tracking_fronts(self, id_: str, now: float) -> Iterator[None]:
-        """Keep the fronts right while one reader comes, moves or is seen again.
+        """Update the fronts after one reader was added, moved or renewed.
 
-        One that comes, and is refused, has not come.
+        If the body raises, a reader that it added is removed again.
         """
         if now > self._fronts_until:
             self._forget_fronts()
@@ -327,22 +322,22 @@ class Retention:
         if before == front.position and not front.readers:
             del self._fronts[stream]
 
-    # -- what may be removed -----------------------------------------------------------------
+    # -- fullness and removal ----------------------------------------------------------------
 
     def held_bytes(self, now: float) -> int:
-        """Return the bytes that ``wait`` readers have not finished, each epoch counted once."""
+        """Return the bytes of epochs that ``wait`` readers hold, each epoch counted once."""
         return sum(s.bytes_from(self._first_held(s, now)) for s in self.streams.values())
 
     def held_memory(self, now: float) -> int:
-        """Return what the same epochs take in memory."""
+        """Return the memory of the same epochs, in bytes."""
         return sum(s.memory_from(self._first_held(s, now)) for s in self.streams.values())
 
     def fullness(self, bytes_: int, memory: int) -> float:
-        """Return what part of the log some epochs fill; 1 and more is all of it."""
+        """Return the fraction of the log that such epochs fill; from 1 on it is full."""
         return max(bytes_ / max(1, self.limits.max_bytes), memory / self.max_memory)
 
     def blocking_readers(self, now: float) -> list[BlockingReader]:
-        """Return who keeps the export waiting, slowest first; empty if a batch may be admitted."""
+        """Return the readers that block the export, slowest first; empty if a batch is admitted."""
         if self.fullness(self.held_bytes(now), self.held_memory(now)) < 1:
             return []
         holders = [
@@ -359,10 +354,10 @@ class Retention:
         return sorted((h for h in holders if h.bytes), key=lambda h: -h.bytes)
 
     def sweep(self, now: float) -> dict[str, list[int]]:
-        """Remove the epochs that size and age take, and return their numbers by stream.
+        """Remove unclaimed epochs beyond size and age; return their numbers by stream.
 
-        Size never takes the newest epoch: a reader that drops would otherwise never get one that
-        is larger than the log.
+        Size never removes the newest epoch. Otherwise a reader that drops would never get one
+        that is larger than the log.
         """
         total = sum(s.bytes for s in self.streams.values())
         memory = sum(s.memory for s in self.streams.values())
@@ -383,8 +378,8 @@ class Retention:
                 plans = self._plans_in(stream, now) if plans is None else plans
                 end = max((next_ for first, next_ in plans if first <= number < next_), default=0)
                 if not end:
-                    gone = stream.remove(number)
-                    total, memory = total - gone.bytes, memory - gone.memory
+                    epoch = stream.remove(number)
+                    total, memory = total - epoch.bytes, memory - epoch.memory
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
             stream.forget_sums(self._referenced_epochs)
@@ -392,7 +387,7 @@ class Retention:
         return removed
 
     def _forget_missing(self, removed: Mapping[str, list[int]]) -> None:
-        """Forget what is missing before epochs that were removed: it would be gone as well."""
+        """Forget missing epochs of streams before a removal: they would be removed as well."""
         names = list(self.streams)
         last = max((names.index(name) for name in removed), default=0)
         for name in names[:last]:
@@ -400,7 +395,9 @@ class Retention:
 
     def _referenced_epochs(self, stream: str) -> set[int]:
         return {
-            place for reader in self.readers.values() for place in reader.referenced_epochs(stream)
+            number
+            for reader in self.readers.values()
+            for number in reader.referenced_epochs(stream)
         }
 
     def _plans_in(self, stream: Stream, now: float) -> list[tuple[int, int]]:

@@ -1,9 +1,8 @@
-"""Chains of waiting: which exports the queries of an export's readers wait for, and so on.
+"""Wait chains: detects deadlocks among exports that wait for each other's readers.
 
-A reader's agent reports for which exports its query waits because they are full, together with what
-these wait for in turn. Where such a chain of the slowest reader leads back to the export itself,
-the wait does not end: nothing moves before something else in the ring does. Reports travel from
-agent to agent and are some seconds old, so a ring counts only once it has lasted.
+A reader's agent reports the full exports that its query waits for, and what these wait for in
+turn. If the chain of the slowest reader leads back to the export, it is a ring, and the wait
+never ends. Reports are some seconds old, so a ring counts only after `RING_SECONDS`.
 
 Time is an argument, in seconds.
 """
@@ -16,15 +15,15 @@ from dataclasses import replace
 from streambroker_core.ledger.retention import BlockingReader
 
 FRESH_SECONDS = 10.0
-"""A report is repeated sooner; an older one says nothing."""
+"""Age at which a report expires; agents repeat reports sooner."""
 RING_SECONDS = 10.0
-"""For so long a ring has to last, and its reader to stand still, before it counts."""
+"""How long a ring has to last, and its reader make no progress, before it counts."""
 MAX_CHAIN = 64
-"""Exports that a report names."""
+"""Maximum exports in a report."""
 
 
 class WaitChains:
-    """What the agents of one export's readers report."""
+    """Wait chains that agents report for the readers of one export."""
 
     def __init__(self, export: str) -> None:
         self._export = export
@@ -32,7 +31,7 @@ class WaitChains:
         self._since: dict[str, float] = {}
 
     def record(self, reader: str, chain: Sequence[str], now: float) -> None:
-        """Take in a report; an empty one says that the query of the reader does not wait."""
+        """Record a report; an empty chain means that the reader's query does not wait."""
         if not chain:
             self._reports.pop(reader, None)
             self._since.pop(reader, None)
@@ -44,18 +43,13 @@ class WaitChains:
             self._since.pop(reader, None)
 
     def blocking_exports(self, holders: Sequence[BlockingReader], now: float) -> list[str]:
-        """Return this export, which waits for some readers, and what they wait for in turn."""
+        """Return this export and what its slowest readers wait for; empty without holders."""
         chains = (self._fresh_chain(holder.reader, now) for holder in slowest_readers(holders))
-        found = dict.fromkeys([self._export, *(key for chain in chains for key in chain)])
-        return list(found)[:MAX_CHAIN] if holders else []
+        exports = dict.fromkeys([self._export, *(key for chain in chains for key in chain)])
+        return list(exports)[:MAX_CHAIN] if holders else []
 
     def mark_rings(self, holders: Sequence[BlockingReader], now: float) -> list[BlockingReader]:
-        """Return the readers that an export waits for, those in a ring with it marked.
-
-        Args:
-            holders: the slowest first.
-            now: seconds.
-        """
+        """Return ``holders`` (slowest first), with ``ring`` set for those in a ring."""
         binding = slowest_readers(holders)
         return [replace(h, ring=self._ring(h, now)) if h in binding else h for h in holders]
 
@@ -74,11 +68,11 @@ class WaitChains:
         return chain
 
     def forget(self, readers: Iterable[str]) -> None:
-        """Forget readers that are not known any more."""
+        """Drop the reports of readers that no longer exist."""
         for reader in readers:
             self.record(reader, (), 0.0)
 
 
 def slowest_readers(holders: Sequence[BlockingReader]) -> list[BlockingReader]:
-    """Return those that alone keep the log as full as it is."""
+    """Return the readers with the largest unread size, which determine how full the log is."""
     return [holder for holder in holders if holder.bytes == holders[0].bytes]

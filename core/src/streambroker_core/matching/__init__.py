@@ -1,8 +1,7 @@
-"""Decide which Export feeds which Import, and say why where it does not.
+"""Decide which Export feeds which Import, and give the reason where it does not.
 
-`match` is the definition. A `Matcher` keeps both sides and answers for one
-resource at a time; `ScanMatcher` does it by trying every pair and is the oracle
-for every faster one.
+`match` is the definition. A `Matcher` stores both sides and returns the outcomes of one resource.
+`ScanMatcher` tries every pair and is the test oracle for faster ones.
 """
 
 from streambroker_core.matching.decide import (

@@ -1,6 +1,6 @@
 """Decide one pair: whether an Export feeds an Import, and if not, why.
 
-`match` is the definition; everything faster only decides which pairs to ask it about.
+`match` is the definition. Faster matchers only select the pairs to call it on.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Reason: TypeAlias = Literal[
 NEAR: frozenset[Reason] = frozenset(
     {"Revoked", "FilterForbidden", "FilterInvalid", "SchemaMismatch"}
 )
-"""Refusals of pairs that want each other; users get to see these unasked."""
+"""Reasons of near misses, whose two sides want each other; users see them unprompted."""
 
 _MAX_TREES = 2_048
 _MAX_ANSWERS = 16_384
-"""A text's tree takes kilobytes and is soon made again; what was found out about it, little."""
+"""Cache sizes: a parsed tree takes kilobytes and is cheap to recreate, a result is small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """The two belong together.
+    """The Export feeds the Import.
 
     Attributes:
-        policy: ``drop`` if the Export or the Import says so, else ``wait``.
+        policy: ``drop`` if the Export or the Import states it, else ``wait``.
         filter: canonical text of the Import's filter, or None.
     """
 
@@ -57,7 +57,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoMatch:
-    """The two do not belong together: a word for programs, a sentence for people."""
+    """The Export does not feed the Import: a reason word for programs, a sentence for people."""
 
     reason: Reason
     message: str
@@ -70,10 +70,10 @@ _PLAIN = {policy: Match(policy=policy) for policy in get_args(Policy)}
 
 
 def match(export: Export, import_: Import) -> MatchResult:
-    """Decide one pair; the first rule that fails gives the reason.
+    """Decide one pair; the first failing rule is the reason.
 
-    The order of the rules is part of the answer: who may see it (namespace,
-    scope), who wants it (names or subscription), how it is sent (filter, schema).
+    The order of the rules is part of the contract: visibility (namespace, scope), interest
+    (names or subscription), then delivery (revocation, filter, schema).
     """
     return (
         _check_audience(export, import_)
@@ -83,7 +83,7 @@ def match(export: Export, import_: Import) -> MatchResult:
 
 
 def connect(export: Export, import_: Import) -> MatchResult:
-    """Decide how a pair is connected that may see and wants each other."""
+    """Decide a pair that is visible and of interest to the Import."""
     return (
         _check_revoked(export, import_)
         or _check_filter(export, import_)
@@ -93,24 +93,24 @@ def connect(export: Export, import_: Import) -> MatchResult:
 
 
 def is_reachable(export: Export, import_: Import) -> bool:
-    """Say whether namespace and scope let an Import see an Export."""
+    """Return whether namespace and scope let an Import see an Export."""
     return export.application.scope == import_.application_scope and is_namespace_allowed(
         export, import_.key.namespace
     )
 
 
 def is_namespace_allowed(export: Export, namespace: str) -> bool:
-    """Say whether an Export may be imported from a namespace."""
+    """Return whether an Export may be imported from a namespace."""
     if namespace == export.key.namespace:
         return True
     return namespace in export.allowed_namespaces or "*" in export.allowed_namespaces
 
 
 def find_revocation(export: Export, job: PeKey | PortKey) -> str | None:
-    """Return what an Export has revoked that a job falls under, None if it may read."""
-    for named in (job.namespace, f"{job.namespace}/{job.job}"):
-        if named in export.revoked:
-            return named
+    """Return the entry of an Export's `revoked` that applies to a job; None if there is none."""
+    for entry in (job.namespace, f"{job.namespace}/{job.job}"):
+        if entry in export.revoked:
+            return entry
     return None
 
 
@@ -122,13 +122,13 @@ def _make_match(export: Export, import_: Import) -> Match:
 
 
 def choose_policy(export: Export, import_: Import) -> Policy:
-    """Return the policy of a route: either side may ask for ``drop``."""
+    """Return the policy of a route: either side may request ``drop``."""
     drops = export.congestion_policy == "drop" or import_.on_congestion == "drop"
     return "drop" if drops else "wait"
 
 
 def canonical_filter(text: str | None) -> str | None:
-    """Return the canonical text of a filter; None for none, the text itself if it is invalid."""
+    """Return a filter's canonical text; None if blank or absent, the text itself if invalid."""
     return None if text is None else _canonical(text)
 
 
@@ -136,8 +136,8 @@ def canonical_filter(text: str | None) -> str | None:
 def _canonical(text: str) -> str | None:
     if not text.strip():
         return None
-    found = parse_cached(text, "filter")
-    return text if isinstance(found, StreambrokerError) else str(found)
+    expression = parse_cached(text, "filter")
+    return text if isinstance(expression, StreambrokerError) else str(expression)
 
 
 def expression_problem(
@@ -151,12 +151,12 @@ def expression_problem(
 def _problem(text: str, kind: Literal["subscription", "filter"]) -> StreambrokerError | None:
     if not text.strip():
         return None
-    found = parse_cached(text, kind)
-    return found if isinstance(found, StreambrokerError) else None
+    expression = parse_cached(text, kind)
+    return expression if isinstance(expression, StreambrokerError) else None
 
 
 def filter_problem(text: str | None, schema: Schema | None) -> StreambrokerError | None:
-    """Return what is wrong with a filter for a schema; without a schema, with its syntax."""
+    """Return what is wrong with a filter for a schema; without a schema, only its syntax."""
     if text is None or not text.strip():
         return None
     return _check_typed(text, schema)
@@ -165,31 +165,30 @@ def filter_problem(text: str | None, schema: Schema | None) -> StreambrokerError
 def import_filter_problem(import_: Import, exports: Iterable[Export]) -> StreambrokerError | None:
     """Return why an Import's filter can never work, or None.
 
-    The Import's own schema decides if it has one. Otherwise it is wrong if it is
-    wrong for every Export that the Import matches without it; with no such
-    Export only the syntax counts.
+    If the Import has a schema, that decides. Otherwise the filter is wrong if it is wrong for
+    every Export that the Import matches without it. With no such Export, only syntax counts.
     """
     problem = filter_problem(import_.filter, import_.schema)
     if problem is not None or import_.filter is None or import_.schema is not None:
         return problem
-    bare = replace(import_, filter=None)
+    unfiltered = replace(import_, filter=None)
     problems = [
         filter_problem(import_.filter, export.schema)
         for export in exports
-        if export.allow_filter and isinstance(match(export, bare), Match)
+        if export.allow_filter and isinstance(match(export, unfiltered), Match)
     ]
-    found = [problem for problem in problems if problem is not None]
-    return found[0] if found and len(found) == len(problems) else None
+    failures = [problem for problem in problems if problem is not None]
+    return failures[0] if failures and len(failures) == len(problems) else None
 
 
 def _check_audience(export: Export, import_: Import) -> NoMatch | None:
     if is_reachable(export, import_):
         return None
-    guest = import_.key.namespace
-    if not is_namespace_allowed(export, guest):
+    namespace = import_.key.namespace
+    if not is_namespace_allowed(export, namespace):
         return NoMatch(
             reason="NamespaceNotAllowed",
-            message=f"{export.key} does not allow the namespace {guest}",
+            message=f"{export.key} does not allow the namespace {namespace}",
         )
     return NoMatch(
         reason="ScopeDiffers",
@@ -256,10 +255,10 @@ def _check_properties(export: Export, properties: Properties, text: str) -> NoMa
 
 
 def _check_revoked(export: Export, import_: Import) -> NoMatch | None:
-    named = find_revocation(export, import_.key)
-    if named is None:
+    entry = find_revocation(export, import_.key)
+    if entry is None:
         return None
-    return NoMatch(reason="Revoked", message=f"{export.key} has revoked {named}")
+    return NoMatch(reason="Revoked", message=f"{export.key} has revoked {entry}")
 
 
 def _check_filter(export: Export, import_: Import) -> NoMatch | None:
@@ -287,7 +286,7 @@ def _check_columns(export: Export, import_: Import) -> NoMatch | None:
 def parse_cached(
     text: str, kind: Literal["subscription", "filter"]
 ) -> Expression | StreambrokerError:
-    """Return the expression of a text, or what is wrong with it; remembered by the text."""
+    """Return a parsed expression, or what is wrong with it; cached by the text."""
     try:
         return parse(text, kind=kind)
     except StreambrokerError as error:
@@ -309,5 +308,5 @@ def _check_typed(text: str, schema: Schema | None) -> StreambrokerError | None:
 
 
 def is_near(outcome: MatchResult) -> bool:
-    """Say whether an outcome is a match, or a refusal that users see unasked."""
+    """Return whether an outcome is a match or a near miss (`NEAR`)."""
     return isinstance(outcome, Match) or outcome.reason in NEAR

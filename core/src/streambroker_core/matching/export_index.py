@@ -1,4 +1,4 @@
-"""The Exports, looked up by what a subscription asks of their properties."""
+"""Index of Exports by the properties that subscriptions test."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from streambroker_core.matching.sorted_numbers import SortedNumbers
 from streambroker_core.model import Export, StreamName
 
 _MIN_EXPORTS = 32
-"""Fewer Exports say nothing about which conditions are rare."""
+"""With fewer Exports, selectivity is a guess."""
 _MAX_PENDING = 256
-"""So many wait to be filed at most: nobody who looks something up finds much to do first."""
+"""Maximum number of Exports that are not indexed yet, so that a lookup has little to index."""
 _MAX_COUNTED = 16
-"""So many different numbers are counted one by one; of more the average is taken."""
+"""Up to this many numbers in a range are counted exactly; beyond, by their average uses."""
 _DEFAULT_SELECTIVITY = 0.05
 _BOOLEAN_SELECTIVITY = 0.5
 _RANGE_SELECTIVITY = 0.1
 
 _Uids: TypeAlias = "str | set[str]"
-"""One uid, or more than one; most values belong to one Export."""
+"""One uid, or several; most values belong to one Export."""
 
 
 class ExportIndex:
-    """Every value of every attribute, and which Exports have it.
+    """Index of Exports by the values of their attributes.
 
-    Lists are there by their elements, numbers in order, too. All of it follows
-    each change: a new Export is filed when somebody looks it up next, since whom it
-    meets does not wait for that.
+    Lists are indexed by their elements, and numbers also in order. A new Export is indexed at
+    the next lookup: its own matches do not depend on this index.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class ExportIndex:
         self._pending: dict[str, Facts] = {}
 
     def put(self, export: Export) -> Facts:
-        """Add or replace an Export."""
+        """Add or replace an Export; return its facts."""
         self.remove(export.uid)
         self.exports[export.uid] = export
         if export.stream_id is not None:
@@ -59,14 +58,14 @@ class ExportIndex:
         return facts
 
     def remove(self, uid: str) -> None:
-        """Take an Export away; an unknown one changes nothing."""
+        """Remove an Export; an unknown one changes nothing."""
         export = self.exports.pop(uid, None)
         if export is None:
             return
         if export.stream_id is not None:
-            same = self._streams[export.stream_id]
-            same.discard(uid)
-            if not same:
+            uids = self._streams[export.stream_id]
+            uids.discard(uid)
+            if not uids:
                 del self._streams[export.stream_id]
         if self._pending.pop(uid, None) is not None:
             return
@@ -102,13 +101,13 @@ class ExportIndex:
 
     def _drop(self, attribute: Attribute, value: Any, uid: str) -> None:
         holders = self._holders[attribute]
-        known = holders[value]
+        uids = holders[value]
         if attribute[1] == "number":
             self._numbers[attribute[0]].uses -= 1
-        if isinstance(known, set):
-            known.discard(uid)
-            if len(known) == 1:
-                holders[value] = known.pop()
+        if isinstance(uids, set):
+            uids.discard(uid)
+            if len(uids) == 1:
+                holders[value] = uids.pop()
             return
         del holders[value]
         if attribute[1] == "number":
@@ -117,14 +116,14 @@ class ExportIndex:
             del self._holders[attribute]
             self._numbers.pop(attribute[0] if attribute[1] == "number" else "", None)
 
-    # ---- looking up ------------------------------------------------------
+    # ---- lookup ----------------------------------------------------------
 
     def find_by_stream(self, names: Iterable[StreamName]) -> set[str]:
-        """Return the uids of the Exports that have one of some stream ids."""
+        """Return the uids of the Exports that have one of the stream ids."""
         return {uid for name in names for uid in self._streams.get(name.stream_id, ())}
 
     def find_candidates(self, alternatives: Iterable[Alternative]) -> Collection[str]:
-        """Return uids, among which all are for which one of the alternatives holds."""
+        """Return a superset of the Exports that satisfy one of the alternatives, as uids."""
         self._flush_pending()
         found: Set[str] | None = None
         for alternative in alternatives:
@@ -135,7 +134,7 @@ class ExportIndex:
         return found or frozenset()
 
     def selectivity(self, condition: PropertyCondition) -> float:
-        """Return which share of the Exports a condition holds for, about; a guess for a few."""
+        """Return the approximate share of Exports that satisfy a condition."""
         if len(self.exports) >= _MIN_EXPORTS:
             self._flush_pending()
             return (1 + self._count(condition)) / (1 + len(self.exports))
@@ -147,22 +146,22 @@ class ExportIndex:
         return min(1.0, guess * len(condition.values))
 
     def _find_for(self, alternative: Alternative) -> Set[str]:
-        """Look the rarest condition up, and cut its Exports with those of the others."""
+        """Look up the rarest condition and intersect with the other single-value conditions."""
         measured = sorted(
-            ((self._count(condition), place) for place, condition in enumerate(alternative)),
+            ((self._count(condition), index) for index, condition in enumerate(alternative)),
         )
         (fewest, first), *rest = measured
         if fewest == 0:
             return frozenset()
         found = self._find_uids(alternative[first])
-        for _, place in rest:
-            condition = alternative[place]
+        for _, index in rest:
+            condition = alternative[index]
             if isinstance(condition, ValueIn) and len(condition.values) == 1:
                 found = found & self._find_uids(condition)
         return found
 
     def _count(self, condition: PropertyCondition) -> float:
-        """Return how many Exports a condition holds for; nearly, where they are many."""
+        """Return how many Exports satisfy a condition; approximate for many."""
         holders = self._holders.get(condition.attribute)
         if holders is None:
             return 0
@@ -176,7 +175,7 @@ class ExportIndex:
         return sum(_count_uids(holders[value]) for value in values)
 
     def _find_uids(self, condition: PropertyCondition) -> Set[str]:
-        """Return the uids of the Exports that a condition holds for; not to be changed."""
+        """Return the uids of the Exports that satisfy a condition; must not be changed."""
         holders = self._holders.get(condition.attribute, {})
         if isinstance(condition, ValueIn):
             values: Iterable[Any] = condition.values

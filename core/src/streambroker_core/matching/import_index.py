@@ -1,15 +1,13 @@
-"""The Imports, looked up by the properties of an Export.
+"""Index of Imports by the properties of an Export.
 
-Each alternative of a subscription is filed under its *access*: the two rarest of
-its conditions, or its only one. An Export asks for the pairs of values that it
-has, so that a value which half of all subscriptions name costs nothing by itself.
-
-A range is looked up like a value: the numbers are cut into cells at least half as wide
-as the range, and the range is filed under the few cells that it touches, three at most.
-Cells may round: all that counts is that a greater number is never in a lower one.
-
-What has no access (only ``!=``, one-sided ranges, texts compared …) is on a list
-that every Export has to try. `Figures` tells how long that list is.
+- Each alternative of a subscription is indexed under its *access*: its two rarest conditions, or
+  its only one. An Export looks up the pairs of its values. So a value that half of all
+  subscriptions name costs nothing by itself.
+- A range is indexed like a value. Numbers are divided into cells at least half as wide as the
+  range, which is indexed under the cells it touches, three at most. Cells may round: a greater
+  number is never in a lower cell.
+- Subscriptions without access (only ``!=``, one-sided ranges, string tests …) are on a list that
+  every Export must test. `IndexStats` reports its length.
 """
 
 from __future__ import annotations
@@ -31,24 +29,24 @@ from streambroker_core.matching.property_conditions import (
 from streambroker_core.model import Import
 
 MAX_VALUES = 64
-"""Values of one condition; ``in`` with more of them is no access."""
+"""Maximum number of values of a condition; ``in`` with more is no access."""
 MAX_PAIRS = 16
-"""Pairs of values of two conditions; with more of them the rarer one is used alone."""
+"""Maximum number of value pairs of two conditions; with more, the rarer one is used alone."""
 MAX_ENTRIES = 512
-"""Entries of one subscription; one that needs more goes to the list of the others."""
+"""Maximum number of entries of a subscription; with more, it is not indexed."""
 
 _MAX_WEIGHED = 4
 _WIDEST, _NARROWEST = 64, -30
 
 
 class IndexedImport:
-    """An Import as the index keeps it: no text, no tree.
+    """An Import in the index, without text and tree.
 
     Attributes:
         code: function of the subscription's form; None for an Import by name.
-        literals: what to call it with.
-        entries: where it is filed: table, key in it, and again.
-        is_truncated: whether it was too wide to be filed under all that it says.
+        literals: arguments of `code`.
+        entries: where it is indexed: table, key, table, key, …
+        is_truncated: whether conditions of the subscription were left out.
     """
 
     __slots__ = ("code", "entries", "import_", "is_truncated", "literals")
@@ -62,15 +60,13 @@ class IndexedImport:
 
 
 _Bucket: TypeAlias = "IndexedImport | set[IndexedImport]"
-"""One Import, or more than one."""
+"""One Import, or several."""
 
 
 class _Table:
-    """Imports by the values of one attribute, or of two.
+    """Imports by the values of one attribute, or by value pairs of two.
 
-    Attributes:
-        first: the attribute; likewise ``second``, None for one alone.
-        entries: by value, or pair of values.
+    With one attribute, `second` is None.
     """
 
     __slots__ = ("entries", "first", "second")
@@ -81,26 +77,24 @@ class _Table:
         self.entries: dict[Any, _Bucket] = {}
 
     def add(self, key: Any, indexed: IndexedImport) -> None:
-        """File an Import."""
-        known = self.entries.get(key)
-        if isinstance(known, set):
-            known.add(indexed)
+        bucket = self.entries.get(key)
+        if isinstance(bucket, set):
+            bucket.add(indexed)
         else:
-            self.entries[key] = indexed if known is None else {known, indexed}
+            self.entries[key] = indexed if bucket is None else {bucket, indexed}
 
     def remove(self, key: Any, indexed: IndexedImport) -> None:
-        """Take an Import away that is filed."""
-        known = self.entries[key]
-        if isinstance(known, set):
-            known.discard(indexed)
-            if len(known) == 1:
-                self.entries[key] = known.pop()
+        bucket = self.entries[key]
+        if isinstance(bucket, set):
+            bucket.discard(indexed)
+            if len(bucket) == 1:
+                self.entries[key] = bucket.pop()
         else:
             del self.entries[key]
 
 
 class _Option(NamedTuple):
-    """A condition as an access, and which share of the Exports it lets through."""
+    """A condition as an access, and the share of Exports that satisfy it."""
 
     selectivity: float
     attribute: Attribute
@@ -108,7 +102,7 @@ class _Option(NamedTuple):
 
 
 class _Grid:
-    """One width of cells: what to multiply a number with, and how many tables use it."""
+    """A cell width: the factor from a number to its cell, and how many tables use it."""
 
     __slots__ = ("scale", "uses")
 
@@ -118,10 +112,9 @@ class _Grid:
 
 
 class ImportIndex:
-    """Imports by access and by stream id.
+    """Index of Imports by access and by stream id.
 
-    Args:
-        selectivity: returns which share of the Exports a condition holds for.
+    `selectivity` returns the share of Exports that satisfy a condition.
     """
 
     def __init__(self, selectivity: Callable[[PropertyCondition], float]) -> None:
@@ -133,29 +126,29 @@ class ImportIndex:
         self.entry_count = 0
 
     def add(self, indexed: IndexedImport, alternatives: Iterable[Alternative]) -> None:
-        """File an Import under all alternatives of its subscription."""
-        places: dict[tuple[Attribute, Attribute | None, Any], None] = {}
+        """Index an Import under all alternatives of its subscription."""
+        keys: dict[tuple[Attribute, Attribute | None, Any], None] = {}
         for alternative in alternatives:
             access = self._choose_access(alternative)
-            if access is None or len(places) + access.size > MAX_ENTRIES:
+            if access is None or len(keys) + access.size > MAX_ENTRIES:
                 self.unindexed.add(indexed)
                 return
             for key in access.entries():
-                places[access.first, access.second, key] = None
-        # The attributes are the table's: they are not kept once for each Import.
-        found = [(self._table(first, second), key) for first, second, key in places]
-        for table, key in found:
+                keys[access.first, access.second, key] = None
+        # Entries refer to tables, so that attributes are not stored once per Import.
+        entries = [(self._table(first, second), key) for first, second, key in keys]
+        for table, key in entries:
             table.add(key, indexed)
-        indexed.entries = tuple(chain.from_iterable(found))
-        self.entry_count += len(places)
+        indexed.entries = tuple(chain.from_iterable(entries))
+        self.entry_count += len(keys)
 
     def add_by_name(self, indexed: IndexedImport) -> None:
-        """File an Import under the stream ids that it names."""
+        """Index an Import under the stream ids that it names."""
         for name in indexed.import_.streams:
             self._streams.setdefault(name.stream_id, set()).add(indexed)
 
     def remove(self, indexed: IndexedImport) -> None:
-        """Take an Import away from wherever it is filed."""
+        """Remove an Import from all entries."""
         self.unindexed.discard(indexed)
         for table, key in _iter_entries(indexed.entries):
             table.remove(key, indexed)
@@ -163,9 +156,9 @@ class ImportIndex:
                 self._drop_table(table)
             self.entry_count -= 1
         for name in indexed.import_.streams:
-            same = self._streams.get(name.stream_id, set())
-            same.discard(indexed)
-            if not same:
+            imports = self._streams.get(name.stream_id, set())
+            imports.discard(indexed)
+            if not imports:
                 self._streams.pop(name.stream_id, None)
 
     def _table(self, first: Attribute, second: Attribute | None) -> _Table:
@@ -183,14 +176,14 @@ class ImportIndex:
             del self._tables[table.first]
         self._count_cells(table, -1)
 
-    # ---- what an Export asks ---------------------------------------------
+    # ---- lookup for an Export --------------------------------------------
 
     def find_by_stream(self, stream_id: str | None) -> Iterable[IndexedImport]:
         """Return the Imports that name a stream id."""
         return () if stream_id is None else self._streams.get(stream_id, ())
 
     def find_candidates(self, facts: Facts) -> set[IndexedImport]:
-        """Return Imports, among which all are whose subscription is true of some facts."""
+        """Return a superset of the Imports whose subscription is true for the facts."""
         found = set(self.unindexed)
         facts = self._with_cells(facts)
         for first, values in facts.items():
@@ -234,7 +227,7 @@ class ImportIndex:
             if not grids:
                 del self._grids[attribute[0]]
 
-    # ---- how an alternative is filed ---------------------------------------
+    # ---- access of an alternative ------------------------------------------
 
     def _choose_access(self, alternative: Alternative) -> _Access | None:
         options = sorted(
@@ -266,7 +259,7 @@ class ImportIndex:
 
 
 class _Access:
-    """One or two conditions under which an alternative is filed."""
+    """One or two conditions under which an alternative is indexed."""
 
     def __init__(self, option: _Option, second_option: _Option | None) -> None:
         self._option, self._second_option = option, second_option
@@ -275,7 +268,7 @@ class _Access:
         self.size = len(option.values) * (1 if second_option is None else len(second_option.values))
 
     def entries(self) -> Iterable[Any]:
-        """Return the keys in the table of the two attributes."""
+        """Return the keys in the table of the attributes."""
         if self._second_option is None:
             return self._option.values
         return product(self._option.values, self._second_option.values)
@@ -295,12 +288,12 @@ def _collect(
 
 
 def _iter_entries(entries: tuple[Any, ...]) -> Iterator[tuple[_Table, Any]]:
-    turns = iter(entries)
-    return zip(turns, turns, strict=True)
+    flat = iter(entries)
+    return zip(flat, flat, strict=True)
 
 
 def _cells(between: Between) -> tuple[Attribute, tuple[int, ...]] | None:
-    """Return a grid, and the cells of it that a range touches; None if it is open or too wide."""
+    """Return a grid and the cells that a range touches; None if it is open or too wide."""
     if between.low is None or between.high is None:
         return None
     low, high = float(between.low), float(between.high)
@@ -314,12 +307,12 @@ def _cells(between: Between) -> tuple[Attribute, tuple[int, ...]] | None:
 
 
 def _scale(exponent: int) -> float:
-    """Return what makes of a number the number of its cell, 2**exponent wide."""
+    """Return the factor from a number to its cell, for cells 2**exponent wide."""
     return 2.0**-exponent
 
 
 def _cell(number: float, scale: float) -> int | None:
-    """Return the cell that a number is in; None if it is too far out."""
+    """Return the cell of a number; None if the cell number would overflow."""
     try:
         return floor(number * scale)
     except (OverflowError, ValueError):

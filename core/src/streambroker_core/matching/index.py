@@ -1,4 +1,4 @@
-"""The `Matcher` that looks candidates up and lets `match` decide them."""
+"""The indexed `Matcher`: looks up candidates and decides them like `match`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _MAX_PREPARED = 256
 
 
 class IndexMatcher:
-    """The `Matcher` for many of both: it answers what `ScanMatcher` answers.
+    """The `Matcher` for many Exports and Imports; it returns what `ScanMatcher` returns.
 
-    It finds the pairs whose subscription is true, or whose stream ids are equal;
-    all others are refused for reasons that are not `NEAR`. Each pair it finds is
-    decided by `match`.
+    It finds the pairs whose subscription is true or whose stream ids are equal. `match` refuses
+    all others for reasons that are not in `NEAR`.
     """
 
     def __init__(self) -> None:
@@ -51,7 +50,7 @@ class IndexMatcher:
         self._last_export = export, self._export_index.put(export)
 
     def remove_export(self, uid: str) -> None:
-        """Take an Export away; an unknown one changes nothing."""
+        """Remove an Export; an unknown one changes nothing."""
         self._export_index.remove(uid)
 
     def put_import(self, import_: Import) -> None:
@@ -59,40 +58,40 @@ class IndexMatcher:
         self.remove_import(import_.uid)
         subscription = _subscription(import_)
         if subscription is None:
-            want = IndexedImport(import_, None, ())
-            self._import_index.add_by_name(want)
+            indexed = IndexedImport(import_, None, ())
+            self._import_index.add_by_name(indexed)
         else:
-            want = IndexedImport(import_, subscription.code, subscription.literals)
-            want.is_truncated = subscription.alternatives.is_truncated
-            self._import_index.add(want, subscription.alternatives.items)
-        self._truncated_count += want.is_truncated
-        self._imports[import_.uid] = want
+            indexed = IndexedImport(import_, subscription.code, subscription.literals)
+            indexed.is_truncated = subscription.alternatives.is_truncated
+            self._import_index.add(indexed, subscription.alternatives.items)
+        self._truncated_count += indexed.is_truncated
+        self._imports[import_.uid] = indexed
 
     def remove_import(self, uid: str) -> None:
-        """Take an Import away; an unknown one changes nothing."""
-        want = self._imports.pop(uid, None)
-        if want is not None:
-            self._truncated_count -= want.is_truncated
-            self._import_index.remove(want)
+        """Remove an Import; an unknown one changes nothing."""
+        indexed = self._imports.pop(uid, None)
+        if indexed is not None:
+            self._truncated_count -= indexed.is_truncated
+            self._import_index.remove(indexed)
 
     def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return the outcome per Import's uid; empty for an unknown Export."""
+        """Return outcomes by the Import's uid; empty for an unknown Export."""
         export = self._export_index.exports.get(uid)
         return {} if export is None else self._match_export(export)
 
     def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return the outcome per Export's uid; empty for an unknown Import."""
-        want = self._imports.get(uid)
-        return {} if want is None else self._match_import(want.import_)
+        """Return outcomes by the Export's uid; empty for an unknown Import."""
+        indexed = self._imports.get(uid)
+        return {} if indexed is None else self._match_import(indexed.import_)
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
-        """Return the outcomes that a resource would have, put or not."""
+        """Return the outcomes that a resource has or would have."""
         if isinstance(resource, Export):
             return self._match_export(resource)
         return self._match_import(resource)
 
     def stats(self) -> IndexStats:
-        """Return how the index is filled."""
+        """Return the size of the index."""
         return IndexStats(
             exports=len(self._export_index.exports),
             imports=len(self._imports),
@@ -106,19 +105,19 @@ class IndexMatcher:
         properties = export.properties
         if properties is not None and self._imports:
             newest, facts = self._last_export
-            for want in self._import_index.find_candidates(
+            for candidate in self._import_index.find_candidates(
                 facts if newest is export else extract_facts(properties)
             ):
-                # What this leaves out, `match` refuses, and not as a near miss.
-                code, import_ = want.code, want.import_
+                # Candidates that fail these tests are not near misses.
+                code, import_ = candidate.code, candidate.import_
                 if (
                     code is not None
-                    and code(properties, want.literals) is True
+                    and code(properties, candidate.literals) is True
                     and is_reachable(export, import_)
                 ):
                     _add_if_near(found, import_.uid, connect(export, import_))
-        for want in self._import_index.find_by_stream(export.stream_id):
-            _add_if_near(found, want.import_.uid, match(export, want.import_))
+        for candidate in self._import_index.find_by_stream(export.stream_id):
+            _add_if_near(found, candidate.import_.uid, match(export, candidate.import_))
         return found
 
     def _match_import(self, import_: Import) -> dict[str, MatchResult]:
@@ -148,7 +147,7 @@ def _add_if_near(results: dict[str, MatchResult], uid: str, outcome: MatchResult
 
 
 class _Subscription(NamedTuple):
-    """A subscription, ready to be filed and to be tested."""
+    """A subscription, compiled for the index and for evaluation."""
 
     code: Code
     literals: Literals
@@ -156,7 +155,7 @@ class _Subscription(NamedTuple):
 
 
 def _subscription(import_: Import) -> _Subscription | None:
-    """Return what an Import subscribes to; None if it names streams, wants nothing or is wrong."""
+    """Return an Import's subscription; None if it names streams, is blank or is invalid."""
     text = import_.subscription
     if import_.streams or text is None or expression_problem(text, "subscription") is not None:
         return None
@@ -165,7 +164,7 @@ def _subscription(import_: Import) -> _Subscription | None:
 
 @lru_cache(maxsize=_MAX_PREPARED)
 def _prepare(text: str) -> _Subscription | None:
-    """Make what both sides need; an Import is put and asked for at once, so a few are enough."""
+    """Compile a subscription. A small cache suffices: an Import is put and matched at once."""
     expression = parse_cached(text, "subscription")
     if isinstance(expression, StreambrokerError) or expression.tree is None:
         return None

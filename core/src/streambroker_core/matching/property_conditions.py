@@ -1,12 +1,11 @@
-"""What has to hold of an Export's properties for a subscription to be true of them.
+"""Derive indexable conditions on properties from a subscription.
 
-A subscription becomes alternatives, each a set of *conditions* that can be looked
-up: this property is one of these values, that one lies between two numbers. They
-are necessary, not sufficient: what cannot be looked up (``!=``, ``has``, texts
-compared, arithmetic) is left out, and the subscription itself decides in the end.
+A subscription becomes alternatives. Each is a set of *conditions* that can be looked up: a
+property is one of some values, or between two numbers. They are necessary, not sufficient:
+others (``!=``, ``has``, string tests, arithmetic) are left out. The subscription itself decides.
 
-Negation is pushed down to the predicates first. That is exact in three-valued
-logic: a predicate and its opposite are unknown for the same properties.
+Negation is pushed down to the predicates first. That is exact in three-valued logic: a predicate
+and its opposite are unknown for the same properties.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from streambroker_core.expression.evaluate import KINDS, value_kind
 from streambroker_core.model import Properties
 
 MAX_ALTERNATIVES = 64
-"""Alternatives of one subscription; what would make more is left out of them."""
+"""Maximum number of alternatives; parts that would exceed it are left out."""
 
 Attribute: TypeAlias = "tuple[str, str]"
-"""A property, and how it is looked at: ``number``, ``text`` or ``boolean`` for its
-value, ``in number`` … for its elements, ``level 0`` … for the levels of a topic.
-That keeps ``true``, ``1`` and ``"1"`` apart, while ``1`` and ``1.0`` are one value."""
+"""A property and the aspect to look up: ``number``, ``text`` or ``boolean`` for its value,
+``in number`` … for its elements, ``level 0`` … for the levels of a topic. This separates
+``true``, ``1`` and ``"1"``, while ``1`` and ``1.0`` are one value."""
 
 
 Facts: TypeAlias = "Mapping[Attribute, tuple[Any, ...]]"
@@ -34,7 +33,7 @@ Facts: TypeAlias = "Mapping[Attribute, tuple[Any, ...]]"
 
 @dataclass(frozen=True, slots=True)
 class ValueIn:
-    """An attribute has, or holds, one of some values."""
+    """An attribute has, or contains, one of some values."""
 
     attribute: Attribute
     values: tuple[Any, ...]
@@ -42,7 +41,7 @@ class ValueIn:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A number lies between two others, they included; None where a side is open."""
+    """A number is within an inclusive range; None where a side is open."""
 
     name: str
     low: float | None
@@ -50,7 +49,7 @@ class Between:
 
     @property
     def attribute(self) -> Attribute:
-        """The attribute that the number is a value of."""
+        """Attribute of the number."""
         return self.name, "number"
 
 
@@ -63,11 +62,11 @@ _LISTS = (list, tuple)
 
 @dataclass(slots=True)
 class Alternatives:
-    """The alternatives of a subscription.
+    """Alternatives of a subscription.
 
     Attributes:
-        items: true of some properties only if all conditions of one of these hold.
-            An empty one says nothing; none at all means that it is never true.
+        items: the subscription is true only if all conditions of one of these hold. An empty
+            one holds always; without any, the subscription is never true.
         is_truncated: whether conditions were left out because of `MAX_ALTERNATIVES`.
     """
 
@@ -76,19 +75,23 @@ class Alternatives:
 
 
 def to_alternatives(node: tree.Predicate) -> Alternatives:
-    """Return what has to hold for a predicate to be true."""
+    """Return the alternatives that are necessary for a predicate."""
     result = Alternatives([])
-    found = _expand(node, True, result)
-    tidied = [tidy for alternative in found if (tidy := _normalize(alternative)) is not None]
-    if _NOTHING in tidied:
+    expanded = _expand(node, True, result)
+    normalized = [
+        alternative_
+        for alternative in expanded
+        if (alternative_ := _normalize(alternative)) is not None
+    ]
+    if _NOTHING in normalized:
         result.items = [_NOTHING]
     else:
-        result.items = list(dict.fromkeys(tidied))
+        result.items = list(dict.fromkeys(normalized))
     return result
 
 
 def extract_facts(properties: Properties) -> Facts:
-    """Return all values of all attributes, as conditions ask for them."""
+    """Return all values of all attributes, for lookup by conditions."""
     facts: dict[Attribute, tuple[Any, ...]] = {}
     for name, value in properties.items():
         kind = KINDS.get(type(value))
@@ -104,7 +107,7 @@ def extract_facts(properties: Properties) -> Facts:
 
 
 def _expand(node: tree.Predicate, desired: bool, result: Alternatives) -> list[Alternative]:
-    """Return the alternatives under which a predicate is true, or false."""
+    """Return the alternatives that are necessary for the desired value of a predicate."""
     match node:
         case tree.Not():
             return _expand(node.operand, not desired, result)
@@ -130,7 +133,7 @@ def _disjunction(parts: list[list[Alternative]], result: Alternatives) -> list[A
 
 
 def _conjunction(parts: list[list[Alternative]], result: Alternatives) -> list[Alternative]:
-    """Return the products, of as many parts as the limit allows, the simplest first."""
+    """Return the products of as many parts as the limit allows, smallest parts first."""
     product = [_NOTHING]
     for part in sorted(parts, key=len):
         if len(product) * len(part) > MAX_ALTERNATIVES:
@@ -181,10 +184,10 @@ def _conditions(atom: tree.Atom, desired: bool) -> Iterator[PropertyCondition]:
 
 
 def _comparison_conditions(atom: tree.Comparison, desired: bool) -> Iterator[PropertyCondition]:
-    asked = tree.operand_test_for(atom, desired=desired)
-    if asked is None:
+    operand_test = tree.operand_test_for(atom, desired=desired)
+    if operand_test is None:
         return
-    subject, op, value = asked.subject, asked.op, asked.value
+    subject, op, value = operand_test.subject, operand_test.op, operand_test.value
     kind = value_kind(value) or ""
     if op == "!=" and isinstance(value, bool):
         op, value = "==", not value

@@ -1,4 +1,4 @@
-"""What every matcher does, and the one that does it by trying every pair."""
+"""The `Matcher` protocol, and a matcher that tries every pair."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from streambroker_core.matching.decide import MatchResult, is_near, match
 from streambroker_core.model import Export, Import, Resource
 
 MANY_UNINDEXED = 1000
-"""Subscriptions that cannot be looked up; with more of them each new Export is felt."""
+"""Number of unindexed subscriptions above which each new Export is noticeably slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStats:
-    """How a `Matcher` is filled.
+    """Size of a `Matcher`'s index.
 
     Attributes:
-        exports: how many there are.
-        imports: how many there are.
-        entries: entries under which subscriptions are filed.
-        unindexed: subscriptions that every Export has to try, because nothing in
-            them can be looked up: only ``!=``, one-sided ranges and the like.
-        truncated: subscriptions of more than 64 alternatives, filed by a part of them.
+        entries: index entries of subscriptions.
+        unindexed: subscriptions that every Export must test, because nothing in them can be
+            looked up: only ``!=``, one-sided ranges and the like.
+        truncated: subscriptions of more than 64 alternatives, indexed by a part of them.
     """
 
     exports: int
@@ -34,47 +32,47 @@ class IndexStats:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so many subscriptions cannot be looked up that somebody should know."""
+        """Whether so many subscriptions are unindexed that operators should be warned."""
         return self.unindexed > MANY_UNINDEXED
 
 
 class Matcher(Protocol):
     """Both sides of the matching, changed one resource at a time.
 
-    Resources go by uid; putting one again replaces it. The answers hold matches
-    and `NEAR` refusals only.
+    Resources are identified by uid; another put replaces one. Results contain only matches and
+    near misses (`NEAR`).
     """
 
     def put_export(self, export: Export) -> None:
         """Add or replace an Export."""
 
     def remove_export(self, uid: str) -> None:
-        """Take an Export away; an unknown one changes nothing."""
+        """Remove an Export; an unknown one changes nothing."""
 
     def put_import(self, import_: Import) -> None:
         """Add or replace an Import."""
 
     def remove_import(self, uid: str) -> None:
-        """Take an Import away; an unknown one changes nothing."""
+        """Remove an Import; an unknown one changes nothing."""
 
     def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return the outcome per Import's uid; empty for an unknown Export."""
+        """Return outcomes by the Import's uid; empty for an unknown Export."""
 
     def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return the outcome per Export's uid; empty for an unknown Import."""
+        """Return outcomes by the Export's uid; empty for an unknown Import."""
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
-        """Return the outcomes that a resource would have, put or not; its uid does not count.
+        """Return the outcomes a resource has or would have; its uid is ignored.
 
-        Nothing is changed.
+        The matcher is not changed.
         """
 
     def stats(self) -> IndexStats:
-        """Return how it is filled."""
+        """Return the size of the index."""
 
 
 class ScanMatcher:
-    """The `Matcher` that tries every pair: linear in the other side per answer."""
+    """The `Matcher` that tries every pair: each call is linear in the other side."""
 
     def __init__(self) -> None:
         self._exports: dict[str, Export] = {}
@@ -85,7 +83,7 @@ class ScanMatcher:
         self._exports[export.uid] = export
 
     def remove_export(self, uid: str) -> None:
-        """Take an Export away; an unknown one changes nothing."""
+        """Remove an Export; an unknown one changes nothing."""
         self._exports.pop(uid, None)
 
     def put_import(self, import_: Import) -> None:
@@ -93,33 +91,33 @@ class ScanMatcher:
         self._imports[import_.uid] = import_
 
     def remove_import(self, uid: str) -> None:
-        """Take an Import away; an unknown one changes nothing."""
+        """Remove an Import; an unknown one changes nothing."""
         self._imports.pop(uid, None)
 
     def matches_of_export(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return the outcome per Import's uid; empty for an unknown Export."""
+        """Return outcomes by the Import's uid; empty for an unknown Export."""
         export = self._exports.get(uid)
         if export is None:
             return {}
         return self.outcomes_for(export)
 
     def matches_of_import(self, uid: str) -> Mapping[str, MatchResult]:
-        """Return the outcome per Export's uid; empty for an unknown Import."""
+        """Return outcomes by the Export's uid; empty for an unknown Import."""
         import_ = self._imports.get(uid)
         if import_ is None:
             return {}
         return self.outcomes_for(import_)
 
     def outcomes_for(self, resource: Resource) -> Mapping[str, MatchResult]:
-        """Return the outcomes that a resource would have, put or not."""
+        """Return the outcomes a resource has or would have."""
         if isinstance(resource, Export):
-            tried = [(uid, match(resource, other)) for uid, other in self._imports.items()]
+            outcomes = [(uid, match(resource, other)) for uid, other in self._imports.items()]
         else:
-            tried = [(uid, match(other, resource)) for uid, other in self._exports.items()]
-        return {uid: outcome for uid, outcome in tried if is_near(outcome)}
+            outcomes = [(uid, match(other, resource)) for uid, other in self._exports.items()]
+        return {uid: outcome for uid, outcome in outcomes if is_near(outcome)}
 
     def stats(self) -> IndexStats:
-        """Return how it is filled; every subscription is tried."""
+        """Return the size; every subscription counts as unindexed."""
         return IndexStats(
             exports=len(self._exports),
             imports=len(self._imports),

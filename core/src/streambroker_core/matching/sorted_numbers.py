@@ -1,4 +1,4 @@
-"""Distinct numbers in order, with cheap additions, removals and counts."""
+"""Sorted set of numbers with cheap insertion, removal and range counts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ _BLOCK = 1024
 
 
 class SortedNumbers:
-    """Distinct numbers, in blocks of a bounded length, so that a change moves one block only.
+    """Distinct numbers in blocks of bounded length, so that a change moves one block only.
 
-    Attributes:
-        uses: how many Exports have one of the numbers; kept by the owner.
+    The owner maintains `uses`, the total number of uses of the numbers by Exports.
     """
 
     __slots__ = ("_blocks", "_tops", "size", "uses")
@@ -24,53 +23,53 @@ class SortedNumbers:
         self.uses = 0
 
     def add(self, number: float) -> None:
-        """Add a number that is not there."""
+        """Add a number that is not in the set."""
         self.size += 1
         if not self._blocks:
             self._blocks.append([number])
             self._tops.append(number)
             return
-        place = min(bisect_left(self._tops, number), len(self._tops) - 1)
-        block = self._blocks[place]
+        index = min(bisect_left(self._tops, number), len(self._tops) - 1)
+        block = self._blocks[index]
         insort(block, number)
         if len(block) > 2 * _BLOCK:
-            self._blocks.insert(place + 1, block[_BLOCK:])
-            self._tops.insert(place + 1, block[-1])
+            self._blocks.insert(index + 1, block[_BLOCK:])
+            self._tops.insert(index + 1, block[-1])
             del block[_BLOCK:]
-        self._tops[place] = block[-1]
+        self._tops[index] = block[-1]
 
     def remove(self, number: float) -> None:
-        """Take away a number that is there."""
+        """Remove a number of the set."""
         self.size -= 1
-        place = bisect_left(self._tops, number)
-        block = self._blocks[place]
+        index = bisect_left(self._tops, number)
+        block = self._blocks[index]
         del block[bisect_left(block, number)]
         if block:
-            self._tops[place] = block[-1]
+            self._tops[index] = block[-1]
         else:
-            del self._blocks[place], self._tops[place]
+            del self._blocks[index], self._tops[index]
 
     def count(self, low: float | None, high: float | None) -> int:
-        """Return how many numbers lie between two others, they included; None is open."""
+        """Return how many numbers are in an inclusive range; None is open."""
         first, start = (0, 0) if low is None else self._locate(low)
         last, end = (len(self._blocks), 0) if high is None else self._locate(high, above=True)
         if first >= last:
             return max(0, end - start) if first == last else 0
-        whole = sum(len(block) for block in self._blocks[first:last])
-        return whole - start + end
+        total = sum(len(block) for block in self._blocks[first:last])
+        return total - start + end
 
     def iter_between(self, low: float | None, high: float | None) -> Iterator[float]:
-        """Yield the numbers between two others, they included, in order; None is open."""
+        """Yield the numbers of an inclusive range, in order; None is open."""
         first, start = (0, 0) if low is None else self._locate(low)
-        for place in range(first, len(self._blocks)):
-            for number in self._blocks[place][start:]:
+        for index in range(first, len(self._blocks)):
+            for number in self._blocks[index][start:]:
                 if high is not None and number > high:
                     return
                 yield number
             start = 0
 
     def _locate(self, number: float, *, above: bool = False) -> tuple[int, int]:
-        """Return block and place of the first number not below one, or above it."""
+        """Return block and position of the first number not below a number, or above it."""
         bisect = bisect_right if above else bisect_left
         block = bisect(self._tops, number)
         if block == len(self._blocks):

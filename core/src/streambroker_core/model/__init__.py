@@ -1,8 +1,7 @@
-"""The nouns of the system: ports, PEs, Exports, Imports and routes.
+"""Domain model: ports, PEs, Exports, Imports, rules and routes.
 
-Everything here is a value. Values compare by content, carry no behaviour that
-needs the outside world, and have one text form, which is the one that users,
-metrics, views and datagrams show.
+Everything here is an immutable value that compares by content and does no I/O. Keys have one text
+form, which users, metrics, views and datagrams show.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ _PORT = re.compile(r"[A-Za-z_][-A-Za-z0-9_]{0,62}")
 
 
 def is_label(text: str) -> bool:
-    """Say whether a text is a DNS label, as namespaces and jobs have to be."""
+    """Return whether a text is a DNS label, as namespaces and jobs must be."""
     return _LABEL.fullmatch(text) is not None
 
 
 def is_resource_name(text: str) -> bool:
-    """Say whether Kubernetes takes a text for a resource's name."""
+    """Return whether Kubernetes accepts a text as a resource name."""
     return len(text) <= 253 and _NAME.fullmatch(text) is not None
 
 
 def is_port_name(text: str) -> bool:
-    """Say whether a text can name a port."""
+    """Return whether a text is a valid port name."""
     return _PORT.fullmatch(text) is not None
 
 
 def is_rule_id(text: str) -> bool:
-    """Say whether a text can name a rule of a job here; it stands in addresses."""
+    """Return whether a text is a valid rule id; ids are part of URLs."""
     return _RULE_ID.fullmatch(text) is not None
 
 
 class PeKey(NamedTuple):
-    """Which agent process of which job; its text is ``namespace/job/pe``."""
+    """Key of an agent process of a job; its text is ``namespace/job/pe``."""
 
     namespace: str
     job: str
@@ -72,7 +71,7 @@ class PeKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> PeKey:
-        """Read the text form back.
+        """Parse the text form.
 
         Raises:
             ManifestError: the text is not ``namespace/job/pe``.
@@ -84,7 +83,7 @@ class PeKey(NamedTuple):
 
 
 class PortKey(NamedTuple):
-    """Which port of which PE; its text is ``namespace/job/pe/port``."""
+    """Key of a port of a PE; its text is ``namespace/job/pe/port``."""
 
     namespace: str
     job: str
@@ -96,12 +95,12 @@ class PortKey(NamedTuple):
 
     @property
     def owner(self) -> PeKey:
-        """The PE that has the port."""
+        """The PE of the port."""
         return PeKey(*self[:3])
 
     @classmethod
     def parse(cls, text: str) -> PortKey:
-        """Read the text form back.
+        """Parse the text form.
 
         Raises:
             ManifestError: the text is not ``namespace/job/pe/port``.
@@ -114,7 +113,7 @@ class PortKey(NamedTuple):
 
 
 class RuleKey(NamedTuple):
-    """Which rule of which job; its text is ``namespace/job/id``."""
+    """Key of a rule of a job; its text is ``namespace/job/id``."""
 
     namespace: str
     job: str
@@ -125,17 +124,17 @@ class RuleKey(NamedTuple):
 
 
 def port_of(key: str) -> str:
-    """Return the port of a port's key as text; a name alone is one."""
+    """Return the port name of a port key's text, or of a name alone."""
     return key.rpartition("/")[2]
 
 
 def pe_of(key: str) -> str:
-    """Return the key of the PE that has a port, of the port's key as text."""
+    """Return the text of the PE key in a port key's text."""
     return key.rpartition("/")[0]
 
 
 def job_of(key: str) -> str:
-    """Return ``namespace/job`` of the key of a port or PE as text."""
+    """Return ``namespace/job`` of the text of a port key or PE key."""
     return "/".join(key.split("/")[:2])
 
 
@@ -153,7 +152,7 @@ def _pe(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Application:
-    """The name and scope under which a job offers and looks for streams."""
+    """Name and scope under which a job offers streams and looks for them."""
 
     name: str | None = None
     scope: str = DEFAULT_SCOPE
@@ -161,7 +160,7 @@ class Application:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamName:
-    """One stream wanted by name; without an application, of any application."""
+    """A stream that is wanted by name; without an application, of any application."""
 
     application_name: str | None = None
     stream_id: str
@@ -169,14 +168,14 @@ class StreamName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """How much an Export retains.
+    """Retention and wait limits of an Export.
 
     Attributes:
         max_bytes: size of the log in bytes.
-        max_age_s: age in seconds after which unclaimed epochs go; None for never.
+        max_age_s: age in seconds after which unclaimed epochs are deleted; None for never.
         grace_s: seconds for which a reader's claims outlive the reader.
         wait_limit_s: seconds for which the Export waits before its slowest readers drop; None
-            for as long as it takes.
+            for no limit.
     """
 
     max_bytes: int = GIBIBYTE
@@ -187,13 +186,12 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedGeneration:
-    """A later generation of a resource, which is refused; the resource itself goes on.
+    """A later generation of a resource that is rejected; the resource itself keeps running.
 
     Attributes:
-        generation: of what is refused.
         code: the reason word.
         problem: a sentence.
-        resource: what is refused; None if it cannot be read.
+        resource: the rejected content; None if it cannot be parsed.
     """
 
     generation: int
@@ -206,20 +204,19 @@ class RejectedGeneration:
 class Export:
     """A stream that a job offers at a port.
 
-    Exactly one of ``stream_id`` and ``properties`` is set. Empty properties are
-    legal and match no subscription.
+    Exactly one of ``stream_id`` and ``properties`` is set. Empty properties match no subscription.
 
     Attributes:
-        name: name of the resource; empty where the port alone names it.
-        uid: identity; deleting and creating again gives a new one.
+        name: of the resource; empty if only its port identifies it.
+        uid: identity; deleting and creating again yields a new one.
         generation: counts the changes of the spec.
         created: seconds since 1970, UTC; the older of two rivals wins.
         properties: normalised, as `streambroker_core.model.properties.normalise` returns them.
-        schema: columns, or None while nobody has declared them.
+        schema: columns, or None until they are declared.
         allowed_namespaces: other namespaces that may import it, or ``*``.
-        revoked: who may read it no more, not even what they have planned: ``namespace`` or
+        revoked: importers that must not read any more, not even planned epochs: ``namespace`` or
             ``namespace/job``.
-        rejected: a later generation that is refused, while this one runs; None if there is none.
+        rejected: a later generation that is rejected while this one runs; None if there is none.
     """
 
     key: PortKey
@@ -243,20 +240,18 @@ class Export:
 class Import:
     """Streams that a job wants at a port.
 
-    At most one of ``subscription`` and ``streams`` is set; with neither it
-    matches nothing yet.
+    At most one of ``subscription`` and ``streams`` is set; with neither it matches nothing.
 
     Attributes:
-        application_scope: scope of the exporters looked for.
-        filter: text of a filter expression, or None to get every row.
-        schema: columns needed, by name, or None for whatever comes.
-        rejected: as of `Export`.
-        last_accepted: the last accepted generation as its status has it; None if it is this one.
-        earlier_unknown: an earlier generation may have been accepted, and its status does not have
-            it.
-        was_accepted: its status says that this generation was accepted, and its filter, which has
-            to fit Exports, is not judged any more.
-        held: it is refused and unsure: agents keep the routes that they have of it.
+        application_scope: scope in which Exports are looked for.
+        filter: text of a filter expression, or None for every row.
+        schema: required columns, by name, or None for all exported columns.
+        rejected: see `Export`.
+        last_accepted: the last accepted generation from its status; None if it is this one.
+        earlier_unknown: an earlier generation may have been accepted, but its status lacks it.
+        was_accepted: according to its status, this generation was accepted. Its filter is then
+            not checked against Exports again.
+        held: rejected while `earlier_unknown`: agents keep its existing routes.
     """
 
     key: PortKey
@@ -281,17 +276,15 @@ class Import:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule of patterns that a job is to run.
+    """A pattern rule for a job.
+
+    For ``uid``, ``generation``, ``created`` and ``rejected`` see `Export`.
 
     Attributes:
-        name: name of the resource.
-        uid: identity; deleting and creating again gives a new one.
-        generation: counts the changes of the spec.
-        created: seconds since 1970, UTC; the older of two rivals wins.
-        document: the rule as `streambroker_core.cep.rules.document.read_rule` reads it, or as it
-            was written where that refuses it; with its id.
-        enable: counted up to have a rule run again that an error has turned off.
-        rejected: as of `Export`; ``last_accepted`` as of `Import`.
+        document: the rule with its id, as `streambroker_core.cep.rules.document.read_rule`
+            returns it; as written if `read_rule` rejects it.
+        enable: a counter; an increment re-enables a rule that an error disabled.
+        last_accepted: see `Import`.
     """
 
     key: RuleKey
@@ -309,30 +302,30 @@ Resource: TypeAlias = Export | Import
 
 
 def kind_of(resource: Resource) -> Kind:
-    """Return the kind as manifests write it."""
+    """Return the kind as in manifests."""
     return "Export" if isinstance(resource, Export) else "Import"
 
 
 def resource_order(resource: Resource) -> tuple[PortKey, float, str]:
-    """Return what orders resources by port and age, where they are shown."""
+    """Return the sort key for display: port, then age."""
     return resource.key, resource.created, resource.uid
 
 
 def seniority(resource: Resource) -> tuple[float, str]:
-    """Return what decides between rivals for a port or a name: the lowest holds it."""
+    """Return the sort key among rivals for a port or a name: the lowest holds it."""
     return resource.created, resource.uid
 
 
 def rule_name_of(rule: Rule) -> str:
-    """Return the name of a rule's resource; where none was given, one made of job and id.
+    """Return the name of a rule's resource; if it has none, one derived from job and id.
 
-    Kubernetes takes no capitals and no ``_`` there, so ids that differ in these alone need names.
+    Kubernetes names allow no capitals and no ``_``: ids that differ only in these need a name.
     """
     return rule.name or f"{rule.key.job}.{rule.key.id}".lower().replace("_", "-")[:253].rstrip("-.")
 
 
 def name_of(resource: Resource) -> str:
-    """Return the resource's name; where none was given, ``job-pe-port`` in lower case."""
+    """Return the resource's name; if it has none, ``job-pe-port`` in lower case."""
     key = resource.key
     return resource.name or f"{key.job}-{key.pe}-{key.port}".lower().replace("_", "-").rstrip("-")
 
@@ -343,7 +336,7 @@ class Route:
 
     Attributes:
         filter: canonical text of the Import's filter, or None.
-        policy: what the exporter does when the importer is slow.
+        policy: what the exporter does if the importer is slow.
     """
 
     export: PortKey
@@ -355,5 +348,5 @@ class Route:
 
 
 def route_order(route: Route) -> tuple[PortKey, PortKey, str, str]:
-    """Return what orders routes: the exporters' ports, then the importers'."""
+    """Return the sort key of a route: the exporter's port, then the importer's."""
     return route.export, route.import_, route.export_uid, route.import_uid

@@ -1,4 +1,4 @@
-"""Durations as people write them: ``10s``, ``10 seconds``, ``1h30m``, ``PT10S``."""
+"""Parse durations: ``10s``, ``10 seconds``, ``1h30m``, ``PT10S``."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _ISO = re.compile(
 
 
 def in_microseconds(value: object) -> int | None:
-    """Return a duration in whole microseconds, 0 or more; None for what is none.
+    """Return a duration in whole microseconds, 0 or more; None if the value is invalid.
 
     >>> in_microseconds("10s"), in_microseconds("1 minute 30 seconds"), in_microseconds("PT1.5S")
     (10000000, 90000000, 1500000)
     >>> in_microseconds(0.25), in_microseconds("soon"), in_microseconds(-1)
     (250000, None, None)
     """
-    whole: int | None = None
+    microseconds: int | None = None
     if isinstance(value, timedelta):
-        whole = value // timedelta(microseconds=1)
+        microseconds = value // timedelta(microseconds=1)
     elif isinstance(value, str):
-        whole = _read(value.strip().lower())
+        microseconds = _read(value.strip().lower())
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        whole = round(value * 10**6) if abs(value) < LONGEST / 10**6 else None
-    return whole if whole is not None and 0 <= whole < LONGEST else None
+        microseconds = round(value * 10**6) if abs(value) < LONGEST / 10**6 else None
+    return microseconds if microseconds is not None and 0 <= microseconds < LONGEST else None
 
 
 def _read(text: str) -> int | None:
@@ -54,8 +54,8 @@ def _read(text: str) -> int | None:
     if iso is not None:
         parts = [(digits, unit) for unit, digits in iso.groupdict().items() if digits]
     else:
-        found = _TEXT.fullmatch(text)
-        parts = _PART.findall(found[1]) if found else []
+        parsed = _TEXT.fullmatch(text)
+        parts = _PART.findall(parsed[1]) if parsed else []
     if not parts or any(unit not in _UNITS for _, unit in parts):
         return None
     return round(sum(Decimal(digits) * _UNITS[unit] for digits, unit in parts))

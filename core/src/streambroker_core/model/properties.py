@@ -1,9 +1,8 @@
-"""The properties of an export, as they are kept and compared.
+"""Properties of an export, in the form in which they are stored and compared.
 
-A property is a boolean, a number, a string, or a list of one of these. Numbers
-lose the difference between ``5`` and ``5.0``, because Kubernetes cannot keep
-it: an integral number within int64 is an ``int``, any other finite one a
-``float``.
+A property is a boolean, a number, a string, or a list of one of these. Numbers do not distinguish
+``5`` from ``5.0``, as Kubernetes cannot: an integral number within int64 is an ``int``, any other
+finite one a ``float``.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ Value: TypeAlias = "bool | int | float | str | list[bool] | list[int | float] | 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 MAX_TEXT = 1024
-"""Characters of a text in a resource; Kubernetes counts characters there, not bytes."""
+"""Maximum characters of a text; Kubernetes limits characters, not bytes."""
 MAX_ELEMENTS = 256
 RESERVED = frozenset({"true", "false", "in"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def normalise(properties: Mapping[str, object]) -> dict[str, Value]:
-    """Return properties in the one form that is stored, matched and shown.
+    """Return properties in the canonical form that is stored, matched and shown.
 
-    A property that is None is absent and left out. Tuples become lists.
+    A property that is None is left out. Tuples become lists.
 
     Raises:
-        PropertyError: a name that no expression could write, a number that is
-            not finite or, being integral, outside int64, text that is not
-            Unicode, a mixed or nested list, None in a list, any other type.
+        PropertyError: a name that no expression could contain; a number that is not finite, or
+            integral and outside int64; text that is not Unicode; a mixed or nested list, or one
+            with None; any other type.
 
     >>> normalise({"a": 5.0, "b": [1, 2.5], "c": None})
     {'a': 5, 'b': [1, 2.5]}
@@ -53,11 +52,7 @@ def normalise(properties: Mapping[str, object]) -> dict[str, Value]:
 
 
 def oversized(properties: Mapping[str, Value]) -> PropertyError | None:
-    """Return what is too large for a resource, or None.
-
-    Args:
-        properties: normalised.
-    """
+    """Return an error if normalised properties are too large for a resource, or None."""
     for name, value in properties.items():
         if isinstance(value, list) and len(value) > MAX_ELEMENTS:
             return PropertyError(
@@ -123,7 +118,7 @@ def _number(name: str, value: float) -> int | float:
             raise PropertyError(name, f"{value} is not a finite number")
         if not value.is_integer():
             return float(value)
-    whole = int(value)
-    if not INT64_MIN <= whole <= INT64_MAX:
-        raise PropertyError(name, f"{whole} is outside the range of int64")
-    return whole
+    integer = int(value)
+    if not INT64_MIN <= integer <= INT64_MAX:
+        raise PropertyError(name, f"{integer} is outside the range of int64")
+    return integer

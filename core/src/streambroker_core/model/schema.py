@@ -1,8 +1,7 @@
 """Schemas: the columns of an export, and those that an import needs.
 
-A type is written as Spark's ``simpleString`` does, in lower case: ``bigint``,
-``array<double>``, ``struct<a:int>``, ``decimal(10,2)``. Types are equal when
-these texts are; whether a column may be null does not count.
+A type is written like Spark's ``simpleString``, in lower case: ``bigint``, ``array<double>``,
+``struct<a:int>``, ``decimal(10,2)``. Types are equal if these texts are; nullability is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from streambroker_core.errors import SchemaError, locate
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name, as it is, and its type."""
+    """Name (case-sensitive) and type of a column."""
 
     name: str
     type: str
@@ -56,29 +55,28 @@ _MAX_NESTING = 64
 
 
 def parse_ddl(text: str) -> Schema:
-    """Read the columns of a DDL text, such as ``price DOUBLE, `odd name` ARRAY<INT>``.
+    """Parse the columns of a DDL text, such as ``price DOUBLE, `odd name` ARRAY<INT>``.
 
-    Between name and type a colon may stand. ``NOT NULL``, ``COMMENT`` and
-    ``DEFAULT`` are read and forgotten. A blank text is the empty schema.
+    A colon may separate name and type. ``NOT NULL``, ``COMMENT`` and ``DEFAULT`` are ignored. A
+    blank text is the empty schema.
 
     Raises:
-        SchemaError: the text is no list of columns, has a type that Spark does
-            not know, or a name twice.
+        SchemaError: the text is no list of columns, has a type unknown to Spark, or a name
+            twice.
     """
     return _DdlReader(text).columns()
 
 
 def to_ddl(schema: Schema) -> str:
-    """Return a DDL text that `parse_ddl` and Spark read, names in backquotes."""
+    """Return a DDL text that `parse_ddl` and Spark can parse, with names in backquotes."""
     return ", ".join(f"{_quoted(column.name)} {column.type}" for column in schema)
 
 
 def from_items(items: Iterable[Mapping[str, object]]) -> Schema:
-    """Return the schema of ``{name, type}`` items, as manifests and views hold it.
+    """Return the schema of ``{name, type}`` items, as in manifests and views.
 
     Raises:
-        SchemaError: an item without name or type, a type that Spark does not
-            know, or a name twice.
+        SchemaError: an item without name or type, a type unknown to Spark, or a name twice.
     """
     columns = []
     for number, item in enumerate(items):
@@ -99,11 +97,10 @@ def to_items(schema: Schema) -> list[dict[str, str]]:
 
 
 def find_missing_column(exported: Schema, desired: Schema) -> str | None:
-    """Tell which wanted column is missing or has another type.
+    """Return a sentence about the first desired column that is missing or has another type.
 
     Returns:
-        None if every wanted column is exported with an equal type, else a
-        sentence about the first that is not.
+        None if every desired column is exported with an equal type.
     """
     types = {column.name: column.type for column in exported}
     for column in desired:
@@ -132,7 +129,7 @@ def _check_unique(columns: list[Column]) -> None:
 
 
 class _DdlReader:
-    """A text of columns, read token by token."""
+    """Token-based parser of a DDL text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -159,13 +156,13 @@ class _DdlReader:
         return kind
 
     def _advance(self) -> None:
-        found = _TOKEN.match(self._text, self._offset)
-        if found is None:  # pragma: no cover - the last two alternatives match anything
+        token = _TOKEN.match(self._text, self._offset)
+        if token is None:  # pragma: no cover - the last two alternatives match anything
             raise SchemaError("unreadable text")
-        self._kind = found.lastgroup or "end"
-        self._value = found[self._kind]
-        self._start = found.start(self._kind)
-        self._offset = found.end()
+        self._kind = token.lastgroup or "end"
+        self._value = token[self._kind]
+        self._start = token.start(self._kind)
+        self._offset = token.end()
 
     def _refuse(self, problem: str) -> NoReturn:
         raise SchemaError(problem, position=locate(self._text, self._start))
@@ -256,7 +253,7 @@ class _DdlReader:
         return f"({','.join(parts)})"
 
     def _suffix(self, word: str) -> str:
-        """Read what may follow a plain type: the units of an interval, a collation."""
+        """Parse what may follow a plain type: the units of an interval, a collation."""
         if word == "interval" and self._is_word(*_UNITS):
             return " " + " ".join(self._words(*_UNITS, "to"))
         if word == "string" and self._is_word("collate"):

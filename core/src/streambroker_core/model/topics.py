@@ -1,11 +1,8 @@
-"""Topic names and topic patterns, by the rules of MQTT.
+"""Topic names and topic patterns, by the rules of MQTT 5.0, section 4.7.
 
-Levels are separated by ``/`` and empty levels count. In a pattern ``+`` stands
-for one whole level, and ``#``, last and alone in its level, for that level and
-all below it, the parent level included: ``a/#`` matches ``a``.
-
-Source: MQTT 5.0, section 4.7. The rule that wildcards skip names which begin
-with ``$`` is left out: there are no such names here.
+``/`` separates levels, and empty levels count. In a pattern, ``+`` is one whole level. ``#``, alone
+in the last level, is that level and all below it, including the parent: ``a/#`` matches ``a``.
+The MQTT rule that wildcards skip names beginning with ``$`` does not apply.
 """
 
 from __future__ import annotations
@@ -14,12 +11,12 @@ from streambroker_core.errors import TopicError
 
 
 def is_valid_topic(name: str) -> bool:
-    """Tell whether a text may name a topic: not empty, no wildcard, no NUL."""
-    return bool(name) and not any(mark in name for mark in "+#\0")
+    """Return whether a text is a valid topic: not empty, no wildcard, no NUL."""
+    return bool(name) and not any(char in name for char in "+#\0")
 
 
 def is_valid_pattern(text: str) -> bool:
-    """Tell whether a text may be a topic pattern."""
+    """Return whether a text is a valid topic pattern."""
     if not text or "\0" in text:
         return False
     *above, last = text.split("/")
@@ -29,13 +26,12 @@ def is_valid_pattern(text: str) -> bool:
 
 
 def topic_matches(pattern: str, topic: str) -> bool:
-    """Tell whether a topic pattern covers a topic.
+    """Return whether a topic pattern matches a topic.
 
-    The topic is compared level by level as it is; a name that MQTT would refuse
-    is not an error here.
+    The topic is compared level by level and not validated.
 
     Raises:
-        TopicError: the pattern breaks the rules.
+        TopicError: the pattern is invalid.
 
     >>> topic_matches("a/+/c", "a/b/c"), topic_matches("a/#", "a"), topic_matches("a/+", "a")
     (True, True, False)
@@ -45,13 +41,14 @@ def topic_matches(pattern: str, topic: str) -> bool:
             f"`{pattern}` is not a topic pattern: `+` must be a whole level, "
             "`#` the whole last level, and the text must not be empty."
         )
-    wanted = pattern.split("/")
+    expected = pattern.split("/")
     levels = topic.split("/")
-    if wanted[-1] == "#":
-        wanted.pop()
-        if len(levels) < len(wanted):
+    if expected[-1] == "#":
+        expected.pop()
+        if len(levels) < len(expected):
             return False
-        levels = levels[: len(wanted)]
-    return len(wanted) == len(levels) and all(
-        want in ("+", level) for want, level in zip(wanted, levels, strict=True)
+        levels = levels[: len(expected)]
+    return len(expected) == len(levels) and all(
+        expected_level in ("+", level)
+        for expected_level, level in zip(expected, levels, strict=True)
     )

@@ -1,7 +1,8 @@
-"""Side inputs: what main rows see of other streams and of tables, and what they wait for.
+"""Side inputs: data of other streams and of tables that main rows see and wait for.
 
-Read ``definition`` first, then ``joining``: a pair of a row and its window is held back, or meets
-its views. ``content`` says how rows become content under the policies, ``leaves`` how it is kept.
+Read ``definition`` first, then ``join.joiner``, which holds back (row, window) pairs or joins them
+with their views. ``state.input_state`` applies rows to content under the policies, and
+``state.pages`` stores it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What control tuples say to side inputs. Names of these classes are the types of the tuples."""
+"""Control messages for side inputs; the class names are the types of their control tuples."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideComplete:
-    """A load of a side input is complete: its rows are seen from here on, all at once.
+    """A load of a side input is complete: its rows become visible now, all at once.
 
     Attributes:
         input: name of the side input.
         window: start of the window that is complete, in microseconds; None for all.
-        whole: the load is all there is: what is not in it goes.
-        version: a name for the content from here on.
-        at: event time at which it holds, in microseconds, where rows are taken by event time;
-            None for after the last row of this side input that came before.
+        whole: the load is the whole content; everything not in it is removed.
+        version: a name for the content from now on.
+        at: event time at which the message takes effect, in microseconds, where rows are processed
+            by event time. None: after the last row of this side input so far.
     """
 
     input: str
@@ -27,13 +27,13 @@ class SideComplete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideVersion:
-    """Another version of a static table holds from here on.
+    """Switch a static table to another version.
 
     Attributes:
         input: name of the side input.
-        version: the version, as the table's reader knows it.
-        at: event time from which it holds, in microseconds, where rows are taken by event time;
-            None for at once.
+        version: the version, as the table's reader names it.
+        at: event time from which it applies, in microseconds, where rows are processed by event
+            time; None for at once.
     """
 
     input: str
@@ -43,7 +43,7 @@ class SideVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRefresh:
-    """Whoever reads a table is to read it now; what comes of it is another version, or none.
+    """Request that the reader of a table reads it now, which results in a new version or none.
 
     Attributes:
         input: name of the side input.

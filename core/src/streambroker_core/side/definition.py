@@ -1,4 +1,4 @@
-"""What a side input is, and what an operator does with several."""
+"""Definitions of side inputs and of the operator that joins them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ UPDATES: Final[dict[str, tuple[str, ...]]] = {
     "map": ("replace", "refuse", "latest"),
     "multimap": ("append", "replace"),
 }
-"""Policies of each kind; the first is the default."""
+"""Update policies of each kind; the first is the default."""
 READY: Final = ("first data", "complete", "watermark", "not required")
 MISSING: Final = ("null", "error", "wait")
 DEFAULT_KEY_TIMEOUT: Final = 60.0
-"""Seconds for which a row waits for its key by default, where there is no ``timeout``."""
+"""Seconds for which a row waits for its key by default, without a ``timeout``."""
 MAX_INPUTS: Final = 60
 MAIN: Final = "main"
 RESERVED: Final = "__side_"
-"""Columns of a main input must not begin with this."""
+"""Prefix that column names of a main input must not have."""
 
 
 class _NoDefault:
-    """Stands for no default, because None is one."""
+    """Marks the absence of a default, because None is a default."""
 
     def __repr__(self) -> str:
         return "no default"
 
     def __reduce__(self) -> str:
-        """Stay the one object in every process."""
+        """Keep it a singleton in every process."""
         return "NO_DEFAULT"
 
 
@@ -51,28 +51,30 @@ class SideInput:
     """A side input of an operator.
 
     Attributes:
-        name: its port, and how functions ask for it.
+        name: its port, and the name by which functions access it.
         kind: what functions see.
-        schema: columns of its rows; what comes has these, and more is passed over.
-        key: columns that make the key of a map or multimap; of a keyed singleton or list, those
+        schema: columns of its rows; further columns are ignored.
+        key: columns that make the key of a map or multimap; for a keyed singleton or list, those
             that are compared with the key of the main input.
-        value: the column that is the value; several for values with names; None for all columns
-            that are not key, event time or ``deleted``.
-        update: what a further value does; None for the kind's default. A load replaces a list as
-            a whole, and of a multimap the keys that it has.
-        ready: what main rows wait for; None for ``first data``, of static tables ``complete``.
-        keyed: its rows lie with the main rows of their key, and it is ready key by key. A keyed
-            singleton is read as a map, a keyed list as a multimap.
-        static: it is a table that is read as a whole, version by version; no rows come.
-        windows: how its event time is cut; there is one view per window.
+        value: the column that is the value; several for named values; None for all columns that are
+            not key, event time or ``deleted``.
+        update: effect of a further value; None for the kind's default. A load replaces a list as a
+            whole, and in a multimap the keys that it contains.
+        ready: what main rows wait for; None for ``first data``, for static tables ``complete``.
+        keyed: its rows are in the bucket of the main rows with their key, and it becomes ready key
+            by key. A keyed singleton is read as a map, a keyed list as a multimap.
+        static: it is a table that is read as a whole, version by version; no rows arrive.
+        windows: windows of its event time; there is one view per window.
         event_time: the timestamp column with the event time of its rows.
         deleted: a boolean column; a row in which it is true removes the value, or its key.
-        default: value of an empty singleton, or of keys that a map has not.
-        timeout: seconds of the pinned clock after which a row waits no longer. None for no limit;
-            where rows wait for their key by default, for ``DEFAULT_KEY_TIMEOUT``.
-        on_timeout: such a row sees what is there, or goes to the output ``errors``.
-        on_refused: rows that the policy does not take stop the query, or go to ``errors``.
-        max_entries: values in all windows of one bucket; of a static table, in one version.
+        default: value of an empty singleton, or of keys that a map lacks.
+        timeout: seconds of the pinned clock after which a row stops waiting. None for no limit, or
+            for ``DEFAULT_KEY_TIMEOUT`` where rows wait for their key by default.
+        on_timeout: ``default``: such a row sees the current content; ``error``: it goes to the
+            output ``errors``.
+        on_refused: rows that the policy rejects stop the query (``fail``), or go to ``errors``
+            (``output``).
+        max_entries: values in all windows of one bucket; for a static table, in one version.
         max_bytes: their bytes in Arrow.
     """
 
@@ -97,12 +99,12 @@ class SideInput:
 
     @property
     def updating(self) -> str:
-        """The update policy that holds."""
+        """The effective update policy."""
         return self.update or UPDATES[self.kind][0]
 
     @property
     def readiness(self) -> str:
-        """The readiness policy that holds."""
+        """The effective readiness policy."""
         return self.ready or ("complete" if self.static else "first data")
 
     @property
@@ -117,12 +119,12 @@ class SideInput:
 
     @property
     def value_type(self) -> pa.DataType:
-        """The type of one value with names: a struct."""
+        """The type of one value: a struct of its columns."""
         return pa.struct([self.schema.field(name) for name in self.fields])
 
     @property
     def many(self) -> bool:
-        """Whether there may be several values: of a key, or at all."""
+        """Whether there may be several values, in total or for a key."""
         return self.kind in ("list", "multimap")
 
     @property
@@ -133,17 +135,17 @@ class SideInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrich:
-    """Columns of a side input, added to each main row.
+    """Adds columns of a side input to each main row.
 
     Attributes:
         input: the side input: a singleton or a map.
         on: columns of the main input, in the order of the side input's key; none for a singleton.
-        columns: which values to add; none for all.
+        columns: the values to add; none for all.
         names: other names for some of them.
-        missing: a row without a value gets nulls, goes to the output ``errors``, or waits until
-            its key is there. None for the default, see ``SideJoin.missing``.
+        missing: a row without a value gets nulls, goes to the output ``errors``, or waits until its
+            key is there. None for the default, see ``SideJoin.missing``.
         version: a column for the version of the view; None for none.
-        only_wait: add no columns: rows wait for what the function looks up.
+        only_wait: add no columns; rows wait for keys that the function looks up.
     """
 
     input: str
@@ -161,19 +163,19 @@ class SideJoin:
 
     Attributes:
         schema: columns of the main input.
-        inputs: the side inputs; their order is the order at equal places.
+        inputs: the side inputs; their order decides at equal positions.
         enrich: columns to add, before the function if there is one.
         key: columns of the main input that decide the bucket.
-        windows: windows of main rows: each (row, window) is one call; None: rows stand alone.
-        grouped: the function is called once for each key and main window, with all rows, when the
-            watermark has passed the window and its side windows are ready.
+        windows: windows of main rows: each (row, window) is processed once; None: no windows.
+        grouped: the function is called once for each key and main window, with all rows. The call
+            follows when the watermark has passed the window and its side windows are ready.
         event_time: the timestamp column with the event time of main rows.
-        order: ``arrival``: as the runtime orders them; ``event time``: each row, of all inputs,
-            waits until the watermark has passed it, and all are taken in the order of their times.
+        order: ``arrival``: the order of the runtime. ``event time``: rows of all inputs wait until
+            the watermark has passed them, and are processed in the order of their times.
         lateness: seconds for which a window stays open after the watermark has passed it.
         max_waiting_rows: rows that may wait in one bucket.
         max_waiting_bytes: their bytes in Arrow.
-        stateless: rows meet tables where they are: nothing is kept, put in order, or waits.
+        stateless: rows are joined with tables without state, ordering or waiting.
     """
 
     schema: pa.Schema
@@ -190,37 +192,34 @@ class SideJoin:
     stateless: bool = False
 
     def input(self, name: str) -> SideInput:
-        """Return a side input by name.
-
-        Raises:
-            SideDefinitionError: there is none of this name.
-        """
-        for one in self.inputs:
-            if one.name == name:
-                return one
-        known = ", ".join(one.name for one in self.inputs) or "none"
+        """Return a side input by name; raise SideDefinitionError if there is none."""
+        for side in self.inputs:
+            if side.name == name:
+                return side
+        known = ", ".join(side.name for side in self.inputs) or "none"
         raise SideDefinitionError(name, "there is no such side input", f"there are: {known}")
 
     def missing(self, enrich: Enrich) -> str:
-        """Return what becomes of a row without a value.
+        """Return how a row without a value is handled.
 
-        By default it waits for its key where the first data of a stream make that stream ready:
-        other keys of the same load may still come. It gets nulls where the content is known to be
-        complete, where rows do not wait, and in groups, which wait for the end of their window.
+        By default it waits for its key where the first data of a stream makes that stream ready:
+        other keys of the same load may still arrive. It gets nulls where the content is known to be
+        complete and where rows do not wait. So it does in groups, which wait for the end of their
+        window.
         """
         if enrich.missing is not None:
             return enrich.missing
         side = self.input(enrich.input)
-        more = side.readiness == "first data" and not side.static and bool(side.key)
-        return "wait" if more and not self.grouped and not self.stateless else "null"
+        may_arrive = side.readiness == "first data" and not side.static and bool(side.key)
+        return "wait" if may_arrive and not self.grouped and not self.stateless else "null"
 
     def waits(self, side: SideInput) -> list[Enrich]:
-        """Return what makes rows wait for their key in a side input."""
-        mine = (one for one in self.enrich if one.input == side.name)
-        return [one for one in mine if self.missing(one) == "wait"]
+        """Return the enrichments that make rows wait for their key in a side input."""
+        enrichments = (one for one in self.enrich if one.input == side.name)
+        return [one for one in enrichments if self.missing(one) == "wait"]
 
     def limit(self, side: SideInput) -> float | None:
-        """Return the seconds after which rows do not wait for a side input any longer."""
+        """Return the seconds after which rows stop waiting for a side input; None for no limit."""
         if side.timeout is not None:
             return side.timeout
         waits = self.waits(side)
@@ -228,7 +227,7 @@ class SideJoin:
 
 
 def added_columns(enrich: Enrich, side: SideInput) -> list[tuple[str, str]]:
-    """Return the columns that are added: their names, and those of the values."""
+    """Return the added columns as (column name, value name)."""
     if enrich.only_wait:
         return []
     names = dict(enrich.names)

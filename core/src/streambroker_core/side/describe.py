@@ -1,4 +1,4 @@
-"""What an operator with side inputs does, and what it waits for, in sentences."""
+"""Texts that describe an operator with side inputs, and what its rows wait for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def explain(join: SideJoin) -> list[str]:
-    """Return what holds for an operator, one line for each thing; defaults are named as such."""
+    """Return the settings of an operator, one line each; defaults are marked."""
     if join.stateless:
         sides = [_describe_side(side, waits=False) for side in join.inputs]
         enriched = [_describe_enrich(join, enrich) for enrich in join.enrich]
@@ -52,18 +52,12 @@ def explain(join: SideJoin) -> list[str]:
 
 
 def describe_stall(join: SideJoin, stall: Stall, now: int) -> str:
-    """Return what some rows wait for, in a sentence.
-
-    Args:
-        join: the definition.
-        stall: what holds them back.
-        now: the pinned clock in microseconds.
-    """
+    """Return what rows wait for, as a sentence; ``now`` is the pinned clock in microseconds."""
     return describe_side_stall(summarize_stall(join, stall), now)
 
 
 def summarize_stall(join: SideJoin, stall: Stall) -> SideStall:
-    """Return what some rows wait for, as it is told to others."""
+    """Return what some rows wait for, in the form of reports."""
     return SideStall(cause=_describe_cause(join, stall), rows=stall.rows, since=stall.since)
 
 
@@ -75,8 +69,8 @@ def _describe_cause(join: SideJoin, stall: Stall) -> str:
     window = ""
     if stall.window != GLOBAL_START:
         window = f", window {_format_span(side.windows, stall.window)}"
-    why = "" if stall.by_key else f" ({_READY[side.readiness]})"
-    return f"{what}{window}{why}"
+    reason = "" if stall.by_key else f" ({_READY[side.readiness]})"
+    return f"{what}{window}{reason}"
 
 
 def _format_span(windows: EventTimeWindows, start: int) -> str:

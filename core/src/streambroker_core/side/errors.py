@@ -1,13 +1,13 @@
-"""What can be wrong with a side input: its definition, its rows, its size.
+"""Errors of side inputs: their definition, rows, size and views.
 
 ::
 
     StreambrokerError
-    └── SideError                 the root of these
-        ├── SideDefinitionError   code SideInvalid: cannot be used as it is defined
+    └── SideError                 root of these errors
+        ├── SideDefinitionError   code SideInvalid: the definition cannot be used
         ├── SideSchemaError       code SideSchemaDiffers: rows with other columns than before
-        ├── SideRowError          code SideRowRefused: rows that the policy does not take
-        ├── SideTooLargeError     code SideTooLarge: a view, or the rows that wait, above a limit
+        ├── SideRowError          code SideRowRefused: rows that the policy rejects
+        ├── SideTooLargeError     code SideTooLarge: a view, or waiting rows, above a limit
         ├── SideVersionError      code SideVersionUnknown: no such version of a static table
         ├── NoValueError          code SideEmpty: a singleton without value and default
         └── ReadOnlyViewError     code SideReadOnly: a function tries to change a view
@@ -24,7 +24,7 @@ _MAX_ROWS = 3
 
 
 class SideError(StreambrokerError):
-    """The root of the errors of side inputs.
+    """Root of the errors of side inputs.
 
     Attributes:
         input: the side input; the operator's main input is ``main``.
@@ -44,12 +44,12 @@ class SideDefinitionError(SideError):
 
     def __init__(self, input_: str, problem: str, remedy: str) -> None:
         self.problem, self.remedy = problem, remedy
-        place = "Windows" if input_ == "windows" else f"Side input `{input_}`"
-        super().__init__(input_, f"{place}: {problem}; {remedy}.")
+        subject = "Windows" if input_ == "windows" else f"Side input `{input_}`"
+        super().__init__(input_, f"{subject}: {problem}; {remedy}.")
 
 
 class SideSchemaError(SideError):
-    """Rows whose columns do not fit; none of them was taken."""
+    """Rows whose columns do not fit; none of them was accepted."""
 
     code = "SideSchemaDiffers"
 
@@ -58,10 +58,10 @@ class SideSchemaError(SideError):
 
 
 class SideRowError(SideError):
-    """Rows that the policy of a side input does not take; its view is as it was before.
+    """Rows that the policy of a side input rejects; its view is unchanged.
 
     Attributes:
-        rows: the first offending rows.
+        rows: the first rejected rows, three at most.
     """
 
     code = "SideRowRefused"
@@ -75,7 +75,7 @@ class SideRowError(SideError):
 
 
 class SideTooLargeError(SideError):
-    """A limit is reached; the window fails and nothing of it is kept."""
+    """A limit is exceeded; the window fails and changes nothing."""
 
     code = "SideTooLarge"
 
@@ -87,11 +87,11 @@ class SideTooLargeError(SideError):
 
 
 class SideVersionError(SideError):
-    """A version of a static table that nobody has.
+    """A version of a static table that does not exist or cannot be used.
 
     Attributes:
         version: its name.
-        why: the reason, no sentence.
+        why: the reason, not a full sentence.
     """
 
     code = "SideVersionUnknown"
@@ -111,7 +111,7 @@ class SideVersionError(SideError):
 
 
 class NoValueError(SideError):
-    """A singleton is read that has no value, and no default."""
+    """A function read a singleton that has neither value nor default."""
 
     code = "SideEmpty"
 
@@ -124,7 +124,7 @@ class NoValueError(SideError):
 
 
 class ReadOnlyViewError(SideError):
-    """A function tries to change a view; the view is as it was."""
+    """A function tried to change a view; the view is unchanged."""
 
     code = "SideReadOnly"
 

@@ -1,8 +1,8 @@
-"""Keys as they are compared: columns of any type become one column of few types.
+"""Keys in comparison form: columns of any type become one column of few types.
 
-Integers of all widths are int64, floats double with one zero, texts string, times int64. Several
-columns are one text in which each part has its length before it, so no two keys meet by chance.
-Null and NaN are no keys.
+- Integers of all widths become int64, floats double with one zero, texts string, times int64.
+- Several columns become one text. Each part has its length before it, so keys never collide.
+- Null and NaN are not keys.
 """
 
 from __future__ import annotations
@@ -29,45 +29,37 @@ _KINDS = (
 
 
 def comparison_kind(type_: pa.DataType) -> str:
-    """Return the word for what can be compared with a type; of dictionaries, with their values."""
+    """Return the kind within which a type is comparable; a dictionary has its values' kind."""
     if pt.is_dictionary(type_):
         type_ = type_.value_type
     return next((word for word, test, _ in _KINDS if test(type_)), str(type_))
 
 
 def equality_class(type_: pa.DataType) -> str:
-    """Return the word for what is equal only to its like: decimals of one scale, else the kind."""
+    """Return the class within which values can be equal: the kind, for decimals with the scale."""
     plain = type_.value_type if pt.is_dictionary(type_) else type_
     word = comparison_kind(plain)
     return f"{word} of scale {plain.scale}" if pt.is_decimal(plain) else word
 
 
 def key_type(types: Sequence[pa.DataType]) -> pa.DataType:
-    """Return the type of keys made of columns of these types.
-
-    Raises:
-        SideSchemaError: a type that cannot be compared for equality.
-    """
-    found = []
+    """Return the type of keys of these columns; raise SideSchemaError if one is not comparable."""
+    physical_types = []
     for type_ in types:
         word = comparison_kind(type_)
-        physical = [physical for known, _, physical in _KINDS if known == word]
+        physical = [physical for kind, _, physical in _KINDS if kind == word]
         if not physical:
             raise SideSchemaError(
                 "key", f"a key of type {type_}", "take numbers, texts, times or binary as key"
             )
-        found += physical
-    return found[0] if len(found) == 1 else pa.string()
+        physical_types += physical
+    return physical_types[0] if len(physical_types) == 1 else pa.string()
 
 
 def make_keys(columns: Sequence[pa.Array]) -> pa.Array:
-    """Return the keys of rows.
+    """Return the keys of rows, from at least one column, as one array of :func:`key_type`.
 
-    Args:
-        columns: of one length; at least one.
-
-    Returns:
-        One array of :func:`key_type`; null where any part is null or NaN.
+    A key is null where any part is null or NaN.
     """
     parts = [_normalize_part(column) for column in columns]
     if len(parts) == 1:
@@ -80,7 +72,7 @@ def make_keys(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def make_key(values: Sequence[Any], types: Sequence[pa.DataType]) -> pa.Array:
-    """Return one key, of values as Python has them, as an array of length 1."""
+    """Return the key of Python values as an array of length 1."""
     return make_keys(
         [pa.array([value], type=type_) for value, type_ in zip(values, types, strict=True)]
     )
@@ -102,7 +94,9 @@ def _normalize_part(column: pa.Array) -> pa.Array:
         return pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz)), pa.int64())
     if word == "date":
         return pc.cast(pc.cast(pc.cast(column, pa.date32()), pa.int32()), pa.int64())
-    made = pc.cast(column, key_type([column.type]))
+    normalized = pc.cast(column, key_type([column.type]))
     if word == "float":
-        made = pc.add(pc.if_else(pc.is_nan(made), pa.scalar(None, made.type), made), 0.0)
-    return made
+        normalized = pc.add(
+            pc.if_else(pc.is_nan(normalized), pa.scalar(None, normalized.type), normalized), 0.0
+        )
+    return normalized

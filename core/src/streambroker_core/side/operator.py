@@ -1,4 +1,4 @@
-"""The operator with side inputs, as a runtime of aligned windows drives it."""
+"""Operator that joins main rows with side inputs, driven by a runtime of aligned windows."""
 
 from __future__ import annotations
 
@@ -40,18 +40,20 @@ ERROR_SCHEMA = pa.schema(
 )
 """Columns of the output ``errors``; ``row`` is the row as JSON."""
 UNKNOWN = "SideUnknown"
-"""Code of a row of ``errors``: a control tuple for a side input that is not there."""
+"""Error code in ``errors``: a control tuple for an unknown side input."""
 _META = "side"
 _CONTROL_TYPES = (SideComplete.__name__, SideVersion.__name__)
 
 
 class SideOperator(Operator):
-    """Main rows with views of side inputs.
+    """Operator that processes main rows with views of side inputs.
 
-    Outputs: ``out``, what the function returns, or main rows with the columns that were added;
-    ``errors``, rows that a policy does not take, or that waited for too long, or lack a value;
-    ``late``, main rows whose window was over when they came, and those whose key did not come in
-    time, where that is the default.
+    Outputs:
+
+    - ``out``: what the function returns, or main rows with the added columns.
+    - ``errors``: rows that a policy rejects, that waited too long, or that lack a value.
+    - ``late``: main rows whose window was over on arrival, and rows whose key did not arrive within
+      the default limit.
     """
 
     outputs: tuple[str, ...] = (OUT, ERRORS, LATE)
@@ -63,15 +65,15 @@ class SideOperator(Operator):
         function: Function | None = None,
         tables: TableReader | None = None,
     ) -> None:
-        """Define it.
+        """Create the operator.
 
         Args:
-            join: the definition; its shape instead, if it was checked before.
+            join: the definition, or its layout if it was checked before.
             function: called with main rows, after columns were added, and their views.
-            tables: gives versions of static tables.
+            tables: returns versions of static tables.
 
         Raises:
-            SideDefinitionError: the definition could never work.
+            SideDefinitionError: the definition can never work.
         """
         self._layout = build_layout(join) if isinstance(join, SideJoin) else join
         join = self._layout.join
@@ -96,20 +98,20 @@ class SideOperator(Operator):
         self._policies_changed = False
         self._handled_ids: set[str] = set()
 
-    # What a runtime calls.
+    # Called by the runtime.
 
     def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up the state of the bucket."""
+        """Restore the state of the bucket."""
         del version
         self._meta = blobs.get(_META)
         try:
-            told = json.loads(self._meta) if self._meta is not None else {}
+            dumped = json.loads(self._meta) if self._meta is not None else {}
         except ValueError as error:
             raise StateError(f"state {_META} is damaged: {error}.") from error
-        self._restore_state(blobs, told)
+        self._restore_state(blobs, dumped)
 
     def begin_window(self) -> None:
-        """Begin a window; rows that have waited for too long wait no longer."""
+        """Begin a window and end waits that exceeded a ``timeout``."""
         if not self._started:
             self._restore_state({}, {})
         self._handled_ids.clear()
@@ -120,7 +122,7 @@ class SideOperator(Operator):
         self._end_overdue_waits(by_default=False)
 
     def advance(self, time: int) -> None:
-        """Let event time pass: rows that waited for it are due, and windows are ready."""
+        """Advance event time: process rows that are due and windows that became ready."""
         if not self._by_time:
             self._joiner.advance_to(time)
             return
@@ -133,7 +135,7 @@ class SideOperator(Operator):
                 self._apply_control(step.message)
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
-        """Take rows of a side input, or of the main one."""
+        """Process rows of a side input or of the main input."""
         if port == MAIN:
             self._process_main(select_columns(MAIN, batch, self.join.schema))
         else:
@@ -141,39 +143,42 @@ class SideOperator(Operator):
             self._process_side(number, select_columns(port, batch, self.join.inputs[number].schema))
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Take what is said to one of the side inputs; everything else goes on."""
+        """Handle control tuples for a side input; forward all others."""
         del port
-        said = control.payload
+        payload = control.payload
         if control.type not in _CONTROL_TYPES:
             return False
-        known, again = said.get("input") in self._numbers, control.id in self._handled_ids
-        self._handled_ids.add(control.id)  # it may come over another port, too
+        known, handled = payload.get("input") in self._numbers, control.id in self._handled_ids
+        self._handled_ids.add(control.id)  # it may also arrive on another port
         if not known:
-            if control.type == SideComplete.__name__ and not again:
+            if control.type == SideComplete.__name__ and not handled:
                 self.reject_unknown(control)
             return False
-        if not again:
-            self._schedule_control({**said, "type": control.type})
+        if not handled:
+            self._schedule_control({**payload, "type": control.type})
         return True
 
     def reject_unknown(self, control: ControlTuple) -> str:
-        """Refuse what is complete for no side input here; it may be for an operator behind.
+        """Reject a ``SideComplete`` for a side input that this operator does not have.
+
+        The tuple may be meant for an operator downstream. Bucket 0 writes it to the output
+        ``errors``.
 
         Returns:
-            What the output ``errors`` has of it.
+            The message in ``errors``.
 
         Raises:
-            UndeliverableError: it is addressed to this operator.
+            UndeliverableError: the tuple is addressed to this operator.
         """
         name = str(control.payload.get("input"))
         known = ", ".join(self._numbers) or "none"
-        why = f"control tuple {control.id} is SideComplete for `{name}`, which is no side input"
+        what = f"control tuple {control.id} is SideComplete for `{name}`, which is no side input"
         if control.target.operator is not None:
             raise UndeliverableError(
-                f"{why} of operator {control.target.operator}; there are: {known}."
+                f"{what} of operator {control.target.operator}; there are: {known}."
             )
         message = (
-            f"{why} here; there are: {known}. It goes on: address it to the operator that has that"
+            f"{what} here; there are: {known}. It goes on: address it to the operator that has that"
             " side input"
         )
         if self.window.bucket == 0:
@@ -181,7 +186,7 @@ class SideOperator(Operator):
         return message
 
     def apply_control(self, message: SideComplete | SideVersion) -> None:
-        """Take what a control tuple says, of a runtime that has none."""
+        """Apply a control message for a runtime that has no control tuples."""
         self._schedule_control({**asdict(message), "type": type(message).__name__})
 
     def _schedule_control(self, message: dict[str, Any]) -> None:
@@ -192,12 +197,11 @@ class SideOperator(Operator):
             self._queue.add_control(at, message)
 
     def end_window(self) -> None:
-        """End a window: what nothing needs any more is freed, limits are checked."""
-        self._end_overdue_waits(
-            by_default=True
-        )  # what came in this window counts, as after a restart
+        """End a window: end overdue waits, check limits and free expired state."""
+        # At the end: data of this window still counts, as it does after a restart.
+        self._end_overdue_waits(by_default=True)
         for state in self._sides:
-            self._emit_all_rejected(state)  # of loads that were seen with no row behind them
+            self._emit_all_rejected(state)  # of loads published without a later row
         self._check_size()
         if self.window.watermark is not None:
             low = self._waiting_rows.min_event_time()
@@ -205,7 +209,7 @@ class SideOperator(Operator):
                 state.expire(self.window.watermark, low)
 
     def snapshot(self) -> Changes:
-        """Return what this window changed of the state."""
+        """Return the state that this window changed."""
         out: Changes = {}
         for state in self._sides:
             out.update(state.changes())
@@ -241,14 +245,14 @@ class SideOperator(Operator):
         )
 
     def held_at(self) -> int | None:
-        """Return the least event time of the main rows that wait."""
+        """Return the least event time of the waiting main rows; None if none wait."""
         times = (self._waiting_rows.min_event_time(), self._queue.first_main_time())
         return min((time for time in times if time is not None), default=None)
 
-    # What people and the runtime's shell ask.
+    # Called by users and by the runtime's shell.
 
     def timeout_at(self) -> int | None:
-        """Return the pinned time at which the next row has waited for too long; None for never."""
+        """Return the pinned time at which the next wait exceeds its limit; None for never."""
         times = []
         for number, limit in enumerate(self._layout.limits):
             since = self._waiting_rows.waiting_since(number)
@@ -257,29 +261,29 @@ class SideOperator(Operator):
         return min(times, default=None)
 
     def stalls(self) -> list[Stall]:
-        """Return what holds rows back, and how many."""
+        """Return what blocks rows, and how many."""
         return self._waiting_rows.stalls()
 
     def stall_texts(self) -> list[str]:
-        """Return what holds rows back, in sentences."""
+        """Return what blocks rows, as sentences."""
         return [describe_stall(self.join, stall, self.window.time) for stall in self.stalls()]
 
     def explain(self) -> list[str]:
-        """Return what holds for this operator, defaults included, one sentence for each thing."""
+        """Return the settings of this operator, defaults included, one sentence each."""
         return explain(self.join)
 
     def figures(self) -> dict[str, Any]:
-        """Return sizes and counts of this bucket: of each side input, and of what waits.
+        """Return sizes and counts of this bucket, by side input and for waiting rows.
 
-        What is broadcast counts in every bucket; what waits, and what is keyed, in one.
+        Broadcast side inputs count in every bucket; waiting rows and keyed side inputs in one.
         """
         stalls = self.stalls()
-        turns, size = self._queue.sizes()
+        queued, size = self._queue.sizes()
         return {
             "waiting_rows": sum(stall.rows for stall in stalls),
             "waiting_bytes": sum(stall.size for stall in stalls),
             "waiting_since": min((s.since for s in stalls if s.since is not None), default=None),
-            "unordered_rows": turns,
+            "unordered_rows": queued,
             "unordered_bytes": size,
             "inputs": {
                 state.side.name: {
@@ -291,7 +295,7 @@ class SideOperator(Operator):
             },
         }
 
-    # How it is done.
+    # Internals.
 
     def _restore_state(self, blobs: Blobs, dumped: dict[str, Any]) -> None:
         join = self.join
@@ -325,7 +329,7 @@ class SideOperator(Operator):
         self._started = True
 
     def _check_form_digests(self, stored: list[str] | None) -> None:
-        """Refuse state that was written under another definition: its bytes would be misread."""
+        """Reject state of another definition, whose bytes would be misread."""
         names = [*(one.name for one in self.join.inputs), MAIN]
         for name, form, before in zip(names, self._layout.form_digests, stored or (), strict=False):
             if form != before:
@@ -360,10 +364,10 @@ class SideOperator(Operator):
         self._emit_all_rejected(state)
 
     def _emit_all_rejected(self, state: SideState) -> None:
-        """Tell what a side input has refused; of a broadcast one, one bucket tells it."""
+        """Emit the rejected rows of a side input; for a broadcast one only from bucket 0."""
         if state.side.keyed or self.window.bucket == 0:
-            for refusal in state.rejected_rows:
-                self._emit_rejected(state.side.name, refusal)
+            for rejected in state.rejected_rows:
+                self._emit_rejected(state.side.name, rejected)
         state.rejected_rows.clear()
 
     def _process_main(self, batch: pa.RecordBatch) -> None:
@@ -389,14 +393,14 @@ class SideOperator(Operator):
     def _drop_late(
         self, batch: pa.RecordBatch, seqs: pa.Array, pairs: pa.RecordBatch, watermark: int
     ) -> pa.RecordBatch:
-        """Return the pairs whose window is open; a row that has none is late."""
-        over = self._joiner.find_expired(pairs, watermark, self._lateness)
+        """Return the pairs whose window is open; emit rows without any such pair to ``late``."""
+        expired = self._joiner.find_expired(pairs, watermark, self._lateness)
         if self._by_time and not self._joiner.has_main_windows:
             late = pc.less_equal(pc.add(pairs[TIME], self._lateness), watermark)
-            over = late if over is None else pc.or_(over, late)
-        if over is None or not pc.any(over).as_py():
+            expired = late if expired is None else pc.or_(expired, late)
+        if expired is None or not pc.any(expired).as_py():
             return pairs
-        pairs = pairs.filter(pc.invert(over))
+        pairs = pairs.filter(pc.invert(expired))
         late_rows = batch.filter(pc.invert(pc.is_in(seqs, value_set=pairs[SEQ])))
         if late_rows.num_rows:
             self.emit(late_rows, LATE)
@@ -433,7 +437,7 @@ class SideOperator(Operator):
         self._joiner.retry_window(number, window)
 
     def _effective_time(self, message: dict[str, Any]) -> int | None:
-        """Return the event time at which control holds; None for now."""
+        """Return the event time at which a control message takes effect; None for now."""
         if not self._by_time:
             return None
         at: int | None = message.get("at")
@@ -443,7 +447,7 @@ class SideOperator(Operator):
         return at if at is not None and (watermark is None or at > watermark) else None
 
     def _end_overdue_waits(self, *, by_default: bool) -> None:
-        """Let rows that have waited for too long wait no longer, by default or by a ``timeout``."""
+        """Release rows that waited past their limit: the default one or a ``timeout``."""
         for number in self._layout.wait_order:
             limit = self._layout.limits[number]
             if (
@@ -465,11 +469,11 @@ class SideOperator(Operator):
             self._emit_pair_errors(side.name, "SideTimeout", message, pairs)
 
     def _emit_overdue(self, released: list[pa.RecordBatch]) -> None:
-        """Emit to ``late`` the rows that waited by default, each once, in the order they came."""
+        """Emit rows that waited by default to ``late``, each once, in arrival order."""
         batches = []
         for pairs in released:
-            given_up = pc.bit_wise_and(pairs[WAIVED], self._layout.default_wait_bits)
-            batches.append(pairs.filter(pc.equal(given_up, 0)))
+            waived = pc.bit_wise_and(pairs[WAIVED], self._layout.default_wait_bits)
+            batches.append(pairs.filter(pc.equal(waived, 0)))
         table = pa.Table.from_batches(batches, schema=self._layout.pair_schema)
         if table.num_rows:
             table = table.sort_by(SEQ).combine_chunks()
@@ -502,12 +506,12 @@ class SideOperator(Operator):
     def _reject_timeless(
         self, batch: pa.RecordBatch, times: pa.Array
     ) -> tuple[pa.RecordBatch, pa.Array]:
-        lacking = batch.filter(pc.is_null(times))
-        rows = [to_json(row) for row in lacking.to_pylist()]
+        timeless = batch.filter(pc.is_null(times))
+        rows = [to_json(row) for row in timeless.to_pylist()]
         message = f"event time ({self.join.event_time}) is null"
         self._emit_errors(MAIN, "SideMissing", message, rows, [None] * len(rows))
-        known = pc.is_valid(times)
-        return batch.filter(known), times.filter(known)
+        valid = pc.is_valid(times)
+        return batch.filter(valid), times.filter(valid)
 
     def _needs_time(self) -> bool:
         windows = self.join.windows
@@ -543,7 +547,7 @@ class SideOperator(Operator):
 
 
 def _is_after(times: pa.Array, watermark: int | None) -> pa.Array:
-    """Tell of each time whether it is still to come; one that is null is not."""
+    """Return for each time whether it is after the watermark; a null is not."""
     if watermark is None:
         return pc.is_valid(times)
     return pc.fill_null(pc.greater(times, watermark), False)

@@ -1,7 +1,6 @@
-"""Which definitions could never work.
+"""Validation of side-input definitions, when an operator is defined and before any row.
 
-Everything is checked when an operator is defined, before any row: :func:`check` raises for the
-first thing that cannot be used, and says what to write instead.
+:func:`check` raises for the first problem and names the remedy.
 """
 
 from __future__ import annotations
@@ -40,11 +39,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 
 def check(join: SideJoin) -> None:
-    """Refuse what could never work.
-
-    Raises:
-        SideDefinitionError: with the side input, the problem and the remedy.
-    """
+    """Raise SideDefinitionError (side input, problem, remedy) if a definition can never work."""
     for name, problem, remedy in _stateless_problems(join) if join.stateless else ():
         raise SideDefinitionError(name, problem, remedy)
     seen: set[str] = set()
@@ -67,26 +62,29 @@ Problems = list[tuple[str, str]]
 
 
 def _problems(side: SideInput) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     if not _NAME.match(side.name) or side.name == MAIN:
-        found.append(
+        problems.append(
             (
                 f"`{side.name}` is no name for it",
                 "take a letter, then letters, digits and _, and not `main`",
             )
         )
     if side.kind not in UPDATES:
-        return [*found, (f"kind `{side.kind}` is not known", f"take one of {', '.join(UPDATES)}")]
+        return [
+            *problems,
+            (f"kind `{side.kind}` is not known", f"take one of {', '.join(UPDATES)}"),
+        ]
     if side.readiness not in READY:
-        found.append((f"ready `{side.ready}` is not known", f"take one of {', '.join(READY)}"))
-    for what, value, known in (
+        problems.append((f"ready `{side.ready}` is not known", f"take one of {', '.join(READY)}"))
+    for what, value, choices in (
         ("on_timeout", side.on_timeout, ("default", "error")),
         ("on_refused", side.on_refused, ("fail", "output")),
     ):
-        if value not in known:
-            found.append((f"{what} `{value}` is not known", f"take one of {', '.join(known)}"))
+        if value not in choices:
+            problems.append((f"{what} `{value}` is not known", f"take one of {', '.join(choices)}"))
     return [
-        *found,
+        *problems,
         *_key_problems(side),
         *_update_problems(side),
         *_window_problems(side),
@@ -97,44 +95,46 @@ def _problems(side: SideInput) -> Problems:
 
 def _schema_problems(side: SideInput) -> Problems:
     names = (*side.key, side.event_time, side.deleted, *side.fields)
-    found = _missing_columns(side.schema, [name for name in names if name is not None])
-    for what, given in (("key", side.key), ("value", side.fields)):
-        found += [
+    problems = _missing_columns(side.schema, [name for name in names if name is not None])
+    for what, columns in (("key", side.key), ("value", side.fields)):
+        problems += [
             (f"column {name} is in its {what} twice", "name it once")
-            for name in sorted({name for name in given if given.count(name) > 1})
+            for name in sorted({name for name in columns if columns.count(name) > 1})
         ]
-    if found:
-        return found
+    if problems:
+        return problems
     try:
         key_type([side.schema.field(name).type for name in side.key])
     except SideSchemaError as error:
         return [(str(error).partition(": ")[2].partition(";")[0], "take another key")]
     if side.deleted and not pt.is_boolean(side.schema.field(side.deleted).type):
-        found.append((f"column {side.deleted} is not boolean", "name a boolean column"))
-    found += _time_problems(side.schema, side.event_time)
-    found += _default_problems(side)
+        problems.append((f"column {side.deleted} is not boolean", "name a boolean column"))
+    problems += _time_problems(side.schema, side.event_time)
+    problems += _default_problems(side)
     if not side.fields:
-        found.append(("its rows have no value", "give it a column that is not key or time"))
-    return found
+        problems.append(("its rows have no value", "give it a column that is not key or time"))
+    return problems
 
 
 def _default_problems(side: SideInput) -> Problems:
-    """Refuse a default that could not stand where a value stands."""
+    """Reject a default that cannot replace a value."""
     default: Any = side.default
     if not side.has_default or default is None:
         return []
     by_name = isinstance(default, Mapping) and not isinstance(side.value, str)
-    if by_name and (more := sorted(set(default) - set(side.fields))):
+    if by_name and (unknown := sorted(set(default) - set(side.fields))):
         known = ", ".join(side.fields)
-        return [(f"its default has {more[0]}, which is no value of it", f"there are: {known}")]
-    found: Problems = []
+        return [(f"its default has {unknown[0]}, which is no value of it", f"there are: {known}")]
+    problems: Problems = []
     for name in side.fields:
         value, type_ = default.get(name) if by_name else default, side.schema.field(name).type
         try:
             pa.scalar(value, type_)
         except (pa.ArrowException, TypeError, ValueError):
-            found.append((f"default {value!r} is no {type_}, as {name} is", "give one of its type"))
-    return found
+            problems.append(
+                (f"default {value!r} is no {type_}, as {name} is", "give one of its type")
+            )
+    return problems
 
 
 def _missing_columns(schema: pa.Schema, names: Iterable[str]) -> Problems:
@@ -153,19 +153,21 @@ def _time_problems(schema: pa.Schema, name: str | None) -> Problems:
 
 
 def _key_problems(side: SideInput) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     if side.kind in ("map", "multimap") and not side.key:
-        found.append((f"a {side.kind} without key", "name the key's columns: key=(...)"))
+        problems.append((f"a {side.kind} without key", "name the key's columns: key=(...)"))
     if side.kind in ("singleton", "list") and side.key and not side.keyed:
         kind = "map" if side.kind == "singleton" else "multimap"
-        found.append((f"a {side.kind} for all rows has no key", f"make it keyed, or take a {kind}"))
+        problems.append(
+            (f"a {side.kind} for all rows has no key", f"make it keyed, or take a {kind}")
+        )
     if side.keyed and not side.key:
-        found.append(("keyed, without key", "name the columns that hold the main rows' key"))
+        problems.append(("keyed, without key", "name the columns that hold the main rows' key"))
     if side.keyed and side.static:
-        found.append(
+        problems.append(
             ("a static table is not keyed", "leave keyed out: it is kept once per process")
         )
-    return found
+    return problems
 
 
 def _update_problems(side: SideInput) -> Problems:
@@ -206,115 +208,117 @@ def _window_problems(side: SideInput) -> Problems:
                 )
             ]
         return []
-    found: Problems = []
+    problems: Problems = []
     if side.static:
-        found.append(("a static table has no windows", "leave windows out"))
+        problems.append(("a static table has no windows", "leave windows out"))
     elif side.event_time is None:
-        found.append(("windows need the time of a row", _TIMED))
+        problems.append(("windows need the time of a row", _TIMED))
     if not 0 < windows.slide <= windows.size:
-        found.append(
+        problems.append(
             ("windows leave gaps, or never move on", "let them slide by more than 0, at most size")
         )
-    return found
+    return problems
 
 
 def _other_problems(side: SideInput) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     if side.many and side.has_default:
-        found.append((f"a {side.kind} has no default", "leave it out: an empty one is empty"))
+        problems.append((f"a {side.kind} has no default", "leave it out: an empty one is empty"))
     if side.timeout is not None and not 0 < side.timeout <= MAX_SECONDS:
-        found.append(
+        problems.append(
             (
                 f"a timeout of {side.timeout:g} s is none",
                 f"give more than 0 seconds, at most {MAX_SECONDS:,}, or leave it out",
             )
         )
     if side.static and side.readiness not in ("complete", "not required"):
-        found.append(
+        problems.append(
             (f"a static table is never ready by {side.readiness}", "take complete, the default")
         )
     if side.static and (side.deleted or side.event_time):
-        found.append(("a static table has neither deleted nor event_time", "leave them out"))
+        problems.append(("a static table has neither deleted nor event_time", "leave them out"))
     if side.max_entries < 1 or side.max_bytes < 1:
-        found.append(("a limit below 1", "give limits of at least 1"))
-    return found
+        problems.append(("a limit below 1", "give limits of at least 1"))
+    return problems
 
 
 def _problems_in(join: SideJoin, side: SideInput) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     if side.keyed and not join.key:
         names = ", ".join(map(repr, side.key))
-        found.append(
+        problems.append(
             (
                 "keyed=True puts it where the main rows of its key are, and they have no key",
                 f"call key_by({names}) on the main stream, with its columns, or leave keyed out",
             )
         )
     elif side.keyed and len(side.key) != len(join.key):
-        found.append(
+        problems.append(
             (
                 f"its key has {len(side.key)} columns, the main input's {len(join.key)}",
                 "name as many, in the same order: a keyed one lies with the main rows of its key",
             )
         )
     elif side.keyed:
-        found += [*_missing_columns(join.schema, join.key)] or _key_type_problems(
+        problems += [*_missing_columns(join.schema, join.key)] or _key_type_problems(
             join, join.key, side
         )
     if side.windows.is_windowed and join.event_time is None:
-        found.append(("main rows have no time to find its window by", _MAIN_TIMED))
+        problems.append(("main rows have no time to find its window by", _MAIN_TIMED))
     if join.order == "event time" and not side.static and side.event_time is None:
-        found.append(("rows are taken by event time, and its rows have none", _TIMED))
-    return found
+        problems.append(("rows are taken by event time, and its rows have none", _TIMED))
+    return problems
 
 
 def _main_problems(join: SideJoin) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     own = [name for name in (*join.key, join.event_time) if name is not None]
-    if problems := _missing_columns(join.schema, own):
-        return problems
-    found += _time_problems(join.schema, join.event_time)
+    if missing := _missing_columns(join.schema, own):
+        return missing
+    problems += _time_problems(join.schema, join.event_time)
     for name in join.schema.names:
         if name.startswith(RESERVED):
-            found.append((f"column {name} has a name that is kept for us", "rename it"))
+            problems.append((f"column {name} has a name that is kept for us", "rename it"))
     if len(join.inputs) > MAX_INPUTS:
-        found.append((f"more than {MAX_INPUTS} side inputs", "use several operators"))
-    return [*found, *_order_problems(join), *(_group_problems(join) if join.grouped else [])]
+        problems.append((f"more than {MAX_INPUTS} side inputs", "use several operators"))
+    return [*problems, *_order_problems(join), *(_group_problems(join) if join.grouped else [])]
 
 
 def _order_problems(join: SideJoin) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     windows = join.windows
     if join.order not in ("arrival", "event time"):
-        found.append((f"order `{join.order}` is not known", "take arrival or event time"))
+        problems.append((f"order `{join.order}` is not known", "take arrival or event time"))
     if join.event_time is None and (
         join.order == "event time" or (windows and windows.is_windowed)
     ):
-        found.append(("the order or the windows need a time", _MAIN_TIMED))
+        problems.append(("the order or the windows need a time", _MAIN_TIMED))
     if windows is not None and windows.gap:
-        found.append(("session windows of the main input", "take fixed or sliding windows"))
+        problems.append(("session windows of the main input", "take fixed or sliding windows"))
     if windows is not None and windows.is_windowed and not 0 < windows.slide <= windows.size:
-        found.append(("windows leave gaps, or never move on", "slide by more than 0, at most size"))
+        problems.append(
+            ("windows leave gaps, or never move on", "slide by more than 0, at most size")
+        )
     if not 0 <= join.lateness <= MAX_SECONDS:
-        found.append(
+        problems.append(
             (f"lateness of {join.lateness:g} s", f"give 0 or more seconds, at most {MAX_SECONDS:,}")
         )
     if join.max_waiting_rows < 1 or join.max_waiting_bytes < 1:
-        found.append(("a limit below 1", "give limits of at least 1"))
-    return found
+        problems.append(("a limit below 1", "give limits of at least 1"))
+    return problems
 
 
 def _group_problems(join: SideJoin) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     if not (join.windows and join.windows.is_windowed):
         remedy = "call window(seconds) before apply, or give windows= in core"
-        found.append(("rows are grouped by window, and have none", remedy))
+        problems.append(("rows are grouped by window, and have none", remedy))
     if any(join.missing(enrich) == "wait" for enrich in join.enrich):
         remedy = "take missing='null' or 'error'"
-        found.append(("the rows of a group would wait apart for their keys", remedy))
+        problems.append(("the rows of a group would wait apart for their keys", remedy))
     if join.lateness:
-        found.append(("a group that was processed takes no later rows", "leave lateness out"))
-    return found
+        problems.append(("a group that was processed takes no later rows", "leave lateness out"))
+    return problems
 
 
 def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Problems:
@@ -345,15 +349,15 @@ def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Problem
 
 
 def _key_type_problems(join: SideJoin, columns: tuple[str, ...], side: SideInput) -> Problems:
-    """Refuse columns of the main input that never equal the key's."""
-    found: Problems = []
+    """Reject main columns whose type can never equal the key's."""
+    problems: Problems = []
     for ours, theirs in zip(columns, side.key, strict=True):
         left, right = join.schema.field(ours).type, side.schema.field(theirs).type
         if equality_class(left) != equality_class(right):
-            found.append(
+            problems.append(
                 (f"column {ours} is {left} in the main input, key {theirs} is {right}", "cast one")
             )
-    return found
+    return problems
 
 
 def _name_problems(join: SideJoin) -> Problems:
@@ -361,58 +365,66 @@ def _name_problems(join: SideJoin) -> Problems:
     for enrich in join.enrich:
         names += [name for name, _ in added_columns(enrich, join.input(enrich.input))]
         names += [enrich.version] if enrich.version else []
-    twice = sorted({name for name in names if names.count(name) > 1})
-    return [(f"column {name} is there twice", "give it another name: names=...") for name in twice]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    return [
+        (f"column {name} is there twice", "give it another name: names=...") for name in duplicates
+    ]
 
 
 _MISSING_EFFECTS: Final = {"wait": "wait for its key", "error": "go to the output `errors`"}
 
 
 def needs_state(problem: str, remedy: str) -> tuple[str, str]:
-    """Return a problem of rows without state, and what to do, in the words of all of them."""
+    """Return the problem and remedy of something that ``stateless()`` does not support."""
     return f"{problem}, and rows are stateless", f"{remedy}, or leave stateless() out"
 
 
 def _stateless_problems(join: SideJoin) -> list[tuple[str, str, str]]:
-    """Return what cannot be without state: the input, the problem and the remedy of each."""
+    """Return the input, problem and remedy of everything that needs state."""
     return [
-        *((side.name, *one) for side in join.inputs for one in _stateful_side(side)),
-        *((MAIN, *one) for one in _stateful_main(join)),
-        *((enrich.input, *one) for enrich in join.enrich for one in _stateful_missing(enrich)),
+        *((side.name, *problem) for side in join.inputs for problem in _stateful_side(side)),
+        *((MAIN, *problem) for problem in _stateful_main(join)),
+        *(
+            (enrich.input, *problem)
+            for enrich in join.enrich
+            for problem in _stateful_missing(enrich)
+        ),
     ]
 
 
 def _stateful_side(side: SideInput) -> Problems:
-    found: Problems = []
+    problems: Problems = []
     if not side.static:
-        found.append(
+        problems.append(
             needs_state("what came of a stream is kept in state", "make it a table of a TableStore")
         )
-    for name, given in (
+    for name, is_set in (
         ("ready", side.readiness != "complete"),
         ("timeout", side.timeout is not None),
         ("on_timeout", side.on_timeout != "default"),
         ("on_refused", side.on_refused != "fail"),
     ):
-        if given:
-            found.append(
+        if is_set:
+            problems.append(
                 needs_state(
                     f"{name} is for rows that wait or are not taken",
                     f"leave {name} out, because a table is always there as a whole",
                 )
             )
-    return found
+    return problems
 
 
 def _stateful_main(join: SideJoin) -> Problems:
     plain = SideJoin(schema=join.schema)
-    found: Problems = []
+    problems: Problems = []
     if join.grouped or join.windows is not None:
-        found.append(needs_state("windows of rows are kept in state", "leave window and apply out"))
+        problems.append(
+            needs_state("windows of rows are kept in state", "leave window and apply out")
+        )
     for name in ("order", "event_time", "lateness", "max_waiting_rows", "max_waiting_bytes"):
         if getattr(join, name) != getattr(plain, name):
-            found.append(needs_state(f"{name} is for rows that wait", f"leave {name} out"))
-    return found
+            problems.append(needs_state(f"{name} is for rows that wait", f"leave {name} out"))
+    return problems
 
 
 def _stateful_missing(enrich: Enrich) -> Problems:

@@ -1,9 +1,11 @@
-"""Windows of event time, and which side window belongs to a main window.
+"""Event-time windows, and the mapping of main windows to side windows.
 
-A window is named by its start. All times are microseconds, int64. The side window of a main window
-is the earliest one that contains the main window's last instant: it is complete first, and for
-equal windows on both sides it is the same window. A row without main windows is a window of one
-instant. Source: side inputs of the Beam model, mapping by the end of the main window.
+- A window is named by its start. All times are microseconds, int64.
+- The side window of a main window is the earliest one that contains its last instant. It is
+  complete first. For equal windows on both sides it is the same window.
+- A row without main windows is a window of one instant.
+
+Source: side inputs of the Beam model, mapping by the end of the main window.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from streambroker_core.side.errors import SideDefinitionError
 
 SECOND = 1_000_000
 GLOBAL_START = -(1 << 63)
-"""The start that stands for the one global window."""
+"""Start of the one global window."""
 GLOBAL_END = (1 << 63) - 1
 MAX_SECONDS = 100_000_000_000
-"""Seconds that any time of a definition may have: about 3,000 years."""
+"""Upper bound of every duration in a definition, in seconds: about 3,000 years."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventTimeWindows:
-    """How event time is cut.
+    """Windowing of event time.
 
     Attributes:
         size: length of a window in microseconds; 0 for one global window.
-        slide: from one start to the next; equal to ``size`` for fixed windows.
-        gap: of session windows, which are known only to be refused; else 0.
+        slide: microseconds from one start to the next; equal to ``size`` for fixed windows.
+        gap: gap of session windows, which definitions reject; else 0.
     """
 
     size: int = 0
@@ -57,20 +59,20 @@ GLOBAL = EventTimeWindows()
 
 
 def fixed(seconds: Duration) -> EventTimeWindows:
-    """Return windows of one size, one after the other, from 1970 on.
+    """Return consecutive windows of one size, aligned to 1970.
 
     Raises:
-        SideDefinitionError: they would have no size.
+        SideDefinitionError: the size is out of bounds.
     """
     size = _to_micros("fixed windows", seconds)
     return EventTimeWindows(size, size)
 
 
 def sliding(seconds: Duration, every: Duration) -> EventTimeWindows:
-    """Return windows of one size that begin every so many seconds and overlap.
+    """Return overlapping windows of one size that begin every so many seconds.
 
     Raises:
-        SideDefinitionError: they would have no size, or never move on.
+        SideDefinitionError: the size or the slide is out of bounds.
     """
     return EventTimeWindows(
         _to_micros("sliding windows", seconds), _to_micros("windows that slide by", every)
@@ -78,7 +80,7 @@ def sliding(seconds: Duration, every: Duration) -> EventTimeWindows:
 
 
 def sessions(gap: Duration) -> EventTimeWindows:
-    """Return session windows; no side input can have them, and its definition says why."""
+    """Return session windows, which every definition of a side input rejects with the reason."""
     return EventTimeWindows(0, 0, _to_micros("session windows with a gap", gap))
 
 
@@ -101,12 +103,12 @@ def window_end(windows: EventTimeWindows, start: int) -> int:
 
 
 def last_instant(windows: EventTimeWindows, start: int) -> int:
-    """Return the last instant of a window; the window has passed when the watermark is there."""
+    """Return the last instant of a window; a watermark at it has passed the window."""
     return window_end(windows, start) - 1 if windows.is_windowed else GLOBAL_END
 
 
 def is_start(windows: EventTimeWindows, start: int) -> bool:
-    """Tell whether a window begins there."""
+    """Return whether a window begins at an instant."""
     return windows.is_windowed and start % windows.slide == 0
 
 
@@ -123,7 +125,7 @@ def side_start(side: EventTimeWindows, main: EventTimeWindows | None, starts: pa
 
     Args:
         side: windows of the side input.
-        main: windows of the main input; None if its rows stand alone.
+        main: windows of the main input; None if its rows have none.
         starts: starts of main windows, or times of rows if ``main`` is None.
     """
     if main is None or not main.is_windowed:
@@ -132,29 +134,29 @@ def side_start(side: EventTimeWindows, main: EventTimeWindows | None, starts: pa
 
 
 def assign_windows(windows: EventTimeWindows, times: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return every (row, window) pair of times: row numbers, and starts; both ascend.
+    """Return every (row, window) pair of times as row numbers and starts, both ascending.
 
-    A row without a time is in no window unless there is but one.
+    A row without a time is in no window, except in the global one.
     """
     rows = pa.arange(0, len(times))
     if not windows.is_windowed:
         return rows, first_start(windows, times)
     first = first_start(windows, times)
-    found_rows, found_starts = [], []
+    row_parts, start_parts = [], []
     for step in range(-(-windows.size // windows.slide)):
         starts = pc.add(first, step * windows.slide)
         inside = pc.less_equal(starts, times)
-        found_rows.append(rows.filter(inside))
-        found_starts.append(starts.filter(inside))
-    every, starts = pa.concat_arrays(found_rows), pa.concat_arrays(found_starts)
-    if len(found_rows) == 1:
-        return every, starts
-    order = pc.sort_indices(every)
-    return every.take(order), starts.take(order)
+        row_parts.append(rows.filter(inside))
+        start_parts.append(starts.filter(inside))
+    row_numbers, starts = pa.concat_arrays(row_parts), pa.concat_arrays(start_parts)
+    if len(row_parts) == 1:
+        return row_numbers, starts
+    order = pc.sort_indices(row_numbers)
+    return row_numbers.take(order), starts.take(order)
 
 
 def group_by_start(starts: pa.Array) -> list[tuple[int, pa.Array]]:
-    """Return each start, ascending, with the places that have it, which ascend, too."""
+    """Return each start, ascending, with its indices, also ascending."""
     if not len(starts):
         return []
     order = pc.cast(pc.sort_indices(starts), pa.int64())

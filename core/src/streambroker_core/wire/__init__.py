@@ -1,5 +1,4 @@
-"""What the parts say to each other: manifests, views, hints, capabilities, problems.
+"""Wire formats: manifests, views, hints, capabilities, problems and reports.
 
-Both sides of every seam use these modules, so a change of form is made once.
-Every form carries a version; a reader refuses a newer one by name.
+Both sides of every interface use these modules. Formats that carry a version reject a newer one.
 """

@@ -1,8 +1,7 @@
-"""What agents say of their exports: that they have ended, and that their logs are damaged.
+"""Ended and damaged exports, as agents report them.
 
-This is for those who look at an Export; nothing depends on it. Agents tell the first with every
-poll and the second with every report, so it is kept in memory only: after a restart of the broker
-it is known again within half a minute.
+For display only; nothing depends on it. Agents report ends with every poll and damage with every
+report. Both are kept in memory only and are complete again 30 seconds after a broker restart.
 """
 
 from __future__ import annotations
@@ -15,35 +14,35 @@ from streambroker_core.wire.broker.ended_exports import EndedExports
 
 
 class ExportReports(Protocol):
-    """What is shown of ends and damage of exports."""
+    """Reported ends and damage of exports, as they are published."""
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
-        """Take in what an agent says; return the exports of which something else is shown now."""
+        """Apply an agent's report of ends; return the exports whose published state changed."""
 
     def is_ended(self, resource: Resource) -> bool:
-        """Say whether an accepted Export is shown as ended."""
+        """Return whether an accepted Export is published as ended."""
 
     def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
-        """Take in which logs of an agent are damaged, in words by port; return as `take` does."""
+        """Apply an agent's descriptions of damaged logs, by port; return as `apply_ends` does."""
 
     def damage(self, resource: Resource) -> str:
-        """Return what is shown of damage to the log of an Export; empty for none."""
+        """Return the published damage of an Export's log; empty for none."""
 
     def forget(self, pe: PeKey) -> None:
-        """A PE was withdrawn."""
+        """Drop the reports of a withdrawn PE."""
 
 
 class LocalExportReports:
-    """What the agents said last, where all of them ask this process."""
+    """Last reports of agents, where all agents report to this process."""
 
     def __init__(self) -> None:
         self._ended: dict[PeKey, frozenset[str]] = {}
         self._damaged: dict[PeKey, Mapping[str, str]] = {}
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
-        """As of `ExportReports`."""
+        """Apply an agent's report of ends; return the exports that changed."""
         before = self._ended.get(pe, frozenset())
-        # Of what it does not name, among many, what it said before stays.
+        # A partial report: ports that it does not name keep their state.
         now = ends.ports | (before if ends.more else frozenset())
         self._ended.pop(pe, None)
         if now:
@@ -51,11 +50,11 @@ class LocalExportReports:
         return [PortKey(*pe, port) for port in sorted(before ^ now)]
 
     def is_ended(self, resource: Resource) -> bool:
-        """As of `ExportReports`."""
+        """Return whether the agent has reported the end of an Export."""
         return resource.key.port in self._ended.get(resource.key.owner, frozenset())
 
     def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
-        """As of `ExportReports`."""
+        """Apply an agent's report of damage; return the exports that changed."""
         before = self._damaged.pop(pe, {})
         if damaged:
             self._damaged[pe] = dict(damaged)
@@ -63,10 +62,10 @@ class LocalExportReports:
         return [PortKey(*pe, p) for p in sorted(ports) if before.get(p) != damaged.get(p)]
 
     def damage(self, resource: Resource) -> str:
-        """As of `ExportReports`."""
+        """Return the reported damage of an Export's log; empty for none."""
         return self._damaged.get(resource.key.owner, {}).get(resource.key.port, "")
 
     def forget(self, pe: PeKey) -> None:
-        """As of `ExportReports`."""
+        """Drop the reports of a withdrawn PE."""
         self._ended.pop(pe, None)
         self._damaged.pop(pe, None)

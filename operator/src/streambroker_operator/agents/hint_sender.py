@@ -1,7 +1,7 @@
-"""Send hints by UDP: never waited for, never repeated, at most one per PE and turn.
+"""Send hints by UDP: without waiting or retries, at most one per PE and loop iteration.
 
-An address gets so many a second and no more. What is above that waits, and a later hint for the
-same PE takes its place, so the last one always goes out.
+Datagrams per address are rate-limited. A hint above the limit waits, and a later hint for the same
+PE replaces it, so the last hint is always sent.
 """
 
 from __future__ import annotations
@@ -17,36 +17,31 @@ from streambroker_core.wire.broker.hints import POLL_SPACING_S
 from streambroker_core.wire.broker.registration import is_hint_target, split_address
 
 PER_PORT_S, PORT_BURST = 1 / POLL_SPACING_S, 50
-"""Datagrams per second, and at once, to one address and port: as often as an agent polls."""
+"""Datagrams per second, and burst, to one address and port: as often as an agent polls."""
 PER_HOST_S, HOST_BURST = 1_000.0, 2_000
-"""The same to all ports of one address."""
+"""Datagrams per second, and burst, to all ports of one address."""
 CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST = 0.1, 2
-"""The same of challenges, which go to addresses that nothing is known of."""
+"""Challenges per second, and burst, to one port; they go to unverified addresses."""
 CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST = 10.0, 100
 MAX_ADDRESSES = 20_000
-"""Addresses that are counted; the one that was not sent anything for longest is forgotten."""
+"""Addresses remembered for limits; the one unused for longest is forgotten."""
 
 _log = logging.getLogger("streambroker.hints")
 
 
 class DatagramRate:
-    """How much may be sent to each of many places.
-
-    Args:
-        per_s: tokens that come in per second.
-        burst: tokens at once.
-    """
+    """Token buckets by address: `per_s` tokens are added per second, up to `burst`."""
 
     def __init__(self, per_s: float, burst: int) -> None:
         self._per_s, self._burst = per_s, float(burst)
         self._levels: dict[str, tuple[float, float]] = {}
 
     def has_token(self, address: str, now: float) -> bool:
-        """Say whether a place may be sent something."""
+        """Return whether an address has a token."""
         return self._level(address, now) >= 1.0
 
     def take_token(self, address: str, now: float) -> None:
-        """Count what is sent to a place."""
+        """Take a token of an address."""
         level = self._level(address, now) - 1.0
         self._levels.pop(address, None)
         self._levels[address] = (level, now)
@@ -59,13 +54,13 @@ class DatagramRate:
 
 
 class DatagramRateLimiter:
-    """How much may be sent to each port, and to all ports of each address."""
+    """Rate limits per port and per address."""
 
     def __init__(self, port: DatagramRate, host: DatagramRate) -> None:
         self._port, self._host = port, host
 
     def try_take(self, address: str, host: str, now: float) -> bool:
-        """Say whether a datagram may be sent, and count it if so."""
+        """Take a token if a datagram may be sent; return whether it may."""
         if not (self._port.has_token(address, now) and self._host.has_token(host, now)):
             return False
         self._port.take_token(address, now)
@@ -74,17 +69,17 @@ class DatagramRateLimiter:
 
 
 class HintSender:
-    """A pair of UDP sockets and what is to go out in this turn of the event loop.
+    """Sends queued datagrams at the end of each loop iteration, from one socket per IP version.
 
-    What cannot be sent is forgotten: the agent polls anyway.
+    Datagrams that cannot be sent are dropped: the agent polls anyway.
 
     Attributes:
-        sent: datagrams handed to the network.
-        failed: datagrams that the network refused, or that have no address to go to.
+        sent: datagrams passed to the network.
+        failed: datagrams that the network refused, or with an invalid address.
     """
 
     def __init__(self) -> None:
-        # By address: the datagram for each PE; and the address of each PE.
+        # The datagram of each PE by address, and the address of each PE.
         self._pending: dict[str, dict[PeKey, bytes]] = {}
         self._addresses: dict[PeKey, str] = {}
         self._flushing: asyncio.Handle | None = None
@@ -101,23 +96,17 @@ class HintSender:
         self.failed = 0
 
     def send(self, pe: PeKey, address: str, datagram: bytes) -> None:
-        """Send a datagram at the end of this turn; a later one for the PE replaces it.
-
-        Args:
-            pe: whose agent it is for.
-            address: ``host:port``, the host as an IP address.
-            datagram: the signed hint.
-        """
-        before = self._addresses.get(pe)
-        if before is not None and before != address:
-            self._remove_pending(before, pe)
+        """Queue a datagram for ``IP:port``; a later one for the PE replaces it."""
+        previous = self._addresses.get(pe)
+        if previous is not None and previous != address:
+            self._remove_pending(previous, pe)
         self._addresses[pe] = address
         self._pending.setdefault(address, {})[pe] = datagram
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_soon(self._flush)
 
     def challenge(self, address: str, datagram: bytes) -> None:
-        """Send a datagram to an address that nothing is known of; too many are forgotten."""
+        """Send a datagram to an unverified address, or drop it if there are too many."""
         host, now = _parse_host(address), asyncio.get_running_loop().time()
         if (
             host is not None
@@ -127,7 +116,7 @@ class HintSender:
             self._send_one(address, host, datagram)
 
     def close(self) -> None:
-        """Close the sockets and forget what waits."""
+        """Close the sockets and drop queued datagrams."""
         self._closed = True
         if self._flushing is not None:
             self._flushing.cancel()
@@ -181,7 +170,7 @@ class HintSender:
 
 
 def _parse_host(address: str) -> str | None:
-    """Return the IP address of ``host:port``; None where hints may not be sent there."""
+    """Return the IP address of ``host:port``; None if hints must not be sent there."""
     try:
         host, _ = split_address(address)
         return host if is_hint_target(host) else None

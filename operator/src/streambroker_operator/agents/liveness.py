@@ -1,7 +1,7 @@
-"""When each agent was last heard of, for those who ask whether it lives.
+"""Last contact of each agent.
 
-Kept in memory only: agents report every 30 seconds, so after a restart of the
-broker every one that lives is known again before long.
+Kept in memory only: agents report every 30 seconds, so live agents are known again soon after a
+restart of the broker.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from streambroker_core.model import PeKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAgentInfo:
-    """Another agent that holds rows of a PE's exports, as the agent of that PE reported it.
+    """Another agent that stores rows of a PE's exports, as the PE's agent reports it.
 
     Attributes:
-        active: it takes rows; else it is known until it holds nothing.
-        away_reason: why it did not answer, None if it did.
+        active: whether it accepts rows; otherwise it is listed until it is empty.
+        away_reason: why it did not answer; None if it did.
     """
 
     pe: PeKey
@@ -32,11 +32,7 @@ def _now() -> datetime:
 
 
 class AgentLiveness:
-    """The last registration or report of each agent, by the clock of this run.
-
-    Args:
-        now: tells the time.
-    """
+    """Last registration or report of each agent, by the clock of this process."""
 
     def __init__(self, now: Callable[[], datetime] = _now) -> None:
         self._now = now
@@ -44,26 +40,26 @@ class AgentLiveness:
         self._shard_agents: dict[PeKey, tuple[ShardAgentInfo, ...]] = {}
 
     def note_contact(self, pe: PeKey) -> None:
-        """An agent has registered or reported."""
+        """Record a registration or a report."""
         self._last_contact[pe] = self._now()
 
     def set_shard_agents(self, pe: PeKey, shard_agents: Sequence[ShardAgentInfo]) -> None:
-        """An agent has said which fellows it has."""
+        """Record the shard agents that an agent reports."""
         if shard_agents:
             self._shard_agents[pe] = tuple(shard_agents)
         else:
             self._shard_agents.pop(pe, None)
 
     def shard_agents(self, pe: PeKey) -> tuple[ShardAgentInfo, ...]:
-        """Return the fellows of an agent, as it reported them last."""
+        """Return the shard agents that an agent reported last."""
         return self._shard_agents.get(pe, ())
 
     def forget(self, pe: PeKey) -> None:
-        """A PE was withdrawn."""
+        """Forget a withdrawn PE."""
         self._last_contact.pop(pe, None)
         self._shard_agents.pop(pe, None)
 
     def last_contact(self, pe: PeKey) -> str | None:
-        """Return the moment in ISO 8601; None where this run has not heard of the agent."""
+        """Return the last contact in ISO 8601; None if there was none since the start."""
         at = self._last_contact.get(pe)
         return None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")

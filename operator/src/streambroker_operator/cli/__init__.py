@@ -1,4 +1,4 @@
-"""The command line: ``streambroker``."""
+"""Command line ``streambroker``."""
 
 from streambroker_operator.cli.app import main
 

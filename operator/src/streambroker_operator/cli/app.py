@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how they end."""
+"""Entry point of the command line: parser, dispatch and exit codes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ALTERNATIVES = {
     "replace": "`apply` replaces, too.",
     "logs": "Agents write agent.log in their data directory.",
 }
-"""What to use in the place of commands that people know from elsewhere."""
+"""Hints for commands that users know from other tools."""
 _WITH_VALUE = ("--url", "-n", "--namespace", "--token-file", "--ca", "--request-timeout")
 
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
     Returns:
-        0 done, 1 refused, 2 wrong usage, 3 a what-if would cut routes, 4 the broker does
+        0 success, 1 refused, 2 wrong usage, 3 a what-if would cut routes, 4 the broker does
         not answer, 130 interrupted.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_command(words)
         try:
             options = _parser().parse_args(words)
-        except SystemExit as end:  # of --help and --version
+        except SystemExit as end:  # raised by --help and --version
             return int(end.code or 0)
         code: int = options.run(options)
         return code
@@ -88,11 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="streambroker", description="Streams between Spark jobs, by subscription.")
     add_shared(parser, root=True)
-    told = f"streambroker {version('streambroker-operator')}"
-    parser.add_argument("--version", action="version", version=told, help="the release")
+    version_text = f"streambroker {version('streambroker-operator')}"
+    parser.add_argument("--version", action="version", version=version_text, help="the release")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for group in COMMAND_MODULES:
-        group.add(commands)
+    for module in COMMAND_MODULES:
+        module.add(commands)
     help_ = commands.add_parser("help", help="show what a command takes")
     help_.add_argument("words", nargs="*", metavar="COMMAND")
     help_.set_defaults(run=_help)
@@ -107,17 +107,19 @@ def _help(options: argparse.Namespace) -> int:
 
 
 def _check_command(words: Sequence[str]) -> None:
-    """Refuse a command that there is none of, with the one that was probably meant."""
+    """Refuse an unknown command, and suggest the nearest one."""
     if not words:
         raise UsageError("Give a COMMAND; `streambroker --help` lists them.")
     command = _first_word(words)
-    known: Any = _parser().get_default("commands")
-    if command is not None and command not in known:
-        near = (
-            f" {ALTERNATIVES[command]}" if command in ALTERNATIVES else did_you_mean(command, known)
+    commands: Any = _parser().get_default("commands")
+    if command is not None and command not in commands:
+        hint = (
+            f" {ALTERNATIVES[command]}"
+            if command in ALTERNATIVES
+            else did_you_mean(command, commands)
         )
         raise UsageError(
-            f"There is no command {command!r}.{near} `streambroker --help` lists them."
+            f"There is no command {command!r}.{hint} `streambroker --help` lists them."
         )
 
 

@@ -1,4 +1,4 @@
-"""``completion``: scripts for bash, zsh and fish, and what they ask while somebody types."""
+"""``completion``: shell scripts for bash, zsh and fish, and the candidates they request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streambroker_operator.cli.io.terminal import print_text
 
 HIDDEN_COMMAND = "__complete"
 TIMEOUT_S = 0.5
-"""How long the broker may take while somebody waits for names, in seconds."""
+"""How long the broker may take to return names, in seconds."""
 MAX_CANDIDATES = 200
 
 SHELLS = {
@@ -66,7 +66,7 @@ _KIND_BY_COMMAND = {
     "set-properties": "exports",
 }
 _FIXED_ARGUMENTS: Mapping[str, Iterable[str]] = {"completion": SHELLS, "patterns": patterns.ACTIONS}
-"""The first words of commands that have a few."""
+"""First arguments of commands that have fixed ones."""
 _WITH_VALUE = (
     *("--url", "-n", "--namespace", "-o", "--output", "--request-timeout", "--delete"),
     *("--delivery", "--at", "--operator", "--bucket", "--key", "--timeout", "--request-id"),
@@ -88,18 +88,18 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def complete(words: Sequence[str]) -> int:
-    """Print what the last word, perhaps empty, may become, one a line; never an error."""
+    """Print the candidates for the last word (may be empty), one per line; errors print nothing."""
     current = words[-1] if words else ""
     try:
-        found = [w for w in candidates(list(words[:-1]), current) if w.startswith(current)]
+        matches = [w for w in candidates(list(words[:-1]), current) if w.startswith(current)]
     except StreambrokerError:
-        found = []
-    print_text("".join(f"{word}\n" for word in found[:MAX_CANDIDATES]))
+        matches = []
+    print_text("".join(f"{word}\n" for word in matches[:MAX_CANDIDATES]))
     return OK
 
 
 def candidates(before: Sequence[str], current: str) -> Iterable[str]:
-    """Return the words that may stand behind others; the caller filters by what is typed."""
+    """Return the candidates for the next word; the caller filters them by the typed prefix."""
     from streambroker_operator.cli.app import _parser
 
     parsers: dict[str, argparse.ArgumentParser] = _subparsers(_parser())
@@ -107,9 +107,9 @@ def candidates(before: Sequence[str], current: str) -> Iterable[str]:
     if before and (before[-1] in _FILES):
         return []
     if not plain:
-        waited = _values(_parser(), before)
-        if waited is not None:
-            return waited
+        option_values = _values(_parser(), before)
+        if option_values is not None:
+            return option_values
         return _flags(_parser()) if current.startswith("-") else sorted(parsers)
     command = plain[0]
     if command not in parsers:
@@ -127,7 +127,6 @@ def candidates(before: Sequence[str], current: str) -> Iterable[str]:
 def _arguments(
     command: str, typed: Sequence[str], current: str, before: Sequence[str]
 ) -> Iterable[str]:
-    """Return kinds, or the names that a broker knows."""
     if command in _FIXED_ARGUMENTS:
         return _FIXED_ARGUMENTS[command] if not typed else []
     if command in _KIND_BY_COMMAND:
@@ -161,19 +160,16 @@ def _kind_names(kinds: Sequence[str], before: Sequence[str]) -> list[str]:
 
 
 def _names(kind: str, before: Sequence[str], *, index: int) -> list[str]:
-    """Return the names of a kind; none if the broker does not answer at once.
+    """Return the names of a kind; `index` 0 is a resource's own name, 1 its port.
 
-    Args:
-        kind: of the list.
-        before: the words typed, for ``--url`` and ``-n``.
-        index: which of an item's names; 0 is the resource's own, 1 its port.
+    `before` has the words typed, with ``--url`` and ``-n``.
     """
     parser = Parser(add_help=False)
     add_shared(parser, root=True)
     options, _ = parser.parse_known_args(list(before))
     options.request_timeout = TIMEOUT_S
-    caller: BrokerClient = client_for(options)
-    answer = caller.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MAX_CANDIDATES))
+    client: BrokerClient = client_for(options)
+    answer = client.call("GET", f"/{kind}", namespace=options.namespace, limit=str(MAX_CANDIDATES))
     if kind == "routes":
         ends = {end for item in answer["items"] for end in item_names(kind, item)[-2:]}
         return sorted(ends)
@@ -181,7 +177,7 @@ def _names(kind: str, before: Sequence[str], *, index: int) -> list[str]:
 
 
 def _values(parser: argparse.ArgumentParser, before: Sequence[str]) -> Iterable[str] | None:
-    """Return what may stand behind an option; None where no option waits for a value."""
+    """Return the values for the last option; None if no option needs a value."""
     last = before[-1] if before else ""
     for action in parser._actions:
         if last in action.option_strings and action.nargs != 0:
@@ -193,15 +189,14 @@ def _values(parser: argparse.ArgumentParser, before: Sequence[str]) -> Iterable[
 
 
 def _positional(before: Sequence[str]) -> list[str]:
-    """Return the words that are neither options nor their values."""
-    found: list[str] = []
+    words: list[str] = []
     rest = iter(before)
     for word in rest:
         if word in (*_WITH_VALUE, *_FILES):
             next(rest, None)
         elif not word.startswith("-"):
-            found.append(word)
-    return found
+            words.append(word)
+    return words
 
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:

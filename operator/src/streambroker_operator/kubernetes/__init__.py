@@ -1,1 +1,1 @@
-"""What ties the broker to a Kubernetes API server; nothing else of the broker imports it."""
+"""Connects the broker with a Kubernetes API server; the rest of the broker does not import it."""

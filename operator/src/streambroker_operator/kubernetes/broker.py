@@ -1,4 +1,4 @@
-"""Run a broker in a cluster: feed, REST, hints, statuses, Lease and probes, until it is stopped."""
+"""Broker of a cluster: runs feed, REST, hints, statuses, Lease and probes until stopped."""
 
 from __future__ import annotations
 
@@ -71,51 +71,43 @@ from streambroker_operator.runtime.agent_commands import CommandQueue, command_h
 from streambroker_operator.runtime.runtime import Runtime
 
 ANNOUNCE_S = 1.0
-"""How often resources that came after their agents are told of them, in seconds."""
+"""Seconds between announcements of agents to resources created after them."""
 FORGET_S = 60.0
 BEAT_S = 1.0
 RETRY_S = 2.0
-"""Pause before the broker's secret is asked for again, in seconds."""
+"""Seconds before reading the broker's secret is retried."""
 MAX_PROBE_CONNECTIONS = 64
-"""Connections that the port of probes and metrics may have."""
+"""Maximum connections of the port for probes and metrics."""
 MAX_REVIEW_CONNECTIONS = 256
-"""Connections that the port of the webhook may have."""
+"""Maximum connections of the webhook port."""
 MANY_STATUSES = 100
-"""So many statuses that wait go before messages about the nearest port."""
+"""With more waiting statuses than this, nearest-port messages are postponed."""
 HINT_LOST_S = 5.0
-"""An agent that takes longer to run a change has come by its poll: the hint was lost."""
+"""An agent that applies a change later than this found it by polling: the hint was lost."""
 
 _log = logging.getLogger("streambroker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a broker in a cluster is run.
+    """Settings of a broker in a cluster.
 
     Attributes:
-        access: the API server.
-        namespaces: those that are watched; empty for all.
-        feeder: who follows the API server.
-        pod: name of this pod, or of this machine.
-        address: where other replicas reach the probes of this pod; empty for nowhere, and then no
-            agent is ever told to be away.
-        lease_name: of the Lease, in the namespace of ``access``.
-        secret_name: of the Secret, there as well.
-        make_secret: whether the broker creates that if it is missing.
-        host: address to listen at.
-        port: of REST; 0 picks a free one.
-        metrics_port: of probes and metrics, likewise.
+        namespaces: namespaces to watch; empty for all.
+        pod: name of this pod or machine.
+        address: address of this pod's probes for other replicas. If empty, no agent is ever
+            reported as away.
+        lease_name: name of the Lease, in the namespace of ``access``.
+        secret_name: name of the Secret, in the same namespace.
+        port: REST port; 0 picks a free one.
+        metrics_port: port of probes and metrics; 0 picks a free one.
         certificate: files of certificate and key; None for no TLS.
-        webhook: name of the ValidatingWebhookConfiguration that leads here; empty for none.
+        webhook: name of the ValidatingWebhookConfiguration that calls this broker; empty for none.
         webhook_secret: name of the Secret with the certificate of the webhook.
-        webhook_port: of the webhook.
-        limits: how much one caller may ask for.
-        release: of this program.
-        statuses_per_s: how many statuses are written per second at most; 0 for no limit but
-            what the API server takes.
-        drain_s: for how long it still answers when it is to end: others learn late of that.
-        lease_timing: how the Lease is kept.
-        timing: how the API server is asked.
+        limits: request limits per caller.
+        make_secret: whether the broker creates a missing Secret.
+        statuses_per_s: maximum status writes per second; 0 for the limit of the API server only.
+        drain_s: seconds that a stopping broker keeps serving, until callers stop using it.
     """
 
     access: Access
@@ -142,13 +134,11 @@ class Settings:
 
 
 class ClusterBroker:
-    """A broker in this process.
-
-    Args:
-        settings: how it is run.
+    """Broker in this process.
 
     Attributes:
-        url: of REST, once it listens; likewise ``probes_url``.
+        url: REST URL, once the broker listens.
+        probes_url: URL of probes and metrics, once the broker listens.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -162,15 +152,15 @@ class ClusterBroker:
         self._hints_lost = 0
         self.url = self.probes_url = ""
 
-    # ---- beginning and end -------------------------------------------------
+    # ---- start and stop ----------------------------------------------------
 
     async def start(self) -> None:
-        """Put everything together and listen; the board is filled by and by.
+        """Build the components and listen; the feed fills the board afterwards.
 
         Raises:
             OpenError: the certificate cannot be used.
-            StoreError: there is no secret, or it is too short.
-            AddressError: an address is taken.
+            StoreError: the secret is missing or too short.
+            AddressError: an address is in use.
         """
         settings = self._settings
         certificate = None if settings.certificate is None else Certificate(*settings.certificate)
@@ -199,24 +189,24 @@ class ClusterBroker:
         self._reports = app[REPORTS]
         app.middlewares.insert(0, count_answers(self.metrics))
         app.middlewares.insert(0, close_when_stopping(lambda: self._closing))
-        most = connection_limit(limits.connections)
-        for_probes = min(MAX_PROBE_CONNECTIONS, most // 4)
+        total = connection_limit(limits.connections)
+        probe_share = min(MAX_PROBE_CONNECTIONS, total // 4)
         try:
-            for_reviews = min(MAX_REVIEW_CONNECTIONS, most // 4) if settings.webhook else 0
-            room = limits.connection_limits(most - for_probes - for_reviews)
-            self.url = await self._listen(app, settings.port, "--port", room, tls)
+            review_share = min(MAX_REVIEW_CONNECTIONS, total // 4) if settings.webhook else 0
+            connection_limits = limits.connection_limits(total - probe_share - review_share)
+            self.url = await self._listen(app, settings.port, "--port", connection_limits, tls)
             probes = create_probes(self._read_state, self.metrics)
             probes.router.add_post(relay.PATH, self._relay_handler(secret))
             probes.router.add_post(errands.PATH, errands.handler(own, secret, self._leads))
-            room = limits.connection_limits(for_probes)
+            connection_limits = limits.connection_limits(probe_share)
             port = settings.metrics_port
-            self.probes_url = await self._listen(probes, port, "--metrics-port", room)
-            webhook = await self._start_webhook(secret, limits.connection_limits(for_reviews))
+            self.probes_url = await self._listen(probes, port, "--metrics-port", connection_limits)
+            webhook = await self._start_webhook(secret, limits.connection_limits(review_share))
         except AddressError:
             await self.stop()
             raise
         self._last_beat = _now()
-        parts: list[Coroutine[Any, Any, None]] = [
+        components: list[Coroutine[Any, Any, None]] = [
             self.feeder.run(self._deliver, self.runtime.load),
             self.writer.run(),
             self._events.run(),
@@ -227,19 +217,19 @@ class ClusterBroker:
             self._run_heartbeat(),
         ]
         if certificate is not None:
-            parts.append(certificate.follow())
+            components.append(certificate.follow())
         if webhook is not None:
-            parts.append(webhook.run())
+            components.append(webhook.run())
         self._lease_task = asyncio.create_task(self._supervise(self.lease.run()))
         self._tasks = [
             self._lease_task,
-            *(asyncio.create_task(self._supervise(part)) for part in parts),
+            *(asyncio.create_task(self._supervise(part)) for part in components),
         ]
 
     async def _start_webhook(
         self, secret: bytes, connection_limits: tuple[int, int]
     ) -> Webhook | None:
-        """Listen for reviews of the API server, if that is wanted."""
+        """Listen for admission reviews of the API server, if configured."""
         settings = self._settings
         if not settings.webhook:
             return None
@@ -256,10 +246,9 @@ class ClusterBroker:
         return webhook
 
     async def stop(self) -> None:
-        """Let others lead, answer until callers know better, then close everything.
+        """Release the Lease, serve until callers notice, then close everything.
 
-        Where the pod is taken out of its Service, nodes learn of that by and by; until then they
-        send requests here.
+        After a pod is removed from its Service, nodes still send requests here for a while.
         """
         self._closing = True
         if self._tasks:
@@ -283,7 +272,7 @@ class ClusterBroker:
         await self.lease.release()
 
     async def wait_failed(self) -> None:
-        """Return when a part has failed that the broker cannot be without."""
+        """Return when a component that the broker requires has failed."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def _supervise(self, part: Coroutine[Any, Any, None]) -> None:
@@ -294,7 +283,7 @@ class ClusterBroker:
             raise
 
     async def _read_secret(self, objects: Objects) -> bytes:
-        """Return the broker's secret; wait for the API server if it has to be."""
+        """Return the broker's secret; retry while the API server is unavailable."""
         while True:
             try:
                 return await read_secret(
@@ -311,8 +300,8 @@ class ClusterBroker:
 
     def _build(self, objects: Objects, secret: bytes) -> None:
         settings, board = self._settings, Board()
-        pace = WriteRateLimiter(settings.statuses_per_s)
-        self.store = KubernetesStore(objects, board, secret=secret, rate_limiter=pace)
+        rate_limiter = WriteRateLimiter(settings.statuses_per_s)
+        self.store = KubernetesStore(objects, board, secret=secret, rate_limiter=rate_limiter)
         self._sender = HintSender()
         self._events = EventWriter(self._api, settings.pod)
         self.lease = Lease(
@@ -358,13 +347,13 @@ class ClusterBroker:
             sources,
             leads=self._leads,
             must_write=self.status_controller.port_reconciler.must_write,
-            rate_limiter=pace,
+            rate_limiter=rate_limiter,
         )
-        endings = PublishedExportReports(
+        export_reports = PublishedExportReports(
             self.status_controller.port_reconciler, self._leads, self._relay
         )
         self.runtime = Runtime(
-            self.store, self._sender, board, self.status_controller, self._leads, endings
+            self.store, self._sender, board, self.status_controller, self._leads, export_reports
         )
         self.runtime.rules.published_status = (
             self.status_controller.rule_reconciler.published_status
@@ -375,7 +364,7 @@ class ClusterBroker:
         self.feeder = self._create_feeder()
 
     def _offer(self, name: Name, urgent: bool) -> None:
-        """Ask the status writer to look at a resource."""
+        """Enqueue a resource at the status writer."""
         live = name[0] == RULE or self.status_controller.port_reconciler.is_live(name)
         self.writer.offer(name, urgent=urgent, live=live)
 
@@ -386,7 +375,7 @@ class ClusterBroker:
         return relay.handler(secret, statuses.on_report, statuses.on_ends, rules, damaged)
 
     def _on_rule_report(self, pe: PeKey, reported: RuleStatusMap, more: bool) -> None:
-        """Have it written what an agent says of its job's rules, by whoever leads."""
+        """Have the leader write the report of an agent about the rules of its job."""
         self.status_controller.rule_reconciler.on_report(pe, reported, more)
         if not self._leads():
             self._relay.note_rules(pe, reported, more)
@@ -400,18 +389,22 @@ class ClusterBroker:
     def _create_feeder(self) -> ApiFeeder:
         settings = self._settings
         client = ApiClient(settings.access, settings.timing)
-        kind = KopfFeeder if settings.feeder == "kopf" else ReflectorFeeder
+        feeder_class = KopfFeeder if settings.feeder == "kopf" else ReflectorFeeder
         board = self.runtime.board
-        return kind(
+        return feeder_class(
             client, settings.namespaces, self.status_controller.observe, board.newest_version
         )
 
     def _create_guard(self) -> ClusterGuard:
-        known = self.store.registrations
+        registrations = self.store.registrations
         reviews = ReviewClient(self._api)
         self._reviews = reviews
-        identities = Authenticator(reviews, key_for=self._key_for, account_for=known.account_for)
-        return ClusterGuard(identities, Authorizer(reviews, known.account_for), known.jobs_for)
+        identities = Authenticator(
+            reviews, key_for=self._key_for, account_for=registrations.account_for
+        )
+        return ClusterGuard(
+            identities, Authorizer(reviews, registrations.account_for), registrations.jobs_for
+        )
 
     def _instance_for(self, pe: PeKey) -> str:
         registration = self.runtime.board.registration(pe)
@@ -439,18 +432,18 @@ class ClusterBroker:
         return url
 
     def _deliver(self, event: BoardEvent) -> None:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         self.runtime.deliver(event)
         if isinstance(event, ExportApplied | ImportApplied):
-            self.metrics.observe_match(time.perf_counter() - began)
+            self.metrics.observe_match(time.perf_counter() - started_at)
 
-    # ---- what goes on ------------------------------------------------------
+    # ---- running -----------------------------------------------------------
 
     def _leads(self) -> bool:
         return self.lease.leads
 
     def _on_leader_change(self, leads: bool) -> None:
-        # Without an address it is not told which agents ask others, and never knows who is away.
+        # Other replicas relay to this address. Without it the leader cannot know who is away.
         self.status_controller.port_reconciler.on_leader_change(
             leads and bool(self._settings.address)
         )
@@ -459,13 +452,13 @@ class ClusterBroker:
             self.status_controller.rule_reconciler.offer_all()
             current = self.status_controller.port_reconciler.programmed_tracker.runs_current
             agents = self.runtime.board.registrations()
-            # Whoever led before may have ended before it told them.
+            # The previous leader may have stopped before it sent the hints.
             self.runtime.hint(pe for pe in agents if not current(pe))
         else:
             self.writer.drop_all()
 
     def _reoffer_all(self) -> None:
-        """Have all statuses looked at, while everything else has its turn."""
+        """Enqueue all statuses in steps, without blocking other tasks."""
         if self._offering_task is not None:
             self._offering_task.cancel()
         self._offering_task = asyncio.create_task(
@@ -473,29 +466,26 @@ class ClusterBroker:
         )
 
     def _on_applied(self, seconds: float) -> None:
-        # Each replica hears of its own agents; only who leads hears of all, and sent the hints.
+        # Each replica sees its own agents. Only the leader gets all reports and sent the hints.
         if not self._leads():
             return
         self.metrics.observe_applied(seconds)
         self._hints_lost += seconds > HINT_LOST_S
 
     async def _run_garbage_collection(self) -> None:
-        left = PeGarbage()
+        garbage = PeGarbage()
         while True:
             await asyncio.sleep(FORGET_S)
-            await self.forget_pes(left, _now())
+            await self.forget_pes(garbage, _now())
 
     async def forget_pes(self, garbage: PeGarbage, now: float) -> None:
-        """Forget the PEs that nothing is left of; their jobs' names are free again.
-
-        Args:
-            garbage: knows since when they are silent.
-            now: of the clock of the loop, in seconds.
-        """
-        board, heard = self.runtime.board, self.runtime.liveness
-        known = (one.pe for one in self.store.pes())
-        bare = [(pe, heard.last_contact(pe)) for pe in known if not any(board.resources_of(pe))]
-        for pe in garbage.collect(bare, now):
+        """Withdraw PEs that have no resources and are silent; their jobs' names become free."""
+        board, liveness = self.runtime.board, self.runtime.liveness
+        pes = (stored.pe for stored in self.store.pes())
+        without_resources = [
+            (pe, liveness.last_contact(pe)) for pe in pes if not any(board.resources_of(pe))
+        ]
+        for pe in garbage.collect(without_resources, now):
             await self.runtime.withdraw(pe)
 
     async def _run_announcements(self) -> None:
@@ -514,7 +504,7 @@ class ClusterBroker:
                 self.status_controller.rule_reconciler.offer_due()
             await asyncio.sleep(BEAT_S)
 
-    # ---- what is asked -----------------------------------------------------
+    # ---- state and metrics -------------------------------------------------
 
     def _read_state(self) -> BrokerState:
         board, health = self.runtime.board, self.feeder.health()
@@ -569,23 +559,23 @@ class ClusterBroker:
         )
 
     def _count_differences(self) -> Mapping[tuple[AnyKind, str], int]:
-        found: Counter[tuple[AnyKind, str]] = Counter()
+        differences: Counter[tuple[AnyKind, str]] = Counter()
         for (kind, difference), number in self.runtime.fallen_back.items():
-            found[kind, difference] += number
+            differences[kind, difference] += number
         for kind, feed in self.feeder.feeds.items():
-            found[kind, "ghost"] += feed.missed_deletions
-            for what, number in feed.missed_changes.items():
-                found[kind, what] += number
-        return found
+            differences[kind, "ghost"] += feed.missed_deletions
+            for missed, number in feed.missed_changes.items():
+                differences[kind, missed] += number
+        return differences
 
     def _count_agents(self) -> dict[AgentState, int]:
-        """Return how many agents are in which state; nothing where others hear of them."""
+        """Return the number of agents per state; empty unless this replica leads."""
         if not self._leads():
             return {}
-        found: dict[AgentState, int] = dict.fromkeys(get_args(AgentState), 0)
+        counts: dict[AgentState, int] = dict.fromkeys(get_args(AgentState), 0)
         for pe in self.runtime.board.registrations():
-            found[self.status_controller.port_reconciler.agent_state(pe)] += 1
-        return found
+            counts[self.status_controller.port_reconciler.agent_state(pe)] += 1
+        return counts
 
 
 def _now() -> float:

@@ -1,4 +1,4 @@
-"""Put the REST interface together: routes, readiness, and problems for all that fails."""
+"""Assemble the REST application: routes, middlewares, and problem documents for errors."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ ROUTE_TABLES = (
 )
 
 MAX_HEADERS = 8 * 1024
-"""Bytes of all headers of a request together."""
+"""Maximum size of all headers of a request, in bytes."""
 MAX_HEADER = 64 * 1024
-"""Bytes of one header that are read at all."""
+"""Maximum size of one header in the HTTP parser, in bytes."""
 
 _log = logging.getLogger("streambroker.rest")
 
@@ -99,12 +99,12 @@ def create_app(
     """Return the application that serves a runtime.
 
     Args:
-        runtime: what is served.
-        tokens: who may call; None for anybody.
-        limits: how much one caller may ask for; None for the usual.
-        local: answer to names of this machine alone, where there are no tokens.
-        guard: says who may do what, in the place of tokens.
-        commands: hands errands to agents; None where all agents ask this process.
+        runtime: the runtime.
+        tokens: token file; None for no authentication.
+        limits: rate limits; None for the defaults.
+        local: without tokens, accept only host names of this machine.
+        guard: replaces the token file.
+        commands: passes commands to agents; None if all agents poll this process.
     """
     app = web.Application(client_max_size=MAX_BODY, middlewares=_MIDDLEWARES)
     app[RUNTIME] = runtime
@@ -126,14 +126,14 @@ def create_app(
         app[TOKENS] = tokens
     if guard is not None:
         app[GUARD] = guard
-    for part in ROUTE_TABLES:
-        app.add_routes(part)
+    for route_table in ROUTE_TABLES:
+        app.add_routes(route_table)
     return app
 
 
 @web.middleware
 async def _allow_long_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Take long bodies where many resources are sent; has to stand outermost."""
+    """Allow large bodies on paths for many resources; must be the first of `_MIDDLEWARES`."""
     if request.path in LONG_BODY_PATHS:
         request = request.clone(client_max_size=MAX_PROPOSAL)
     return await handler(request)
@@ -141,7 +141,6 @@ async def _allow_long_bodies(request: web.Request, handler: Handler) -> web.Stre
 
 @web.middleware
 async def _log_write(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Write a line for each request that is no read, and whose caller is known."""
     response = await handler(request)
     if request.method not in ("GET", "HEAD") and PRINCIPAL in request:
         _log.info("%s %s -> %d", request.method, request.path_qs, response.status)
@@ -153,7 +152,6 @@ _UNSYNCED_PATHS = (OPENAPI, health.HEALTH)
 
 @web.middleware
 async def _limit_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse headers that are too long."""
     if sum(len(name) + len(value) for name, value in request.raw_headers) > MAX_HEADERS:
         raise RequestError(
             431, "HeadersTooLarge", f"The headers have more than {MAX_HEADERS} bytes together."
@@ -163,7 +161,6 @@ async def _limit_headers(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def _require_synced(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer nothing from a board that has not seen everything yet."""
     if not request.app[RUNTIME].board.synced and request.path not in _UNSYNCED_PATHS:
         raise RequestError(
             503,
@@ -176,7 +173,6 @@ async def _require_synced(request: web.Request, handler: Handler) -> web.StreamR
 
 @web.middleware
 async def _to_problem(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every failure into a problem document."""
     try:
         return await handler(request)
     except StreambrokerError as error:
@@ -192,12 +188,12 @@ async def _to_problem(request: web.Request, handler: Handler) -> web.StreamRespo
 
 def _http_problem(request: web.Request, error: web.HTTPException) -> web.Response:
     if error.status == 404:
-        found = RequestError(404, "NotFound", f"There is nothing at {request.path}.")
+        problem = RequestError(404, "NotFound", f"There is nothing at {request.path}.")
     elif isinstance(error, web.HTTPMethodNotAllowed):
         headers = _methods(error)
         if request.method == "OPTIONS":
             return web.Response(status=204, headers=headers)
-        found = RequestError(
+        problem = RequestError(
             405,
             "MethodNotAllowed",
             f"{request.path} takes {headers['Allow']}, not {request.method}.",
@@ -205,8 +201,8 @@ def _http_problem(request: web.Request, error: web.HTTPException) -> web.Respons
         )
     else:
         reason = f"The request cannot be read: {error.reason}."
-        found = RequestError(error.status, "Failed", reason)
-    return problem_answer(found)
+        problem = RequestError(error.status, "Failed", reason)
+    return problem_answer(problem)
 
 
 def _methods(error: web.HTTPMethodNotAllowed) -> dict[str, str]:
@@ -228,7 +224,7 @@ _MIDDLEWARES = (
     authorise,
     _require_synced,
     replay,
-    _to_problem,  # once more: what was refused is the answer to its repetition, too
+    _to_problem,  # again inside `replay`: errors are stored as responses, too
     check_parameters,
     conditional,
 )

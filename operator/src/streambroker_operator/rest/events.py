@@ -1,8 +1,7 @@
-"""``GET /events``: what changes, as server-sent events (HTML, section 9.2).
+"""``GET /events``: changes as server-sent events (HTML, section 9.2).
 
-Each event has an id; whoever comes back with the last one in ``Last-Event-ID`` gets
-what it has missed. Where that is not kept any more, and where a reader is too slow,
-``reset`` says that it has to list everything anew.
+- A reader that reconnects with ``Last-Event-ID`` receives the events it missed.
+- If those are no longer kept, or a reader is too slow, ``reset`` asks it to list everything again.
 """
 
 from __future__ import annotations
@@ -27,31 +26,31 @@ from streambroker_operator.runtime.change_log import (
 )
 
 EVENTS_PER_PIECE = 256
-"""How many events go into one piece."""
+"""Events sent in one chunk, at most."""
 DRAIN_S = 30.0
-"""How long a slow reader may take to read what is on its way to it, in seconds."""
+"""How long a dropped reader may take to read what was sent, in seconds."""
 MAX_SKIPPED = 1_000
-"""After how many events of other namespaces a reader is told how far it has got."""
+"""A reader receives its position after this many events of other namespaces."""
 RETRY_MS = 1_000
-"""After how long a reader whose connection broke comes back, in milliseconds."""
+"""Reconnect delay for readers, in milliseconds."""
 
 routes = web.RouteTableDef()
 
 
 @routes.get(API + "/events")
 async def get_events(request: web.Request) -> web.StreamResponse:
-    """Answer events for as long as the reader and the broker are there."""
+    """Stream events until the reader disconnects or the broker stops."""
     namespace = parse_namespace_or_all(request)
     changes = request.app[RUNTIME].change_log
-    gauges = request.app[CALLER_LIMITS]
+    limits = request.app[CALLER_LIMITS]
     if changes.closed:
         raise RequestError(
             503, "NotSynced", "The broker is stopping.", headers={"Retry-After": "1"}
         )
-    if changes.reader_count >= gauges.limits.followers:
-        raise too_many_error(f"{gauges.limits.followers} readers follow already.", 5.0)
-    with gauges.hold_follower(request):
-        return await _answer(request, changes, namespace, gauges.limits.keepalive_s)
+    if changes.reader_count >= limits.limits.followers:
+        raise too_many_error(f"{limits.limits.followers} readers follow already.", 5.0)
+    with limits.hold_follower(request):
+        return await _answer(request, changes, namespace, limits.limits.keepalive_s)
 
 
 async def _answer(
@@ -71,8 +70,6 @@ async def _answer(
 
 
 class _Stream:
-    """One reader's events."""
-
     def __init__(
         self,
         request: web.Request,
@@ -87,39 +84,39 @@ class _Stream:
         self._sent_number = changes.count
 
     async def run(self, keepalive_s: float) -> None:
-        """Send events until one of the two goes."""
+        """Send events until the reader disconnects or is dropped."""
         last = self._request.headers.get("Last-Event-ID")
-        follower = self._changes.follow(last)
-        greeting = f"retry: {RETRY_MS}\n\n".encode()
-        if follower is None:
-            follower = self._changes.follow(None)
-            greeting += self._reset("the events since then are not kept")
+        reader = self._changes.follow(last)
+        preamble = f"retry: {RETRY_MS}\n\n".encode()
+        if reader is None:
+            reader = self._changes.follow(None)
+            preamble += self._reset("the events since then are not kept")
         elif last is None:
-            greeting = f"id: {self._changes.id_for(follower.position)}\n".encode() + greeting
-        if follower is None:
+            preamble = f"id: {self._changes.id_for(reader.position)}\n".encode() + preamble
+        if reader is None:
             raise LookupError("whoever has no id can always follow")
         try:
             with suppress(ConnectionError):
-                await self._follow(follower, greeting, keepalive_s)
+                await self._follow(reader, preamble, keepalive_s)
         finally:
-            self._changes.unfollow(follower)
+            self._changes.unfollow(reader)
 
     async def _follow(self, follower: ChangeReader, greeting: bytes, keepalive_s: float) -> None:
         await self._send(follower, greeting)
         while not follower.is_dropped and await is_still_authorised(self._request):
-            found = self._changes.events_after(follower.position, EVENTS_PER_PIECE)
-            if found is None:
+            events = self._changes.events_after(follower.position, EVENTS_PER_PIECE)
+            if events is None:
                 break
-            if found:
-                await self._send(follower, self._piece(found))
-                follower.position = found[-1].number
+            if events:
+                await self._send(follower, self._piece(events))
+                follower.position = events[-1].number
             elif not await follower.wait_for_event(keepalive_s):
                 await self._send(follower, b": still here\n\n")
-        known = await is_still_authorised(self._request)
-        await self._end("the reader is too slow" if known else "the token has gone")
+        authorised = await is_still_authorised(self._request)
+        await self._end("the reader is too slow" if authorised else "the token has gone")
 
     def _piece(self, events: Sequence[ChangeEvent]) -> bytes:
-        """Return what a reader gets of some events; of many that are not its own, their end."""
+        """Return the reader's events; after many events of other namespaces, the new position."""
         end = events[-1].number
         mine = select_events(events, self._namespace)
         if mine:
@@ -132,7 +129,6 @@ class _Stream:
         )
 
     async def _send(self, follower: ChangeReader, piece: bytes) -> None:
-        """Send a piece, unless the reader is let go meanwhile."""
         if piece:
             await self._write(piece, until=follower.dropped)
 
@@ -145,10 +141,9 @@ class _Stream:
             writing.cancel()
 
     async def _end(self, reason: str) -> None:
-        """Tell a reader that is let go, and close its connection.
+        """Send a reset to a dropped reader and close its connection.
 
-        What is still on its way to a slow reader gets some time; when the broker stops,
-        none.
+        A slow reader gets `DRAIN_S` to read what was sent; when the broker stops, none.
         """
         self._response.force_close()
         loop, transport = asyncio.get_running_loop(), self._request.transport
@@ -169,7 +164,7 @@ class _Stream:
 
 
 def _id(changes: ChangeLog, number: int) -> bytes:
-    """Return a block that is no event: whoever comes back goes on after this number."""
+    """Return a block without event: a reader that reconnects continues after this number."""
     return f"id: {changes.id_for(number)}\n\n".encode()
 
 

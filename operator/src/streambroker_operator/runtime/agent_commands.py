@@ -1,11 +1,11 @@
-"""What is asked of agents, which nobody can call: it waits here until they fetch and answer it.
+"""Queue of commands for agents, which poll because the broker cannot call them.
 
-Rule 1: nothing is kept on a disk. Whoever asks gets the agent's own answer, or is told that none
-    came and asks again under the same name; the agent sees to it that this changes nothing more.
-Rule 2: an errand is handed out with each fetch until it is answered: an agent may be killed
-    between the two.
-Rule 3: what is to be done waits on for a while when whoever asked has gone, so that an agent that
-    comes by polls alone does it before it is asked for again. A question goes with who asked it.
+- Nothing is stored on disk. A caller gets the agent's own result, or an error and repeats the
+  request under the same name. The agent makes sure that a repetition changes nothing more.
+- A command is sent with each fetch until the agent returns its result, because the agent may be
+  killed in between.
+- A changing command outlives its caller for a while, so that an agent without hints executes it
+  before the request is repeated. A query is dropped with its caller.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.runtime.runtime import Runtime
 
 COMMAND_TTL_S = 60.0
-"""For how long an errand waits for the agent after it was last asked for: two polls."""
+"""How long a command stays queued after the last request for it, in seconds: two polls."""
 HINT_INTERVAL_S = 1.0
-"""After how many seconds an agent that has not answered is sent the next hint."""
+"""Interval between hints to an agent that has not answered, in seconds."""
 MAX_TOTAL_COMMANDS = 5_000
 MAX_COMMAND_BYTES = 32 << 20
 _DURABLE_ACTIONS = (EMIT, APPEND)
 
 
 class CommandTransport(Protocol):
-    """Who hands errands to agents, and their answers back."""
+    """Passes commands to agents and returns their results."""
 
     async def execute(self, pe: PeKey, command: AgentCommand) -> CommandResult:
-        """Have an agent do something; return what it answers.
+        """Have an agent execute a command; return its result.
 
         Raises:
-            RequestError: 503, it did not answer in time; 429, too much waits for agents.
+            RequestError: 503, no result in time; 429, too many commands are waiting.
         """
         ...
 
     async def fetch(self, pe: PeKey, results: Sequence[CommandResult]) -> list[AgentCommand]:
-        """Take an agent's answers; return what waits for it.
+        """Accept an agent's results; return the commands that wait for it.
 
         Raises:
-            RequestError: 503, who would know cannot be reached.
+            RequestError: 503, the replica that holds the commands cannot be reached.
         """
         ...
 
     def has_pending(self, pe: PeKey) -> bool:
-        """Say whether something waits for an agent, as far as this process knows."""
+        """Return whether commands wait for an agent, as far as this process knows."""
         ...
 
 
@@ -71,12 +71,7 @@ class _PendingCommand:
 
 
 class CommandQueue:
-    """The errands of this process, by PE.
-
-    Args:
-        send_hint: sends an agent a hint that something waits.
-        wait_s: for how long a request waits for the agent.
-    """
+    """Commands queued in this process, by PE; requests wait for results for `wait_s` seconds."""
 
     def __init__(self, send_hint: Callable[[PeKey], None], wait_s: float) -> None:
         self._send_hint = send_hint
@@ -85,76 +80,76 @@ class CommandQueue:
         self._count = self._bytes = 0
 
     async def execute(self, pe: PeKey, command: AgentCommand) -> CommandResult:
-        """As of `CommandTransport`; one that waits already under that id is the same."""
+        """Execute a command; a queued command with the same id is joined, not added again."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        one = self._enqueue(pe, command, began)
+        pending = self._enqueue(pe, command, began)
         try:
-            while not one.reply.done():
-                left = began + self._wait_s - loop.time()
-                if left <= 0:
+            while not pending.reply.done():
+                remaining = began + self._wait_s - loop.time()
+                if remaining <= 0:
                     raise agent_away_error(
                         f"The agent of {pe} has not answered for {self._wait_s:g} s."
                     )
                 self._send_hint(pe)
-                await asyncio.wait([one.reply], timeout=min(HINT_INTERVAL_S, left))
-            return one.reply.result()
+                await asyncio.wait([pending.reply], timeout=min(HINT_INTERVAL_S, remaining))
+            return pending.reply.result()
         finally:
             if command.action not in _DURABLE_ACTIONS:
                 self._remove(pe, command.id)
 
     def _enqueue(self, pe: PeKey, command: AgentCommand, now: float) -> _PendingCommand:
         self._expire(now)
-        of_pe = self._pending.get(pe, {})
-        one = of_pe.get(command.id)
-        if one is None:
+        queued = self._pending.get(pe, {})
+        pending = queued.get(command.id)
+        if pending is None:
             size = len(command.text)
-            full = len(of_pe) >= MAX_COMMANDS or self._count >= MAX_TOTAL_COMMANDS
+            full = len(queued) >= MAX_COMMANDS or self._count >= MAX_TOTAL_COMMANDS
             if full or self._bytes + size > MAX_COMMAND_BYTES:
                 raise _too_many_error(pe)
-            one = _PendingCommand(command, size, now)
-            self._pending.setdefault(pe, {})[command.id] = one
+            pending = _PendingCommand(command, size, now)
+            self._pending.setdefault(pe, {})[command.id] = pending
             self._count += 1
             self._bytes += size
-        one.expires_at = now + COMMAND_TTL_S
-        return one
+        pending.expires_at = now + COMMAND_TTL_S
+        return pending
 
     def _remove(self, pe: PeKey, id_: str) -> _PendingCommand | None:
-        of_pe = self._pending.get(pe, {})
-        one = of_pe.pop(id_, None)
-        if one is not None:
+        queued = self._pending.get(pe, {})
+        removed = queued.pop(id_, None)
+        if removed is not None:
             self._count -= 1
-            self._bytes -= one.size
-        if not of_pe:
+            self._bytes -= removed.size
+        if not queued:
             self._pending.pop(pe, None)
-        return one
+        return removed
 
     def _expire(self, now: float) -> None:
-        late = [
+        expired = [
             (pe, id_)
-            for pe, of in self._pending.items()
-            for id_, o in of.items()
-            if o.expires_at < now
+            for pe, by_id in self._pending.items()
+            for id_, pending in by_id.items()
+            if pending.expires_at < now
         ]
-        for pe, id_ in late:
+        for pe, id_ in expired:
             self._remove(pe, id_)
 
     async def fetch(self, pe: PeKey, results: Sequence[CommandResult]) -> list[AgentCommand]:
-        """As of `CommandTransport`."""
-        for one in results:
-            known = self._remove(pe, one.id)
-            if known is not None and not known.reply.done():
-                known.reply.set_result(one)
+        """Complete the waiting requests; return the commands still queued."""
+        for result in results:
+            pending = self._remove(pe, result.id)
+            if pending is not None and not pending.reply.done():
+                pending.reply.set_result(result)
         self._expire(asyncio.get_running_loop().time())
-        return [one.command for one in self._pending.get(pe, {}).values()]
+        return [result.command for result in self._pending.get(pe, {}).values()]
 
     def has_pending(self, pe: PeKey) -> bool:
-        """As of `CommandTransport`."""
+        """Return whether commands of a PE are queued."""
         return pe in self._pending
 
 
 def command_hinter(runtime: Runtime) -> Callable[[PeKey], None]:
-    """Return what tells an agent of a broker that an errand waits for it."""
+    """Return a function that sends an agent a hint about a waiting command."""
 
     def tell(pe: PeKey) -> None:
         registration = runtime.board.registration(pe)
@@ -169,7 +164,7 @@ def command_hinter(runtime: Runtime) -> Callable[[PeKey], None]:
 
 
 def agent_away_error(reason: str) -> RequestError:
-    """Return the refusal of what needs an agent that cannot be reached."""
+    """Return the 503 error for an agent that cannot be reached."""
     return RequestError(
         503,
         "AgentAway",

@@ -1,4 +1,4 @@
-"""What resources, PEs and routes look like to those who read them: JSON-like data."""
+"""JSON-like representations of resources, PEs and routes for REST and events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streambroker_operator.storage.backend import StoredResource
 
 
 def route_body(route: Route) -> dict[str, Any]:
-    """Return a route."""
+    """Return the JSON of a route."""
     return {
         "export": str(route.export),
         "import": str(route.import_),
@@ -25,7 +25,7 @@ def route_body(route: Route) -> dict[str, Any]:
 
 
 def changed_values_body(current: Route, previous: Route) -> dict[str, Any]:
-    """Return what of a route is another now, as it was."""
+    """Return the previous values of the fields that changed."""
     old, new = route_body(previous), route_body(current)
     return {name: value for name, value in old.items() if value != new[name]}
 
@@ -33,7 +33,7 @@ def changed_values_body(current: Route, previous: Route) -> dict[str, Any]:
 def resource_body(
     board: Board, stored: StoredResource, export_reports: ExportReports
 ) -> dict[str, Any]:
-    """Return a resource's manifest with the status that the board gives it."""
+    """Return a resource's manifest with its status on the board."""
     resource = stored.resource
     return build_resource_body(
         stored, board.status(kind_of(resource), resource.uid), export_reports
@@ -43,17 +43,17 @@ def resource_body(
 def build_resource_body(
     stored: StoredResource, status: Status | None, export_reports: ExportReports
 ) -> dict[str, Any]:
-    """Return a resource's manifest with a status; an empty one where there is none.
+    """Return a resource's manifest with a status; empty if None.
 
-    An Export's says, too, whether it has ended, and what of its log is damaged, if any is.
+    An Export's status also has `ended`, and `damaged` if its log is damaged.
     """
     resource = stored.resource
-    found = {} if status is None else _status_body(status)
+    status_json = {} if status is None else _status_body(status)
     if status is not None and isinstance(resource, Export):
-        found["ended"] = status.accepted and export_reports.is_ended(resource)
+        status_json["ended"] = status.accepted and export_reports.is_ended(resource)
         damaged = export_reports.damage(resource) if status.accepted else ""
-        found.update({"damaged": damaged} if damaged else {})
-    return {**write_manifest(resource, version=stored.version), "status": found}
+        status_json.update({"damaged": damaged} if damaged else {})
+    return {**write_manifest(resource, version=stored.version), "status": status_json}
 
 
 def _status_body(status: Status) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def _status_body(status: Status) -> dict[str, Any]:
 
 
 def pe_body(board: Board, pe: PeKey, liveness: AgentLiveness) -> dict[str, Any]:
-    """Return a PE: where its agent is, when it was heard of, and the names of its ports."""
+    """Return the JSON of a PE as the board knows it."""
     exports, imports = board.ports(pe)
-    found = board.registration(pe)
-    return build_pe_body(pe, found, board.version(pe), exports, imports, liveness)
+    agent = board.registration(pe)
+    return build_pe_body(pe, agent, board.version(pe), exports, imports, liveness)
 
 
 def build_pe_body(
@@ -86,7 +86,7 @@ def build_pe_body(
     imports: Sequence[str],
     liveness: AgentLiveness,
 ) -> dict[str, Any]:
-    """Return a PE with what its agent said last and when, and the names of its ports, in order."""
+    """Return the JSON of a PE: its agent, last contact, and port names in order."""
     return {
         "namespace": pe.namespace,
         "job": pe.job,
@@ -101,5 +101,5 @@ def build_pe_body(
 
 
 def shard_agent_bodies(shard_agents: Sequence[ShardAgentInfo]) -> list[dict[str, Any]]:
-    """Return the fellows of an agent."""
+    """Return the JSON of an agent's shard agents."""
     return [{"pe": str(f.pe), "active": f.active, "away": f.away_reason} for f in shard_agents]

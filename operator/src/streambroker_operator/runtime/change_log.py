@@ -1,9 +1,9 @@
-"""What has changed, in order, for those who follow the broker.
+"""Change log: numbered events for readers that follow the broker.
 
-Every change of an Export, an Import, a PE or a route is one event with a number.
-The last ones are kept, so that a follower who was away goes on where it stopped.
-A follower has a place in this one sequence, not a queue of its own; one that falls
-too far behind is let go, and lists everything anew.
+- Every change of an Export, an Import, a PE or a route is one event.
+- The last events are kept, so a reader can resume after a disconnect.
+- A reader has a position in this one sequence, not a queue of its own.
+- A reader that falls too far behind is dropped and has to list everything again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from streambroker_operator.storage.backend import StoredResource
 MAX_EVENTS = 10_000
 MAX_EVENT_BYTES = 32 * 1024 * 1024
 MAX_LAG = 1_000
-"""How many events a follower may be behind once it has caught up."""
+"""Maximum lag, in events, of a reader that has caught up."""
 
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
@@ -55,7 +55,7 @@ class ChangeEvent:
         number: counts from 1 in a session.
         name: ``export``, ``import``, ``pe``, ``route-added``, ``route-changed`` or
             ``route-cut``.
-        namespaces: those it touches.
+        namespaces: those it concerns.
         data: canonical JSON.
     """
 
@@ -66,11 +66,11 @@ class ChangeEvent:
 
 
 class ChangeReader:
-    """One reader's place in the sequence.
+    """Position of one reader in the log.
 
     Attributes:
         position: number of the last event that was sent.
-        is_dropped: whether it fell too far behind; nothing more is promised to it.
+        is_dropped: whether it was too slow or the broker stops; it gets no further events.
     """
 
     def __init__(self, position: int, end: int) -> None:
@@ -82,13 +82,13 @@ class ChangeReader:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether it was let go."""
+        """Whether the reader was dropped."""
         return self.dropped.done()
 
     def notify(self, number: int) -> None:
-        """Note that there is a new event."""
+        """Wake the reader for a new event, or drop it if it lags too far."""
         if self._waiter is not None:
-            # It has nothing to read: what one change brings at once is not its being slow.
+            # It has read everything: a burst of events from one change does not count as lag.
             self._woken_at = number
             if not self._waiter.done():
                 self._waiter.set_result(None)
@@ -98,13 +98,13 @@ class ChangeReader:
             self.drop()
 
     def drop(self) -> None:
-        """End it."""
+        """Drop the reader and wake it."""
         for future in (self.dropped, self._waiter):
             if future is not None and not future.done():
                 future.set_result(None)
 
     async def wait_for_event(self, timeout_s: float) -> bool:
-        """Return when there is a new event or it is let go; False where time is up before."""
+        """Wait for a new event or for `drop`; return False on timeout."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             done, _ = await asyncio.wait([self._waiter], timeout=timeout_s)
@@ -114,20 +114,14 @@ class ChangeReader:
 
 
 class _PeChanges:
-    """What is another of a PE since it was told of last.
-
-    Attributes:
-        is_new: whether it was not known then.
-        route_changes: its exports' routes as they were then and as they are, by the uids of both
-            ends.
-    """
+    """Changes of a PE since its last event; route changes by (export uid, import uid)."""
 
     def __init__(self, is_new: bool) -> None:
         self.is_new = is_new
         self.route_changes: dict[tuple[str, str], RouteChange] = {}
 
     def add_route_change(self, change: RouteChange) -> None:
-        """Note what became of a route."""
+        """Record a route change; successive changes of one route are merged."""
         route = change.new or change.old
         if route is not None:
             pair = route.export_uid, route.import_uid
@@ -136,17 +130,10 @@ class _PeChanges:
 
 
 class ChangeLog:
-    """The sequence of events, written by the owner of the state.
-
-    Args:
-        session: a text that no other run of the broker has.
-        board: where statuses, views and registrations are looked up.
-        get_stored: gives the resource of a port.
-        cut_reason: gives the reason word of a route that is gone.
-        liveness: when agents were heard of.
-        export_reports: which exports have ended.
+    """The sequence of events, written by the runtime.
 
     Attributes:
+        session: unique for each run of the broker.
         count: number of the last event.
         closed: whether the broker is stopping.
     """
@@ -179,24 +166,18 @@ class ChangeLog:
     def note_pe(
         self, pe: PeKey, *, is_new: bool = False, route_changes: Iterable[RouteChange] = ()
     ) -> None:
-        """Note that a PE's view or registration is another; `freeze_modules` tells of it.
-
-        Args:
-            pe: the PE.
-            is_new: whether it was not known before.
-            route_changes: what became of the routes of its exports.
-        """
+        """Record a changed view, registration or export route of a PE; `flush` publishes it."""
         touched = self._changed_pes.setdefault(pe, _PeChanges(is_new))
         touched.is_new = touched.is_new or is_new
         for one in route_changes:
             touched.add_route_change(one)
 
     def note_status(self, kind: Kind, uid: str) -> None:
-        """Note that a resource's status is another; `freeze_modules` tells of it."""
+        """Record a changed resource status; `flush` publishes it."""
         self._changed_statuses[(kind, uid)] = None
 
     def publish_exports(self, exports: Iterable[PortKey]) -> None:
-        """Tell of Exports of which something else is shown now."""
+        """Publish Exports whose reported end or damage changed."""
         for key in exports:
             export = self._board.export_at(key)
             if export is not None:
@@ -204,14 +185,14 @@ class ChangeLog:
         self.flush()
 
     def publish_resources(self, *changed: tuple[ChangeType, StoredResource]) -> None:
-        """Tell of Exports and Imports, then of all that changed with them."""
-        for word, stored in changed:
+        """Publish changes of Exports and Imports, then everything recorded before."""
+        for change_type, stored in changed:
             self._changed_statuses.pop((kind_of(stored.resource), stored.resource.uid), None)
-            self._publish_resource(word, stored)
+            self._publish_resource(change_type, stored)
         self.flush()
 
     def flush(self) -> None:
-        """Tell of the statuses and PEs that were touched, and of the PEs' routes."""
+        """Publish the recorded statuses, PEs and their routes."""
         statuses, self._changed_statuses = self._changed_statuses, {}
         touched, self._changed_pes = self._changed_pes, {}
         for kind, uid in statuses:
@@ -219,8 +200,8 @@ class ChangeLog:
             stored = None if resource is None else self._get_stored(kind, resource.key)
             if stored is not None and stored.resource.uid == uid:
                 self._publish_resource("MODIFIED", stored)
-        for pe, what in touched.items():
-            self._publish_pe(pe, what)
+        for pe, pe_changes in touched.items():
+            self._publish_pe(pe, pe_changes)
 
     def _publish_resource(self, change_type: ChangeType, stored: StoredResource) -> None:
         resource = stored.resource
@@ -231,18 +212,20 @@ class ChangeLog:
         self._append(kind_of(resource).lower(), (resource.key.namespace,), body)
 
     def _publish_pe(self, pe: PeKey, changes: _PeChanges) -> None:
-        known = self._board.version(pe) is not None
-        if known or not changes.is_new:
-            word: ChangeType = "DELETED" if not known else "ADDED" if changes.is_new else "MODIFIED"
-            body = {"type": word, "object": pe_body(self._board, pe, self._liveness)}
+        exists = self._board.version(pe) is not None
+        if exists or not changes.is_new:
+            change_type: ChangeType = (
+                "DELETED" if not exists else "ADDED" if changes.is_new else "MODIFIED"
+            )
+            body = {"type": change_type, "object": pe_body(self._board, pe, self._liveness)}
             self._append("pe", (pe.namespace,), body)
-        moved = [one for one in changes.route_changes.values() if one.old != one.new]
-        for one in moved:
+        route_changes = [one for one in changes.route_changes.values() if one.old != one.new]
+        for one in route_changes:
             if one.old is not None and one.new is None:
                 self._publish_route(
                     "route-cut", "DELETED", one.old, reason=self._cut_reason(one.old)
                 )
-        for one in moved:
+        for one in route_changes:
             if one.new is not None and one.old is None:
                 self._publish_route("route-added", "ADDED", one.new)
             elif one.new is not None and one.old is not None:
@@ -269,31 +252,28 @@ class ChangeLog:
 
     @property
     def reader_count(self) -> int:
-        """How many follow at the moment."""
+        """Number of current readers."""
         return len(self._readers)
 
     def follow(self, last: str | None) -> ChangeReader | None:
-        """Let somebody follow.
-
-        Args:
-            last: id of the last event that it has; None to begin with the next one.
+        """Add a reader that continues after the event with id `last`, or with the next event.
 
         Returns:
-            Its place; None where the events after that id are not kept.
+            The reader; None if the events after that id are no longer kept.
         """
-        place = self.count if last is None else self._parse_position(last)
-        if place is None:
+        position = self.count if last is None else self._parse_position(last)
+        if position is None:
             return None
-        follower = ChangeReader(place, self.count)
+        follower = ChangeReader(position, self.count)
         self._readers.add(follower)
         return follower
 
     def unfollow(self, reader: ChangeReader) -> None:
-        """Forget a follower."""
+        """Remove a reader."""
         self._readers.discard(reader)
 
     def events_after(self, position: int, limit: int) -> list[ChangeEvent] | None:
-        """Return the events after a place, at most so many; None where some are not kept."""
+        """Return at most `limit` events after a position; None if some are no longer kept."""
         oldest = self._events[0].number if self._events else self.count + 1
         if position + 1 < oldest:
             return None
@@ -308,28 +288,32 @@ class ChangeLog:
         session, _, digits = last.rpartition(".")
         if session != self.session or not (digits.isascii() and digits.isdigit()):
             return None
-        place = int(digits) if len(digits) < 19 else self.count + 1
-        return place if place <= self.count and self.events_after(place, 0) is not None else None
+        position = int(digits) if len(digits) < 19 else self.count + 1
+        return (
+            position
+            if position <= self.count and self.events_after(position, 0) is not None
+            else None
+        )
 
     def close(self) -> None:
-        """Let all followers go; there are no new ones."""
+        """Drop all readers; the broker is stopping."""
         self.closed = True
         for follower in list(self._readers):
             follower.drop()
 
 
 def select_events(changes: Iterable[ChangeEvent], namespace: str) -> list[ChangeEvent]:
-    """Return the events that touch a namespace; all for ``*``."""
+    """Return the events that concern a namespace; all for ``*``."""
     return [one for one in changes if namespace == "*" or namespace in one.namespaces]
 
 
 def affected_resources(board: Board, event: BoardEvent) -> list[tuple[Kind, str, int]]:
-    """Return the resources that an event may change, and at which version."""
+    """Return kind, uid and version of the resources that an event may change."""
     if isinstance(event, ExportApplied | ImportApplied):
         resource = event.export if isinstance(event, ExportApplied) else event.import_
         kind = kind_of(resource)
-        known = board.uid_by_name(kind, resource.key.namespace, resource.name)
-        uids = [resource.uid] if known is None else [known, resource.uid]
+        holder = board.uid_by_name(kind, resource.key.namespace, resource.name)
+        uids = [resource.uid] if holder is None else [holder, resource.uid]
         return [(kind, uid, event.version) for uid in uids]
     if isinstance(event, ExportRemoved | ImportRemoved):
         kind = "Export" if isinstance(event, ExportRemoved) else "Import"
@@ -338,29 +322,29 @@ def affected_resources(board: Board, event: BoardEvent) -> list[tuple[Kind, str,
         return [(event.kind, event.uid, event.version)]
     if isinstance(event, CaughtUp) and event.kind is not None and event.kind != RULE:
         return [(event.kind, uid, event.version) for uid in board.uids_ahead_of_feed(event.kind)]
-    # Followers of changes get changes of ports, not of rules.
+    # The log has changes of ports, not of rules.
     if not isinstance(event, Unreadable | Synced) or event.kind == RULE:
         return []
     if isinstance(event, Unreadable):
         return [(event.kind, event.uid, event.version)]
-    # All else is known as it is: a list is long.
+    # A list is long: select only the resources that differ from the board.
     listed = {resource.uid: resource for resource, _ in event.listed}
-    here = board.iter_exports() if event.kind == "Export" else board.iter_imports()
-    there = {resource.uid: resource for resource in here}
-    uids = [uid for uid, resource in listed.items() if there.get(uid) != resource]
-    uids += [uid for uid in there if uid not in listed]
+    on_board = board.iter_exports() if event.kind == "Export" else board.iter_imports()
+    current = {resource.uid: resource for resource in on_board}
+    uids = [uid for uid, resource in listed.items() if current.get(uid) != resource]
+    uids += [uid for uid in current if uid not in listed]
     return [(event.kind, uid, event.version) for uid in uids]
 
 
 def resource_changes(
     board: Board, before: Mapping[tuple[Kind, str], tuple[Resource | None, int]]
 ) -> Iterable[tuple[ChangeType, StoredResource]]:
-    """Yield what has become of resources, each as it was before with a version to show it at."""
-    for name, (old, version) in before.items():
-        new = board.get(*name)
+    """Yield the changes since `before`: (old resource, version for a deletion) by kind and uid."""
+    for ref, (old, version) in before.items():
+        new = board.get(*ref)
         if new is None and old is not None:
             yield "DELETED", StoredResource(resource=old, version=version, changed=True)
         elif new is not None and new != old:
-            word: ChangeType = "ADDED" if old is None else "MODIFIED"
-            at = board.version_of(*name)
-            yield word, StoredResource(resource=new, version=at, changed=True)
+            change_type: ChangeType = "ADDED" if old is None else "MODIFIED"
+            current_version = board.version_of(*ref)
+            yield change_type, StoredResource(resource=new, version=current_version, changed=True)

@@ -1,4 +1,4 @@
-"""Commands about the rules of patterns, and what agents say has become of them."""
+"""Commands about pattern rules, and the rule statuses that agents report."""
 
 from __future__ import annotations
 
@@ -22,21 +22,16 @@ from streambroker_operator.storage.backend import StorageBackend, StoredRule
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 SILENT_S = 90.0
-"""An agent that has said nothing for longer, three of its reports, is taken to have gone."""
+"""Reports of an agent expire after this time, three report intervals, in seconds."""
 
 
 class Rules:
-    """Commands in; backing and board follow, as in the runtime.
-
-    Args:
-        backing: where the rules are.
-        board: read, never changed.
-        publish: tells the board of own writes.
+    """Applies rule commands to the backend, then to the board, which it never changes directly.
 
     Attributes:
-        published_status: returns what the status of a rule with a uid says of the job, where there
-            is one that all replicas show; None where there is none.
-        on_report: is told, too, what an agent says, and whether it has said something of more.
+        published_status: returns the published status of a rule by uid, where replicas share one;
+            None where they do not.
+        on_report: receives an agent's report, and whether further reports have more rules.
     """
 
     def __init__(
@@ -70,8 +65,8 @@ class Rules:
         """Create or replace a rule.
 
         Raises:
-            ManifestError, PatternError, ConditionError: it cannot be run, whatever its job is.
-            RequestError: 422 `LimitReached`; else as of `StorageBackend.put_rule`.
+            ManifestError, PatternError, ConditionError: the rule is invalid for every job.
+            RequestError: 422 `LimitReached`; else see `StorageBackend.put_rule`.
         """
         problem = rule_problem(rule)
         if problem is not None:
@@ -92,16 +87,16 @@ class Rules:
             )
 
     async def enable(self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL) -> StoredRule:
-        """Have a rule run again that an error has turned off.
+        """Re-enable a rule that an error has turned off.
 
         Raises:
-            RequestError: 404, there is no such rule; else as of `StorageBackend.put_rule`.
+            RequestError: 404, there is no such rule; else see `StorageBackend.put_rule`.
         """
-        known = self.get(key)
-        if known is None:
+        current = self.get(key)
+        if current is None:
             raise unknown_rule(key)
-        counted = replace(known.rule, enable=known.rule.enable + 1, uid="")
-        stored = await self._backing.put_rule(counted, touched=(("enable",),), options=options)
+        enabled = replace(current.rule, enable=current.rule.enable + 1, uid="")
+        stored = await self._backing.put_rule(enabled, touched=(("enable",),), options=options)
         self._publish(RuleApplied(rule=stored.rule, version=stored.version))
         return stored
 
@@ -109,7 +104,7 @@ class Rules:
         """Delete a rule.
 
         Raises:
-            RequestError: 404, there is no such rule; else as of `StorageBackend.delete_rule`.
+            RequestError: 404, there is no such rule; else see `StorageBackend.delete_rule`.
         """
         stored = await self._backing.delete_rule(key, options=options)
         if stored is None:
@@ -117,19 +112,20 @@ class Rules:
         self._publish(RuleRemoved(uid=stored.rule.uid, version=stored.version))
         return stored
 
-    # ---- what agents say -------------------------------------------------
+    # ---- reports of agents -----------------------------------------------
 
     def apply_report(self, pe: PeKey, reported: RuleStatusMap, *, more: bool = False) -> None:
-        """Take in what an agent says of rules of its job; of ``more`` it has said something else.
+        """Apply an agent's report about rules of its job: statuses by rule id.
 
-        It says so whether it has any or not; who has and had none is passed over.
+        An empty report is ignored unless the agent reported rules before. With `more`, the report
+        is partial, and earlier statuses of other rules stay.
         """
         if reported or self._reports.reported_by(pe):
             self._reports.apply(pe, reported, more=more)
             self.on_report(pe, reported, more)
 
     def reported_status(self, rule: Rule) -> RuleStatus | None:
-        """Return what the agents of its job say of a rule; None if they have said nothing."""
+        """Return the status of a rule as its job's agents report it; None if they have not."""
         return (
             self._reports.merged_status(rule.key)
             if self.published_status is None
@@ -138,12 +134,10 @@ class Rules:
 
 
 class RuleReports:
-    """What agents said last; in memory only, as they say it every half minute.
+    """Last rule reports of agents, in memory only: agents repeat them every 30 s.
 
-    Args:
-        rules: those that there are.
-        clock: seconds of a clock that nobody sets. An agent that has been silent for long has gone,
-            and what it said counts no more; without a clock it counts until its PE is withdrawn.
+    With a clock (monotonic, in seconds), reports of an agent silent for `SILENT_S` no longer count.
+    Without one, reports count until the PE is withdrawn.
     """
 
     def __init__(self, rules: RuleIndex, clock: Callable[[], float] | None = None) -> None:
@@ -152,9 +146,9 @@ class RuleReports:
         self._at: dict[PeKey, float] = {}
 
     def apply(self, pe: PeKey, reported: RuleStatusMap, *, more: bool = False) -> set[str]:
-        """Take in what an agent says; return the ids of which it says another thing than before.
+        """Store a report; return the ids of rules whose status changed.
 
-        Of ``more`` it said something before, and that holds for as long as there are such rules.
+        With `more`, earlier statuses stay for rules that still exist.
         """
         of_job = self._reports.setdefault(pe[:2], {})
         before = of_job.pop(pe, {})
@@ -175,11 +169,11 @@ class RuleReports:
         return self._rules.holder_at(RuleKey(pe.namespace, pe.job, name)) is not None
 
     def reported_by(self, pe: PeKey) -> RuleStatusMap:
-        """Return what an agent said last."""
+        """Return the last report of an agent."""
         return self._reports.get(pe[:2], {}).get(pe, {})
 
     def merged_status(self, key: RuleKey) -> RuleStatus | None:
-        """Return what all agents of its job say of a rule together; None if they say nothing."""
+        """Return the status of a rule merged over all agents of its job; None without reports."""
         of_job = self._reports.get(key[:2], {})
         return merge_statuses(
             rules[key.id] for pe, rules in of_job.items() if key.id in rules and self._is_alive(pe)
@@ -192,22 +186,22 @@ class RuleReports:
 def rule_body(
     stored: StoredRule, status: Status | None, reported: RuleStatus | None
 ) -> dict[str, Any]:
-    """Return a rule's manifest with its status: what the broker and what the job say of it."""
+    """Return a rule's manifest, with the status from the board and from the job."""
     manifest = write_rule_manifest(stored.rule, version=stored.version)
     return {**manifest, "status": {} if status is None else _status_body(status, reported)}
 
 
 def _status_body(status: Status, reported: RuleStatus | None) -> dict[str, Any]:
     refused = status.accepted and reported is not None and bool(reported.reason)
-    found = {
+    body = {
         "accepted": status.accepted and not refused,
         "reason": reported.reason if refused and reported is not None else status.reason,
         "message": reported.message if refused and reported is not None else status.message,
     }
     if reported is None:
-        return {**found, "state": "unknown"}
+        return {**body, "state": "unknown"}
     return {
-        **found,
+        **body,
         "state": reported.state,
         "version": reported.version,
         "scheduled": reported.scheduled,

@@ -1,8 +1,8 @@
-"""The one owner of the broker's state.
+"""Runtime: the single owner of the broker's state.
 
-Every change takes the same way: checked, written, told to the board, hinted. Nothing
-is told to anybody that is not written, and nothing that was checked in vain has changed
-anything. Where others write, too, a feed tells of their changes, and of ours once more.
+- Every change is checked, written, applied to the board and then hinted, in this order.
+- Only written changes are published. A failed check changes nothing.
+- If others write to the store too, a feed reports their changes, and the runtime's own again.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ _FALLBACK_EFFECTS: Mapping[Difference, str] = {
     "missing": "it was deleted, and is back",
 }
 _RESOURCES_PER_TURN = 50
-"""Resources that a later list changes in one turn."""
+"""Resources of a later list that are applied in one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteResult:
-    """What a change did."""
+    """Result of a change: the stored resource, and routes retained, added and cut."""
 
     stored: StoredResource
     retained: tuple[Route, ...] = ()
@@ -103,11 +103,11 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedProposal:
-    """What a set of changes did.
+    """Result of a set of changes.
 
     Attributes:
-        forecast: what it was to do, and did.
-        stored: what each of its puts became, then what each of its removals was.
+        forecast: the effect on routes.
+        stored: the resource of each put, then the deleted resource of each removal.
     """
 
     forecast: Forecast
@@ -115,34 +115,32 @@ class AppliedProposal:
 
 
 class Observer(Protocol):
-    """Is told what becomes of the board, on its event loop."""
+    """Receives the effects of board events, on the runtime's event loop."""
 
     def on_actions(self, event: BoardEvent, actions: Sequence[Action]) -> None:
-        """Take in what an event has done to the board; of several at once, the last has it all."""
+        """Handle the actions of an event; with several events at once, the last has all actions."""
 
     def on_acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
-        """Take in which view an agent runs, and since how many seconds."""
+        """Handle that an agent has been running a view for `ago_s` seconds."""
 
 
 class Runtime:
-    """Commands in; what they stand on, board and hints follow, in this order.
+    """Applies commands to the store, then to the board, then sends hints.
 
-    All methods are called on one event loop. Those that write wait only where the
-    backing does.
+    All methods are called on one event loop. Writing methods wait only for the backend.
 
     Args:
-        backing: where the resources are.
+        backing: storage of the resources.
         sender: sends hints.
         board: an empty one.
-        observer: is told what becomes of the board, and which views agents run.
-        hints: whether hints are to be sent from here now.
-        export_reports: what is shown of the ends of exports; None for what agents say to this
-            process.
+        observer: receives board actions and acknowledged views.
+        hints: returns whether this process sends hints now.
+        export_reports: published ends of exports; None to use reports to this process.
 
     Attributes:
-        needs_acknowledgements: whether somebody wants to know at once which views agents run.
-        rules: commands about rules of patterns.
-        fallen_back: how many writes the store turned out not to have, by kind and difference.
+        needs_acknowledgements: whether an observer wants acknowledgements at once.
+        rules: commands about pattern rules.
+        fallen_back: number of writes that the store lost, by kind and difference.
     """
 
     def __init__(
@@ -164,7 +162,7 @@ class Runtime:
         self._closing = False
         self._warned = False
         self._loading: asyncio.Task[None] | None = None
-        # What the feed tells while a list is being taken in, and is to come after it.
+        # Feed events that arrive while a list is loading and must follow it.
         self._deferred: list[BoardEvent] | None = None
         self.fallen_back: Counter[tuple[AnyKind, Difference]] = Counter()
         self.liveness = AgentLiveness()
@@ -181,7 +179,7 @@ class Runtime:
         )
 
     def start(self) -> None:
-        """Fill the board with what is kept; before this, or before the feed, there are no views."""
+        """Load the stored resources into the board; no views exist before this or the feed."""
         with gc_paused():
             self._fill(self._backing.load())
             if self.board.synced:
@@ -190,11 +188,11 @@ class Runtime:
             self._warn()
 
     def _freeze_gc(self) -> None:
-        figures = self.board.index_stats()
-        freeze_gc(figures.exports + figures.imports)
+        stats = self.board.index_stats()
+        freeze_gc(stats.exports + stats.imports)
 
     def _fill(self, events: Iterable[BoardEvent]) -> None:
-        # Nobody follows yet and nobody waits: of all that the board orders only hints go out.
+        # No readers or waiters exist yet, so only hints have an effect.
         for event in events:
             for action in self.board.iter_actions((event,)):
                 if isinstance(action, HintAction):
@@ -203,10 +201,9 @@ class Runtime:
                 self._observer.on_actions(event, ())
 
     async def load(self, event: Synced) -> None:
-        """Take in a list that the feed tells, and let others have their turn meanwhile.
+        """Apply a list from the feed, and yield to other tasks meanwhile.
 
-        Whoever cancels this does not cut it short: a board that is half told would never learn
-        the rest.
+        Cancelling the caller does not stop it: a partly loaded board would never be completed.
         """
         earlier, self._deferred = self._deferred or [], []
         self._loading = asyncio.create_task(self._load(event, earlier, self._loading))
@@ -217,8 +214,8 @@ class Runtime:
     ) -> None:
         if before is not None:
             await before
-        for one in earlier:
-            self._on_event(one)
+        for deferred in earlier:
+            self._on_event(deferred)
         with gc_paused():
             if self.board.synced:
                 await run_in_turns(self._apply_ahead(event))
@@ -226,10 +223,10 @@ class Runtime:
             else:
                 await self._load_first(event)
         if asyncio.current_task() is not self._loading:
-            # Another list waits; what was told before it comes before it, all else after it.
+            # Another list waits: events before it precede it, all others follow it.
             return
-        held_back, self._deferred = self._deferred or (), None
-        for later in held_back:
+        deferred_events, self._deferred = self._deferred or (), None
+        for later in deferred_events:
             self._on_event(later)
 
     async def _load_first(self, event: Synced) -> None:
@@ -241,20 +238,20 @@ class Runtime:
             self._warn()
 
     def _apply_ahead(self, event: Synced) -> Iterator[None]:
-        """Take in what a later list tells, some of it at once; the list itself is short work then.
+        """Apply the differences of a later list in batches, so that the list itself is quick.
 
-        The board is asked meanwhile, and has to be whole at any time.
+        The board answers queries meanwhile and must be consistent after each batch.
         """
-        several: list[BoardEvent] = []
-        for one in self.board.diff(event):
-            if one is not None:
-                several.append(one)
-            if len(several) == _RESOURCES_PER_TURN:
-                self._apply_events(*several)
-                several.clear()
+        batch: list[BoardEvent] = []
+        for change in self.board.diff(event):
+            if change is not None:
+                batch.append(change)
+            if len(batch) == _RESOURCES_PER_TURN:
+                self._apply_events(*batch)
+                batch.clear()
             yield
-        if several:
-            self._apply_events(*several)
+        if batch:
+            self._apply_events(*batch)
             yield
 
     def _steps(self, event: BoardEvent) -> Iterator[None]:
@@ -264,14 +261,13 @@ class Runtime:
             yield
 
     def deliver(self, event: BoardEvent) -> None:
-        """Take in what the feed tells."""
+        """Apply an event of the feed, or defer it until the list is loaded."""
         if self._deferred is not None and self._must_defer(event):
             self._deferred.append(event)
         else:
             self._on_event(event)
 
     def _on_event(self, event: BoardEvent) -> None:
-        """Have the board, which is whole, take an event in."""
         if not self.board.synced:
             self._fill((event,))
             if self.board.synced:
@@ -283,15 +279,15 @@ class Runtime:
             self._apply_events(event)
 
     def _must_defer(self, event: BoardEvent) -> bool:
-        """Say whether an event has to come after the list that is being taken in.
+        """Return whether an event must wait for the list that is loading.
 
-        A half-told board takes nothing in; a whole one takes all but the end of the feed that the
-        list is of: that would make an old list the next one's equal.
+        A partly loaded board applies no events. A complete one applies all but `FeedLost`, which
+        would make the old list equal to the next one.
         """
         return not self.board.synced or isinstance(event, FeedLost)
 
     def close(self) -> None:
-        """Let everybody go who waits for a change."""
+        """Wake all waiters and close the change log."""
         self._closing = True
         self.change_log.close()
         for pe in list(self._waiters):
@@ -300,7 +296,7 @@ class Runtime:
     # ---- reading ---------------------------------------------------------
 
     def view(self, pe: PeKey) -> View | None:
-        """Return a PE's view with its capabilities; None where the PE is not known."""
+        """Return a PE's view with its capabilities; None if the PE is unknown."""
         view = self.board.view(pe)
         return None if view is None else with_capabilities(view, self._capability)
 
@@ -324,12 +320,12 @@ class Runtime:
 
     @property
     def secret(self) -> bytes:
-        """What this broker signs with."""
+        """Signing key material of this broker."""
         return self._backing.secret
 
     @property
     def responses(self) -> ResponseStore:
-        """The answers that are given again to the same request."""
+        """Stored responses for repeated requests."""
         return self._backing.responses
 
     def get_stored(self, kind: Kind, key: PortKey) -> StoredResource | None:
@@ -345,7 +341,7 @@ class Runtime:
         return self._backing.unordered_resources(kind)
 
     async def wait_changed(self, pe: PeKey, timeout_s: float) -> None:
-        """Return when a PE's view changes, when time is up, or when the broker stops."""
+        """Wait until a PE's view changes, the time is up or the broker stops."""
         if self._closing:
             return
         future = asyncio.get_running_loop().create_future()
@@ -367,18 +363,13 @@ class Runtime:
         touched: Touched | None = None,
         options: WriteOptions = UNCONDITIONAL,
     ) -> WriteResult:
-        """Create or replace the resource of a port.
-
-        Args:
-            resource: as it should be.
-            touched: what of its spec is meant; None for all of it.
-            options: on which this is done.
+        """Create or replace the resource of a port; `touched` None changes its whole spec.
 
         Raises:
-            RequestError: as of `StorageBackend.write`.
-            TakenError: the port, or the name, is another resource's.
-            SubscriptionError: the subscription cannot be read.
-            FilterError: the filter cannot be read, or can never work.
+            RequestError: see `StorageBackend.write`.
+            TakenError: the port or the name belongs to another resource.
+            SubscriptionError: the subscription is invalid.
+            FilterError: the filter is invalid, or can never match.
             ManifestError: the resource has become too large.
         """
         problem = find_put_problem(BoardOverlay(self.board), resource)
@@ -391,7 +382,7 @@ class Runtime:
     async def delete(
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> WriteResult | None:
-        """Delete the resource of a port; None where there is none."""
+        """Delete the resource of a port; return None if there is none."""
         if self._backing.get(kind, key) is None:
             return None
         before = self._routes_at(kind, key)
@@ -401,10 +392,10 @@ class Runtime:
     async def release(
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> WriteResult:
-        """Give up what was changed here, so that what others declare holds again.
+        """Release the fields changed here, so that what others declare applies again.
 
         Raises:
-            RequestError: as of `StorageBackend.release`.
+            RequestError: see `StorageBackend.release`.
         """
         before = self._routes_at(kind, key)
         stored = await self._backing.release(kind, key, options=options)
@@ -417,18 +408,18 @@ class Runtime:
         check: Callable[[Forecast], None],
         watch: Callable[[int], None] = lambda routes: None,
     ) -> AppliedProposal:
-        """Make all changes of a proposal at once, or none of them.
+        """Make all changes of a proposal at once, or none.
 
         Args:
-            proposal: the changes, none of which has a uid.
-            check: looks at what they will do; what it raises leaves everything as it is.
-                It has to refuse a forecast with changes that are refused. Where nobody else
-                writes, nothing comes between it and the changes.
-            watch: as of `forecast`.
+            proposal: the changes; their resources have no uid.
+            check: receives the forecast; an exception leaves everything unchanged. It must refuse
+                forecasts with refused changes. If the broker is the sole writer, no other change
+                happens between the check and the write.
+            watch: see `forecast`.
         """
-        found = forecast(self.board, proposal, watch=watch)
-        check(found)
-        return AppliedProposal(forecast=found, stored=tuple(await self._write(proposal)))
+        result = forecast(self.board, proposal, watch=watch)
+        check(result)
+        return AppliedProposal(forecast=result, stored=tuple(await self._write(proposal)))
 
     async def _write(
         self,
@@ -437,66 +428,59 @@ class Runtime:
         touched: Touched | None = None,
         options: WriteOptions = UNCONDITIONAL,
     ) -> list[StoredResource]:
-        """Make changes that are not refused, and tell everybody of all of them together."""
         stored = await self._backing.write(proposal, touched=touched, options=options)
         puts = len(proposal.puts)
-        # What was found as it should be may still be news where others write.
-        done = [one for one in stored[:puts] if one.changed or not self._backing.is_sole_writer]
-        self._apply_own_write(*map(applied_event, done), *map(removed_event, stored[puts:]))
+        # If others write too, an unchanged resource may still be new to the board.
+        applied = [one for one in stored[:puts] if one.changed or not self._backing.is_sole_writer]
+        self._apply_own_write(*map(applied_event, applied), *map(removed_event, stored[puts:]))
         return stored
 
     def _apply_own_write(self, *events: _ResourceEvent) -> None:
-        """Tell of own writes: the last word where only we write, ahead of the feed elsewhere."""
+        """Apply own writes: final if this broker is the sole writer, else ahead of the feed."""
         if not self._backing.is_sole_writer:
             self._apply_events(*(replace(event, ahead_of_feed=True) for event in events))
         elif events:
             self._apply_events(*events, CaughtUp(version=events[-1].version))
 
     def _apply_events(self, *events: BoardEvent) -> None:
-        """Tell the board of events, and everybody else of what they changed."""
         before = {
             (kind, uid): (self.board.get(kind, uid), version)
             for event in events
             for kind, uid, version in affected_resources(self.board, event)
         }
         self._publish(*events)
-        told = list(resource_changes(self.board, before))
-        self.change_log.publish_resources(*told)
-        if told:
+        changes = list(resource_changes(self.board, before))
+        self.change_log.publish_resources(*changes)
+        if changes:
             self._warn()
 
     def owner(self, pe: PeKey) -> str | None:
-        """Return the name of the token that a PE's agent is bound to; None if to none."""
+        """Return the name of the token that a PE's agent is bound to; None if it is unbound."""
         return self._backing.owner(pe)
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> RegistrationReply:
-        """Remember where a PE's agent is, and whose token it has; return its key."""
+        """Store a PE's agent and its token's name; return the agent's key."""
         version = await self._backing.register(pe, registration, owner)
         self.liveness.note_contact(pe)
         self._apply_agent(AgentRegistered(pe=pe, registration=registration, version=version))
         return RegistrationReply(key=self.agent_key(pe, registration))
 
     def _apply_agent(self, event: AgentRegistered | PeWithdrawn) -> None:
-        """Tell of an agent, or that a PE is gone."""
-        known = self.board.registration(event.pe)
-        if isinstance(event, AgentRegistered) and known != event.registration:
+        current = self.board.registration(event.pe)
+        if isinstance(event, AgentRegistered) and current != event.registration:
             self.change_log.note_pe(event.pe)
         last = [CaughtUp(version=event.version)] if self._backing.is_sole_writer else []
         self._publish(event, *last)
         self.change_log.flush()
 
     async def withdraw(self, pe: PeKey) -> None:
-        """Forget a PE that has no port left.
-
-        Raises:
-            RequestError: it has; nothing is changed.
-        """
+        """Remove a PE; raise 409 if it still has ports."""
         exports, imports = self.board.ports(pe)
-        left = sorted({*exports, *imports})
-        if left:
-            ports = ", ".join(left)
+        remaining = sorted({*exports, *imports})
+        if remaining:
+            ports = ", ".join(remaining)
             raise RequestError(
                 409, "PortsRemain", f"{pe} still has the ports {ports}; delete them first."
             )
@@ -508,31 +492,31 @@ class Runtime:
 
     @property
     def needs_acknowledgements(self) -> bool:
-        """As above."""
+        """Whether an observer wants acknowledgements at once."""
         return self._observer is not None
 
     def acknowledge(self, pe: PeKey, version: str, ago_s: float = 0.0) -> None:
-        """Take in which view an agent runs, and since how many seconds, as its own job says."""
+        """Record that an agent has been running a view for `ago_s` seconds, as its job reports."""
         if self._observer is not None:
             self._observer.on_acknowledged(pe, version, ago_s)
 
     def _warn(self) -> None:
-        """Say once that subscriptions have become slow to match."""
-        figures = self.board.index_stats()
-        if figures.is_crowded and not self._warned:
+        """Warn once if too many subscriptions cannot be indexed."""
+        stats = self.board.index_stats()
+        if stats.is_crowded and not self._warned:
             self._warned = True
             _log.warning(
                 "%d of %d subscriptions cannot be looked up and are tried for every Export; "
                 "give them an equality, `in`, or a range with both ends",
-                figures.unindexed,
-                figures.imports,
+                stats.unindexed,
+                stats.imports,
             )
 
     def _routes_at(self, kind: Kind, key: PortKey) -> list[Route]:
-        found: Resource | None = (
+        resource: Resource | None = (
             self.board.export_at(key) if kind == "Export" else self.board.import_at(key)
         )
-        return [] if found is None else self.board.routes_of(kind, found.uid)
+        return [] if resource is None else self.board.routes_of(kind, resource.uid)
 
     def _write_result(self, stored: StoredResource, before: Iterable[Route]) -> WriteResult:
         kind = kind_of(stored.resource)
@@ -551,15 +535,16 @@ class Runtime:
         )
 
     def cut_reason(self, route: Route) -> str:
-        """Return the word for why a route is gone."""
+        """Return the reason code for a removed route."""
         return cut_reason(BoardOverlay(self.board), route)
 
     # ---- orders ----------------------------------------------------------
 
     def _publish(self, *events: BoardEvent) -> None:
-        """Tell the board; `CaughtUp` as the last one says that nothing older follows.
+        """Apply events to the board and perform its actions.
 
-        That is so after each write where nobody else writes.
+        A final `CaughtUp` means that nothing older follows. This holds after each write if the
+        broker is the sole writer.
         """
         actions = list(self.board.iter_actions(events))
         for action in actions:
@@ -584,11 +569,11 @@ class Runtime:
 
     def _report_fallback(self, order: WriteReverted) -> None:
         self.fallen_back[order.kind, order.difference] += 1
-        place = _FALLBACK_EFFECTS[order.difference]
+        effect = _FALLBACK_EFFECTS[order.difference]
         _log.warning(
             "%s with uid %s: the API server lost the change that this broker had made, after a "
             "restore for instance; %s",
-            *(order.kind, order.uid, place),
+            *(order.kind, order.uid, effect),
         )
 
     def _wake(self, pe: PeKey) -> None:
@@ -597,7 +582,7 @@ class Runtime:
                 future.set_result(None)
 
     def hint(self, pes: Iterable[PeKey]) -> None:
-        """Send agents a hint of their views as they are now."""
+        """Send agents a hint with the current version of their views."""
         for pe in pes:
             version = self.board.version(pe)
             if version is not None:

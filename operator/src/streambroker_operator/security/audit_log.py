@@ -1,4 +1,4 @@
-"""Who changed what: one line of JSON for each write, done or refused."""
+"""Audit log: one line of JSON for each write, done or refused."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ LOGGER = "streambroker.audit"
 
 MINUTE_S = 60.0
 MAX_UNKNOWN = 10
-"""Lines a minute about callers that are not known, one for each address."""
+"""Lines per minute about unknown callers, at most one per address."""
 MAX_PATH = 256
-"""Characters of a path that such a line has."""
+"""Maximum length of the path in such a line, in characters."""
 
 _log = logging.getLogger(LOGGER)
 
 
 class UnknownCallerFilter:
-    """Decides which requests of unknown callers get a line: junk must not fill a disk."""
+    """Limits the lines about unknown callers, so that junk cannot fill a disk."""
 
     def __init__(self) -> None:
         self._minute_start = float("-inf")
@@ -29,11 +29,9 @@ class UnknownCallerFilter:
         self._suppressed = 0
 
     def admit(self, address: str | None, now: float) -> int | None:
-        """Return how many were left out before this one; None to leave it out, too.
+        """Return the number of lines suppressed before this one; None to suppress this one, too.
 
-        Args:
-            address: of the caller.
-            now: seconds of a clock that only goes forward.
+        `now` is monotonic time in seconds.
         """
         if now - self._minute_start >= MINUTE_S:
             self._minute_start = now
@@ -42,12 +40,12 @@ class UnknownCallerFilter:
             self._suppressed += 1
             return None
         self._addresses.add(address)
-        left_out, self._suppressed = self._suppressed, 0
-        return left_out
+        suppressed, self._suppressed = self._suppressed, 0
+        return suppressed
 
 
 def is_enabled() -> bool:
-    """Say whether anybody takes the lines."""
+    """Return whether the audit log is enabled."""
     return _log.isEnabledFor(logging.INFO)
 
 
@@ -58,7 +56,7 @@ def write_record(facts: Mapping[str, Any]) -> None:
 
 
 def log_to_stderr() -> None:
-    """Write the lines to the standard error, bare, whatever the level of the other logs is."""
+    """Write the lines to standard error without prefix, whatever the level of other logs."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     _log.addHandler(handler)

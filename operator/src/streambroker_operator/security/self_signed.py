@@ -1,7 +1,7 @@
-"""A certificate authority for local use, and the certificates that it issues; openssl makes them.
+"""Local certificate authority and the certificates it issues, made with openssl.
 
 The authority, the agents' pair and the callers' pair are made once and kept. The broker's pair is
-issued at each start, so it never ends and has the names that the machine has now.
+issued at each start, so it does not expire and has the current names of the machine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TIMEOUT_S = 60.0
 
 CA = "ca.crt"
 AGENT_NAME = "streambroker-agent"
-"""The DNS name that callers of agents look for in a certificate."""
+"""DNS name that callers of agents expect in a certificate."""
 
 _CA_KEY = "ca.key"
 _ISSUED_ONCE = {
     "agent": ("serverAuth,clientAuth", [f"DNS:{AGENT_NAME}"]),
     "client": ("clientAuth", list[str]()),
 }
-"""What is issued once: by name, the usage and the names of the certificate."""
+"""Pairs issued once: key usage and names of the certificate, by pair name."""
 _EXTENSIONS = """
 basicConstraints = critical,CA:false
 keyUsage = critical,digitalSignature
@@ -50,33 +50,32 @@ subjectKeyIdentifier = hash
 
 
 def write_certificates(folder: Path, host: str) -> tuple[Path, Path]:
-    """Write what is missing, and the broker's pair in any case; return the broker's pair.
+    """Write missing certificates, and always the broker's pair; return the broker's pair.
 
     Args:
         folder: has ``ca.crt`` and ``ca.key``, and pairs of ``.crt`` and ``.key``: ``broker``;
-            ``agent``, which agents show; ``client``, which calls agents and cannot be one.
-            Without ``ca.key`` nothing is issued, and what is there is used.
-        host: where the broker listens.
+            ``agent``, which agents present; ``client``, for callers of agents, not valid as an
+            agent. Without ``ca.key`` the existing files are used and nothing is issued.
+        host: address the broker listens on.
 
     Raises:
-        OpenError: openssl is missing or fails, or the folder cannot be written to.
+        OpenError: openssl is missing or fails, or the folder is not writable.
     """
     with _wrap_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = not (folder / CA).exists()
-        if fresh:
+        is_new = not (folder / CA).exists()
+        if is_new:
             _write_authority(folder, "streambroker local CA", DAYS)
         if (folder / _CA_KEY).exists():
             _issue(folder, "broker", "serverAuth", _names(host), DAYS)
             for name, (usage, names) in _ISSUED_ONCE.items():
-                if fresh or not all(path.exists() for path in _pair(folder, name)):
+                if is_new or not all(path.exists() for path in _pair(folder, name)):
                     _issue(folder, name, usage, names, DAYS)
     return _pair(folder, "broker")
 
 
 @contextmanager
 def _wrap_errors(folder: Path) -> Iterator[None]:
-    """Say of what fails that no certificates can be written."""
     try:
         yield
     except OSError as error:
@@ -89,37 +88,28 @@ def _wrap_errors(folder: Path) -> Iterator[None]:
 
 
 def issue_pair(folder: Path, names: list[str], days: int) -> None:
-    """Write a pair ``server`` and the authority that has issued it, which issues no other.
+    """Write a pair ``server`` and the authority that issued it to an empty folder.
 
-    Args:
-        folder: an empty one; has ``ca.crt``, ``server.crt`` and ``server.key`` afterwards.
-        names: of the server, as openssl writes them: ``DNS:name`` or ``IP:address``.
-        days: for how long both certificates hold.
+    The authority's key is deleted. Names are as in openssl: ``DNS:name`` or ``IP:address``.
 
     Raises:
         OpenError: openssl is missing or fails.
     """
     with _wrap_errors(folder):
-        # Certificates of several authorities may be trusted together: each has a name of its own.
+        # Several authorities may be trusted together, so each has a unique name.
         _write_authority(folder, f"streambroker CA {os.urandom(8).hex()}", days)
         _issue(folder, "server", "serverAuth", names, days)
         (folder / _CA_KEY).unlink()
 
 
 def is_valid_for(folder: Path, name: str, at: float) -> bool:
-    """Say whether the pair ``server`` of a folder is good for a name at a time.
-
-    Args:
-        folder: has ``ca.crt`` and ``server.crt``.
-        name: of the server, as openssl writes it.
-        at: seconds since 1970.
-    """
+    """Return whether the pair ``server`` of a folder is valid for a name at a Unix time."""
     kind, _, value = name.partition(":")
     option = "-verify_ip" if kind == "IP" else "-verify_hostname"
     trusted = ["-no-CApath", "-no-CAstore", "-CAfile", str(folder / CA)]
-    wanted = [option, value, "-attime", str(int(at))]
+    checks = [option, value, "-attime", str(int(at))]
     try:
-        _openssl("verify", *trusted, *wanted, str(folder / "server.crt"))
+        _openssl("verify", *trusted, *checks, str(folder / "server.crt"))
     except (OSError, subprocess.SubprocessError):
         return False
     return True
@@ -137,30 +127,33 @@ def _pair(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _write_authority(folder: Path, name: str, days: int) -> None:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        made = Path(place)
-        key, request = _key(made), _request(made, name)
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        temporary = Path(directory)
+        key, request = _key(temporary), _request(temporary, name)
         arguments = ["-x509", "-key", str(key), "-extensions", "authority", "-days", str(days)]
-        certificate = made / "crt"
+        certificate = temporary / "crt"
         _openssl("req", "-new", "-config", str(request), *arguments, "-out", str(certificate))
         key.replace(folder / _CA_KEY)
         certificate.replace(folder / CA)
 
 
 def _issue(folder: Path, name: str, usage: str, names: list[str], days: int) -> None:
-    """Put a certificate of the authority with a new key in the place of the one before."""
     chain, secret = _pair(folder, name)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        made = Path(place)
-        key, config = _key(made), _request(made, f"streambroker {name}")
-        wanted, extensions, certificate = made / "csr", made / "extensions", made / "crt"
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        temporary = Path(directory)
+        key, config = _key(temporary), _request(temporary, f"streambroker {name}")
+        request, extensions, certificate = (
+            temporary / "csr",
+            temporary / "extensions",
+            temporary / "crt",
+        )
         alternatives = f"subjectAltName = {','.join(names)}" if names else ""
         extensions.write_text(_EXTENSIONS.format(usage=usage, names=alternatives))
-        _openssl("req", "-new", "-config", str(config), "-key", str(key), "-out", str(wanted))
+        _openssl("req", "-new", "-config", str(config), "-key", str(key), "-out", str(request))
         serial = f"0x{int.from_bytes(os.urandom(15), 'big'):x}"
         authority = ["-CA", str(folder / CA), "-CAkey", str(folder / _CA_KEY)]
         arguments = ["-set_serial", serial, "-days", str(days), "-extfile", str(extensions)]
-        files = ["-in", str(wanted), "-out", str(certificate)]
+        files = ["-in", str(request), "-out", str(certificate)]
         _openssl("x509", "-req", "-sha256", *authority, *arguments, *files)
         key.replace(secret)
         certificate.replace(chain)
@@ -185,11 +178,11 @@ def _openssl(*arguments: str) -> None:
 
 
 def _names(host: str) -> list[str]:
-    """Return the names and addresses by which the broker may be called, as openssl writes them."""
+    """Return the names and addresses of the broker's machine, as openssl writes them."""
     own = {"localhost", "127.0.0.1", "::1", host, socket.gethostname()}
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None)
-        own |= {str(where[0]) for *_, where in found}
+        infos = socket.getaddrinfo(socket.gethostname(), None)
+        own |= {str(address_info[0]) for *_, address_info in infos}
     except OSError:
         pass  # the name of this machine has no address
     own |= {address for family in _OUTWARD if (address := _outward_address(*family))}
@@ -200,7 +193,7 @@ _OUTWARD = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def _outward_address(family: socket.AddressFamily, example: str) -> str:
-    """Return the address that this machine shows to others; nothing is sent to find out."""
+    """Return the outgoing address of this machine; no packet is sent. Empty if there is none."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((example, 9))
@@ -210,7 +203,7 @@ def _outward_address(family: socket.AddressFamily, example: str) -> str:
 
 
 def subject_alt_name(name: str) -> str:
-    """Return a name or an address of a server as openssl writes it."""
+    """Return a server's name or address as openssl writes it."""
     return f"{_kind(name)}:{name}"
 
 

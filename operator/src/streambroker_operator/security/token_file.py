@@ -1,8 +1,8 @@
-"""Who calls, and what they may do: the token file and its rules.
+"""Token file: authenticates callers and defines what they may do.
 
-Rule 1: a token is kept as its SHA-256 only, and compared in constant time.
-Rule 2: a file that cannot be used takes nothing away and adds nothing: the tokens before it stay.
-Rule 3: no message, and no line of the log, shows anything of a token.
+- A token is stored as its SHA-256 only, and compared in constant time.
+- If a changed file is invalid, the tokens read before stay valid.
+- Messages and log lines never contain any part of a token.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Job: TypeAlias = tuple[str, str]
 """Namespace and name of a job."""
 
 MAX_FILE = 1 << 20
-"""Bytes of a token file."""
+"""Maximum size of a token file, in bytes."""
 MIN_TOKEN = 16
-"""Characters of a token; 32 random hexadecimal digits are better."""
+"""Minimum length of a token, in characters; 32 random hexadecimal digits are better."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{MIN_TOKEN},4096}}")
@@ -45,13 +45,13 @@ _log = logging.getLogger("streambroker.auth")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who calls.
+    """Identity and permissions of a caller.
 
     Attributes:
-        name: as the token file has it; what audit and limits know the caller by.
+        name: as in the token file; identifies the caller for audit and limits.
         role: ``admin`` may do everything, ``reader`` changes nothing, ``job`` changes its jobs.
         jobs: of a job's token, (namespace, job).
-        namespace_scope: the namespaces that an admin's or a reader's rights are for; None for all.
+        namespace_scope: namespaces of an admin's or a reader's rights; None for all.
     """
 
     name: str
@@ -60,25 +60,25 @@ class Principal:
     namespace_scope: frozenset[str] | None = None
 
     def can_change(self, namespace: str, job: str | None) -> bool:
-        """Say whether this caller may change the ports and the agents of a job."""
-        everything = self.role == "admin" and (
+        """Return whether this caller may change the ports and agents of a job."""
+        is_admin = self.role == "admin" and (
             self.namespace_scope is None or namespace in self.namespace_scope
         )
-        return everything or (namespace, job) in self.jobs
+        return is_admin or (namespace, job) in self.jobs
 
     @property
     def namespaces(self) -> frozenset[str] | None:
-        """The namespaces that this caller may read; None for all."""
+        """Namespaces that this caller may read; None for all."""
         return (
-            frozenset(found for found, _ in self.jobs)
+            frozenset(namespace for namespace, _ in self.jobs)
             if self.role == "job"
             else self.namespace_scope
         )
 
     def can_read(self, namespace: str) -> bool:
-        """Say whether this caller may read what is in a namespace; ``*`` stands for all."""
-        found = self.namespaces
-        return found is None or namespace in found
+        """Return whether this caller may read a namespace; ``*`` means all."""
+        readable = self.namespaces
+        return readable is None or namespace in readable
 
 
 ANONYMOUS = Principal(name="anonymous", role="admin")
@@ -93,7 +93,7 @@ class Tokens:
     """The tokens of one file.
 
     Attributes:
-        entries: by the SHA-256 of a token: that again, and whose it is.
+        entries: SHA-256 of the token again, and its principal, by SHA-256 of the token.
         names: of all principals.
     """
 
@@ -101,34 +101,34 @@ class Tokens:
     names: frozenset[str]
 
     def find(self, token: str) -> Principal | None:
-        """Return whose token it is; None for nobody's.
+        """Return the principal of a token; None if it is unknown.
 
-        The time it takes tells nothing of the tokens: the table is keyed by SHA-256, hashed once
-        more with a random key of this process, and what it finds is compared in constant time.
-        With ten thousand tokens, going through all of them would take a millisecond a request.
+        The duration reveals nothing about the tokens. The table is keyed by SHA-256, which Python
+        hashes with a random key of this process, and the entry is compared in constant time. A scan
+        of ten thousand tokens would take a millisecond per request.
         """
-        shown = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        digest, principal = self.entries.get(shown, _NO_ENTRY)
-        return principal if hmac.compare_digest(digest, shown) else None
+        presented = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        digest, principal = self.entries.get(presented, _NO_ENTRY)
+        return principal if hmac.compare_digest(digest, presented) else None
 
 
 def can_register(
     caller: Principal, owner: str | None, *, is_registered: bool, tokens: Tokens
 ) -> bool:
-    """Say whether a caller may register an agent for a PE that it may change.
+    """Return whether a caller may register an agent for a PE that it may change.
 
     Args:
-        caller: whose token was shown.
-        owner: name of the token that the PE's agent was registered with; None if no agent was.
-        is_registered: whether that agent is registered now, just as it says.
-        tokens: those that are valid; what was bound to another token is free.
+        caller: principal of the request.
+        owner: name of the token that the PE's agent was registered with; None without an agent.
+        is_registered: whether the same agent is registered now.
+        tokens: the valid tokens; an agent bound to any other token is free.
     """
     bound = owner is not None and owner in tokens.names and owner != caller.name
     return is_registered or not bound or caller.role == "admin"
 
 
 def token_mismatch_message(pe: PeKey, owner: str) -> str:
-    """Return why an agent is not registered."""
+    """Return the message for an agent that is bound to another token."""
     return (
         f"The agent of {pe} was registered with the token {owner!r}, and this is another agent with"
         " another token. Use that token, let an admin register it, or withdraw the PE first"
@@ -137,7 +137,7 @@ def token_mismatch_message(pe: PeKey, owner: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address can be reached from this machine alone."""
+    """Return whether an address can be reached only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -147,10 +147,7 @@ def is_loopback(host: str) -> bool:
 
 
 class TokenFile:
-    """A token file, read again when it changes.
-
-    Args:
-        path: YAML with a list ``tokens``.
+    """A YAML file with a list ``tokens``, reloaded when it changes.
 
     Raises:
         TokensError: it cannot be used.
@@ -165,7 +162,7 @@ class TokenFile:
             raise self._token_error(error) from error
 
     def current(self) -> Tokens:
-        """Return the tokens as the file has them; those before, where it cannot be used."""
+        """Return the tokens; reload a changed file, and keep the old ones if it is invalid."""
         state = _file_signature(self._path)
         if state != self._signature:
             self._signature = state
@@ -196,22 +193,22 @@ class TokenFile:
 
 
 def _file_signature(path: Path) -> tuple[int, ...]:
-    """Return what changes when a file does; nothing for a file that is not there."""
+    """Return inode, size and times of a file, to detect changes; empty if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read_tokens(raw: bytes) -> tuple[Tokens, bool]:
-    """Read a token file.
+    """Parse a token file.
 
     Returns:
-        The tokens, and whether any of them stands there in plain text.
+        The tokens, and whether any token is in plain text.
 
     Raises:
-        TokensError: it is not one; the message is a part of a sentence and shows no token.
+        TokensError: invalid file; the message is a sentence fragment without any token.
     """
     try:
         fields = Fields(_load_yaml(raw))
@@ -219,17 +216,17 @@ def read_tokens(raw: bytes) -> tuple[Tokens, bool]:
         items = fields.get("tokens")
         if not isinstance(items, list) or not items:
             raise fields.error_at("tokens", "has to be a list with at least one token")
-        read = [_read_entry(Fields(item, f"tokens[{n}]")) for n, item in enumerate(items)]
+        parsed = [_read_entry(Fields(item, f"tokens[{n}]")) for n, item in enumerate(items)]
     except ManifestError as error:
         raise TokensError(f"{error.path or 'the document'} {error.reason}") from error
-    _check_unique("name", (principal.name for _, principal, _ in read))
-    _check_unique("token", (digest for digest, _, _ in read))
+    _check_unique("name", (principal.name for _, principal, _ in parsed))
+    _check_unique("token", (digest for digest, _, _ in parsed))
     return (
         Tokens(
-            entries={digest: (digest, principal) for digest, principal, _ in read},
-            names=frozenset(principal.name for _, principal, _ in read),
+            entries={digest: (digest, principal) for digest, principal, _ in parsed},
+            names=frozenset(principal.name for _, principal, _ in parsed),
         ),
-        any(plain for _, _, plain in read),
+        any(plain for _, _, plain in parsed),
     )
 
 
@@ -252,8 +249,8 @@ def _read_entry(fields: Fields) -> tuple[bytes, Principal, bool]:
         raise fields.error_at("role", "or jobs is needed, one of them")
     plain = fields.has("token")
     if plain:
-        what = f"at least {MIN_TOKEN} letters, digits and . _ ~ + / = -, in quotes"
-        digest = hashlib.sha256(_read_text(fields, "token", _TOKEN, what).encode()).digest()
+        expected = f"at least {MIN_TOKEN} letters, digits and . _ ~ + / = -, in quotes"
+        digest = hashlib.sha256(_read_text(fields, "token", _TOKEN, expected).encode()).digest()
     else:
         digest = bytes.fromhex(
             _read_text(fields, "sha256", _DIGEST, "64 hexadecimal digits, in quotes")
@@ -269,7 +266,7 @@ def _read_entry(fields: Fields) -> tuple[bytes, Principal, bool]:
 
 
 def _read_text(fields: Fields, key: str, form: re.Pattern[str], what: str) -> str:
-    """Return a text; unlike `Fields.text`, do not repeat it where it is wrong."""
+    """Return a text; unlike `Fields.text`, never quote the value in an error."""
     value = fields.get(key)
     if not isinstance(value, str) or form.fullmatch(value) is None:
         raise fields.error_at(key, f"has to be {what}")
@@ -280,20 +277,20 @@ def _read_jobs(fields: Fields) -> frozenset[Job]:
     items = fields.get("jobs")
     if not isinstance(items, list) or not items:
         raise fields.error_at("jobs", "has to be a list of namespace/job")
-    found = set()
+    jobs = set()
     for item in items:
         namespace, _, job = str(item).partition("/")
         if not is_label(namespace) or not is_label(job):
             raise fields.error_at("jobs", f"has {str(item)[:130]!r}, which is not namespace/job")
-        found.add((namespace, job))
-    return frozenset(found)
+        jobs.add((namespace, job))
+    return frozenset(jobs)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which no key may stand twice: the first of two lists would be lost silently."""
+    """YAML loader that refuses duplicate keys: the first value would be lost silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping; refuse a key that stands there twice."""
+        """Return a mapping; refuse a duplicate key."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if len({str(key) for key in keys}) < len(keys):
             raise yaml.constructor.ConstructorError(
@@ -307,7 +304,7 @@ def _load_yaml(raw: bytes) -> Any:
         return yaml.load(raw, Loader=_Loader)  # noqa: S506 - a safe loader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise TokensError(f"it is not YAML{place}") from None
+        position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise TokensError(f"it is not YAML{position}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise TokensError("it is not YAML") from None

@@ -1,4 +1,4 @@
-"""What the broker's state stands on: a SQLite file, or the API server of a cluster."""
+"""Storage interface of the broker: implemented by SQLite and by the API server of a cluster."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResource:
-    """A resource as it is kept.
+    """A stored resource.
 
     Attributes:
         version: of its last change.
-        created: whether this write made it.
-        changed: whether this write changed it at all.
-        warnings: what the caller should know of it, each a sentence.
+        created: whether this write created it.
+        changed: whether this write changed it.
+        warnings: warnings for the caller, one sentence each.
     """
 
     resource: Resource
@@ -39,16 +39,16 @@ class StoredResource:
     warnings: tuple[str, ...] = ()
 
     def with_board_warning(self, status: Status | None) -> StoredResource:
-        """Return the same with a warning if the board does not accept the resource."""
+        """Return a copy with a warning if the board does not accept the resource."""
         if status is None or status.accepted:
             return self
-        found = f"It is stored, but not accepted ({status.reason}): {status.message.rstrip('.')}."
-        return replace(self, warnings=(*self.warnings, found))
+        warning = f"It is stored, but not accepted ({status.reason}): {status.message.rstrip('.')}."
+        return replace(self, warnings=(*self.warnings, warning))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRule:
-    """A rule of patterns as it is kept; attributes as of `StoredResource`."""
+    """A stored pattern rule; attributes as in `StoredResource`."""
 
     rule: Rule
     version: int
@@ -59,7 +59,7 @@ class StoredRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPe:
-    """A PE that was registered or had a resource; without an agent if it never registered."""
+    """A PE that was registered or had a resource; no registration if it never had an agent."""
 
     pe: PeKey
     version: int
@@ -67,12 +67,12 @@ class StoredPe:
 
 
 def port_sort_key(stored: StoredResource) -> PortKey:
-    """Return what orders resources of one kind: their ports."""
+    """Return the sort key of resources of one kind: the port."""
     return stored.resource.key
 
 
 def applied_event(stored: StoredResource) -> ExportApplied | ImportApplied:
-    """Return what to tell a board of a resource that was put."""
+    """Return the board event for a resource that was put."""
     resource = stored.resource
     if isinstance(resource, Export):
         return ExportApplied(export=resource, version=stored.version)
@@ -80,41 +80,41 @@ def applied_event(stored: StoredResource) -> ExportApplied | ImportApplied:
 
 
 def removed_event(stored: StoredResource) -> ExportRemoved | ImportRemoved:
-    """Return what to tell a board of a resource that was deleted."""
+    """Return the board event for a resource that was deleted."""
     removed = ExportRemoved if kind_of(stored.resource) == "Export" else ImportRemoved
     return removed(uid=stored.resource.uid, version=stored.version)
 
 
 class StorageBackend(Protocol):
-    """Where Exports, Imports and agents' registrations are kept.
+    """Storage of Exports, Imports, rules and registrations of agents.
 
-    What is read is answered at once. What writes may wait for others to do it; the file,
-    which is this process's own, never lets anything come between.
+    Reads return at once. Writes may wait for other processes; writes to SQLite never yield to other
+    tasks.
 
     Attributes:
-        is_sole_writer: whether its versions are one sequence of this process's own writes. Else
-            others write, too, and a feed tells of all of it.
-        secret: what is signed with.
-        responses: the answers that are given again to the same request.
+        is_sole_writer: whether versions are one sequence of this process's own writes. If not,
+            others write too, and a feed reports all changes.
+        secret: signing key material.
+        responses: stored responses for repeated requests.
     """
 
     @property
     def is_sole_writer(self) -> bool:
-        """As above."""
+        """Whether versions are one sequence of this process's own writes."""
         ...
 
     @property
     def secret(self) -> bytes:
-        """As above."""
+        """Signing key material."""
         ...
 
     @property
     def responses(self) -> ResponseStore:
-        """As above."""
+        """Stored responses for repeated requests."""
         ...
 
     def load(self) -> Iterable[BoardEvent]:
-        """Return the events that fill a board; none where a feed does that."""
+        """Return the events that fill a board; none if a feed does that."""
         ...
 
     def get(self, kind: Kind, key: PortKey) -> StoredResource | None:
@@ -130,7 +130,7 @@ class StorageBackend(Protocol):
         ...
 
     def owner(self, pe: PeKey) -> str | None:
-        """Return the name that a PE's agent is bound to; None if to none."""
+        """Return the name that a PE's agent is bound to; None if it is unbound."""
         ...
 
     async def write(
@@ -140,59 +140,50 @@ class StorageBackend(Protocol):
         touched: Touched | None = None,
         options: WriteOptions = UNCONDITIONAL,
     ) -> list[StoredResource]:
-        """Make changes; return what each put became, then what each removal was.
+        """Make changes; return the resource of each put, then each removed resource.
 
         Args:
-            proposal: puts of resources without uid, and removals of what is there.
-            touched: what of a put is meant; None for all of it.
-            options: on which this is done.
+            proposal: puts of resources without uid, and removals of existing resources.
+            touched: parts of a put to change; None for all.
+            options: preconditions and field ownership of the write.
 
         Raises:
-            RequestError: it cannot be done; nothing is changed unless it says so.
+            RequestError: the write failed; nothing is changed unless the error states it.
         """
         ...
 
     async def release(
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> StoredResource:
-        """Give up what was changed here, so that what others declare holds again.
+        """Release the fields changed here, so that what others declare applies again.
 
         Raises:
-            RequestError: 404, there is none; 409, nobody else declares it.
+            RequestError: 404, there is none; 409, only the broker declares it.
         """
         ...
 
     async def put_rule(
         self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
     ) -> StoredRule:
-        """Create or replace a rule.
-
-        Args:
-            rule: without uid.
-            touched: what of its spec is meant; None for all of it.
-            options: on which this is done.
+        """Create or replace a rule, passed without uid; `touched` None changes its whole spec.
 
         Raises:
-            RequestError: it cannot be done; nothing is changed.
+            RequestError: the write failed; nothing is changed.
         """
         ...
 
     async def delete_rule(
         self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> StoredRule | None:
-        """Delete a rule; return what it was, None if there is none.
-
-        Raises:
-            RequestError: it cannot be done; nothing is changed.
-        """
+        """Delete a rule; return the deleted rule, None if there is none."""
         ...
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> int:
-        """Remember where a PE's agent is, and to whom it is bound; return the version."""
+        """Store a PE's agent and the name it is bound to; return the version."""
         ...
 
     async def withdraw(self, pe: PeKey) -> int:
-        """Forget a PE; return the version of that."""
+        """Remove a PE; return the version of the removal."""
         ...

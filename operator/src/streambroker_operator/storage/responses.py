@@ -1,9 +1,9 @@
-"""Answers that are kept, so that a request can be sent twice and be done once.
+"""Stored responses, so that a repeated request is executed once.
 
-A caller that names its request gets the first answer again when it repeats it,
-over a restart of the broker, too. The name is written in the transaction of the
-change itself; the answer follows in one of its own. Where the broker died between
-the two, the name says that the change was done, and at which version.
+- A caller that names its request gets the first response again when it repeats the request, also
+  after a restart of the broker.
+- The name is written in the transaction of the change, the response in a later one.
+- If the broker dies between the two, the name records that the change was made, and its version.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 RETENTION_S = 600.0
-"""How long an answer is kept, in seconds."""
+"""How long a response is kept, in seconds."""
 MAX_BODY = 8 * 1024
-"""Bytes of an answer that is kept; of a larger one only that it was done."""
+"""Maximum size of a stored response, in bytes; of a larger one only the name is stored."""
 MAX_BYTES = 64 * 1024 * 1024
-"""Bytes of all answers that are kept at a time; beyond, only that they were done."""
+"""Maximum size of all stored responses, in bytes; beyond it, only names are stored."""
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS requests (
@@ -33,12 +33,12 @@ _INDEX = "CREATE INDEX IF NOT EXISTS requests_at ON requests (at)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKey:
-    """Who calls a request what.
+    """Name of a request.
 
     Attributes:
-        principal: the caller; empty where nobody has to say.
-        id: the caller's own word for it.
-        digest: of all that makes it this request and no other.
+        principal: the caller; ``anonymous`` without authentication.
+        id: chosen by the caller.
+        digest: of everything that distinguishes the request from others.
     """
 
     principal: str
@@ -48,12 +48,12 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """What is known of a request that came before.
+    """Record of an earlier request.
 
     Attributes:
         digest: of that request.
         version: of the change it made; None if it made none.
-        status: of its answer; None where the answer was not kept.
+        status: of its response; None if the response was not stored.
     """
 
     digest: str
@@ -64,12 +64,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The table of answers.
-
-    Args:
-        db: the open database, in autocommit.
-        clock: seconds since 1970.
-    """
+    """The table of responses, in an open database in autocommit mode."""
 
     def __init__(self, db: sqlite3.Connection, clock: Callable[[], float]) -> None:
         self._db = db
@@ -81,7 +76,7 @@ class ResponseStore:
         self._db.execute(_INDEX)
 
     def find(self, key: RequestKey) -> StoredResponse | None:
-        """Return what is known of a caller's id; None where it is new, or long ago."""
+        """Return the record of a caller's id; None if it is new or expired."""
         row = self._db.execute(
             "SELECT digest, version, status, headers, body FROM requests "
             "WHERE principal = ? AND id = ? AND at > ?",
@@ -99,30 +94,30 @@ class ResponseStore:
         )
 
     def begin(self, key: RequestKey) -> None:
-        """Give a name to all changes that this task makes until `end`."""
+        """Attach a name to all changes that this task makes until `end`."""
         self._current_key.set(key)
 
     def end(self) -> None:
-        """Let the changes of this task have no name any more."""
+        """Detach the name from further changes of this task."""
         self._current_key.set(None)
 
     def record_version(self, version: int) -> None:
-        """Note in the transaction that is open that the named request made a version."""
-        name = self._current_key.get()
-        if name is not None:
+        """Record in the open transaction that the named request made a version."""
+        key = self._current_key.get()
+        if key is not None:
             self._db.execute(
                 "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?, ?, NULL, NULL, NULL)",
-                (name.principal, name.id, name.digest, self._clock(), version),
+                (key.principal, key.id, key.digest, self._clock(), version),
             )
 
     def store(self, key: RequestKey, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Keep an answer, and forget the old ones.
+        """Store a response, and delete expired ones.
 
-        This is not flushed: after a loss of power the change has its name, without the answer.
-        Of a refusal that is too long nothing is kept: nothing was done, so it is asked anew.
+        This is not flushed: a power loss may drop the response, but not the name of the change. An
+        error response that is too large is not stored: nothing was changed, so it can run again.
         """
-        kept = len(body) <= MAX_BODY and self._has_room(len(body))
-        if status >= 400 and not kept:
+        store_body = len(body) <= MAX_BODY and self._has_room(len(body))
+        if status >= 400 and not store_body:
             return
         try:
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -137,9 +132,9 @@ class ResponseStore:
                     key.id,
                     key.digest,
                     self._clock(),
-                    status if kept else None,
-                    json.dumps(dict(headers)) if kept else None,
-                    body if kept else None,
+                    status if store_body else None,
+                    json.dumps(dict(headers)) if store_body else None,
+                    body if store_body else None,
                 ),
             )
             self._db.execute("COMMIT")
@@ -149,7 +144,7 @@ class ResponseStore:
             self._db.execute("PRAGMA synchronous = FULL")
 
     def _has_room(self, size: int) -> bool:
-        """Count the bodies of the last `RETENTION_S` seconds; False where there are too many."""
+        """Reserve space for a body; return False if those of `RETENTION_S` fill it."""
         now = self._clock()
         while self._sizes and self._sizes[0][0] <= now - RETENTION_S:
             self._bytes -= self._sizes.popleft()[1]

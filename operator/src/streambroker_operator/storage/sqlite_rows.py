@@ -1,4 +1,4 @@
-"""Read the rows of the SQLite file, and name the one that is damaged."""
+"""Parse rows of the SQLite file, and report which row is damaged."""
 
 from __future__ import annotations
 
@@ -26,17 +26,10 @@ _DAMAGE = (StreambrokerError, ValueError, TypeError, LookupError, AttributeError
 
 
 def read_row(path: Path, table: str, what: str, read: Callable[[Row], T], row: Row) -> T:
-    """Return what a row says.
-
-    Args:
-        path: of the file.
-        table: that has the row.
-        what: the row is of.
-        read: reads it.
-        row: its values.
+    """Parse a row that describes `what`.
 
     Raises:
-        StoreError: the row cannot be read; it names file, table and resource.
+        StoreError: the row is damaged; the message names file, table and object.
     """
     try:
         return read(row)
@@ -45,7 +38,7 @@ def read_row(path: Path, table: str, what: str, read: Callable[[Row], T], row: R
 
 
 def damaged_row_error(path: Path, table: str, what: str, reason: str) -> StoreError:
-    """Return the error that names a damaged row."""
+    """Return the error for a damaged row."""
     return StoreError(
         f"{path} is damaged: the row of {what} in the table {table} cannot be read: {reason}."
         " Restore the file from a backup, or delete that row with the program sqlite3 and declare"
@@ -54,12 +47,12 @@ def damaged_row_error(path: Path, table: str, what: str, reason: str) -> StoreEr
 
 
 def row_name(row: Row) -> str:
-    """Return the name of what a row is of, by its first values."""
+    """Return the name of a row's object: its kind and port."""
     return f"{row[0]} {'/'.join(map(str, row[1:5]))}"
 
 
 def read_resource(row: Row) -> StoredResource:
-    """Read a row with the columns of `RESOURCE_COLUMNS`."""
+    """Parse a row with the columns of `RESOURCE_COLUMNS`."""
     kind, namespace, job, pe, port, uid, name, generation, created, version, spec = row
     key = PortKey(namespace=namespace, job=job, pe=pe, port=port)
     if PortKey.parse(str(key)) != key:
@@ -79,7 +72,7 @@ def read_resource(row: Row) -> StoredResource:
 
 
 def read_pe(row: Row) -> StoredPe:
-    """Read a row with the columns of `PE_COLUMNS`."""
+    """Parse a row with the columns of `PE_COLUMNS`."""
     namespace, job, pe, version, instance, location, hint = row
     key = PeKey(namespace=namespace, job=job, pe=pe)
     if PeKey.parse(str(key)) != key or not _is_count(version):

@@ -1,4 +1,4 @@
-"""The rules of patterns in the SQLite file of a broker without Kubernetes."""
+"""Pattern rules in the SQLite file of a broker without Kubernetes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,9 @@ _WHERE_KEY = "namespace = ? AND job = ? AND id = ?"
 
 
 class RuleTable:
-    """Rules, one row each.
+    """Table of rules, one row each.
 
-    Args:
-        db: the open file.
-        transaction: makes all changes that are made inside, or none.
-        next_version: gives a change its version.
-        clock: seconds since 1970.
-        new_uid: makes identities.
+    All changes are made in `transaction`; `next_version` returns the version of each.
     """
 
     def __init__(
@@ -53,21 +48,17 @@ class RuleTable:
         self._clock, self._new_uid = clock, new_uid
 
     def load(self, version: int, path: Path) -> Synced:
-        """Return the list of all rules.
-
-        Args:
-            version: of the file.
-            path: of the file.
+        """Return all rules as a `Synced` event with the version of the database.
 
         Raises:
             StoreError: a row is damaged.
         """
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM rules").fetchall()  # noqa: S608 - ours
-        found = tuple(
+        listed = tuple(
             read_row(path, "rules", f"rule {'/'.join(map(str, row[:3]))}", _read_rule, row)
             for row in rows
         )
-        return Synced(kind=RULE, listed=found, version=version)
+        return Synced(kind=RULE, listed=listed, version=version)
 
     def get(self, key: RuleKey) -> StoredRule | None:
         """Return a rule."""
@@ -84,15 +75,15 @@ class RuleTable:
         """Create or replace a rule; an equal one is not written again.
 
         Raises:
-            RequestError: 409 `NameTaken`, its name is another rule's.
+            RequestError: 409 `NameTaken`, another rule has the name.
         """
         with self._transaction():
-            known = self.get(rule.key)
-            wanted = _with_name(rule, None if known is None else known.rule)
-            if known is not None and _is_same(known.rule, wanted):
-                return known
-            self._check_name(wanted)
-            stored = self._with_identity(wanted, None if known is None else known.rule)
+            current = self.get(rule.key)
+            desired = _with_name(rule, None if current is None else current.rule)
+            if current is not None and _is_same(current.rule, desired):
+                return current
+            self._check_name(desired)
+            stored = self._with_identity(desired, None if current is None else current.rule)
             version = self._next_version()
             self._db.execute(
                 "INSERT OR REPLACE INTO rules VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -106,7 +97,7 @@ class RuleTable:
                     _spec_text(stored),
                 ),
             )
-        return StoredRule(rule=stored, version=version, created=known is None, changed=True)
+        return StoredRule(rule=stored, version=version, created=current is None, changed=True)
 
     def _with_identity(self, rule: Rule, current: Rule | None) -> Rule:
         if current is None:
@@ -123,21 +114,18 @@ class RuleTable:
             raise name_taken(rule.name, rule.key, RuleKey(rule.key.namespace, *row))
 
     def delete(self, key: RuleKey) -> StoredRule | None:
-        """Delete a rule; return what it was, at the version of the deletion, None if there is none.
-
-        Its id is free again.
-        """
+        """Delete a rule and free its id; return it at the version of the deletion, or None."""
         with self._transaction():
-            known = self.get(key)
-            if known is None:
+            current = self.get(key)
+            if current is None:
                 return None
             version = self._next_version()
             self._db.execute(f"DELETE FROM rules WHERE {_WHERE_KEY}", key)  # noqa: S608 - ours
-        return StoredRule(rule=known.rule, version=version, changed=True)
+        return StoredRule(rule=current.rule, version=version, changed=True)
 
 
 def name_taken(name: str, key: RuleKey, holder: RuleKey) -> RequestError:
-    """Return the refusal of a name that is another rule's."""
+    """Return the 409 error for a name that another rule has."""
     return RequestError(
         409,
         "NameTaken",
@@ -147,8 +135,8 @@ def name_taken(name: str, key: RuleKey, holder: RuleKey) -> RequestError:
 
 
 def _with_name(rule: Rule, current: Rule | None) -> Rule:
-    kept = current.name if current is not None and not rule.name else rule.name
-    return replace(rule, name=kept or rule_name_of(rule))
+    name = current.name if current is not None and not rule.name else rule.name
+    return replace(rule, name=name or rule_name_of(rule))
 
 
 def _is_same(one: Rule, other: Rule) -> bool:

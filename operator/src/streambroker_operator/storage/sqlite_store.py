@@ -1,9 +1,9 @@
-"""The SQLite file of a broker without Kubernetes.
+"""SQLite store of a broker without Kubernetes.
 
-Rule 1: what was answered as done is on disk: WAL, and a flush at each commit.
-Rule 2: one broker per file; a second one is refused by a lock beside the file.
-Rule 3: one counter gives every change its version, so versions only go up.
-Rule 4: nobody else writes the file, so the resources are read once and then known.
+- A write that was reported as done is on disk: WAL, with a flush at each commit.
+- One broker per file: a lock next to the file refuses a second one.
+- One counter gives every change its version, so versions only increase.
+- Nobody else writes the file, so resources are read once and then cached.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, 
 FORMAT_VERSION = 1
 
 _SECRET_BYTES = 32
-"""Bytes of the broker's secret."""
+"""Size of the broker's secret, in bytes."""
 _REMEDY = (
     "Jobs that run declare their ports again; what was declared by REST or the command line alone"
     " is lost. If that was not intended, stop the broker and restore the file from a backup."
@@ -76,19 +76,19 @@ CREATE TABLE IF NOT EXISTS owners (
 
 
 class Store:
-    """All that a broker has to remember.
+    """Persistent state of a broker.
 
     Args:
-        path: the database file; it is made if it does not exist.
+        path: the database file; created if missing.
         clock: seconds since 1970, for creation times.
-        new_uid: makes identities.
+        new_uid: returns a new uid.
 
     Attributes:
         is_sole_writer: True: one counter gives every change its version.
-        loss_warning: what to report of a file that is not as the broker left it; empty for nothing.
+        loss_warning: warning if the file is not as the broker left it; empty otherwise.
 
     Raises:
-        StoreError: the file is taken by another broker, of a newer release, not a database, or
+        StoreError: the file is in use by another broker, of a newer release, not a database, or
             damaged.
     """
 
@@ -120,7 +120,7 @@ class Store:
             raise
 
     def _open(self) -> None:
-        # The broker's secret is in it; SQLite gives its side files the same mode.
+        # The file has the broker's secret. SQLite gives its side files the same mode.
         self._path.touch(mode=0o600)
         self._db = sqlite3.connect(self._path, isolation_level=None)
         try:
@@ -132,10 +132,10 @@ class Store:
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if found > FORMAT_VERSION:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > FORMAT_VERSION:
             raise StoreError(
-                f"{self._path} has format {found}, of a newer release; this one reads up to "
+                f"{self._path} has format {version}, of a newer release; this one reads up to "
                 f"{FORMAT_VERSION}. Start the newer release or give another file with --db."
             )
         with self.transaction():
@@ -160,10 +160,10 @@ class Store:
         self._rules.load(self.version, self._path)
 
     def _check(self) -> None:
-        """Read everything once, so that damage is reported at the start and by its name."""
-        found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise StoreError(f"{self._path} is damaged: {found}. Restore it from a backup.")
+        """Read everything once, so that damage is reported at the start and by name."""
+        check_result = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if check_result != "ok":
+            raise StoreError(f"{self._path} is damaged: {check_result}. Restore it from a backup.")
         secret, version = self._read_meta("secret"), self._read_meta("version")
         if not (isinstance(secret, bytes) and len(secret) == _SECRET_BYTES):
             raise damaged_row_error(
@@ -181,8 +181,8 @@ class Store:
             pass
 
     def _detect_loss(self) -> str:
-        """Return what to report of a file that is another one than before, or has lost rows."""
-        identity, known = (
+        """Return a warning if the file was replaced or has lost rows; empty otherwise."""
+        identity, last_identity = (
             str(self._read_meta("identity")),
             os.pread(self._lock, 64, 0).decode("ascii", "replace"),
         )
@@ -191,7 +191,7 @@ class Store:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, identity.encode(), 0)
         self._db.execute("UPDATE meta SET value = ? WHERE name = 'resources'", (has,))
-        if known not in ("", identity):
+        if last_identity not in ("", identity):
             return (
                 f"{self._path} is another database than at the last start, with {has} exports and"
                 f" imports: it was emptied, deleted or replaced. {_REMEDY}"
@@ -204,11 +204,10 @@ class Store:
         return ""
 
     def _add_count(self, more: int) -> None:
-        """Note how many resources there are, in the transaction that is open."""
         self._db.execute("UPDATE meta SET value = value + ? WHERE name = 'resources'", (more,))
 
     def close(self) -> None:
-        """Close the file and let another broker have it."""
+        """Close the file and release its lock."""
         self._db.close()
         os.close(self._lock)
 
@@ -222,10 +221,10 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make all changes that are made inside, or none; inside of another one, with that.
+        """Commit all changes of the block, or none; a nested block joins the outer transaction.
 
         Raises:
-            RequestError: 503, the file cannot be written to; nothing is changed.
+            RequestError: 503, the file cannot be written; nothing is changed.
         """
         if self._db.in_transaction:
             yield
@@ -236,7 +235,7 @@ class Store:
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
-            # A full disk may have ended it already; a COMMIT that failed has not.
+            # A full disk may have ended the transaction already; a failed COMMIT has not.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             for kind, key, stored in reversed(self._undo):
@@ -260,21 +259,21 @@ class Store:
         return tuple(self._load_all(kind).values())
 
     def _load_all(self, kind: Kind) -> dict[PortKey, StoredResource]:
-        known = self._cache.get(kind)
-        if known is None:
+        cached = self._cache.get(kind)
+        if cached is None:
             rows = self._db.execute(
                 f"SELECT {RESOURCE_COLUMNS} FROM resources WHERE kind = ? "  # noqa: S608 - ours
                 "ORDER BY namespace, job, pe, port",
                 (kind,),
             )
-            found = [
+            loaded = [
                 read_row(self._path, "resources", row_name(row), read_resource, row) for row in rows
             ]
-            known = self._cache[kind] = {stored.resource.key: stored for stored in found}
-        return known
+            cached = self._cache[kind] = {stored.resource.key: stored for stored in loaded}
+        return cached
 
     def _cache_write(self, kind: Kind, key: PortKey, stored: StoredResource | None) -> None:
-        """Know what the transaction that is open makes of a port, until it is taken back."""
+        """Cache what the open transaction writes to a port; a rollback restores the old entry."""
         self._undo.append((kind, key, self._load_all(kind).get(key)))
         self._cache_stored(kind, key, stored)
 
@@ -287,29 +286,29 @@ class Store:
             )
 
     def pes(self) -> Iterator[StoredPe]:
-        """Return all PEs that are known, one by one."""
+        """Yield all known PEs."""
         rows = self._db.execute(f"SELECT {PE_COLUMNS} FROM pes")  # noqa: S608 - ours
-        # A PE has the texts of its ports, which are not kept twice.
+        # Share the strings of port keys, to save memory.
         keys = (key for kind in get_args(Kind) for key in self._load_all(kind))
         texts = {text: text for key in keys for text in (key.namespace, key.job)}
         for row in rows:
-            kept = (*(texts.get(one, one) for one in row[:2]), *row[2:])
-            yield read_row(self._path, "pes", f"PE {'/'.join(map(str, row[:3]))}", read_pe, kept)
+            shared = (*(texts.get(text, text) for text in row[:2]), *row[2:])
+            yield read_row(self._path, "pes", f"PE {'/'.join(map(str, row[:3]))}", read_pe, shared)
 
     def get(self, kind: Kind, key: PortKey) -> StoredResource | None:
         """Return the resource of a port."""
         return self._load_all(kind).get(key)
 
     def load(self) -> Iterator[BoardEvent]:
-        """Yield the events that fill a board with all that is on disk."""
+        """Yield the events that fill a board with everything on disk."""
         version = self.version
-        for known in self.pes():
-            yield PeDeclared(pe=known.pe)
-            if known.registration is not None:
+        for stored in self.pes():
+            yield PeDeclared(pe=stored.pe)
+            if stored.registration is not None:
                 yield AgentRegistered(
-                    pe=known.pe, registration=known.registration, version=known.version
+                    pe=stored.pe, registration=stored.registration, version=stored.version
                 )
-        # Before the ports, so that the first views have them.
+        # Rules precede ports, so that the first views include them.
         yield self._rules.load(version, self._path)
         for kind in get_args(Kind):
             listed = ((s.resource, s.version) for s in self.resources(kind))
@@ -322,24 +321,20 @@ class Store:
         touched: Touched | None = None,
         options: WriteOptions = UNCONDITIONAL,
     ) -> list[StoredResource]:
-        """Make changes, all of them or none; return what puts became and removals were.
+        """Make all changes or none; return the put resources, then the removed ones.
 
-        It never waits for anybody. Nobody else writes the file, so what the caller has seen
-        still holds, and what is not touched is as it was.
+        It never yields to other tasks, and nobody else writes the file. So preconditions that the
+        caller checked still hold, and `touched` and `options` are ignored.
         """
         with self.transaction():
-            done = [self.put(resource) for resource in proposal.puts]
-            gone = [self.delete(kind, key) for kind, key, _ in proposal.deletes]
-        return [*done, *gone]
+            written = [self.put(resource) for resource in proposal.puts]
+            removed = [self.delete(kind, key) for kind, key, _ in proposal.deletes]
+        return [*written, *removed]
 
     async def release(
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> StoredResource:
-        """Refuse: nobody but the broker declares what is in the file.
-
-        Raises:
-            RequestError: 404, there is none; 409 `NotDeclared`.
-        """
+        """Refuse with 409 `NotDeclared`, or 404: only the broker declares what is in the file."""
         if self.get(kind, key) is None:
             raise unknown_port(kind, key)
         raise not_declared(f"{kind} {key}")
@@ -347,23 +342,23 @@ class Store:
     def put(self, resource: Resource) -> StoredResource:
         """Create or replace the resource of a port.
 
-        Identity and creation time are given here; the generation goes up if the
-        spec is another. An equal resource is not written again.
+        Uid and creation time are assigned here. The generation increases if the spec changes. An
+        equal resource is not written again.
         """
         kind = kind_of(resource)
-        known = self.get(kind, resource.key)
+        current = self.get(kind, resource.key)
         spec = canonical(write_spec(resource)).decode()
-        if known is None:
+        if current is None:
             return self._insert(kind, resource, spec)
-        name = resource.name or known.resource.name
-        same = spec == canonical(write_spec(known.resource)).decode()
-        if same and name == known.resource.name:
-            return known
+        name = resource.name or current.resource.name
+        same = spec == canonical(write_spec(current.resource)).decode()
+        if same and name == current.resource.name:
+            return current
         stored = replace(
             resource,
-            uid=known.resource.uid,
-            created=known.resource.created,
-            generation=known.resource.generation + (not same),
+            uid=current.resource.uid,
+            created=current.resource.created,
+            generation=current.resource.generation + (not same),
             name=name,
         )
         with self.transaction():
@@ -373,9 +368,9 @@ class Store:
                 "WHERE kind = ? AND namespace = ? AND job = ? AND pe = ? AND port = ?",
                 (name, stored.generation, version, spec, *_key_columns(kind, resource.key)),
             )
-            found = StoredResource(resource=stored, version=version, changed=True)
-            self._cache_write(kind, resource.key, found)
-        return found
+            written = StoredResource(resource=stored, version=version, changed=True)
+            self._cache_write(kind, resource.key, written)
+        return written
 
     def _insert(self, kind: Kind, resource: Resource, spec: str) -> StoredResource:
         with self.transaction():
@@ -400,18 +395,18 @@ class Store:
                 "INSERT OR IGNORE INTO pes VALUES (?, ?, ?, ?, NULL, NULL, NULL)",
                 (owner.namespace, owner.job, owner.pe, version),
             )
-            found = StoredResource(resource=stored, version=version, created=True, changed=True)
-            self._cache_write(kind, resource.key, found)
+            written = StoredResource(resource=stored, version=version, created=True, changed=True)
+            self._cache_write(kind, resource.key, written)
             self._latest_created = created
-        return found
+        return written
 
     def delete(self, kind: Kind, key: PortKey) -> StoredResource:
-        """Delete the resource of a port; return what it was, at the version of the deletion.
+        """Delete the resource of a port; return it at the version of the deletion.
 
         Raises:
             KeyError: there is none.
         """
-        known = self._load_all(kind)[key]
+        current = self._load_all(kind)[key]
         with self.transaction():
             version = self._next_version()
             self._db.execute(
@@ -421,7 +416,7 @@ class Store:
             )
             self._add_count(-1)
             self._cache_write(kind, key, None)
-        return StoredResource(resource=known.resource, version=version, changed=True)
+        return StoredResource(resource=current.resource, version=version, changed=True)
 
     async def put_rule(
         self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
@@ -436,7 +431,7 @@ class Store:
         return self._rules.delete(key)
 
     def owner(self, pe: PeKey) -> str | None:
-        """Return the name of the token that a PE's agent is bound to; None if to none."""
+        """Return the name of the token that a PE's agent is bound to; None if it is unbound."""
         row = self._db.execute(
             "SELECT token FROM owners WHERE namespace = ? AND job = ? AND pe = ?",
             (pe.namespace, pe.job, pe.pe),
@@ -446,14 +441,9 @@ class Store:
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> int:
-        """Remember where a PE's agent is; return the version.
+        """Store a PE's agent unless it is stored already; return the version.
 
-        The same registration again is not written again.
-
-        Args:
-            pe: the PE.
-            registration: what its agent says.
-            owner: name of the token to bind the agent to; None leaves that as it is.
+        `owner` is the name of the token to bind the agent to; None keeps the binding.
         """
         row = self._db.execute(
             f"SELECT {PE_COLUMNS} FROM pes "  # noqa: S608 - ours
@@ -488,7 +478,7 @@ class Store:
         return version
 
     async def withdraw(self, pe: PeKey) -> int:
-        """Forget a PE; return the version of that."""
+        """Remove a PE; return the version of the removal."""
         with self.transaction():
             version = self._next_version()
             for table in ("pes", "owners"):

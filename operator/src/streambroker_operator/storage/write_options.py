@@ -1,4 +1,4 @@
-"""On what terms a change of resources is made."""
+"""Options of a write: preconditions, forcing and owners."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Touched: TypeAlias = tuple[tuple[str, ...], ...]
-"""Paths of a spec that a change is about, each with all below; the rest is left as it is."""
+"""Paths of a spec that a change touches, each with everything below; the rest stays as it is."""
 
 
 def _accept_any(_current: str | None) -> None:
-    """Hold whatever there is."""
+    """Accept every current state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """On what terms a change is made.
+    """Options of a write.
 
     Attributes:
-        check: is given the ETag ``uid.generation`` of what is there, None where nothing is,
-            right before the change, and raises if that is not what the caller takes it for.
-        force: whether fields are taken from others who hold them.
-        owners: ``ownerReferences`` of a resource that is made by this.
+        check: called right before the change with the current ETag ``uid.generation``, or None if
+            the object does not exist; raises if the caller's precondition does not hold.
+        force: whether to take fields that other managers own.
+        owners: ``ownerReferences`` of a resource that the write creates.
     """
 
     check: Callable[[str | None], None] = _accept_any
@@ -31,4 +31,4 @@ class WriteOptions:
 
 
 UNCONDITIONAL = WriteOptions()
-"""Without any condition."""
+"""No preconditions."""

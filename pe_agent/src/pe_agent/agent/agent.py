@@ -1,4 +1,4 @@
-"""Everything one agent owns, and the actions its own job may ask for."""
+"""State owner of one agent, and the actions that its own job may call."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class HomeForeignError(StreambrokerError):
 
 
 class AuthorizedRead(NamedTuple):
-    """What another agent asks about: the export, and the policy of the reader's import.
+    """Export that another agent may read, and the start policy of the reader's import.
 
-    Without ``granted`` it may have what the reader was given before, and acknowledges nothing.
+    Without ``granted`` the caller may read what was planned before, but acknowledges nothing.
     """
 
     export: AgentExport
@@ -73,7 +73,7 @@ class AuthorizedRead(NamedTuple):
 
 
 class Agent:
-    """One owner of the agent's state: routes, exports, imports, declarations."""
+    """Single owner of the agent's state: routes, exports, imports, declarations."""
 
     def __init__(self, pe: PeKey, home: Path, *, progress: Callable[[str, int, int], None]) -> None:
         self.pe = pe
@@ -87,11 +87,11 @@ class Agent:
         self.key: bytes = self.store.value("key", bytes.fromhex, b"")
         self.driver_last_seen = time.monotonic()
         self.broker_last_seen: float | None = None
-        """When the broker answered last, since 1970; None if it has not since the start."""
+        """Time of the broker's last response, in Unix seconds; None since the start without one."""
         self.report_due = threading.Event()
-        """The broker is to hear of a declaration, or of the end of an export, now."""
+        """Set when a declaration or the end of an export must be reported to the broker now."""
         self.reported_ended: frozenset[str] = frozenset()
-        """Exports of which the broker heard with the last poll that they have ended, by port."""
+        """Ports of the exports that the last poll reported as ended."""
         self.stopping = threading.Event()
         self.broker_status: Callable[[], dict[str, Any]] = dict
         self.listener_status: Callable[[], dict[str, Any] | None] = lambda: None
@@ -141,11 +141,7 @@ class Agent:
             self.scrub.add(stream.log)
 
     def _check_owner(self) -> None:
-        """Refuse a data directory that was another PE's: its log and cursors are not ours.
-
-        Raises:
-            HomeForeignError: it was.
-        """
+        """Refuse the data directory of another PE: its log and cursors belong to that PE."""
         owner = self.store.get("pe")
         if owner is None:
             self.store.set("pe", str(self.pe))
@@ -159,12 +155,11 @@ class Agent:
     # -- exports -----------------------------------------------------------------------------
 
     def _blocking_readers(self, port: str) -> list[BlockingReader]:
-        """Return who makes an export wait; nobody if there is none of that name."""
         export = self._exports.get(f"{self.pe}/{port}")
         return [] if export is None else export.blocking_readers()
 
     def _wait_chain(self, port: str, query: str, gated: bool) -> list[str]:
-        """Return for which exports a query waits at one of ours, see `Backpressure.wait_chain`."""
+        """Return the exports a query waits for at one of ours, see `Backpressure.wait_chain`."""
         export = self._exports.get(f"{self.pe}/{port}")
         return [] if export is None else export.wait_chain(query, gated=gated)
 
@@ -183,7 +178,7 @@ class Agent:
             return self._exports[key]
 
     def _apply_declared_limits(self, export: AgentExport) -> None:
-        """Let an export keep what its declaration says, as long as no view has said anything."""
+        """Apply the declared buffer limits until the first view arrives."""
         spec = self._declaration(export.key).get("spec")
         if spec is None:
             return
@@ -195,11 +190,10 @@ class Agent:
             log.warning("what export %s may keep is not known yet: %s", export.key, error)
 
     def _declaration(self, key: str) -> dict[str, Any]:
-        """Return how the job declares an export, empty if it does not."""
         return self._declarations.get(f"export/{port_of(key)}", {})
 
     def _on_export_change(self, key: str) -> None:
-        """Tell those who wait of an export, and the broker if it has ended or goes on."""
+        """Wake the export's waiters; wake the link if the export has ended or resumed."""
         self.notifier.notify(key)
         export = self._exports.get(key)
         if export is not None and export.ended() != (port_of(key) in self.reported_ended):
@@ -211,10 +205,10 @@ class Agent:
         return frozenset(port_of(key) for key, e in exports.items() if e.ended())
 
     def get_export(self, port_or_key: str) -> AgentExport:
-        """Return an export that a view, a declaration or the log knows.
+        """Return an export that is declared or that this agent has opened (view or log).
 
         Raises:
-            UnknownPortError: none does.
+            PortNotDeclaredError: the export is neither.
         """
         port = port_of(port_or_key)
         key = f"{self.pe}/{port}"
@@ -228,25 +222,24 @@ class Agent:
         return self._get_or_create_export(key)
 
     def resolve_ticket(self, ticket: Mapping[str, Any], read: ReadRequest) -> Readable:
-        """Return what a ticket is for: an export, or what is kept here of one of a fellow.
+        """Return what a ticket reads: an export, or a shard stream stored here for another agent.
 
         Raises:
-            AgentUnreachableError: the ticket is for another agent, which had this address before.
-            GrantError, PartMissingError, UnknownPortError: there is nothing to read.
+            AgentUnreachableError: the ticket is for another agent, the former user of this address.
+            GrantError, ShardMissingError, PortNotDeclaredError: there is nothing to read.
         """
-        export, fellow = str(ticket["export"]), ticket.get("agent")
-        wanted = pe_of(export) if fellow is None else fellow
+        export, shard_agent = str(ticket["export"]), ticket.get("agent")
+        wanted = pe_of(export) if shard_agent is None else shard_agent
         if wanted != str(self.pe):
             raise AgentUnreachableError(
                 f"agent {wanted} is not at this address any more: agent {self.pe} is."
             )
-        if fellow is not None:
+        if shard_agent is not None:
             return self.shard_store.open_read(ticket)
         grants.check(self.token, ticket, read)
         return self.get_export(export)
 
     def _apply_view(self, view: View) -> None:
-        """Bring exports and watches in line with a view."""
         for port in {*view.exports, *(port_of(k) for k in list(self._exports))}:
             try:
                 self._apply_export_view(port, view.exports.get(port))
@@ -257,79 +250,80 @@ class Agent:
         self.notifier.notify()
 
     def _apply_export_view(self, port: str, export: ExportPort | None) -> None:
-        hosted = self._get_or_create_export(f"{self.pe}/{port}")
+        exported = self._get_or_create_export(f"{self.pe}/{port}")
         if export is None:
-            declared = self._declaration(hosted.key)
-            hosted.withdraw(declared=bool(declared.get("spec")) and not declared["told"])
+            declared = self._declaration(exported.key)
+            exported.withdraw(declared=bool(declared.get("spec")) and not declared["told"])
             return
-        hosted.set_limits(_to_limits(export.buffer))
+        exported.set_limits(_to_limits(export.buffer))
         policies = {str(r.import_): r.policy for r in export.routes}
-        hosted.set_routes(policies, export.revoked)
+        exported.set_routes(policies, export.revoked)
 
     def authorize_peer(self, body: Mapping[str, Any], *, planned: bool = False) -> AuthorizedRead:
-        """Return what another agent asks about, if it may.
+        """Authorize another agent's request; return its export and start policy.
 
-        A caller that opens an export, or wants new epochs, shows a capability. A pass is enough
-        for what a reader has planned, and where its route is gone: nothing new is given then.
+        A caller that opens an export or plans new epochs needs a capability. A pass is enough to
+        read what a reader has ``planned``, or after its route is gone: then nothing new is planned.
 
-        Args:
-            body: ``export``, ``import``, ``capability``, and ``reader``, ``pass`` and ``filter`` if
-                any.
-            planned: it is about what a known reader has planned; that goes on without a capability.
+        ``body`` has ``export``, ``import`` and ``capability``; optionally ``reader``, ``pass`` and
+        ``filter``.
 
         Raises:
-            CapabilityError, FilterForbiddenError, UnknownPortError, RevokedError.
+            CapabilityError, FilterForbiddenError, PortNotDeclaredError, RevokedError.
         """
         export, import_ = self.get_export(str(body["export"])), str(body["import"])
         export.ledger.check_revoked(import_)
         reader = export.ledger.readers.get(str(body.get("reader")))
         if reader is not None and reader.import_ != import_:
             raise NotRoutedError(f"reader {reader.id} belongs to another import")
-        knows = reader is not None and self.is_pass_valid(
+        has_valid_pass = reader is not None and self.is_pass_valid(
             export.key, import_, reader.id, body.get("pass")
         )
-        if reader is not None and knows and not reader.routed:
+        if reader is not None and has_valid_pass and not reader.routed:
             return AuthorizedRead(export, reader.policy)
         try:
-            granted = self._verify_capability(export, import_, body.get("capability"))
+            verified = self._verify_capability(export, import_, body.get("capability"))
         except CapabilityError:
-            if reader is None or not (planned and knows):
+            if reader is None or not (planned and has_valid_pass):
                 raise
             return AuthorizedRead(export, reader.policy, granted=False)
         if reader is not None:
             return AuthorizedRead(export, reader.policy)
-        if body.get("filter") is not None and not granted.filter_allowed:
+        if body.get("filter") is not None and not verified.filter_allowed:
             raise FilterForbiddenError(f"export {export.key} does not allow filters")
-        return AuthorizedRead(export, granted.policy)
+        return AuthorizedRead(export, verified.policy)
 
     def pass_for(self, export: str, import_: str, reader: str) -> str:
-        """Return what the agent of a reader shows where it has no capability that counts."""
+        """Return the pass that authenticates a reader's agent where it has no valid capability."""
         return grants.pass_for(self.token, export, import_, reader)
 
     def is_pass_valid(self, export: str, import_: str, reader: str, pass_: object) -> bool:
-        """Whether a caller shows the pass of a reader: its id alone is no secret."""
+        """Return whether a caller shows the pass of a reader: the reader id is no secret."""
         wanted = self.pass_for(export, import_, reader)
         return hmac.compare_digest(str(pass_ or "").encode(), wanted.encode())
 
     def _verify_capability(
         self, export: AgentExport, import_: str, token: str | None
     ) -> capability.Capability:
-        """Return what a capability allows; it may have ended if nobody could get a new one."""
+        """Verify a capability.
+
+        An expired one counts on an existing route if the broker was away since its expiry.
+        """
         if not self.key:
             raise CapabilityError(
                 "missing", f"agent {self.pe} has no key to check one with: it never registered"
             )
         now: float | None = time.time()
-        told = None if token is None else capability.claimed_expiry(str(token))
-        if told is not None and (self.broker_last_seen or 0.0) < told:
+        claimed_expiry = None if token is None else capability.claimed_expiry(str(token))
+        if claimed_expiry is not None and (self.broker_last_seen or 0.0) < claimed_expiry:
             now = None if export.ledger.has_route(import_) else now
         return capability.verify(self.key, token, reader_import=import_, export=export.key, now=now)
 
     def check_filter(self, export: AgentExport, filter_: str | None) -> None:
-        """Refuse new plans with a filter where the export has come to forbid them.
+        """Refuse new plans with a filter if the export forbids filters now.
 
         Raises:
-            FilterForbiddenError: it has; what is planned is read on.
+            FilterForbiddenError: filters are forbidden; planned epochs can still be read.
         """
         port = self.routes.find_export(port_of(export.key))
         if filter_ is not None and port is not None and not port.allow_filter:
@@ -339,7 +333,7 @@ class Agent:
 
     @property
     def actions(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """Return what the own job may ask, by action name."""
+        """Return the handlers of the own job's actions, by action name."""
         return {
             "publisher.admit": self._admit,
             "publisher.publish": self._publish,
@@ -442,10 +436,10 @@ class Agent:
     # -- declarations ------------------------------------------------------------------------
 
     def _declare(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Remember what the job declares; the link tells the broker as soon as it can.
+        """Store a declaration of the job; the broker link reports it as soon as possible.
 
-        ``spec`` null attaches to the resource that exists; ``schema`` is what an export's rows
-        have, whatever the resource says.
+        ``spec`` null attaches to the existing resource. ``schema`` is the schema of an export's
+        rows; it overrides the schema in the resource.
         """
         PortKey.parse(f"{self.pe}/{body['port']}")
         name = f"{body['kind']}/{body['port']}"
@@ -464,21 +458,21 @@ class Agent:
         return {}
 
     def declarations(self) -> dict[str, dict[str, Any]]:
-        """Return what the job declared, by ``kind/port``; ``told`` once the broker has it."""
+        """Return the job's declarations, by ``kind/port``; ``told`` once the broker has them."""
         return self._declarations
 
     def save_declaration(self, name: str) -> None:
-        """Write what is known of one declaration."""
+        """Store the state of one declaration."""
         self.store.write(
             "INSERT OR REPLACE INTO declarations VALUES (?, ?)",
             name,
             json.dumps(self._declarations[name]),
         )
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- read-only actions -------------------------------------------------------------------
 
     def _schema(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema of an import as DDL: its own, the one before, or the first match's."""
+        """Return an import's schema as DDL: its own, the stored one, or a matched export's."""
         port, wait = body["port"], min(10.0, float(body["wait"]))
         ddl = self.notifier.wait_for(
             (), wait, lambda: self._current_schema(port), lambda told: told is not None
@@ -498,7 +492,7 @@ class Agent:
         return to_ddl(schemas[0]) if schemas else None
 
     def _view(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the view as the agent has it; after ``wait`` seconds if it is ``seen`` still."""
+        """Return the agent's view; wait ``wait`` seconds (at most 10) while it is ``seen``."""
         view = self.notifier.wait_for(
             (),
             min(10.0, float(body.get("wait", 0))),
@@ -532,7 +526,7 @@ class Agent:
         }
 
     def metrics(self) -> str:
-        """Return the agent's figures for Prometheus."""
+        """Return the agent's metrics in Prometheus text format."""
         own = {
             "recovery_seconds": self.recovery_seconds,
             "scrub_verified_bytes_total": self.scrub.verified_bytes,
@@ -540,30 +534,30 @@ class Agent:
         }
         return metrics.render_text(self._status({}), own)
 
-    # -- life --------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Let age and grace pass, once a second; called a few times a second."""
+        """Apply age limits and grace periods, at most once per `TICK_SECONDS`."""
         now = time.monotonic()
         if now < self._last_tick + TICK_SECONDS:
             return
         self._last_tick = now
-        for hosted in list(self._exports.values()):
+        for export in list(self._exports.values()):
             try:
-                hosted.tick()
+                export.tick()
             except Exception as error:
-                if self._tick_errors.get(hosted.key) != str(error):
-                    log.exception("export cannot be kept in order", extra={"export": hosted.key})
-                self._tick_errors[hosted.key] = str(error)
+                if self._tick_errors.get(export.key) != str(error):
+                    log.exception("export cannot be kept in order", extra={"export": export.key})
+                self._tick_errors[export.key] = str(error)
 
     def close(self) -> None:
-        """Let all waiting calls go and close the files."""
+        """Wake all waiting calls, then close the files."""
         self.notifier.close()
         self.scrub.close()
         self.imports.peers.close()
         self.shard_agents.close()
-        for hosted in self._exports.values():
-            hosted.close()
+        for export in self._exports.values():
+            export.close()
         self.shard_store.close()
         self.committer.close()
         self.store.close()

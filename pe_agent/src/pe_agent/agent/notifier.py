@@ -1,4 +1,4 @@
-"""Something has happened: counters that threads can wait on, one for each thing."""
+"""Change counters by key that threads can wait on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class Notifier:
-    """Counts what happened, so that nothing between a look and a wait is missed.
+    """Counts changes, so that no change between a read and a wait is missed.
 
-    News of a key wakes those who wait for that key, or for anything. News without a key is for
-    everybody.
+    A change of a key wakes the waiters of that key and those of any key. A change without a key
+    wakes all waiters.
     """
 
     def __init__(self) -> None:
@@ -28,16 +28,16 @@ class Notifier:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is waited for any more: the agent ends."""
+        """Whether waiting has ended because the agent stops."""
         return self._closed
 
     @property
     def count(self) -> int:
-        """How often anything has happened."""
+        """Number of all changes."""
         return self._total
 
     def version(self, keys: Collection[str] | None) -> int:
-        """Return how often something has happened to any of the keys; None for anything."""
+        """Return the number of changes of the keys; None for all changes."""
         with self._lock:
             return self._count(keys)
 
@@ -47,7 +47,7 @@ class Notifier:
         return self._broadcasts + sum(self._counts[key] for key in keys if key in self._counts)
 
     def notify(self, *keys: str) -> None:
-        """Wake those who wait for one of the keys; everybody if none is given."""
+        """Count a change of the keys and wake their waiters; all waiters if there is no key."""
         with self._lock:
             self._total += 1
             self._counts.update(keys)
@@ -57,14 +57,9 @@ class Notifier:
                     event.set()
 
     def wait(self, version: int, seconds: float, keys: Collection[str] | None = None) -> bool:
-        """Return True once :meth:`version` of the keys is beyond ``version``, False after a time.
+        """Return True once :meth:`version` of the keys exceeds ``version``, False on timeout.
 
-        Once closed it is False at once: who waits in a loop must end it.
-
-        Args:
-            version: what was seen before.
-            seconds: how long to wait.
-            keys: the same as were asked for with :meth:`version`.
+        After :meth:`close` it returns False at once, so a caller's loop must check `closed`.
         """
         event = threading.Event()
         with self._lock:
@@ -86,26 +81,22 @@ class Notifier:
         read: Callable[[], T],
         predicate: Callable[[T], bool],
     ) -> T:
-        """Look, and look again at news of the keys, until it is enough or the time is over.
-
-        Returns:
-            What was found last, enough or not.
-        """
+        """Read again at each change until the predicate or the timeout; return the last value."""
         deadline = time.monotonic() + seconds
         while True:
             seen = self.version(keys)
-            found = read()
+            value = read()
             left = deadline - time.monotonic()
-            if predicate(found) or left <= 0 or not self.wait(seen, left, keys):
-                return found
+            if predicate(value) or left <= 0 or not self.wait(seen, left, keys):
+                return value
 
     def waiters(self) -> list[frozenset[str] | None]:
-        """Return what is waited for at this moment."""
+        """Return the keys of all current waiters, for tests and diagnosis."""
         with self._lock:
             return list(self._waiting.values())
 
     def close(self) -> None:
-        """Let everybody go, now and later."""
+        """Wake all current waiters; later waits return at once."""
         with self._lock:
             self._closed = True
             for event in self._waiting:

@@ -59,7 +59,7 @@ class AddressInUseError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How one agent runs; ``port`` 0 is the port it had before, or any; ``hint_port`` 0 any."""
+    """Settings of one agent; ``port`` 0 is the previous port if free, ``hint_port`` 0 is any."""
 
     home: Path
     pe: PeKey
@@ -77,7 +77,7 @@ class Settings:
 
 
 def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="pe_agent.agent", description=__doc__)
     parser.add_argument("--home", type=Path, required=True, help="data directory, locked")
     parser.add_argument("--job", required=True)
@@ -150,7 +150,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         metrics_port=got.metrics_port,
         linger=got.linger,
         pe=PeKey.parse(f"{got.namespace}/{got.job}/{got.pe}"),
-        # A file that is not there yet is no reason not to serve: the last routes hold.
+        # A missing token file does not prevent serving: the last routes still apply.
         token=Token(path=got.token_file) if got.token_file else tokens.resolve_token(None, None),
         trust=BrokerTrust(got.broker_ca),
         agent_trust=agent_tls.resolve_agent_trust(got.agent_ca, certificate=certificate),
@@ -189,12 +189,12 @@ class AgentServer:
                 f"the agent of {chosen.pe} would have no certificate, and with a CA only agents"
                 " with TLS are called: give `agent_certificate=` and `agent_key=` as well."
             )
-        # Before the hosts: they call the agents of the last routes at once.
+        # Before the agent is created: it calls the agents of the last routes at once.
         client.trust_in_process(trust)
         pa.set_cpu_count(1)
         sys.setswitchinterval(0.0005)
         progress = RecoveryProgress(chosen.home)
-        # What recovery makes has no cycles and stays: looking for them would double its time.
+        # Recovery creates no cycles and keeps its objects: cyclic GC would double its time.
         gc.disable()
         self.agent = Agent(chosen.pe, chosen.home, progress=progress)
         gc.freeze()
@@ -220,14 +220,14 @@ class AgentServer:
 
     def _listen(self, listener: Listener) -> None:
         chosen = self.settings
-        before = int(self.agent.store.get("port") or 0)
-        wanted = [chosen.port] if chosen.port else [before, 0]
-        for port in wanted:
+        previous = int(self.agent.store.get("port") or 0)
+        candidates = [chosen.port] if chosen.port else [previous, 0]
+        for port in candidates:
             try:
                 listener.open(port)
                 return
             except (pa.ArrowException, OSError) as error:
-                if port == wanted[-1]:
+                if port == candidates[-1]:
                     raise AddressInUseError(
                         f"the agent of {chosen.pe} cannot listen on {chosen.host}:{port}"
                         f" ({str(error).partition('.')[0]}). Stop what uses the port, or start the"
@@ -255,7 +255,6 @@ class AgentServer:
             ) from error
 
     def _start_metrics(self) -> MetricsServer | None:
-        """Serve figures where that is asked for; without them all else goes on."""
         port = self.settings.metrics_port
         if port is None:
             return None
@@ -266,7 +265,7 @@ class AgentServer:
             return None
 
     def _write_address(self) -> None:
-        told = {
+        address = {
             "pid": os.getpid(),
             "location": self.location,
             "token": self.token,
@@ -275,10 +274,10 @@ class AgentServer:
             "pe": str(self.settings.pe),
             "clients": agent_tls.REQUIRED if self.settings.clients_required else agent_tls.ANY,
         }
-        replace_file(self.settings.home / ADDRESS_FILE, json.dumps(told), private=True)
+        replace_file(self.settings.home / ADDRESS_FILE, json.dumps(address), private=True)
 
     def run(self) -> None:
-        """Serve until told to stop, or until the driver has been away for ``linger``."""
+        """Serve until SIGTERM, SIGINT or ``stop``, or until the driver is away for ``linger``."""
         for signal_ in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signal_, lambda *_: self._stop.set())
         while not self._stop.wait(0.2) and not self.agent.stopping.is_set():
@@ -295,13 +294,13 @@ class AgentServer:
         self.close()
 
     def close(self) -> None:
-        """End in order; what is in the log and the store stays."""
+        """Shut down; log and store stay."""
         if self.link is not None:
             self.link.close()
         if self.metrics is not None:
             self.metrics.close()
         self.agent.notifier.close()
-        # Waits for calls under way; one whose other side stands still must not keep us.
+        # Calls in progress may complete; one with a stalled peer must not block the exit.
         ended = self.listener.close(SHUTDOWN_SECONDS)
         self.agent.close()
         (self.settings.home / ADDRESS_FILE).unlink(missing_ok=True)
@@ -311,12 +310,12 @@ class AgentServer:
 
 
 def read_address(home: Path) -> dict[str, Any] | None:
-    """Return what an agent wrote about itself in its data directory, None if nothing."""
+    """Return the content of ``agent.json`` in a data directory, None if it is missing."""
     try:
-        found: dict[str, Any] = json.loads((home / ADDRESS_FILE).read_text())
+        address: dict[str, Any] = json.loads((home / ADDRESS_FILE).read_text())
     except (OSError, ValueError):
         return None
-    return found
+    return address
 
 
 def _lock_home(home: Path) -> IO[str]:
@@ -324,19 +323,19 @@ def _lock_home(home: Path) -> IO[str]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        found = read_address(home) or {}
+        address = read_address(home) or {}
         file.close()
         raise HomeInUseError(
-            f"the data directory {home} is in use by another agent (process {found.get('pid')}):"
+            f"the data directory {home} is in use by another agent (process {address.get('pid')}):"
             " one job and PE has one agent. Give this one another `data_dir`, or stop the other."
         ) from None
     return file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run an agent; returns the exit code."""
+    """Run an agent; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    # Each handshake that fails would be a line of gRPC's; what matters of it comes as an error.
+    # gRPC would log each failed handshake; the relevant ones are raised as errors.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         agent = AgentServer(parse_settings(arguments))

@@ -62,7 +62,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used: a process that Spark starts for each micro-batch waits for it."""
+    """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,8 +1,8 @@
-"""Control tuples from a file: for streams that are not imported, and for trying things out.
+"""Control tuples from a file: for streams that are not imported, and for experiments.
 
-A program appends tuples to the file; a stream of them is put beside the rows of others by a union.
-The file has an id and its lines are never changed, so the number of lines is an offset that Spark
-can pin, and what is replayed is the same. A line is durable when ``append`` returns.
+A program appends tuples to the file; a union adds their stream to streams of rows. The file has an
+id, and its lines never change. So the number of lines is an offset that Spark can pin, and a replay
+reads the same tuples. A line is durable when ``append`` returns.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 VERSION = 1
 FORMAT = "streambroker-control-file"
 WINDOW_LIMITS = Limits().tuples * 9 // 10, Limits().bytes * 9 // 10
-"""Tuples, and bytes of their lines, that one window takes; the rest is for what comes beside it."""
+"""Tuples, and bytes of their lines, for one window; the rest is reserved for other sources."""
 
 
 class ControlFile:
     """A file of control tuples, to which programs append."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, or make it.
+        """Open the file, or create it.
 
         Raises:
             AlignedError: it is no file of control tuples.
@@ -75,15 +75,15 @@ class ControlFile:
 
         Args:
             payload: a dataclass.
-            delivery: when it is delivered, its name will do; not ``IMMEDIATE``.
+            delivery: when it is delivered, also by name; not ``IMMEDIATE``.
             at: event time in microseconds, with ``AT_TIME``.
-            target: for whom.
+            target: the operators that it is for.
 
         Returns:
             The tuple with its identity.
 
         Raises:
-            AlignedError: it is ``IMMEDIATE``: it has no place between rows of another stream.
+            AlignedError: it is ``IMMEDIATE``: it has no position between rows of another stream.
             ControlError: the payload cannot be written, or delivery, event time and target do not
                 fit; nothing was appended.
             ControlLimitError: it is too large.
@@ -109,12 +109,12 @@ class ControlFile:
         return control
 
     def tuples(self) -> list[ControlTuple]:
-        """Return the tuples of the file in order; what a crash left of a last one is not there."""
+        """Return the tuples of the file in order, without a last one that a crash truncated."""
         lines = Lines(self.path)
         return [self._read(line) for line in lines.read_range(0, lines.count())]
 
     def newest_first(self) -> Iterator[ControlTuple]:
-        """Give the tuples of the file, the last one first; no more is read than is asked for."""
+        """Yield the tuples of the file, the last one first; reads lazily."""
         for line in Lines(self.path).backwards():
             yield self._read(line)
 
@@ -135,7 +135,7 @@ class ControlFile:
 
 
 def _next_seq(file: IO[bytes]) -> int:
-    """Return the number of the next tuple; what a crash left of one at the end is cut off."""
+    """Return the number of the next tuple; removes a last line that a crash truncated."""
     line, end = last_line(file)
     if end < file.seek(0, os.SEEK_END):
         file.truncate(end)
@@ -143,11 +143,7 @@ def _next_seq(file: IO[bytes]) -> int:
 
 
 def read_log_id(path: Path) -> str:
-    """Return the id of a file of control tuples.
-
-    Raises:
-        AlignedError: there is none, or it is of a newer release.
-    """
+    """Return the id of a control file; raise AlignedError if it is none, or of a newer release."""
     try:
         with path.open("rb") as file:
             head = json.loads(file.readline())
@@ -165,7 +161,7 @@ def read_log_id(path: Path) -> str:
 
 
 def control_stream(spark: SparkSession, path: str | Path) -> Stream:
-    """Return the control tuples of a file as a stream, to be put beside others by ``union``.
+    """Return the control tuples of a file as a stream, for ``union`` with other streams.
 
     Raises:
         AlignedError: it is no file of control tuples.
@@ -175,7 +171,7 @@ def control_stream(spark: SparkSession, path: str | Path) -> Stream:
 
 
 def control_source_stream(spark: SparkSession, source: type[DataSource], **options: Any) -> Stream:
-    """Return the control tuples of a source as a stream, to be put beside others by ``union``."""
+    """Return the control tuples of a source as a stream, for ``union`` with other streams."""
     register_source(spark, source)
     with active_session(spark):
         frame = spark.readStream.format(source.name()).options(**options).load()
@@ -183,7 +179,7 @@ def control_source_stream(spark: SparkSession, source: type[DataSource], **optio
 
 
 class ControlSource(DataSource):
-    """A source of control tuples alone; the class of each says its format and reader."""
+    """A source of control tuples alone; subclasses define its format and reader."""
 
     FORMAT = ""
 
@@ -193,7 +189,7 @@ class ControlSource(DataSource):
         return cls.FORMAT
 
     def schema(self) -> str:
-        """Return its one column."""
+        """Return the one column, `_control`."""
         return f"{CONTROL} binary"
 
 
@@ -203,7 +199,7 @@ class ControlFileSource(ControlSource):
     FORMAT = FORMAT
 
     def streamReader(self, schema: Any) -> ControlFileReader:  # noqa: N802 - Spark's name
-        """Return the reader."""
+        """Return the reader of the file."""
         del schema
         return ControlFileReader(Path(self.options["path"]))
 
@@ -223,11 +219,7 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any], limit: Any
     ) -> dict[str, Any]:
-        """Return the offset behind what the next window takes; without ``start``, behind all.
-
-        Raises:
-            AlignedError: lines that ``start`` has behind it have been removed.
-        """
+        """Return the end offset of the next window; raise AlignedError if lines are lost."""
         del limit
         count = self._count_tuples() if self._available_count is None else self._available_count
         first = start.get("next", count)
@@ -236,15 +228,11 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._window_end(first, count) if first < count else count)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read what there is now, and no more."""
+        """Limit reading to the current end of the file."""
         self._available_count = self._count_tuples()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        """Return the tuples between two offsets.
-
-        Raises:
-            AlignedError: the file is another one, or has lost lines.
-        """
+        """Return the tuples between two offsets; raise AlignedError if the file does not fit."""
         log = read_log_id(self._path)
         for offset in (start, end):
             if offset["log"] != log:
@@ -261,7 +249,7 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(chosen)] if chosen else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the tuples of a batch, which came with the task, so that it needs no file."""
+        """Yield the tuples of a batch; they are part of the task, so it needs no file."""
         yield pa.RecordBatch.from_arrays(
             [pa.array(partition.value, pa.binary())], schema=pa.schema([(CONTROL, pa.binary())])
         )
@@ -270,7 +258,6 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"log": read_log_id(self._path), "next": count, "v": VERSION}
 
     def _window_end(self, first: int, count: int) -> int:
-        """Return behind which tuple a window ends; it has one in any case."""
         tuples, room = WINDOW_LIMITS
         until = min(count, first + tuples)
         for taken, size in enumerate(self._lines.sizes(first, until)):
@@ -286,5 +273,4 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _count_tuples(self) -> int:
-        """Return how many tuples there are."""
         return self._lines.count()

@@ -1,4 +1,4 @@
-"""What a user of the aligned runtime did wrong; nothing was started."""
+"""Errors in the use of the aligned runtime; nothing was started."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Streams that may be idle: one that gives no rows does not hold the time of the others.
+"""Idle streams: one without rows does not hold back the time of the others.
 
-The watermark of a query is that of its slowest stream, so a silent stream stops it. Where a
-stream may be idle, each task reports the latest event time of its input to every bucket, as a note.
-A bucket then takes the time of the inputs that are not idle. The notes and the clock of a
-micro-batch are pinned, so a replay comes to the same.
+The watermark of a query is that of its slowest stream, so a silent stream stops it. If a stream may
+be idle, each task sends the latest event time of its input to every bucket, as a progress row. A
+bucket then uses the time of the inputs that are not idle. The progress rows and the clock of a
+micro-batch are pinned, so a replay has the same result.
 """
 
 from __future__ import annotations
@@ -24,36 +24,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputTiming:
-    """How the time of an input goes on, in microseconds.
-
-    Attributes:
-        delay: how much later rows may come.
-        idle_after: time without rows after which the input is idle; None for never.
-    """
+    """How the time of an input advances: allowed lateness and idle timeout in microseconds."""
 
     delay: int
     idle_after: int | None = None
 
 
 InputTimes = dict[str, list[int | None]]
-"""By input: its latest event time, and when rows of it came last."""
+"""By input: its latest event time, and when its last rows arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventTimeReporter:
-    """Adds to the packed rows of a task a note with its latest event time, for every bucket."""
+    """Adds a progress row with the latest event time to a task's packed rows, for every bucket."""
 
     port: str
     buckets: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass packed rows on."""
+        """Forward packed rows, then yield the progress row."""
         latest: int | None = None
-        for given in batches:
-            batch = _cast_packed(given)
-            found = pc.max(batch.column("event_time")).value
-            if found is not None and (latest is None or found > latest):
-                latest = int(found)
+        for batch_ in batches:
+            batch = _cast_packed(batch_)
+            newest = pc.max(batch.column("event_time")).value
+            if newest is not None and (latest is None or newest > latest):
+                latest = int(newest)
             yield batch
         if latest is not None:
             payload = notes.encode([notes.LatestEventTime(port=self.port, at=latest)])
@@ -62,7 +57,7 @@ class EventTimeReporter:
 
 
 def _cast_packed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return packed rows with the schema that notes have, too; Spark has a time zone of its own."""
+    """Return packed rows with the schema of progress rows; Spark's has another time zone."""
     columns = zip(batch.columns, PACKED, strict=True)
     return pa.RecordBatch.from_arrays([one.cast(to.type) for one, to in columns], schema=PACKED)
 
@@ -72,25 +67,26 @@ def active_watermark(
 ) -> int | None:
     """Return the time that has passed in the inputs that are not idle; None if none is idle.
 
-    Args:
-        input_times: of each input; one that gave no rows yet counts from its first window on.
-        timings: of all inputs with an event time.
-        now: the pinned clock.
+    An input without rows so far counts from its first window on. ``now`` is the pinned clock.
     """
     times, idle = [], False
-    for port, pace in timings.items():
-        latest, came = input_times.setdefault(port, [None, now])
-        if pace.idle_after is not None and came is not None and now - came >= pace.idle_after:
+    for port, timing in timings.items():
+        latest, arrived = input_times.setdefault(port, [None, now])
+        if (
+            timing.idle_after is not None
+            and arrived is not None
+            and now - arrived >= timing.idle_after
+        ):
             idle = True
         elif latest is None:
             return None
         else:
-            times.append(latest - pace.delay)
+            times.append(latest - timing.delay)
     return min(times) // 1000 * 1000 if idle and times else None
 
 
 def delay_micros(spark: SparkSession, delay: str) -> int:
-    """Return a delay as Spark writes it in microseconds."""
+    """Return a delay that Spark formatted, in microseconds."""
     text = delay.replace("'", "")
     [row] = spark.sql(
         f"SELECT unix_micros(timestamp_micros(0) + CAST('{text}' AS INTERVAL)) AS micros"

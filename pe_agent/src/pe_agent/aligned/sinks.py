@@ -1,8 +1,8 @@
-"""Streams with control tuples as exports: one sink, one export or one for each output.
+"""Streams with control tuples as exports: one sink, and one export or one for each output.
 
-The sink takes what the buckets of an operator emit, or rows with control rows among them, and hands
-rows and tuples to the sinks of its exports. Those are published one after the other. If the job
-dies in between, Spark repeats the batch, and the exports that have it already say so.
+The sink receives the emitted rows of an operator's buckets, or rows with control rows among them.
+It passes rows and tuples to the sinks of its exports, which are published one after the other. If
+the job fails in between, Spark repeats the batch, and exports that already have it ignore it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 FORMAT = "streambroker-outputs"
 SEPARATE_CONTROL = -1
-"""Less the place of a tuple beside rows, among which an ``IMMEDIATE`` one has none."""
+"""Minus the position of a tuple separate from rows; an ``IMMEDIATE`` one has no position."""
 EmittedRow = tuple[str, int, int, int, bytes]
 """Kind, bucket, sequence, number and payload of an emitted row."""
 
@@ -62,11 +62,9 @@ def sink_for_outputs(
     frame: DataFrame,
     exports: Mapping[str, tuple[str, StructType, Mapping[str, Any]]],
 ) -> tuple[DataFrame, Sink]:
-    """Return the frame of what an operator emits, and the sink of some of its outputs.
+    """Return the frame of an operator's emitted rows, and the sink of some of its outputs.
 
-    Args:
-        frame: what it emits.
-        exports: port, columns and settings of the export of each output.
+    ``exports`` contains port, columns and settings by output.
 
     Raises:
         AlignedError: no output, or two outputs for one export.
@@ -125,7 +123,7 @@ def _build_sink(
 
 @dataclass
 class OutputCommits(WriterCommitMessage):
-    """What one task tells the commit: for each output, what its export's sink told."""
+    """Commit message of a write task: one sink message per output."""
 
     by_output: dict[str, WriterCommitMessage | None]
 
@@ -142,16 +140,19 @@ class OutputsSink(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """Return the writer of a batch."""
-        given: Mapping[str, Any] = json.loads(self.options["outputs"])
+        outputs: Mapping[str, Any] = json.loads(self.options["outputs"])
         options = {k: v for k, v in dict(self.options).items() if k.lower() != "outputs"}
-        columns = {output: StructType.fromJson(told["columns"]) for output, told in given.items()}
+        columns = {
+            output: StructType.fromJson(output_spec["columns"])
+            for output, output_spec in outputs.items()
+        }
         writers = {
             output: StreambrokerStreamWriter(
                 columns[output],
-                Options.read({**options, "export": told["port"]}, "export"),
+                Options.read({**options, "export": output_spec["port"]}, "export"),
                 overwrite,
             )
-            for output, told in given.items()
+            for output, output_spec in outputs.items()
         }
         schemas = {output: spark_to_arrow(one) for output, one in columns.items()}
         return OutputsWriter(writers, schemas, mixed=CONTROL in schema.names)
@@ -167,46 +168,40 @@ class OutputsWriter(DataSourceStreamArrowWriter):
         *,
         mixed: bool = False,
     ) -> None:
-        """Begin.
-
-        Args:
-            writers: of each output.
-            schemas: columns of each output.
-            mixed: rows with control rows among them come, for the one output.
-        """
+        """Set up; ``mixed`` input is rows with control rows among them, for the one output."""
         self._writers, self._schemas, self._mixed = writers, schemas, mixed
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the task's rows; those of several outputs are in memory meanwhile."""
+        """Stage the task's rows; rows of several outputs are buffered in memory first."""
         if self._mixed:
             ((output, writer),) = self._writers.items()
             rows = partial(unpack_mixed_rows, iterator, self._schemas[output], "the export")
             return OutputCommits({output: writer.write_with_control(rows)})
         emissions = _read_emitted(iterator)
-        given: dict[str, Iterator[EmittedRow]] = {}
+        by_output: dict[str, Iterator[EmittedRow]] = {}
         if len(self._writers) == 1:
-            given = {output: (one for _, one in emissions) for output in self._writers}
+            by_output = {output: (one for _, one in emissions) for output in self._writers}
         else:
-            kept: dict[str, list[EmittedRow]] = {output: [] for output in self._writers}
+            buffered: dict[str, list[EmittedRow]] = {output: [] for output in self._writers}
             for output, one in emissions:
-                kept[output].append(one)
-            given = {output: iter(some) for output, some in kept.items()}
+                buffered[output].append(one)
+            by_output = {output: iter(some) for output, some in buffered.items()}
         return OutputCommits(
             {
                 output: writer.write_with_control(
-                    partial(unpack_emitted_rows, given[output], self._schemas[output], output)
+                    partial(unpack_emitted_rows, by_output[output], self._schemas[output], output)
                 )
                 for output, writer in self._writers.items()
             }
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish to each export; repeated after a crash, each has the batch once."""
+        """Publish to each export; after a crash the repeat is published once."""
         for output, writer in self._writers.items():
             writer.commit(_messages_for(messages, output), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Discard what was staged and not published."""
+        """Discard the stages that were not published."""
         for output, writer in self._writers.items():
             writer.abort(_messages_for(messages, output), batchId)
 
@@ -214,7 +209,7 @@ class OutputsWriter(DataSourceStreamArrowWriter):
 def unpack_emitted_rows(
     emitted: Iterator[EmittedRow], schema: pa.Schema, output: str, unpacker: Unpacker
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows that an output emitted, and its tuples to the unpacker, bucket by bucket."""
+    """Yield the rows that an output emitted, and add its tuples to the unpacker, by bucket."""
     for kind, bucket, seq, n, payload in emitted:
         if kind == ROWS:
             for batch, places in read_positioned_rows(payload, seq):
@@ -228,18 +223,18 @@ def unpack_emitted_rows(
 def unpack_mixed_rows(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, location: str, unpacker: Unpacker
 ) -> Iterator[pa.RecordBatch]:
-    """Give the rows of a mixed frame, and its tuples to the unpacker; each part is a group."""
-    numbering = PositionAssigner()
+    """Yield the rows of a mixed frame, and add its tuples to the unpacker; a part is a group."""
+    positions = PositionAssigner()
     for batch in batches:
-        told = batch.column(CONTROL)
-        control = batch.filter(pc.is_valid(told))
-        for place, data in zip(
+        control_column = batch.column(CONTROL)
+        control = batch.filter(pc.is_valid(control_column))
+        for position, data in zip(
             *(control.column(n).to_pylist() for n in (SEQ, CONTROL)), strict=True
         ):
-            _add_control(unpacker, place, decode_control(data), location)
-        rows = batch.filter(pc.is_null(told))
+            _add_control(unpacker, position, decode_control(data), location)
+        rows = batch.filter(pc.is_null(control_column))
         if rows.num_rows:
-            seq = numbering.assign(rows.column(SEQ))
+            seq = positions.assign(rows.column(SEQ))
             yield from _split_parts(
                 rows.drop_columns([SEQ, CONTROL]), seq, schema, location, unpacker
             )
@@ -251,8 +246,8 @@ def _split_parts(
     runs = pc.run_end_encode(pc.shift_right(seq, RUNNING_BITS))
     first = 0
     for part, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        some = conform(rows.slice(first, end - first), schema, location)
-        yield unpacker.add_rows(part, seq.slice(first, end - first), some)
+        part_rows = conform(rows.slice(first, end - first), schema, location)
+        yield unpacker.add_rows(part, seq.slice(first, end - first), part_rows)
         first = end
 
 
@@ -269,7 +264,6 @@ def _add_control(unpacker: Unpacker, position: int, decoded: Any, location: str)
 
 
 def _read_emitted(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, EmittedRow]]:
-    """Give what outputs emitted, each with its output."""
     names = ("output", "kind", "bucket", "seq", "n", "payload")
     for batch in batches:
         columns = (batch.column(EMITTED.get_field_index(name)).to_pylist() for name in names)

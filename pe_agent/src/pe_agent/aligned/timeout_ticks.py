@@ -1,9 +1,9 @@
-"""Ticks for operators in which something ends by the clock.
+"""Ticks for operators with timeouts by wall-clock time.
 
-Spark wakes an operator by event time or by the clock, not by both. An operator with side inputs, or
-with patterns in processing time, therefore gets a source of ticks. Each tick is a control tuple
-that gives every bucket a window. Its time is in the checkpoint; the time that counts is the pinned
-clock of its micro-batch. Where there is no time limit the source is silent, so that setting one
+Spark wakes an operator by event time or by the clock, not by both. So an operator with side inputs,
+or with patterns in processing time, gets a source of ticks. Each tick is a control tuple that gives
+every bucket a window. Its number is in the checkpoint; timeouts use the pinned clock of the
+micro-batch. Without a time limit the source emits nothing, but it exists, so that setting a limit
 later adds no source.
 """
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 FORMAT = "streambroker-side-ticks"
 MIN_TICK_SECONDS = 0.5
 TICKS_PER_TIMEOUT = 4
-"""How many ticks a timeout has at most."""
+"""Maximum number of ticks per timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickPlan:
-    """Which ticks an operator needs.
+    """The ticks that an operator needs.
 
     Attributes:
-        seconds: the least time between two ticks; 0 for no ticks.
+        seconds: minimum time between two ticks; 0 for no ticks.
         due: pinned time, in microseconds, from which on a tick is needed; None for no such time.
     """
 
@@ -53,7 +53,7 @@ class TickPlan:
 
 
 class TickFile:
-    """A plan in a file, written by the driver, read by its source of ticks.
+    """A plan in a file, written by the driver and read by its source of ticks.
 
     The source runs in a process of its own. The offset pins each tick, so a replay needs no file.
     """
@@ -65,11 +65,7 @@ class TickFile:
         self.update()
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the plan.
-
-        Raises:
-            OSError: the file cannot be written; the plan stays.
-        """
+        """Change fields of the plan; on OSError of the file the plan is unchanged."""
         with self._lock:
             plan = replace(self._plan or TickPlan(), **changes)
             if plan != self._plan:
@@ -78,17 +74,12 @@ class TickFile:
 
 
 def tick_seconds(timeout: float) -> float:
-    """Return how long a tick is, so that a row waits at most a quarter longer than its timeout."""
+    """Return the tick interval that lets a row wait at most a quarter longer than its timeout."""
     return max(MIN_TICK_SECONDS, timeout / TICKS_PER_TIMEOUT)
 
 
 def tick_stream(spark: SparkSession, plan: TickPlan | TickFile) -> Stream:
-    """Return ticks as a stream of control tuples, to be put beside others by ``union``.
-
-    Args:
-        spark: the session.
-        plan: which ticks there are; a file if that changes while the query runs.
-    """
+    """Return ticks as a stream for ``union``; ``plan`` is a file if it changes during the query."""
     options = {"path": str(plan.path)} if isinstance(plan, TickFile) else asdict(plan)
     return control_source_stream(spark, TickSource, **options)
 
@@ -99,7 +90,7 @@ class TickSource(ControlSource):
     FORMAT = FORMAT
 
     def streamReader(self, schema: Any) -> TickReader:  # noqa: N802 - Spark's name
-        """Return the reader."""
+        """Return the reader of a plan or its file."""
         del schema
         path = self.options.get("path")
         if path is not None:
@@ -109,7 +100,7 @@ class TickSource(ControlSource):
 
 
 class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Gives one tuple for each micro-batch in which a tick has come."""
+    """Emits one tuple for each micro-batch that has a tick."""
 
     def __init__(self, plan: TickPlan | Path) -> None:
         self._path = plan if isinstance(plan, Path) else None
@@ -124,10 +115,10 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, int], limit: Any
     ) -> dict[str, int]:
-        """Return the offset of the next tick, if it is time; a clock that was put back gives none.
+        """Return the offset of the next tick if it is due; a clock that was set back yields none.
 
-        What buckets wait for is unknown until each has had a window. So there is a first tick
-        whatever the plan says is due.
+        Each bucket needs one window before its due time is known. So the first tick ignores the
+        plan's due time.
         """
         del limit
         plan, last = self._read_plan(), start["tick"]
@@ -139,15 +130,15 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"tick": now}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Give one tick, and no more."""
+        """Allow one tick, and no more."""
         self._available_at = _now_millis()
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
-        """Return one part if a tick has come."""
+        """Return one partition if there is a tick."""
         return [InputPartition(end["tick"])] if end != start else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the tick."""
+        """Yield the tick."""
         number = int(partition.value)
         kind, text = encode(SideTick(number))
         tick = make_logged_tuple(
@@ -156,7 +147,6 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield pa.RecordBatch.from_pydict({CONTROL: pa.array([encode_control(tick)], pa.binary())})
 
     def _read_plan(self) -> TickPlan:
-        """Return the plan; a file that cannot be read changes nothing."""
         if self._path is not None:
             with suppress(OSError):
                 self._plan = TickPlan(**json.loads(self._path.read_text()))
@@ -164,5 +154,5 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _now_millis() -> int:
-    """Return the time in milliseconds, which numbers ticks and rises though they get longer."""
+    """Return the time in milliseconds, which numbers ticks and rises even if the interval grows."""
     return int(time.time() * 1000)

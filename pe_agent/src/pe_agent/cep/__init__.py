@@ -1,7 +1,7 @@
 """Patterns on streams, with rules that change while a query runs.
 
-Where rules come from, and what they are handed on to, runs beside a driver, never in tasks. What
-becomes of rules and of rows is decided in `streambroker_core.cep`.
+Discovery and reporting of rules run in the driver, never in tasks. `streambroker_core.cep` decides
+how rules change and which rows match.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used: a process that Spark starts for each micro-batch waits for it."""
+    """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,6 +1,6 @@
-"""What tasks tell the driver of rules: figures, and rules that stopped, by Spark's accumulators.
+"""Reports of tasks to the driver by Spark's accumulators: metrics of rules, and failed rules.
 
-They come with the end of a task, before its window ends. So a rule that stopped in a window can be
+They arrive with the end of a task, before its window ends. So a rule that failed in a window can be
 off everywhere from the next one on. A task that runs again counts again.
 """
 
@@ -31,19 +31,18 @@ _SUMMED_FIELDS = ("tested", "matches", "timeouts", "dropped", "nanoseconds")
 
 @dataclass
 class Tally:
-    """What windows came to, added up.
+    """Totals over the windows of a query.
 
     Attributes:
-        sums: by rule, the sum of each figure but ``run_counts``.
-        active_since: by bucket, rule and since when it is there; of those of which anything was
-            told.
+        sums: by rule, the sum of each metric but ``run_counts``.
+        active_since: by bucket, the rules with metrics so far, and since when each is active.
         run_counts: by bucket, the runs of each rule after its last window.
         stopped: rules that failed.
         waiting: by bucket, the rows that wait for the watermark after its last window, and the
             earliest time among them.
-        watermark: of the last window that had one.
-        next_timeouts: by query and bucket, the pinned time at which time next ends a run.
-        window: the last window of which anything is known.
+        watermark: the highest watermark of a window.
+        next_timeouts: by query and bucket, the pinned time of the next timeout of a run.
+        window: the highest number of a reported window.
     """
 
     sums: dict[RuleVersion, dict[str, int]] = field(default_factory=dict)
@@ -56,19 +55,19 @@ class Tally:
     window: int | None = None
 
     def add(self, window: WindowMetrics) -> None:
-        """Add a window."""
+        """Add the metrics of a window."""
         self.window = max(window.window, self.window or window.window)
-        held = self.active_since.setdefault(window.bucket, {})
-        alive = self.run_counts.setdefault(window.bucket, {})
+        active = self.active_since.setdefault(window.bucket, {})
+        run_counts = self.run_counts.setdefault(window.bucket, {})
         if window.complete:
-            held.clear()
-            alive.clear()
+            active.clear()
+            run_counts.clear()
         for one in window.rules:
             name = one.rule, one.version
-            mine = self.sums.setdefault(name, dict.fromkeys(_SUMMED_FIELDS, 0))
+            sums = self.sums.setdefault(name, dict.fromkeys(_SUMMED_FIELDS, 0))
             for what in _SUMMED_FIELDS:
-                mine[what] += getattr(one, what)
-            held[name], alive[name] = one.since, one.alive
+                sums[what] += getattr(one, what)
+            active[name], run_counts[name] = one.since, one.alive
         self.stopped += window.stopped
         self.waiting.pop(window.bucket, None)
         if window.first is not None:
@@ -80,12 +79,7 @@ class Tally:
             self.next_timeouts[window.query, window.bucket] = window.due
 
     def waiting_rows(self, operator: str, log: str) -> WatermarkWait:
-        """Return what waits for the watermark, in all buckets.
-
-        Args:
-            operator: whose tally it is.
-            log: of its sets of rules.
-        """
+        """Return the rows that wait for the watermark, over all buckets."""
         return WatermarkWait(
             operator=operator,
             log=log,
@@ -95,13 +89,14 @@ class Tally:
         )
 
     def metrics(self) -> list[RuleMetrics]:
-        """Return the figures of each rule, over all buckets."""
+        """Return the metrics of each rule, over all buckets."""
         return [
             RuleMetrics(
                 rule=name[0],
                 version=name[1],
                 since=max(
-                    (held[name] for held in self.active_since.values() if name in held), default=0
+                    (active[name] for active in self.active_since.values() if name in active),
+                    default=0,
                 ),
                 alive=sum(runs.get(name, 0) for runs in self.run_counts.values()),
                 **self.sums[name],
@@ -110,17 +105,13 @@ class Tally:
         ]
 
     def progress(self, buckets: int) -> list[Progress]:
-        """Return how far a query is with the rules that it has.
-
-        Args:
-            buckets: how many there are.
-        """
+        """Return the progress of a query with each of its rules."""
         failed = Counter((one.rule, one.version) for one in self.stopped)
-        there = {name for held in self.active_since.values() for name in held} | set(failed)
-        found = []
-        for name in sorted(there):
-            since = [held[name] for held in self.active_since.values() if name in held]
-            found.append(
+        rules = {name for active in self.active_since.values() for name in active} | set(failed)
+        reports = []
+        for name in sorted(rules):
+            since = [active[name] for active in self.active_since.values() if name in active]
+            reports.append(
                 Progress(
                     rule=name[0],
                     version=name[1],
@@ -131,11 +122,11 @@ class Tally:
                     errors=failed[name],
                 )
             )
-        return found
+        return reports
 
 
 class DriverTally(Tally):
-    """The driver's tally; it calls when a rule has stopped, and keeps a plan of ticks."""
+    """The driver's tally; it reports failed rules to a callback, and keeps a plan of ticks."""
 
     def __init__(
         self, on_stopped: Callable[[RuleFailure], None], ticks: TickFile | None = None
@@ -145,7 +136,7 @@ class DriverTally(Tally):
         self._lock = threading.Lock()
 
     def add_all(self, windows: Iterable[WindowMetrics]) -> None:
-        """Add what a task tells; nothing may be raised here, or Spark hears no task any more."""
+        """Add the metrics of a task; must not raise, or Spark stops receiving from all tasks."""
         for window in windows:
             with self._lock:
                 self.add(window)
@@ -163,17 +154,17 @@ class DriverTally(Tally):
                     log.exception("windows of patterns cannot end by themselves")
 
     def waiting_rows(self, operator: str, log: str) -> WatermarkWait:
-        """Return what waits for the watermark, in all buckets."""
+        """Return the rows that wait for the watermark, over all buckets."""
         with self._lock:
             return super().waiting_rows(operator, log)
 
     def metrics(self) -> list[RuleMetrics]:
-        """Return the figures of each rule, over all buckets."""
+        """Return the metrics of each rule, over all buckets."""
         with self._lock:
             return super().metrics()
 
     def progress(self, buckets: int) -> list[Progress]:
-        """Return how far a query is with the rules that it has."""
+        """Return the progress of a query with each of its rules."""
         with self._lock:
             return super().progress(buckets)
 
@@ -182,17 +173,17 @@ AccumulatorValue: TypeAlias = "DriverTally | list[WindowMetrics]"
 
 
 class MetricsAccumulator(AccumulatorParam[AccumulatorValue]):
-    """Says how Spark brings what windows tell to the driver: a task has a list of them."""
+    """Merges window metrics: a task's value is a list of them, the driver's is the tally."""
 
     def zero(self, value: AccumulatorValue) -> AccumulatorValue:
-        """Return what a task begins with."""
+        """Return the initial value of a task."""
         del value
         return []
 
     def addInPlace(self, value1: AccumulatorValue, value2: AccumulatorValue) -> AccumulatorValue:  # noqa: N802 - Spark's name
-        """Add what a task tells to what it, or the driver, has."""
-        told = value2 if isinstance(value2, list) else []
+        """Add the value of a task to that of another one, or of the driver."""
+        windows = value2 if isinstance(value2, list) else []
         if isinstance(value1, list):
-            return [*value1, *told]
-        value1.add_all(told)
+            return [*value1, *windows]
+        value1.add_all(windows)
         return value1

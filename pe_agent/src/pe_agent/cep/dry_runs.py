@@ -1,4 +1,4 @@
-"""What a rule would have made of stored events, before it goes live."""
+"""Dry runs of a rule on stored events, before it goes live."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Events: TypeAlias = "DataFrame | pa.Table | pa.RecordBatch | Iterable[Mapping[str, Any]]"
 Rule: TypeAlias = "Pattern | PatternProcessor | Mapping[str, Any]"
-"""A pattern, a rule, or the document of one."""
+"""A pattern, a rule, or the document of a rule."""
 
 
 def dry_run(
@@ -35,23 +35,23 @@ def dry_run(
     tie_break: str | None = None,
     functions: Mapping[str, ConditionFunction] | None = None,
 ) -> DryRun:
-    """Return what a rule would have made of stored events: matches, time-outs, and why not more.
+    """Return what a rule would have found in stored events: matches, time-outs, and why not more.
 
-    All events are read into the driver. They are seen in the order of their times; those without a
-    time, or before the rule's ``scheduled``, are not. What is decided by time alone and has not
-    come with the last event is in ``left``.
+    All events are read into the driver. They are processed in the order of their times. Events
+    without a time, or before the rule's ``scheduled``, are ignored. Results that depend on time
+    alone, and were not due at the last event, are in ``left``.
 
     Args:
         events: a DataFrame that is no stream, an Arrow table or batch, or rows.
-        rule: what is tried; its key and limits hold, its function is not called.
+        rule: the rule to try; its key and limits apply, its function is not called.
         event_time: column with the event time: timestamps, or microseconds as integers.
-        key: that of rules without one, as for `pattern_processors`.
-        tie_break: a column by which events of one time are ordered.
+        key: key of rules without one, as for `pattern_processors`.
+        tie_break: column that orders events with equal times.
         functions: Python functions that conditions name.
 
     Raises:
-        AlignedError: something does not fit, or the rule is refused.
-        RunError: a function raised, a skip has no target, or its limits say to fail.
+        AlignedError: an argument does not fit, or the rule is refused.
+        RunError: a function raised, a skip has no target, or its limits require failure.
     """
     table = _as_table(events)
     names = table.schema.names
@@ -61,17 +61,17 @@ def dry_run(
                 f"the {what} {column} is no column of the events; they have {', '.join(names)}."
             )
     tried = _validate_rule(rule, functions or {}, names)
-    rows, at = table.to_pylist(), dict[int, int]()
+    rows, times = table.to_pylist(), dict[int, int]()
     for row, time in zip(rows, _read_times(table, event_time), strict=True):
         if time is not None and (tried.starts is None or time >= tried.starts):
-            at[id(row)] = time
-    seen = [row for row in rows if id(row) in at]
+            times[id(row)] = time
+    ordered = [row for row in rows if id(row) in times]
     if tie_break is not None:
-        seen.sort(key=lambda row: (row[tie_break] is None, row[tie_break]))
+        ordered.sort(key=lambda row: (row[tie_break] is None, row[tie_break]))
     return explain.dry_run(
         tried.pattern,
-        seen,
-        time=lambda row: at[id(row)],
+        ordered,
+        time=lambda row: times[id(row)],
         key=tried.key or check_selector(to_selector(key), names, "the key"),
         limits=tried.limits,
     )
@@ -92,19 +92,19 @@ def _as_table(events: Any) -> pa.Table:
 def _validate_rule(
     rule: Rule, functions: Mapping[str, ConditionFunction], names: list[str]
 ) -> PatternProcessor:
-    given: Any = rule
-    if isinstance(given, Pattern):
-        given = PatternProcessor(id="dry run", version=0, pattern=given)
-    output = given.function if isinstance(given, PatternProcessor) else given.get("function")
+    checked: Any = rule
+    if isinstance(checked, Pattern):
+        checked = PatternProcessor(id="dry run", version=0, pattern=checked)
+    output = checked.function if isinstance(checked, PatternProcessor) else checked.get("function")
     context = RuleContext(
         functions=functions,
         outputs=frozenset() if output is None else frozenset({output}),
         fields=frozenset(names),
     )
-    _, (outcome,) = RuleSet().apply_update([given], context)
+    _, (outcome,) = RuleSet().apply_update([checked], context)
     if outcome.change == "refused":
         raise AlignedError(f"the rule is refused ({outcome.reason}): {outcome.message}.")
-    return given if isinstance(given, PatternProcessor) else read_rule(given, functions)
+    return checked if isinstance(checked, PatternProcessor) else read_rule(checked, functions)
 
 
 def _read_times(table: pa.Table, column: str) -> list[int | None]:

@@ -1,4 +1,4 @@
-"""Functions that make rows of matches, their columns given as everywhere else in a job."""
+"""Functions that make rows of matches, with columns in any form that a job's API accepts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streambroker_core.cep.engine import outputs as telling
 
 
 class MatchFunction(telling.MatchFunction):
-    """Makes rows of what the rules find that name it. They go to an output of its name."""
+    """Makes rows of the matches of rules that name it. They go to an output of its name."""
 
     __slots__ = ()
 
@@ -20,13 +20,13 @@ class MatchFunction(telling.MatchFunction):
         matched: Callable[[telling.MatchedEvents], telling.FunctionResult],
         timed_out: Callable[[telling.MatchedEvents], telling.FunctionResult] | None = None,
     ) -> None:
-        """Define it.
+        """Define the function.
 
         Args:
             schema: columns of the rows, as DDL, StructType or Arrow schema; ``rule`` and
                 ``version`` are put before them.
             matched: called with each match; returns a row, rows, or None.
-            timed_out: called with each timed-out partial match; None lets them go to ``timeouts``.
+            timed_out: called with each timed-out partial match; None sends them to ``timeouts``.
 
         Raises:
             SchemaError, PatternArgumentError: the columns cannot be used.

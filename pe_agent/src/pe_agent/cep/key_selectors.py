@@ -1,7 +1,7 @@
-"""Which keys rows are copied for: those that are known when a query starts.
+"""The keys for which rows are copied: those known when a query starts.
 
-Rows are copied before they go to their buckets, in tasks that know nothing of the rules of a
-window. So the keys are part of the query; what was copied for before stays copied for.
+Rows are copied before they go to their buckets, in tasks that do not know the rules of a window. So
+the keys are part of the query, and keys of earlier runs stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Key: TypeAlias = "str | Sequence[str]"
 
 
 def to_selector(key: Key) -> Selector:
-    """Return a key as a user gives it as a selector."""
+    """Return a user's key as a selector."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
@@ -27,19 +27,15 @@ def key_problem(part: Any, names: Collection[str]) -> str | None:
     if part in names:
         return None
     try:
-        _, asked = key_expression(part)
+        _, fields = key_expression(part)
     except (FilterError, TypeError, ValueError):
         return f"is neither a column nor an expression; the columns are {', '.join(names)}"
-    lost = sorted(asked - set(names))
-    return f"asks for {lost[0]}, which is no column" if lost else None
+    missing = sorted(fields - set(names))
+    return f"asks for {missing[0]}, which is no column" if missing else None
 
 
 def check_selector(selector: Selector, names: Collection[str], what: str) -> Selector:
-    """Return a key.
-
-    Raises:
-        AlignedError: a part of it is neither a column nor an expression over columns.
-    """
+    """Return a key; raise AlignedError if a part is neither a column nor an expression."""
     for part in selector:
         problem = key_problem(part, names)
         if problem is not None:
@@ -56,38 +52,38 @@ def select_copied_keys(
     *,
     fixed: bool = False,
 ) -> list[Selector]:
-    """Return the keys for which rows are copied; none if all rows go by the stream's key.
+    """Return the keys for which rows are copied; none if all rows use the stream's key.
 
     Args:
         stream: the stream's key.
-        names: its columns.
+        names: columns of the stream.
         declared: keys that rules may have.
-        first_rules: the first rules; what has a key that cannot be is refused later, by itself.
-        last_sent: what was sent last to the query's checkpoint; None for a new one.
+        first_rules: the first rules; a rule with an invalid key is refused later, alone.
+        last_sent: the set last sent to the query's checkpoint; None for a new checkpoint.
         fixed: rules have the stream's key, or a declared one. Otherwise rows of a keyed stream are
-            copied from the beginning, so that other keys can be added when the query starts again.
+            copied from the beginning, so that a restart of the query can add other keys.
 
     Raises:
-        AlignedError: a declared key cannot be, or the checkpoint is one without copies.
+        AlignedError: a declared key is invalid, or the checkpoint is one without copies.
     """
-    found = {check_selector(one, names, "selectors") for one in declared}
+    selectors = {check_selector(one, names, "selectors") for one in declared}
     if last_sent is not None and not last_sent.selectors:
-        if found - {stream}:
+        if selectors - {stream}:
             raise AlignedError(
                 "selectors are given, and rows were not copied before: the checkpoint is one"
                 " without copies. Begin a new one, with a new control file."
             )
         return []
-    found |= {stream, *(_rule_key(rule) or stream for rule in first_rules if not fixed)}
-    found = {one for one in found if not any(key_problem(part, names) for part in one)}
+    selectors |= {stream, *(_rule_key(rule) or stream for rule in first_rules if not fixed)}
+    selectors = {one for one in selectors if not any(key_problem(part, names) for part in one)}
     if last_sent is not None:
-        found |= {tuple(one) for one in last_sent.selectors}
+        selectors |= {tuple(one) for one in last_sent.selectors}
     plain = set(stream) <= set(names) and (fixed or not stream)
-    return sorted(found) if len(found) > 1 or not plain else []
+    return sorted(selectors) if len(selectors) > 1 or not plain else []
 
 
 def _rule_key(rule: Any) -> Selector:
-    """Return the key of a rule; none if it says none, or cannot be read."""
-    given = rule.get("key", ()) if isinstance(rule, Mapping) else getattr(rule, "key", ())
-    parts = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else []
+    """Return the key of a rule; an empty one if there is none, or it cannot be read."""
+    key = rule.get("key", ()) if isinstance(rule, Mapping) else getattr(rule, "key", ())
+    parts = [key] if isinstance(key, str) else key if isinstance(key, list | tuple) else []
     return tuple(parts) if all(isinstance(part, str) for part in parts) else ()

@@ -1,6 +1,6 @@
-"""Figures of rules on their way from the driver to the agent of the job.
+"""Reporting of rule metrics from the driver to the agent of the job.
 
-They are for people: what cannot be told is told with the next beat, and nothing waits for it.
+They are informational: a failed call is repeated with the next beat, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,19 @@ log = logging.getLogger("pe_agent.cep")
 
 MIN_REPORT_SECONDS = 2.0
 REPEAT_SECONDS = 20.0
-"""So often figures are told that are no others: the agent may be another one by now."""
+"""Interval at which unchanged metrics are repeated: the agent may have been replaced."""
 
 
 class _MetricsRequest(NamedTuple):
-    """What is told at once; nothing at all of a query that has ended."""
-
     rules: tuple[dict[str, Any], ...] = ()
     waiting: dict[str, Any] | None = None
 
 
 class RuleMetricsReporter:
-    """Tells the agent what the rules of one operator have done, as long as they run.
+    """Reports the metrics of one operator's rules to the agent while the query runs.
 
-    Args:
-        agent: returns the agent.
-        operator: the operator's name.
-        rules_log: name of the log with its sets of rules.
-        metrics: returns what rules have done; the agent takes the thousand on which most time was
-            spent.
-        waiting: returns what waits for the watermark, of an operator and the log of its sets.
-        errors: returns how often a version of a rule failed, by id and version.
-        is_running: says whether the query is there.
-        clock: a monotonic clock, in seconds.
+    The report contains the thousand rules with the most time. ``waiting`` takes operator and log
+    id of the rule sets. ``errors`` are counts by id and version. ``clock`` is monotonic seconds.
     """
 
     def __init__(
@@ -71,18 +61,18 @@ class RuleMetricsReporter:
         self._sent_at = 0.0
 
     def beat(self) -> None:
-        """Tell what is new; called about twice a second."""
+        """Send metrics if they are due; called about twice a second."""
         now = self._clock()
-        told = self._build_request() if self._is_running() else _MetricsRequest()
-        if now < self._sent_at + self._min_interval(told):
+        request = self._build_request() if self._is_running() else _MetricsRequest()
+        if now < self._sent_at + self._min_interval(request):
             return
         names = {"operator": self._operator, "log": self._rules_log}
         try:
-            self._agent().call("rules.figures", timeout=2.0, **names, **told._asdict())
+            self._agent().call("rules.figures", timeout=2.0, **names, **request._asdict())
         except StreambrokerError as error:
             log.debug("figures of rules are not taken: %s", error)
             return
-        self._sent, self._sent_at = told, now
+        self._sent, self._sent_at = request, now
 
     def _min_interval(self, request: _MetricsRequest) -> float:
         if request == (self._sent or _MetricsRequest()):
@@ -91,16 +81,16 @@ class RuleMetricsReporter:
 
     def _build_request(self) -> _MetricsRequest:
         rules = tuple(self._rule_metrics())
-        told = write_metrics(self._waiting(self._operator, self._rules_log))
-        waiting = {name: told[name] for name in ("rows", "first", "watermark")}
+        fields = write_metrics(self._waiting(self._operator, self._rules_log))
+        waiting = {name: fields[name] for name in ("rows", "first", "watermark")}
         return _MetricsRequest(rules, waiting) if rules else _MetricsRequest()
 
     def _rule_metrics(self) -> list[dict[str, Any]]:
         errors = self._errors()
-        found = []
-        figures = sorted(self._metrics(), key=lambda one: -one.nanoseconds)[:MAX_REPORTED_RULES]
-        for one in figures:
-            told = asdict(one)
-            del told["since"]
-            found.append({**told, "errors": errors.get((one.rule, one.version), 0)})
-        return found
+        rules = []
+        metrics = sorted(self._metrics(), key=lambda one: -one.nanoseconds)[:MAX_REPORTED_RULES]
+        for one in metrics:
+            fields = asdict(one)
+            del fields["since"]
+            rules.append({**fields, "errors": errors.get((one.rule, one.version), 0)})
+        return rules

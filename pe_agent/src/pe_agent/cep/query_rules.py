@@ -1,4 +1,4 @@
-"""The rules of a query beside its driver: where they are taken in, sent, and watched."""
+"""The rules of a query in its driver: where they are updated, sent and watched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("pe_agent.cep")
 
 
 class Processors:
-    """The rules of a query, beside its driver; ends with the query, or when it is closed."""
+    """The rules of a query, in its driver; watches until the query ends or `close` is called."""
 
     def __init__(
         self,
@@ -43,28 +43,28 @@ class Processors:
         self._discovery: Discovery | None = None
 
     def current_pattern_processors(self) -> list[PatternProcessor]:
-        """Return the rules that are on, scheduled ones included."""
+        """Return the enabled rules, scheduled ones included."""
         return self.manager.current_pattern_processors()
 
     def outcomes(self) -> list[RuleUpdate]:
-        """Return what became of each rule when its source was last read."""
+        """Return the outcome of each rule when its source was last read."""
         return list(self._outcomes.values())
 
     def figures(self) -> list[RuleMetrics]:
-        """Return what rules have done since the stream was made, and their runs.
+        """Return the metrics of rules since the stream was made, and their runs.
 
-        Of buckets without a window since then the runs are not known.
+        The runs of buckets without a window since then are not included.
         """
         return self.tally.metrics()
 
     def waiting(self, operator: str = "", log: str = "") -> WatermarkWait:
-        """Return how many rows wait for the watermark, for which time, and where it is.
+        """Return how many rows wait for the watermark, their earliest time, and the watermark.
 
-        Of buckets without a window since the stream was made nothing is known.
+        Buckets without a window since the stream was made are not included.
 
         Args:
-            operator: stands in the answer, like ``log``.
-            log: of the sets of rules.
+            operator: copied to the result, like ``log``.
+            log: log id of the rule sets.
         """
         return self.tally.waiting_rows(operator, log)
 
@@ -76,32 +76,28 @@ class Processors:
     def relevance(self) -> Relevance:
         """Which rows the rules have to see, or why that is every row.
 
-        Whether all exporters leave the others out `PE.status` tells, of each reader in ``rules``.
+        `PE.status` shows in ``rules`` of each reader whether all exporters leave out the others.
         """
         if self._relevance is None:
             return Relevance(why="push_down was not asked for")
         return self._relevance(self.manager.rules)
 
     def enable(self, rule: str) -> None:
-        """Turn a rule on again that has failed.
-
-        Raises:
-            KeyError: there is no such rule.
-        """
+        """Enable a rule again that has failed; raise KeyError if there is no such rule."""
         self.manager.enable(rule)
 
     @property
     def problem(self) -> str | None:
-        """Why rules could not be read or taken in when last tried; None if they could."""
+        """Why rules could not be read or applied at the last attempt; None if they could."""
         return None if self._discovery is None else self._discovery.problem
 
     @property
     def running(self) -> bool:
-        """Whether changes are still taken in."""
+        """Whether changes are still watched."""
         return self._discovery is not None and self._discovery.running
 
     def close(self) -> None:
-        """Take in no more changes."""
+        """Stop watching for changes."""
         if self._discovery is not None:
             self._discovery.close()
 
@@ -111,7 +107,7 @@ class Processors:
         first_rules: Wanted | None,
         on_outcomes: OutcomeListener | None,
     ) -> None:
-        """Take in the first rules, if they could be read, then begin to watch."""
+        """Apply the first rules, if they could be read, then start to watch."""
         self._outcome_listeners += [] if on_outcomes is None else [on_outcomes]
         if first_rules is not None:
             self.manager.on_pattern_processors_updated(first_rules)
@@ -121,11 +117,10 @@ class Processors:
         for one in outcomes:
             self._log_outcome(one)
         self._outcomes = {one.rule: one for one in outcomes}
-        for tell in self._outcome_listeners:
-            tell(outcomes)
+        for listener in self._outcome_listeners:
+            listener(outcomes)
 
     def _log_outcome(self, outcome: RuleUpdate) -> None:
-        """Log what became of a rule; what is refused again for the same reason is not repeated."""
         last = self.tally.window
         window = "the first window" if last is None else f"the window after {last}"
         if outcome.change == "refused":
@@ -150,9 +145,9 @@ class Processors:
         self.manager.disable(stopped.rule, stopped.version)
 
     def on_progress(self, buckets: int) -> None:
-        """Tell those who want to know how far the query is."""
+        """Report the progress of the query to listeners."""
         self.manager.on_applied(self.tally.progress(buckets))
 
     def on_ended(self) -> None:
-        """Close, without waiting for it."""
+        """Close in another thread, without waiting."""
         threading.Thread(target=self.close, name="pattern-rules-end", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What has become of the rules of a job: what a query says of them, and what others are told."""
+"""Progress and reports of a job's rules: a query's progress, and the reports made of it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ State: TypeAlias = Literal["active", "disabled", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a query has come with one version of a rule.
+    """Progress of a query with one version of a rule.
 
     Attributes:
-        rule: its id.
-        version: which version.
-        since: the window from which on it holds; None while no bucket has taken it in.
-        buckets: how many buckets have taken it in.
-        of: how many buckets there are; 0 if that is not known.
-        matches: what it has found in all.
+        since: the first window in which it applies; None until a bucket has applied it.
+        buckets: number of buckets that have applied it.
+        of: number of buckets; 0 if that is not known.
+        matches: total number of its matches.
         errors: how often it failed.
     """
 
@@ -36,17 +34,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleReport:
-    """What there is to tell of the rules of one id.
+    """Report of the rules of one id.
 
     Attributes:
-        rule: the id, or where it stands if it could not be read.
-        version: the first one there is, in force unless its time is still to come; or None.
-        state: of that version; ``disabled`` after an error, ``absent`` if there is none.
-        scheduled: the version that replaces it at its time; None if there is none.
-        progress: of that version, as far as a query has told.
-        refused: the version that is wanted and was refused; None if it was not, or has none.
-        reason: why: a word as of `RuleUpdate`; empty if nothing was refused.
-        message: a sentence to it.
+        rule: the id, or where the rule is defined if it could not be read.
+        version: the first version, active unless its start is scheduled; None if there is none.
+        state: state of that version; ``disabled`` after an error, ``absent`` if there is none.
+        scheduled: the version that is scheduled to replace it; None if there is none.
+        progress: progress of that version, if a query has reported any.
+        refused: the wanted version that was refused; None if none was, or it has no version.
+        reason: reason of the refusal, a word of `RuleUpdate`; empty if nothing was refused.
+        message: a sentence about the refusal.
     """
 
     rule: str
@@ -59,7 +57,7 @@ class RuleReport:
     message: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON-like data, the same for equal reports."""
+        """Return the report as JSON-like data, the same for equal reports."""
         progress = self.progress
         return {
             "id": self.rule,
@@ -78,32 +76,34 @@ class RuleReport:
 
 
 Listener: TypeAlias = Callable[[Sequence[RuleReport]], None]
-"""Gets the reports of all rules whenever one of them is another."""
+"""Receives the reports of all rules whenever one of them changes."""
 
 
 class RuleReports:
-    """Where the rules of a job stand, of what the manager and a query have said."""
+    """Reports of a job's rules, from the manager's outcomes and a query's progress."""
 
     def __init__(self) -> None:
         self._refused: dict[str, RuleUpdate] = {}
         self._progress: dict[tuple[str, int], Progress] = {}
 
     def apply_outcomes(self, outcomes: Iterable[RuleUpdate]) -> None:
-        """Take in what became of each rule of an update; a refusal is told until the next one."""
+        """Record the outcomes of an update; a refusal is reported until the next update."""
         self._refused = {each.rule: each for each in outcomes if each.change == "refused"}
 
     def apply_progress(self, progress: Iterable[Progress]) -> None:
-        """Take in how far a query is; counts never go back."""
+        """Record the progress of a query; counts never go back."""
         for each in progress:
             name = each.rule, each.version
-            known = self._progress.get(name, each)
-            matches, errors = max(each.matches, known.matches), max(each.errors, known.errors)
+            previous = self._progress.get(name, each)
+            matches, errors = max(each.matches, previous.matches), max(each.errors, previous.errors)
             self._progress[name] = replace(each, matches=matches, errors=errors)
 
     def reports(self, rules: RuleSet) -> list[RuleReport]:
-        """Return what there is to tell of each rule that is in a set or was refused."""
-        there = {(rule.id, rule.version) for each in rules.rules.values() for rule in each}
-        self._progress = {name: told for name, told in self._progress.items() if name in there}
+        """Return a report of each rule that is in a set or was refused; forget other progress."""
+        current = {(rule.id, rule.version) for each in rules.rules.values() for rule in each}
+        self._progress = {
+            name: progress for name, progress in self._progress.items() if name in current
+        }
         names = sorted({*rules.rules, *self._refused})
         return [self._report(name, rules) for name in names]
 

@@ -1,7 +1,6 @@
-"""How sets of rules reach the operators of a query: as control tuples, in a file.
+"""The way of rule sets to the operators of a query: as control tuples, in a file.
 
-What was sent last is what a query that starts again goes on with, whatever its source of rules says
-by then.
+A query that restarts continues with the last sent set, whatever its source of rules has by then.
 """
 
 from __future__ import annotations
@@ -22,63 +21,55 @@ if TYPE_CHECKING:
 
 
 class RulesLog(Protocol):
-    """Where sets of rules are sent to, durably and in order."""
+    """A durable, ordered log to which rule sets are sent."""
 
     @property
     def name(self) -> str:
-        """Which one it is, for good."""
+        """Id of the log; it never changes."""
 
     def last(self) -> PatternRules | None:
-        """Return what was sent last; None if nothing was."""
+        """Return the last sent set; None if none was sent."""
 
     def send(self, rules: PatternRules) -> None:
-        """Send a set; it holds from the beginning of a window that is not planned yet."""
+        """Send a set; it applies from the beginning of a window that is not planned yet."""
 
     def attach_to(self, stream: Stream) -> Stream:
-        """Return a stream with the sets as control tuples in it."""
+        """Return a stream that contains the sets as control tuples."""
 
 
 class RulesFile:
     """A control file with the sets of rules of one query."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, or make it.
-
-        Raises:
-            AlignedError: it is no file of control tuples.
-        """
+        """Open the file, or create it; raise AlignedError if it is no file of control tuples."""
         self._file = ControlFile(path)
 
     @property
     def name(self) -> str:
-        """Which file it is, wherever it lies."""
+        """Id of the file, independent of its path."""
         return self._file.log
 
     def last(self) -> PatternRules | None:
-        """Return what was sent last; None if nothing was."""
+        """Return the last sent set; None if none was sent."""
         for one in self._file.newest_first():
             if one.type == PatternRules.__name__:
                 return PatternRules(**one.payload)
         return None
 
     def send(self, rules: PatternRules) -> None:
-        """Send a set; it is on the disk when this returns."""
+        """Send a set; it is durable when this returns."""
         self._file.append(rules)
 
     def attach_to(self, stream: Stream) -> Stream:
-        """Return a stream with the file's tuples beside its rows."""
+        """Return the stream in union with the file's tuples."""
         return stream.union(control_stream(stream.spark, self._file.path))
 
 
 class ImportedRules(RulesFile):
-    """A file that an import carries; rows that no rule has to see stay where they are."""
+    """A file that an import carries, so that exporters send only rows that some rule has to see."""
 
     def attach_to(self, stream: Stream) -> Stream:
-        """Return the stream of the import, which brings the file's tuples.
-
-        Raises:
-            AlignedError: it is no import as it was subscribed to, or one of several.
-        """
+        """Return the import's stream; raise AlignedError unless it is one subscribed import."""
         if not isinstance(stream.data, ImportFrame) or len(stream.data.imports) != 1:
             raise AlignedError(
                 "push_down needs the stream of one import, as pe.subscribe(…, control=True) gives"
@@ -98,19 +89,12 @@ def to_pattern_rules(
     *,
     ticks: bool = False,
 ) -> PatternRules:
-    """Return a set of rules as it is sent.
-
-    Args:
-        rules: the set.
-        selectors: keys for which rows are copied.
-        relevance: which rows the set has to see; None where that makes no difference.
-        ticks: the query has a source of ticks.
-    """
-    told = relevance or Relevance()
+    """Return a set of rules in the form that is sent; without push-down ``relevance`` is None."""
+    needed = relevance or Relevance()
     return PatternRules(
         rules=rules.document(),
         selectors=[list(each) for each in sorted(selectors)],
-        relevant=told.filter,
-        whole=told.why,
+        relevant=needed.filter,
+        whole=needed.why,
         ticks=ticks,
     )

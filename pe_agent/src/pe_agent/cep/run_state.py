@@ -1,4 +1,4 @@
-"""Why nothing has matched: where the runs of a rule stand, in a query that runs or has ended."""
+"""Explanation of missing matches: the states of a rule's runs, from a query's checkpoint."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def explain(
     operator: str = "patterns",
     functions: Functions | None = None,
 ) -> dict[tuple[Any, ...], list[RunState]]:
-    """Return where the runs of a rule stand, by the values of their keys.
+    """Return the state of the runs of a rule, by the values of their keys.
 
-    It is what the last window left that has ended; the query may run meanwhile. All of the
-    operator's state is read into the driver.
+    It is the state after the last finished window; the query may be running. All of the operator's
+    state is read into the driver.
 
     Args:
         spark: a session.
         checkpoint: directory of the query's checkpoint.
-        rule: id of the rule; all its versions are looked at.
+        rule: id of the rule; all its versions are included.
         key: values of one key; None for all keys.
-        operator: name of the operator, as `pattern_processors` was given it.
+        operator: name of the operator, as passed to `pattern_processors`.
         functions: Python functions that conditions name.
 
     Raises:
         AlignedError: the checkpoint has no state of that operator.
         StateError: the state is damaged.
     """
-    found: dict[tuple[Any, ...], list[RunState]] = {}
+    states: dict[tuple[Any, ...], list[RunState]] = {}
     for bucket, blobs in read_states(spark, checkpoint, operator).items():
         if "rules" not in blobs:
             continue
-        made = PatternOperator(time="processing", functions=functions)
+        instance = PatternOperator(time="processing", functions=functions)
         window = Window(number=0, time=0, watermark=None, bucket=bucket, buckets=bucket + 1)
-        made.bind(window, None)
-        made.restore(made.state_version, blobs)
-        found |= made.engine.run_states(rule)
-    return {one: runs for one, runs in found.items() if key is None or one == tuple(key)}
+        instance.bind(window, None)
+        instance.restore(instance.state_version, blobs)
+        states |= instance.engine.run_states(rule)
+    return {one: runs for one, runs in states.items() if key is None or one == tuple(key)}

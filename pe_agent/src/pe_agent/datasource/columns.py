@@ -1,4 +1,4 @@
-"""Columns as Spark has them, from the DDL that agents tell; where there is no JVM to ask."""
+"""Spark types of the columns of a DDL text from an agent, parsed without a JVM."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ _SIMPLE: dict[str, type[spark.DataType]] = {
 
 
 def parse_struct(ddl: str) -> spark.StructType:
-    """Return the columns of a DDL text as Spark types.
-
-    Raises:
-        SchemaError: it is no list of columns, or has a type that Arrow rows are not packed with.
-    """
+    """Return a DDL text as Spark types; raise SchemaError if rows of it cannot be packed."""
     return spark.StructType(
         [spark.StructField(c.name, _parse_type(c.type)) for c in parse_ddl(ddl)]
     )
@@ -53,7 +49,7 @@ def _parse_type(text: str) -> spark.DataType:
 
 
 def _split_map_types(inner: str) -> tuple[str, str]:
-    """Return key and value type of a map."""
+    """Return key and value type of a map; the types themselves may contain commas."""
     depth = 0
     for at, sign in enumerate(inner):
         depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(sign, 0)

@@ -1,4 +1,4 @@
-"""How a source process asks its agent: it keeps its lease, and hears of news without waiting."""
+"""How a source process keeps its reader's lease and polls its agent without blocking."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ Answer = dict[str, Any]
 
 
 class Lease:
-    """Renews a reader's lease from the source process, for as long as that process lives.
+    """Renews a reader's lease from the source process, for as long as that process runs.
 
-    Attributes:
-        renewed_at: when the last call began that renewed the lease by itself.
+    ``renewed_at`` is the start of the last other call that renewed it (monotonic seconds).
     """
 
     def __init__(self, client: AgentClient, reader: str, session: str) -> None:
@@ -42,11 +41,11 @@ class Lease:
                     "reader.renew", reader=self._reader, session=self._session, timeout=2.0
                 )
             except Exception as error:
-                # The driver restarts its agent; without this thread the lease would end.
+                # Keep the thread: the driver restarts its agent, and the lease must not expire.
                 log.info("lease not renewed: %s", error)
 
     def end(self) -> None:
-        """Give the lease back, so that a restart need not wait for it."""
+        """Release the lease, so that a restart need not wait for its expiry."""
         self._ended.set()
         try:
             self._client.call(
@@ -57,11 +56,11 @@ class Lease:
 
 
 class Prefetcher:
-    """Asks for news in a thread, one call at a time, so that nobody waits for the answer.
+    """Polls the agent in a thread, one call at a time, so that the caller does not block.
 
-    It is for who comes again at once while there is nothing new. An answer that has lain for a
-    while is not used, for by now there may be news, or more of them; and who comes from elsewhere,
-    as with a trigger of some seconds, asks itself.
+    It serves callers that return at once while there is nothing new. A response older than
+    `FRESH_SECONDS` is discarded, because it may be out of date. A caller that comes back later
+    than that, as with a trigger of some seconds, has to ask the agent itself.
     """
 
     def __init__(self, fetch: Callable[[dict[str, Any]], Answer]) -> None:
@@ -73,18 +72,13 @@ class Prefetcher:
         self._last_empty: tuple[dict[str, Any], float] | None = None
 
     def note_empty(self, start: dict[str, Any]) -> None:
-        """It is known that there is nothing behind ``start`` at this moment."""
+        """Record that nothing follows ``start`` at this moment."""
         self._last_empty = (start, time.monotonic())
 
     def poll(self, start: dict[str, Any], seconds: float) -> Answer | None:
-        """Return what there is behind ``start``, None if the caller has to ask itself.
+        """Return what follows ``start``; None if the caller has to ask the agent itself.
 
-        Args:
-            start: an offset.
-            seconds: how long to wait for an answer; without one there is nothing new.
-
-        Raises:
-            StreambrokerError: what the call ended with.
+        Without a response after ``seconds``, nothing new is reported. Raises the error of the call.
         """
         if self._pending_start != start:
             if (

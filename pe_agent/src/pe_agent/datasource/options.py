@@ -62,7 +62,7 @@ OPTION_NAMES = PACKED_ONLY | frozenset(
         "queryname",
     }
 )
-"""Spark hands options over in lower case, its own among them."""
+"""All options in lower case, as Spark passes them, including options of Spark itself."""
 
 
 class AgentNotConfiguredError(StreambrokerError):
@@ -86,23 +86,23 @@ class OptionError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What one read or write was configured with.
+    """The options of one read or write.
 
     Attributes:
         port: name of the import or export.
         agent: ``grpc+tcp://host:port`` of the job's own agent.
         token: that agent's token.
-        agent_ca: file of the certificates to trust of agents; None for that of the environment.
-        agent_plain: ``allow`` for agents without TLS, too; None for what the environment says.
-        agent_certificate: file of the own certificate, for agents that ask for one, and
-            ``agent_key`` of its key; None for those of the environment.
-        max_bytes: bytes of a micro-batch at most, or one epoch.
-        reconnect: seconds for which a lost agent is tried again.
-        poll_wait: seconds that ``latestOffset`` may wait for news.
-        source: whether the column ``_source`` is added.
-        stop_at_end: with `availableNow` the run goes on until all exports have ended.
-        frame: name of the frame, by which the agent knows the queries that read it.
-        skip_lost: loss that nobody agreed to is counted, and does not stop the query.
+        agent_ca: file with the CA certificates of agents; None for that of the environment.
+        agent_plain: ``allow`` to call agents without TLS, too; None for the environment's setting.
+        agent_certificate: file of the own certificate, for agents that require one; ``agent_key``
+            is the file of its key. None for those of the environment.
+        max_bytes: maximum bytes of a micro-batch; a single epoch may exceed it.
+        reconnect: seconds for which an unreachable agent is retried.
+        poll_wait: seconds that ``latestOffset`` may wait for new data.
+        source: whether to add the column ``_source``.
+        stop_at_end: with `availableNow` the run continues until all exports have ended.
+        frame: name of the frame, by which the agent identifies the queries that read it.
+        skip_lost: count unexpected data loss instead of stopping the query.
         packing: how rows and control tuples are packed; None for plain rows.
     """
 
@@ -123,68 +123,55 @@ class Options:
     packing: Packing | None = None
 
     def trust(self) -> AgentTrust:
-        """Return whose agents are called, and what they are shown."""
+        """Return the trusted CA of agents, and the own certificate for them."""
         own = agent_tls.resolve_certificate(self.agent_certificate, self.agent_key)
         return agent_tls.resolve_agent_trust(self.agent_ca, self.agent_plain, own)
 
     @staticmethod
     def read(options: Mapping[str, str], port_option: str) -> Options:
-        """Check the options of one direction.
-
-        Args:
-            options: as Spark hands them over.
-            port_option: ``import`` or ``export``.
-
-        Raises:
-            OptionError: unknown, missing or wrong.
-            AgentNotConfiguredError: no agent given.
-        """
-        given = {name.lower(): value for name, value in options.items()}
-        unknown = sorted(name for name in given if name not in OPTION_NAMES)
+        """Parse and check Spark's options; ``port_option`` is ``import`` or ``export``."""
+        lowered = {name.lower(): value for name, value in options.items()}
+        unknown = sorted(name for name in lowered if name not in OPTION_NAMES)
         if unknown:
             raise OptionError(
                 f"unknown option {unknown[0]!r} of format streambroker; known are"
                 f" {', '.join(sorted(OPTION_NAMES - {'path', 'checkpointlocation', 'queryname'}))}."
             )
-        if not given.get(port_option):
+        if not lowered.get(port_option):
             raise OptionError(
                 f"option `{port_option}` is missing: name the {port_option} port, as in"
                 f' .option("{port_option}", "trades").'
             )
-        agent = given.get("agent") or os.environ.get("STREAMBROKER_AGENT", "")
+        agent = lowered.get("agent") or os.environ.get("STREAMBROKER_AGENT", "")
         if not agent:
             raise AgentNotConfiguredError
         return Options(
-            port=given[port_option],
+            port=lowered[port_option],
             agent=agent,
-            token=given.get("agenttoken") or os.environ.get("STREAMBROKER_AGENT_TOKEN", ""),
-            max_bytes=int(_read_number(given, "maxbytesperbatch", 256 << 20)),
-            reconnect=_read_number(given, "reconnect", 60.0),
-            poll_wait=_read_number(given, "pollwait", 0.02),
-            source=given.get("source", "false").lower() == "true",
-            frame=given.get("frame"),
-            stop_at_end=_read_bool(given, "stopatend", False),
-            skip_lost=not _read_bool(given, "failondataloss", True),
-            agent_ca=given.get("agentca"),
-            agent_plain=given.get("agentplain"),
-            agent_certificate=given.get("agentcertificate"),
-            agent_key=given.get("agentkey"),
-            packing=_read_packing(given),
+            token=lowered.get("agenttoken") or os.environ.get("STREAMBROKER_AGENT_TOKEN", ""),
+            max_bytes=int(_read_number(lowered, "maxbytesperbatch", 256 << 20)),
+            reconnect=_read_number(lowered, "reconnect", 60.0),
+            poll_wait=_read_number(lowered, "pollwait", 0.02),
+            source=lowered.get("source", "false").lower() == "true",
+            frame=lowered.get("frame"),
+            stop_at_end=_read_bool(lowered, "stopatend", False),
+            skip_lost=not _read_bool(lowered, "failondataloss", True),
+            agent_ca=lowered.get("agentca"),
+            agent_plain=lowered.get("agentplain"),
+            agent_certificate=lowered.get("agentcertificate"),
+            agent_key=lowered.get("agentkey"),
+            packing=_read_packing(lowered),
         )
 
 
 class SchemaUnknownError(StreambrokerError):
-    """No schema was given and no export matched in time."""
+    """No schema was passed and no export matched in time."""
 
     code = "SchemaUnknown"
 
 
 def fetch_schema(agent: AgentClient, port: str) -> str:
-    """Return the columns of an import as DDL; waits for a first match.
-
-    Raises:
-        SchemaUnknownError: none came in 60 s.
-    """
+    """Return an import's columns as DDL; raise SchemaUnknownError without a match after 60 s."""
     deadline = time.monotonic() + SCHEMA_WAIT_SECONDS
     while time.monotonic() < deadline:
         ddl = agent.call("schema", port=port, wait=2.0)["ddl"]
@@ -202,11 +189,7 @@ def format_ddl(schema: StructType) -> str:
 
 
 def _read_packing(options: Mapping[str, str]) -> Packing | None:
-    """Return how an import with ``control`` is packed.
-
-    Raises:
-        OptionError: an option is wrong, or means nothing without ``control``.
-    """
+    """Return how an import is packed; raise OptionError if one is wrong or needs ``control``."""
     if not _read_bool(options, "control", False):
         alone = sorted(PACKED_ONLY & set(options))
         if alone:

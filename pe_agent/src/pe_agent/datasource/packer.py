@@ -1,8 +1,10 @@
 """Rows and control tuples of an import, packed for the buckets of an operator.
 
-What ``read()`` gives with ``control`` is the packed row schema of core: rows with their place among
-all rows of the batch, control tuples for every bucket, and of each task one for no bucket, with the
-largest event time.
+With ``control``, ``read()`` returns core's packed row schema:
+
+- rows with their position among all rows of the batch,
+- control tuples, for every bucket,
+- per task one row for no bucket, with the largest event time.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 UNKNOWN_ROWS = (1 << 31) - 1
-"""Rows of a stream of which a ticket does not say how many there are."""
+"""Assumed row count of a stream if the ticket has none."""
 PACKED_DDL = "bucket int, seq bigint, n int, event_time timestamp, payload binary"
 
 
@@ -47,7 +49,7 @@ class NotNumberedError(StreambrokerError):
 
 
 class NotTimedError(StreambrokerError):
-    """An exporter of an older release does not tell the time of rows that rules leave out."""
+    """An exporter of an older release does not send the time of rows that rules leave out."""
 
     code = "NotTimed"
 
@@ -57,20 +59,16 @@ class Packing:
     """How an import is packed; see the options of the data source.
 
     Attributes:
-        columns: of its rows, as DDL; empty until they are known.
-        input: name of the operator's input.
-        buckets: how many there are.
+        columns: columns of its rows, as DDL; empty until they are known.
         key: columns whose values decide the bucket, with their types if they are to be cast.
         broadcast: every bucket gets every row.
         nulls: rows with a null in their key go to bucket 0.
-        event_time: the column with the event time, None if rows have none.
-        rank: which of the frames that the input's rows come from.
-        mergeable: types of control tuples of which the last one holds, and that do not cut.
-        unpacks_rows: what comes is taken apart into rows again, so each task is given the
-            ``IMMEDIATE`` tuples that are between its rows.
+        rank: position of this frame among the frames of the input.
+        mergeable: types of control tuples of which only the last one counts; they cut no window.
+        unpacks_rows: the packed rows are unpacked again, so each task also gets the ``IMMEDIATE``
+            tuples between its rows.
         log: the frame carries the agent's control log.
-        rules: control file with the rules that the frame carries, and that say which rows it needs;
-            None for none.
+        rules: control file whose rules the frame carries, and which decide the rows it needs.
     """
 
     columns: str = ""
@@ -94,32 +92,19 @@ class Packing:
         return parse_struct(self.columns)
 
     def layout(self, schema: pa.Schema) -> Layout:
-        """Return how rows are spread.
-
-        Args:
-            schema: of the rows, as they come.
-
-        Raises:
-            OperatorError: a column of the key is not there, or there cannot be such a layout.
-            SchemaError: the key cannot be read.
-        """
+        """Return how rows are spread over buckets; raise an error without the key's columns."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         typed = self.key_types()
         names = tuple(typed.names) if typed else _split_names(self.key)
-        given = Input(name=self.input, key=names, broadcast=self.broadcast)
-        wanted = to_arrow_schema(typed, timezone="UTC") if typed else schema
+        input_ = Input(name=self.input, key=names, broadcast=self.broadcast)
+        key_schema = to_arrow_schema(typed, timezone="UTC") if typed else schema
         for name in names if typed else ():
             make_layout(Input(name=self.input, key=(name,)), schema, self.buckets)
-        return make_layout(given, wanted, self.buckets, nulls=self.nulls)
+        return make_layout(input_, key_schema, self.buckets, nulls=self.nulls)
 
     def check(self) -> None:
-        """Refuse a key or an event time that the columns do not have.
-
-        Raises:
-            OperatorError: they do not have it, or it is no time.
-            SchemaError: the columns or the key cannot be read.
-        """
+        """Raise OperatorError or SchemaError unless key and event time fit the columns."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         schema = to_arrow_schema(self.struct, timezone="UTC")
@@ -134,7 +119,7 @@ class Packing:
             )
 
     def key_types(self) -> StructType | None:
-        """Return the key's columns with their types; None if the rows' own types hold."""
+        """Return the key's columns with their types; None if the rows' own types apply."""
         from pe_agent.datasource.columns import parse_struct
 
         entries = [one.strip() for one in self.key.split(",")]
@@ -146,7 +131,7 @@ def _split_names(key: str) -> tuple[str, ...]:
 
 
 class ImportPacker:
-    """Packs what one task reads of one slice."""
+    """Packs the rows that one task reads of one slice."""
 
     def __init__(self, packing: Packing, ticket: Mapping[str, Any]) -> None:
         self._packing = packing
@@ -163,13 +148,7 @@ class ImportPacker:
     def pack_rows(
         self, batch: pa.RecordBatch, block: int, row_numbers: pa.Array | None
     ) -> Iterator[pa.RecordBatch]:
-        """Pack the rows of one block.
-
-        Args:
-            batch: those that passed the filter, in the importer's columns.
-            block: which of the slice's blocks they are of.
-            row_numbers: their numbers in the block; None if all of it passed.
-        """
+        """Pack a block's rows that passed the filter; without ``row_numbers`` all passed."""
         if self._row_packer is None:
             self._row_packer = RowPacker(self._packing.layout(batch.schema))
         first = self._sequence_at(self._rows_before[block])
@@ -181,15 +160,12 @@ class ImportPacker:
         yield from self._row_packer.add(batch, space_positions(seq, self._slot_bits))
 
     def note_time(self, batch: pa.RecordBatch, metadata: Mapping[str, Any]) -> None:
-        """Note the largest event time of a block.
+        """Record the largest event time of a block.
 
-        Args:
-            batch: the rows that came of it.
-            metadata: what its exporter says of it; rows that rules leave out make time pass as
-                well.
+        If rules leave out rows, the metadata has to contain it, because all rows advance the time.
 
         Raises:
-            NotTimedError: it does not say how far time is.
+            NotTimedError: the metadata lacks it.
         """
         name = self._packing.event_time
         if name is None:
@@ -213,12 +189,7 @@ class ImportPacker:
     def pack_immediate(
         self, rows_before: Sequence[int], epochs: Sequence[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Pack copies of those ``IMMEDIATE`` tuples of a stream that may be between these rows.
-
-        Args:
-            rows_before: rows before each epoch.
-            epochs: the control tuples of each.
-        """
+        """Pack copies of those ``IMMEDIATE`` tuples of a stream that may be between these rows."""
         first = position_before(
             self._sequence_at(min(self._rows_before, default=0) + 1), self._slot_bits
         )
@@ -232,55 +203,50 @@ class ImportPacker:
     def _positions(
         self, rows_before: Sequence[int], epochs: Sequence[pa.RecordBatch]
     ) -> list[PositionedControl]:
-        """Return tuples of a stream with positions that rise in the order of their emission."""
+        """Return a stream's tuples with positions that rise in the order of their emission."""
         placed: list[PositionedControl] = []
-        there: Counter[int] = Counter()
+        used_slots: Counter[int] = Counter()
         for rows, batch in zip(rows_before, epochs, strict=True):
             for at, one in from_batch(batch):
                 position = self._sequence_at(len(placed))
                 if one.delivery is Delivery.IMMEDIATE:
                     place = self._sequence_at(rows + at)
-                    position = position_before(place, self._slot_bits, there[place])
-                    there[place] += 1
+                    position = position_before(place, self._slot_bits, used_slots[place])
+                    used_slots[place] += 1
                 placed.append((position, one))
         return placed
 
     def _pack_positioned(self, control: Sequence[PositionedControl]) -> Iterator[pa.RecordBatch]:
         mergeable = frozenset(self._packing.mergeable)
-        kept = {one.id for one in merge_controls([one for _, one in control], mergeable)}
+        kept_ids = {one.id for one in merge_controls([one for _, one in control], mergeable)}
         yield pack_control(
-            [(at, one) for at, one in control if one.id in kept],
+            [(at, one) for at, one in control if one.id in kept_ids],
             self._packing.input,
             self._packing.buckets,
         )
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Give the rows that are left, and the task's row for no bucket.
-
-        That one has the largest event time that was met.
-        """
+        """Yield the remaining rows, and the row for no bucket with the largest event time."""
         if self._row_packer is not None:
             yield from self._row_packer.flush()
         yield pack_watermark(self._latest)
 
 
 def link_control_slices(slices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return slices in which those with rows name the one with the control tuples of its stream."""
-    told = {one["stream"]: one for one in slices if one.get("control") and "stream" in one}
+    """Return the slices; those with rows refer to the control slice of their stream."""
+    control_slices = {
+        one["stream"]: one for one in slices if one.get("control") and "stream" in one
+    }
     return [
-        {**one, "marks": told[one["stream"]]}
-        if not one.get("control") and one["stream"] in told
+        {**one, "marks": control_slices[one["stream"]]}
+        if not one.get("control") and one["stream"] in control_slices
         else one
         for one in slices
     ]
 
 
 def read_row_numbers(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | None:
-    """Return the numbers of rows in their block, as an exporter sends them under a filter.
-
-    Raises:
-        NotNumberedError: it does not send them.
-    """
+    """Return the numbers of filtered rows in their block; raise NotNumberedError without them."""
     if not filtered:
         return None
     if SEQ not in batch.schema.names:

@@ -1,7 +1,8 @@
-"""Rules that an import carries: which it has read, and which rows they have to see.
+"""Rules that an import carries: how many it has read, and which rows they have to see.
 
-They stand in a control file. A tuple of it says in ``relevant`` which rows are needed until the
-next one that does; that goes to the agent with how far the file is read, so both are of one offset.
+The rules are in a control file. The field ``relevant`` of a tuple is the filter of needed rows, up
+to the next tuple with that field. The request to the agent contains the filter and the file
+position together, so both belong to the same offset.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def open_rules_file(path: str | None) -> PinnedRulesFile | None:
-    """Return what reads the rules of an import; None if it carries none."""
+    """Return the reader of an import's rules; None if it carries none."""
     return None if path is None else PinnedRulesFile(path)
 
 
 class PinnedRulesFile:
-    """A control file with rules, as one reader of an import reads it."""
+    """A control file with rules, as read by one reader of an import."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -37,28 +38,28 @@ class PinnedRulesFile:
         return ControlFileReader(self._path)
 
     def freeze_end(self) -> None:
-        """Read what there is now, and no more."""
+        """Limit reading to the current end of the file."""
         self._file.prepareForTriggerAvailableNow()
 
     def request_fields(self, start: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the agent is told.
+        """Return the rule fields of the request to the agent.
 
-        A window has so many rules as a window takes of a control file. With those that are not
-        the last no row is asked for: none is seen by rules that have been replaced.
+        A window takes a limited number of tuples of a control file. Until the last rules are
+        read, no rows are requested, so replaced rules never see a row.
 
         Args:
-            start: offset behind the batch before.
+            start: start offset of the batch.
 
         Returns:
             ``rules``: ``log``, ``next``, ``relevant`` (a filter, None for every row) and ``why``
-            that is so; and ``limit``, below which there is no row, if the window has not all rules.
+            (the reason for None). ``limit`` is empty, which allows no rows, if rules remain unread.
         """
         before = start.get("rules") or {"next": 0}
         at = self._file.latestOffset(before, None)
         if at["next"] != self._pinned["next"]:
             self._pinned = {"log": at["log"], "next": at["next"], **self._last_relevant(at["next"])}
-        asked = {"rules": dict(self._pinned)}
-        return asked if self.has_read_all(asked) else {**asked, "limit": {}}
+        fields = {"rules": dict(self._pinned)}
+        return fields if self.has_read_all(fields) else {**fields, "limit": {}}
 
     def _last_relevant(self, count: int) -> dict[str, Any]:
         for line in Lines(self._path).backwards(count):
@@ -68,7 +69,7 @@ class PinnedRulesFile:
         return {"relevant": None, "why": "nothing is said of the rows that rules have to see"}
 
     def has_read_all(self, start: Mapping[str, Any]) -> bool:
-        """Whether an offset has all rules that there are."""
+        """Return whether an offset includes all rules in the file."""
         pinned = start.get("rules")
         return pinned is not None and pinned["next"] == self._file.latestOffset({}, None)["next"]
 
@@ -79,28 +80,18 @@ class PinnedRulesFile:
         tickets: Sequence[dict[str, Any]],
         event_time: str | None,
     ) -> list[dict[str, Any]]:
-        """Return the slices of a batch, with one that has its rules.
-
-        Args:
-            start: offset behind the batch before.
-            end: offset behind the batch.
-            tickets: slices of rows and of other control tuples.
-            event_time: column with the event time; None if there is none.
-
-        Raises:
-            AlignedError: the file is another one, or has lost lines.
-        """
+        """Return the slices of a batch, with one that has its rules, from start to end offset."""
         pinned = end.get("rules")
         if pinned is None:
             return list(tickets)
-        found = [dict(one) for one in tickets]
-        for one in found:
+        slices = [dict(one) for one in tickets]
+        for one in slices:
             if event_time is not None and one["filter"] != pinned["own"]:
                 one["latest"] = {"column": event_time, "filter": pinned["own"]}
         before = start.get("rules") or {"log": pinned["log"], "next": 0}
         for part in self._file.partitions(before, pinned):
             tuples = [[0, json.loads(line)] for line in part.value]
-            found.append(
+            slices.append(
                 {"control": True, "tuples": tuples, "part": 0, "before": [0], "filter": None}
             )
-        return found
+        return slices

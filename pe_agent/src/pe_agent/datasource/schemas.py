@@ -1,4 +1,4 @@
-"""Columns as users give them: DDL, Spark's type, or an Arrow schema."""
+"""Columns in the forms that users pass them: DDL, Spark's type, or an Arrow schema."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ from pe_agent.datasource.columns import parse_struct
 from streambroker_core.errors import SchemaError
 
 Columns: TypeAlias = "str | StructType | pa.Schema"
-"""What every ``schema=`` takes."""
+"""Type of every ``schema=`` argument."""
 
 
 def as_spark_schema(schema: Columns) -> StructType:
-    """Return columns as Spark has them; no Spark has to run.
-
-    Raises:
-        SchemaError: it is no list of columns.
-    """
+    """Return columns as a Spark type, without running Spark; raise SchemaError if unreadable."""
     if isinstance(schema, StructType):
         return schema
     if isinstance(schema, pa.Schema):
@@ -30,11 +26,7 @@ def as_spark_schema(schema: Columns) -> StructType:
 
 
 def as_arrow_schema(schema: Columns) -> pa.Schema:
-    """Return columns as Arrow has them.
-
-    Raises:
-        SchemaError: as for :func:`as_spark_schema`.
-    """
+    """Return columns as an Arrow schema; raise SchemaError if unreadable."""
     if isinstance(schema, pa.Schema):
         return schema
     from pe_agent.aligned.runtime.frames import spark_to_arrow
@@ -43,11 +35,7 @@ def as_arrow_schema(schema: Columns) -> pa.Schema:
 
 
 def as_ddl(schema: Columns) -> str:
-    """Return columns as DDL; a text as it is.
-
-    Raises:
-        SchemaError: it is neither a text nor a schema.
-    """
+    """Return columns as DDL, a text unchanged; raise SchemaError if they are no text or schema."""
     if isinstance(schema, StructType | pa.Schema):
         from pe_agent.datasource.options import format_ddl
 
@@ -56,11 +44,7 @@ def as_ddl(schema: Columns) -> str:
 
 
 def check_ddl(schema: Any) -> str:
-    """Return DDL, or refuse what is no schema.
-
-    Raises:
-        SchemaError: it is none.
-    """
+    """Return DDL unchanged; raise SchemaError if it is no text."""
     if not isinstance(schema, str):
         raise SchemaError(
             f"schema is {type(schema).__name__}; give DDL such as 'id string, price double', a"

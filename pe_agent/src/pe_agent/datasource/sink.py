@@ -1,7 +1,7 @@
 """The writing side: tasks stage rows at the agent, the commit publishes them as one epoch.
 
-The agent is asked for admission in ``write`` and nowhere else: Spark can interrupt a task, but
-neither the writer's constructor nor the commit.
+Only ``write`` asks the agent for admission, because Spark can interrupt a task but neither the
+writer's constructor nor the commit.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from streambroker_core.errors import StreambrokerError
 log = logging.getLogger("pe_agent")
 
 COMMIT_SECONDS = 10.0
-"""For how long a commit tries at most: Spark cannot interrupt it, so ``query.stop()`` waits."""
+"""Maximum time a commit retries: Spark cannot interrupt it, so ``query.stop()`` waits."""
 ABORT_SECONDS = 2.0
-"""For how long an abort may take; what it does not discard is swept with the next publish."""
+"""Maximum time of an abort; the next publish discards the stages that it does not reach."""
 
 RESERVED = ("_control", "_seq", "_pid", "_now", "_source")
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one task tells the commit; everything the manifest needs comes from here."""
+    """Commit message of a write task; everything in the manifest comes from these messages."""
 
     export: str
     query: str
@@ -53,12 +53,12 @@ class Staged(WriterCommitMessage):
 
     @property
     def rows(self) -> int:
-        """How many rows it has staged."""
+        """Number of rows that the task has staged."""
         return 0 if self.stage is None else int(self.stage["rows"])
 
 
 class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
-    """Writes one micro-batch. Spark makes a new one for each batch, and another for its commit."""
+    """Writes one micro-batch. Spark makes one for each batch, and another one for its commit."""
 
     def __init__(self, schema: StructType, options: Options, overwrite: bool) -> None:
         if overwrite:
@@ -83,7 +83,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
 
         Raises:
             AgentRefusedError: the export is unknown or in use, the batch differs, the disk is full.
-            AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds.
+            AgentUnreachableError: the own agent did not answer for ``reconnect`` seconds.
         """
         if self._options.packing is not None:
             return self.write_with_control(lambda unpacker: unpacker.unpack_rows(iterator))
@@ -96,14 +96,13 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     def write_with_control(
         self, produce_rows: Callable[[Unpacker], Iterator[pa.RecordBatch]]
     ) -> WriterCommitMessage:
-        """Stage the task's rows; its control tuples go with the commit.
+        """Stage the task's rows; its control tuples are part of the commit message.
 
-        Args:
-            produce_rows: gives the rows to stage, and the control tuples to the unpacker.
+        ``produce_rows`` yields the rows to stage, and passes the control tuples to the unpacker.
 
         Raises:
             AgentRefusedError, AgentUnreachableError: see :meth:`write`.
-            ControlLimitError: the query emits more tuples than one epoch takes.
+            ControlLimitError: the query emits more tuples than fit into one epoch.
         """
         staged, schema = self._new_message(), self._arrow_schema()
         where = f"batch {staged.batch} of export {staged.export}"
@@ -118,11 +117,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         return staged
 
     def _new_message(self) -> Staged:
-        """Return what the task begins with: whose batch it writes.
-
-        Raises:
-            OptionError: it is in no task of a streaming query.
-        """
+        """Return the task's empty message; raise OptionError outside of a streaming query."""
         context = TaskContext.get()
         if context is None:
             raise OptionError("rows can be written only inside a Spark task.")
@@ -144,10 +139,10 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         return AgentClient(self._options.agent, self._options.token, self._trust)
 
     def _admit(self, staged: Staged, schema: pa.Schema) -> dict[str, Any]:
-        """Wait until the export takes this batch: its log has room and no other query has it."""
+        """Wait until the export admits this batch: its log has room, no other query uses it."""
         arrow = _encode_schema(schema)
         renewed: int | None = None
-        told = False
+        logged = False
         deadline = time.monotonic() + self._options.reconnect
         while True:
             try:
@@ -170,28 +165,28 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 return answer
             if "occupied" in answer:
                 renewed = answer["occupied"]["renewed"]
-            if "waiting" in answer and not told:
-                told = True
+            if "waiting" in answer and not logged:
+                logged = True
                 log.warning("export %s waits for its readers: %s", staged.export, answer["waiting"])
             time.sleep(0.05)
 
     def _stage(
         self, staged: Staged, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
     ) -> dict[str, Any]:
-        """Ask for admission and send the rows; to another agent if one was lost in between.
+        """Get admission and send the rows; retry at another agent if one fails.
 
-        Once more than the first batch has been taken from Spark there is no second try: the task
-        fails, and Spark repeats it or the query.
+        There is no retry once more than the first batch was taken from Spark: the task fails, and
+        Spark repeats it or the query.
         """
         deadline = time.monotonic() + self._options.reconnect
         taken: list[pa.RecordBatch] = []
-        places = StageTargets(self._client(), staged.partition)
+        targets = StageTargets(self._client(), staged.partition)
         while True:
-            place = places.next_target(self._admit(staged, first.schema))
+            target = targets.next_target(self._admit(staged, first.schema))
             try:
-                return self._send_rows(place, staged, first, rest, taken)
+                return self._send_rows(target, staged, first, rest, taken)
             except StreambrokerError as error:
-                again = places.should_retry(place, error)
+                again = targets.should_retry(target, error)
                 if taken or not again or time.monotonic() > deadline:
                     raise
             time.sleep(0.05)
@@ -223,12 +218,12 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
     # -- driver ------------------------------------------------------------------------------
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the stages the messages name; repeated after a crash, published once.
+        """Publish the stages that the messages name; a repeat after a crash publishes nothing new.
 
         Raises:
-            AgentUnreachableError: the own agent, or one that has a stage, stayed away for
-                :data:`COMMIT_SECONDS`, or for ``reconnect`` if that is less; the batch comes
-                again when the query is started.
+            AgentUnreachableError: the own agent, or one that has a stage, did not answer for
+                :data:`COMMIT_SECONDS`, or for ``reconnect`` if that is less. The batch is repeated
+                when the query is started again.
             AgentRefusedError: a stage is missing, the batch differs, the run was replaced.
         """
         staged = _staged_messages(messages)
@@ -260,11 +255,6 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
                 time.sleep(0.2)
 
     def _control_fields(self, staged: list[Staged]) -> dict[str, Any]:
-        """Return what a commit says of control tuples; nothing if there are none.
-
-        Raises:
-            ControlLimitError: the query emits more than one epoch takes.
-        """
         tasks = [(s.rows, s.control) for s in staged]
         rows = sum(s.rows for s in staged)
         where = f"batch {staged[0].batch} of export {staged[0].export}"
@@ -277,13 +267,12 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
         }
 
     def _arrow_schema(self) -> pa.Schema:
-        """Return the Arrow schema of the rows."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         return to_arrow_schema(self._row_schema, timezone="UTC")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Discard what was staged and not published."""
+        """Discard the stages that were not published."""
         staged = _staged_messages(messages)
         if not staged:
             return
@@ -303,11 +292,7 @@ class StreambrokerStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _unpacked_schema(schema: StructType, packing: Packing) -> StructType:
-    """Return the columns of the rows that a packed frame holds.
-
-    Raises:
-        OptionError: the frame is not packed, or its columns are not named.
-    """
+    """Return the columns of the rows in a packed frame; raise OptionError if they are not known."""
     if schema.names != parse_struct(PACKED_DDL).names or not packing.columns:
         raise OptionError(
             "with `control` the frame has to have the packed rows of an operator"

@@ -1,4 +1,4 @@
-"""What a slice says to people, and what a task adds to it."""
+"""Descriptions of a slice for messages, and the columns and ids that a task adds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streambroker_core.model import pe_of
 
 
 def current_query() -> str | None:
-    """Return the query that this task belongs to."""
+    """Return the id of the query that this task belongs to; None outside of a task."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty("sql.streaming.queryId")
 
@@ -20,20 +20,20 @@ def current_query() -> str | None:
 def build_source_column(
     type_: pa.DataType, rows: int, ticket: dict[str, Any], meta: dict[str, Any]
 ) -> pa.Array:
-    """Return the column that says whence rows came."""
+    """Return the `_source` column."""
     _, job, _, port = ticket["export"].split("/")
     value = {"job": job, "port": port, "stream": ticket["stream"], "epoch": meta["epoch"]}
     return pa.array([value] * rows, type=type_)
 
 
 def describe_planned(start: dict[str, Any], end: dict[str, Any]) -> str:
-    """Return what a batch reads, in words."""
-    wanted = ranges(Offset.decode(start), Offset.decode(end))
-    return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in wanted.items())
+    """Return the epochs that a batch reads, as text for messages."""
+    planned = ranges(Offset.decode(start), Offset.decode(end))
+    return ", ".join(f"epochs {f} to {n - 1} of stream {s}" for s, (f, n) in planned.items())
 
 
 def describe_epochs(ticket: dict[str, Any]) -> str:
-    """Return which epochs a ticket is for, in words."""
+    """Return the range of epochs of a ticket, as text for messages."""
     numbers = [p[0] for p in ticket["pieces"]]
     return f"{min(numbers)} to {max(numbers)}"
 

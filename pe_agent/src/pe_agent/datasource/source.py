@@ -1,7 +1,7 @@
-"""The reading side, and the class Spark finds.
+"""The reading side, and the data source class that Spark instantiates.
 
-Spark keeps one reader instance per query run in a process of its own for ``latestOffset`` and
-``partitions``; ``read`` runs on pickled copies in workers, so a slice carries all it needs.
+Spark keeps one reader per query run in a process of its own for ``latestOffset`` and
+``partitions``. ``read`` runs on pickled copies in workers, so a slice carries all it needs.
 """
 
 from __future__ import annotations
@@ -70,26 +70,31 @@ HEADS_WAIT = 10.0
 
 
 class ExportRefusesError(StreambrokerError):
-    """An export refuses what a run up to a limit has still to read of it."""
+    """An export refuses to provide what a run up to a limit still has to read."""
 
     code = "NothingGiven"
 
 
 class StreambrokerDataSource(DataSource):
-    """``spark.readStream.format("streambroker").option("import", port)`` and the like.
+    """``spark.readStream.format("streambroker").option("import", port)``, and writing.
 
     Options: ``import`` or ``export`` (the port), ``agent``, ``agentToken``, ``maxBytesPerBatch``
     (bytes, default 256 MiB or one epoch), ``reconnect`` (seconds, default 60), ``source``,
     ``failOnDataLoss`` (default true), ``stopAtEnd``, ``agentCa`` (a file) and ``agentPlain``.
 
-    With ``control`` an import gives packed rows for an operator: ``columns`` (DDL; default those of
-    the first match), ``input`` (its name there, default ``in``), ``buckets`` (default 64), ``key``
-    (columns, with types if they are to be cast), ``broadcast``, ``nulls``, ``eventTime`` (a
-    column), ``rank`` (of this frame among those of the input), ``list_mergeable`` (types of
-    tuples),
-    ``controlLog`` (this source of the query carries the agent's control log), ``apart`` (packed
-    rows are taken apart again), ``rulesFile`` (it carries the rules in this control file, and needs
-    only rows that these have to see).
+    With ``control`` an import returns packed rows for an operator:
+
+    - ``columns``: DDL; default those of the first match
+    - ``input``: name of the operator's input, default ``in``
+    - ``buckets``: default 64
+    - ``key``: columns, with types if they are to be cast
+    - ``broadcast``, ``nulls``, ``eventTime`` (a column)
+    - ``rank``: position of this frame among those of the input
+    - ``mergeable``: types of tuples
+    - ``controlLog``: this source of the query carries the agent's control log
+    - ``apart``: packed rows are unpacked again
+    - ``rulesFile``: control file whose rules the source carries; it reads only rows that these
+      rules have to see
     """
 
     @classmethod
@@ -129,7 +134,7 @@ class StreambrokerDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Refuse batch writes: without a batch id nothing could be published exactly once.
 
-        Why no options take its place: ``docs/decisions/0039-batch-writes-are-refused.md``.
+        Rejected alternatives: ``docs/decisions/0039-batch-writes-are-refused.md``.
         """
         raise OptionError(
             "format streambroker writes streams only: use df.writeStream, or pe.publish(df, port)."
@@ -137,12 +142,11 @@ class StreambrokerDataSource(DataSource):
 
 
 def _fetch_columns(options: Options) -> str:
-    """Return the columns of an import's first match as DDL."""
     return fetch_schema(AgentClient(options.agent, options.token, options.trust()), options.port)
 
 
 class Slice(InputPartition):
-    """Blocks of planned epochs for one task: the ticket, where to show it, and whom to trust."""
+    """Blocks of planned epochs for one task: the ticket, and the TLS trust for its agent."""
 
     def __init__(self, ticket: dict[str, Any], trust: AgentTrust) -> None:
         self.value = ticket
@@ -181,19 +185,19 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     # -- driver side -------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the offset before the first; it is constant and has no reader."""
+        """Return the initial offset; it is constant and names no reader."""
         return Offset().encode()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return no limit: ``maxBytesPerBatch`` is the agent's business."""
+        """Return no limit: the agent applies ``maxBytesPerBatch``."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix how far this run reads; with ``stopAtEnd`` to the end of all exports.
+        """Fix the limit of this run; with ``stopAtEnd`` it is the end of all exports.
 
         Raises:
-            AgentUnreachableError: the own agent stayed away for ``reconnect`` seconds, or that of
-                every exporter did; a run that could read nothing must not look like one that had
+            AgentUnreachableError: the own agent, or that of every exporter, did not answer for
+                ``reconnect`` seconds. A run that could read nothing must not look like one that had
                 nothing to read.
             AgentRefusedError: ``RoutesUnknown`` for as long.
         """
@@ -232,14 +236,14 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     ) -> dict[str, Any]:
         """Acknowledge ``start``, plan the next batch and return its end.
 
-        An agent that is away changes nothing: ``start`` is returned and Spark asks again. A run
-        up to a limit would end with that, so it waits for agents that it needs.
+        If an agent is unreachable, ``start`` is returned and Spark calls again. In a run up to a
+        limit that would end the run, so it waits for the agents that it needs.
 
         Raises:
-            AgentUnreachableError: in a run up to a limit, the own agent, or an exporter's that has
-                not reached it, stayed away for ``reconnect`` seconds.
-            NothingGivenError: an export that has not reached it has refused for as long; so it is
-                with ``stopAtEnd`` once there is nothing to wait for but exports that refuse.
+            AgentUnreachableError: in a run up to a limit, the own agent, or that of an exporter
+                below the limit, did not answer for ``reconnect`` seconds.
+            ExportRefusesError: an export below the limit has refused for as long. With
+                ``stopAtEnd``: only exports that refuse are left to wait for.
         """
         request = self._request(start)
         if self._reads_to_end:
@@ -286,8 +290,8 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         packing = self._options.packing
         if packing is None:
             return {}
-        told: dict[str, Any] = {"control": list(packing.mergeable)}
-        return {**told, "log": True, "log_limit": self._log_limit} if packing.log else told
+        fields: dict[str, Any] = {"control": list(packing.mergeable)}
+        return {**fields, "log": True, "log_limit": self._log_limit} if packing.log else fields
 
     def _prefetch(self, start: dict[str, Any]) -> dict[str, Any]:
         more = {"aside": True, "wait": PREFETCH_WAIT_SECONDS}
@@ -317,11 +321,10 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 time.sleep(RETRY_SECONDS)
 
     def _lagging_error(self, exports: list[str], refused: dict[str, str]) -> StreambrokerError:
-        """Return why a run up to a limit cannot reach it."""
         import_, seconds = f"import {self._options.port}", f"{self._options.reconnect:.0f} s"
         silent = [export for export in exports if export not in refused]
         if not silent:
-            why = "; ".join(f"{export}: {said}" for export, said in sorted(refused.items()))
+            why = "; ".join(f"{export}: {message}" for export, message in sorted(refused.items()))
             return ExportRefusesError(
                 f"{import_} is given nothing for {seconds} of what this run is to read. {why}."
                 " What was read is kept; correct that, and start the query again."
@@ -347,13 +350,13 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Register the plan of a batch again and cut it; a pure function of the two offsets.
 
-        With ``failOnDataLoss`` false epochs that are gone are left out, here and nowhere else, so
-        that all tasks of the batch see the same.
+        With ``failOnDataLoss`` false, lost epochs are skipped here and nowhere else, so all tasks
+        of the batch see the same rows.
 
         Raises:
-            AgentUnreachableError: an exporter's agent stayed away for ``reconnect`` seconds.
+            AgentUnreachableError: an exporter's agent did not answer for ``reconnect`` seconds.
             AgentRefusedError: ``PlanRefused``, it refused for as long.
-            OptionError: the batch was planned, in an earlier run, without columns of the schema.
+            OptionError: an earlier run planned the batch without columns of the schema.
         """
         self._start_lease(end["reader"])
         deadline = time.monotonic() + self._options.reconnect
@@ -391,7 +394,6 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                 time.sleep(0.2)
 
     def _not_planned_error(self, error: StreambrokerError, epochs_text: str) -> StreambrokerError:
-        """Return why a batch cannot be cut: the exporter's agent is away, or refuses."""
         why = (
             f"import {self._options.port} cannot read its planned epochs for"
             f" {self._options.reconnect:.0f} s: {error} It still has to read {epochs_text}."
@@ -403,7 +405,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return AgentUnreachableError(f"{why} the exporter's agent is back.")
 
     def _check_columns(self, end: dict[str, Any]) -> None:
-        """Refuse a batch that an earlier run has planned with fewer columns than this one reads."""
+        """Raise if an earlier run planned the batch with fewer columns than this one reads."""
         planned = end["columns"]
         missing = [] if planned is None else [c for c in self._columns.names if c not in planned]
         if missing:
@@ -428,10 +430,10 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             time.sleep(min(0.5, answer["busy"]["seconds"] + 0.01))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: ``latestOffset`` acknowledges, earlier and also when idle."""
+        """Do nothing: ``latestOffset`` acknowledges, earlier and also when idle."""
 
     def stop(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         if self._lease is not None:
             self._lease.end()
 
@@ -445,26 +447,22 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
     # -- task side ---------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the slice's rows; a lost connection is taken up again behind the last block.
-
-        Raises:
-            AgentUnreachableError: the exporter's agent stayed away for ``reconnect`` seconds.
-        """
+        """Yield the slice's rows; resume a lost connection for up to ``reconnect`` seconds."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        mine = cast(Slice, partition)
-        self._trust = mine.trust
-        ticket: dict[str, Any] = {**mine.value, "query": current_query()}
-        wanted = to_arrow_schema(self._row_schema, timezone="UTC")
+        slice_ = cast(Slice, partition)
+        self._trust = slice_.trust
+        ticket: dict[str, Any] = {**slice_.value, "query": current_query()}
+        row_schema = to_arrow_schema(self._row_schema, timezone="UTC")
         packing = self._options.packing
         if packing is None:
             for batch, meta in self._read_blocks(ticket):
                 if batch.num_rows:
-                    yield self._cast_batch(batch, wanted, ticket, meta)
+                    yield self._cast_batch(batch, row_schema, ticket, meta)
             freeze_modules("read")
             return
         packed = to_arrow_schema(self._schema, timezone="UTC")
-        for batch in self._read_packed(ticket, wanted, ImportPacker(packing, ticket)):
+        for batch in self._read_packed(ticket, row_schema, ImportPacker(packing, ticket)):
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=packed)
         freeze_modules("read")
@@ -479,24 +477,19 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         else:
             if "marks" in ticket:
                 marks = {**ticket["marks"], "query": ticket["query"]}
-                told = [batch for batch, _ in self._read_blocks(marks)]
-                yield from packer.pack_immediate(marks["before"], told)
+                control = [batch for batch, _ in self._read_blocks(marks)]
+                yield from packer.pack_immediate(marks["before"], control)
             for number, (batch, meta) in enumerate(self._read_blocks(ticket)):
                 packer.note_time(batch, meta)
                 if batch.num_rows:
-                    places = read_row_numbers(batch, filtered=ticket["filter"] is not None)
+                    row_numbers = read_row_numbers(batch, filtered=ticket["filter"] is not None)
                     shaped = self._cast_batch(batch, row_schema, ticket, meta)
-                    yield from packer.pack_rows(shaped, number, places)
+                    yield from packer.pack_rows(shaped, number, row_numbers)
         yield from packer.finish()
 
     def _read_blocks(
         self, ticket: dict[str, Any]
     ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
-        """Yield each block of a slice with what is said of it, also one without rows.
-
-        Raises:
-            AgentUnreachableError: see :meth:`read`.
-        """
         location, done = ticket["location"], 0
         until: float | None = None
         while True:
@@ -543,7 +536,6 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         ticket: dict[str, Any],
         meta: dict[str, Any],
     ) -> pa.RecordBatch:
-        """Return the batch in exactly the Arrow schema that Spark expects."""
         if batch.schema.equals(row_schema):
             return batch
         arrays = []

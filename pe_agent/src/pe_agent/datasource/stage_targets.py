@@ -1,4 +1,4 @@
-"""At which of a job's agents a task stages its rows: partitions are dealt out over all of them."""
+"""Choice of the job's agent at which a task stages rows: partitions are spread over all agents."""
 
 from __future__ import annotations
 
@@ -14,43 +14,40 @@ RETRYABLE_CODES = ("AgentUnreachable", "NotAdmitted")
 
 @dataclass(frozen=True, slots=True)
 class StageTarget:
-    """One agent that takes a stage; ``extra_fields`` are what its command has beside the usual."""
+    """An agent to stage at; ``extra_fields`` are added to its command, empty for the own agent."""
 
     client: AgentClient
     extra_fields: Mapping[str, Any]
 
     def is_shard_agent(self) -> bool:
-        """Whether it is not the export's own agent."""
+        """Return whether the target is another agent than the export's own."""
         return bool(self.extra_fields)
 
 
 class StageTargets:
-    """The agents that a task tries in turn, its partition's own first.
-
-    Args:
-        home: the job's own agent, the home of its exports.
-        partition: number of the task's partition.
-    """
+    """The agents that a task tries in turn, its partition's first; ``home`` owns the exports."""
 
     def __init__(self, home: AgentClient, partition: int) -> None:
         self._home, self._partition, self._tried = home, partition, 0
         self._count = 1
 
     def next_target(self, admitted: Mapping[str, Any]) -> StageTarget:
-        """Return where to stage, by what the own agent answered to the admission."""
-        fellows = admitted.get("fellows", ())
-        self._count = 1 + len(fellows)
+        """Return where to stage, from the own agent's response to the admission."""
+        shard_agents = admitted.get("fellows", ())
+        self._count = 1 + len(shard_agents)
         at = (self._partition + self._tried) % self._count
         if at == 0:
             return StageTarget(self._home, {})
-        fellow = fellows[at - 1]
-        home = {name: admitted[name] for name in ("home", "stream", "limit")}
-        return StageTarget(AgentClient(fellow["location"], fellow["token"], self._home.trust), home)
+        chosen = shard_agents[at - 1]
+        extra_fields = {name: admitted[name] for name in ("home", "stream", "limit")}
+        return StageTarget(
+            AgentClient(chosen["location"], chosen["token"], self._home.trust), extra_fields
+        )
 
     def should_retry(self, target: StageTarget, error: StreambrokerError) -> bool:
-        """Whether a stage that came to nothing may be tried at the next agent, or once more.
+        """Return whether a failed stage may be retried at the next agent, or at the same one.
 
-        What keeps a fellow from taking it, such as its disk, need not keep the others.
+        What prevents one shard agent from staging, such as its disk, may not affect the others.
         """
         self._tried += 1
         return error.code in RETRYABLE_CODES or (

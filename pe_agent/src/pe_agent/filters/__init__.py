@@ -1,7 +1,7 @@
-"""Filters on record batches: a typed expression becomes a mask of rows.
+"""Filters on record batches: compile a typed expression to a row mask.
 
-Every mask equals what the scalar evaluator says of each row; where Arrow's
-kernels differ, `filter_kernels` guards them.
+Every mask equals the result of the scalar evaluator for each row. Where Arrow's kernels differ,
+`pe_agent.filters.kernels` guards them.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _MATCHES = {
     "contains": pc.match_substring,
 }
 _UNKNOWN = pa.scalar(None, pa.bool_())
-# More equality kernels than this cost more than one lookup in a set.
+# Above this number of equality kernels, one set lookup is cheaper.
 _MAX_COMPARISONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledFilter:
-    """A filter that fits one schema, ready for batches.
+    """A filter compiled for one schema.
 
     Attributes:
-        text: canonical; equal texts give equal masks.
-        columns: those it reads, sorted.
+        text: canonical text; equal texts give equal masks.
+        columns: names of the columns it reads, sorted.
     """
 
     text: str
@@ -72,26 +72,24 @@ class CompiledFilter:
         """Return which rows pass.
 
         Args:
-            batch: has the columns of the filter, other columns do not matter.
-            cache: masks of predicates on this very batch by their canonical
-                text, to be shared by several filters; filled by each of them.
+            batch: has at least the columns of the filter.
+            cache: masks of predicates on this batch by their canonical text, shared by several
+                filters; each filter adds its own.
 
         Returns:
-            As many values as rows, none of them null: unknown does not pass.
+            One value per row, never null: unknown does not pass.
 
         Raises:
             SchemaError: a column is missing or cannot be read as its type.
         """
-        answer = self._mask(_TypedBatch(batch, {} if cache is None else cache))
-        if not isinstance(answer, pa.Array):
-            return pa.repeat(pa.scalar(answer is True), batch.num_rows)
-        return answer.fill_null(False) if answer.null_count else answer
+        result = self._mask(_TypedBatch(batch, {} if cache is None else cache))
+        if not isinstance(result, pa.Array):
+            return pa.repeat(pa.scalar(result is True), batch.num_rows)
+        return result.fill_null(False) if result.null_count else result
 
 
 def compile_filter(expression: Expression, schema: pa.Schema | Schema) -> CompiledFilter:
-    """Make a filter ready for the batches of one schema.
-
-    A blank filter lets every row pass.
+    """Compile a filter for the batches of one schema; a blank filter lets every row pass.
 
     Raises:
         FilterTypeError: the filter does not fit the schema.
@@ -110,8 +108,8 @@ def compile_filter(expression: Expression, schema: pa.Schema | Schema) -> Compil
 def to_spark_schema(schema: pa.Schema) -> Schema:
     """Return an Arrow schema as columns with Spark types.
 
-    A type without a counterpart keeps Arrow's name, and a filter can only ask
-    whether such a column has a value.
+    A type without a counterpart keeps Arrow's name. A filter can only test whether such a column
+    has a value.
     """
     return tuple(Column(field.name, _spark_type(field.type)) for field in schema)
 
@@ -138,8 +136,6 @@ def _is_list(arrow: pa.DataType) -> bool:
 
 
 class _TypedBatch:
-    """A batch, its columns brought to the types that the kernels know."""
-
     def __init__(self, batch: pa.RecordBatch, cache: MaskCache) -> None:
         self.cache = cache
         self.rows = batch.num_rows
@@ -174,8 +170,8 @@ def _cast_for_kernels(array: pa.Array, expected: ColumnType) -> pa.Array:
 
 def _is_kernel_type(arrow: pa.DataType, expected: ColumnType) -> bool:
     if expected.element is not None:
-        plain = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
-        return plain and _is_kernel_type(arrow.value_type, expected.element)
+        is_list = pa.types.is_list(arrow) or pa.types.is_large_list(arrow)
+        return is_list and _is_kernel_type(arrow.value_type, expected.element)
     if expected.kind == "string":
         return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow))
     return bool(arrow == _ARROW[expected.name])
@@ -187,7 +183,7 @@ def _kernel_type(expected: ColumnType) -> pa.DataType:
     return pa.string() if expected.kind == "string" else _ARROW[expected.name]
 
 
-# A mask is an array with nulls for unknown, or one answer for all rows.
+# A mask is an array with nulls for unknown, or one result for all rows.
 _Mask: TypeAlias = "Callable[[_TypedBatch], pa.BooleanArray | bool | None]"
 
 
@@ -197,12 +193,12 @@ def _constant(answer: bool | None) -> _Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operand:
-    """An operand: an array made from each batch, or one value for all rows.
+    """An operand: an array from each batch, or one value for all rows.
 
     Attributes:
         kind: as in `ColumnType`.
         value: the value, if ``array`` is None; None is unknown.
-        array: makes the array.
+        array: creates the array.
     """
 
     kind: str
@@ -210,7 +206,7 @@ class _Operand:
     array: _Array | None = None
 
     def values(self, batch: _TypedBatch) -> pa.Array:
-        """Return the array, int64 and double for numbers."""
+        """Return the array; numbers as int64 or double."""
         if self.array is None:
             arrow = pa.float64() if isinstance(self.value, float) else pa.int64()
             return pa.repeat(pa.scalar(self.value, arrow), batch.rows)
@@ -257,7 +253,7 @@ class _Compiler:
                 return self._array(node)
 
     def operand(self, node: tree.Operand) -> _Operand:
-        """Return an operand; one that reads no column is computed now, by the evaluator."""
+        """Compile an operand; without columns the evaluator computes it now."""
         if not tree.names(node):
             value = compile_fetch(node)({})
             return _Operand(kind=_value_kind(value), value=value)
@@ -321,23 +317,23 @@ def _value_kind(value: Any) -> str:
 
 def _cache_mask(text: str, mask: _Mask) -> _Mask:
     def run(batch: _TypedBatch) -> Any:
-        found = batch.cache.get(text)
-        if found is None:
-            made = mask(batch)
-            if not isinstance(made, pa.Array):
-                return made
-            batch.cache[text] = found = made
-        return found
+        cached = batch.cache.get(text)
+        if cached is None:
+            result = mask(batch)
+            if not isinstance(result, pa.Array):
+                return result
+            batch.cache[text] = cached = result
+        return cached
 
     return run
 
 
 def _invert(inner: _Mask) -> _Mask:
     def run(batch: _TypedBatch) -> Any:
-        answer = inner(batch)
-        if isinstance(answer, pa.Array):
-            return pc.invert(answer)
-        return None if answer is None else not answer
+        result = inner(batch)
+        if isinstance(result, pa.Array):
+            return pc.invert(result)
+        return None if result is None else not result
 
     return run
 
@@ -349,31 +345,29 @@ def _join(
     *,
     absorbing: bool,
 ) -> _Mask:
-    """Join masks; stop at one that decides every row."""
     masks = [compiler.predicate(item) for item in items]
 
     def run(batch: _TypedBatch) -> Any:
-        answer: Any = not absorbing
+        result: Any = not absorbing
         for mask in _skip_neutral(masks, batch, neutral=not absorbing):
             if mask is absorbing:
                 return absorbing
-            answer = mask if answer is (not absorbing) else _join_two(kernel, answer, mask)
-            if isinstance(answer, pa.Array) and _is_decided(answer, absorbing):
-                return answer
-        return answer
+            result = mask if result is (not absorbing) else _join_two(kernel, result, mask)
+            if isinstance(result, pa.Array) and _is_decided(result, absorbing):
+                return result
+        return result
 
     return run
 
 
 def _skip_neutral(masks: list[_Mask], batch: _TypedBatch, *, neutral: bool) -> Iterator[Any]:
     for mask in masks:
-        answer = mask(batch)
-        if answer is not neutral:
-            yield answer
+        result = mask(batch)
+        if result is not neutral:
+            yield result
 
 
 def _join_two(kernel: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Join two masks of which none is neutral or absorbing: arrays or unknown."""
     if left is None and right is None:
         return None
     return kernel(_UNKNOWN if left is None else left, _UNKNOWN if right is None else right)
@@ -408,10 +402,10 @@ def _in_literals(item: _Operand, values: list[Any]) -> _Mask:
 
     def run(batch: _TypedBatch) -> Any:
         column = array(batch)
-        answer = kernels.compare_with("==", column, values[0])
+        result = kernels.compare_with("==", column, values[0])
         for value in values[1:]:
-            answer = pc.or_(answer, kernels.compare_with("==", column, value))
-        return answer
+            result = pc.or_(result, kernels.compare_with("==", column, value))
+        return result
 
     return run
 
@@ -421,10 +415,10 @@ def _is_in(column: pa.Array, values: list[Any]) -> pa.BooleanArray:
         column = column.cast(pa.int64())
         values = [int(value) for value in values if float(value).is_integer()]
         values = [value for value in values if -(2**63) <= value < 2**63]
-    found = pc.is_in(column, value_set=pa.array(values, column.type))
+    result = pc.is_in(column, value_set=pa.array(values, column.type))
     if column.null_count == 0:
-        return found
-    return pc.if_else(column.is_valid(), found, _UNKNOWN)
+        return result
+    return pc.if_else(column.is_valid(), result, _UNKNOWN)
 
 
 def _in_column(item: _Operand, lists: _Array) -> _Mask:
@@ -444,23 +438,23 @@ def _in_column(item: _Operand, lists: _Array) -> _Mask:
             rows = kernels.parent_rows(places, len(elements))
             return kernels.compare("==", elements, items.take(rows))
 
-        found = kernels.member(lists(batch), equal)
-        return pc.if_else(items.is_valid(), found, _UNKNOWN) if items.null_count else found
+        result = kernels.member(lists(batch), equal)
+        return pc.if_else(items.is_valid(), result, _UNKNOWN) if items.null_count else result
 
     return run
 
 
 def _arithmetic(op: str, left: _Operand, right: _Operand) -> _Operand:
-    whole = left.kind == right.kind == "integer"
-    wanted = pa.int64() if whole else pa.float64()
-    kind = "integer" if whole else "float"
+    is_int = left.kind == right.kind == "integer"
+    wanted = pa.int64() if is_int else pa.float64()
+    kind = "integer" if is_int else "float"
     if (left.array is None and left.value is None) or (right.array is None and right.value is None):
         return _Operand(kind=kind, array=lambda batch: pa.nulls(batch.rows, wanted))
 
     def run(batch: _TypedBatch) -> pa.Array:
         numbers = left.values(batch).cast(wanted, safe=False)
         if right.array is None:
-            value = right.value if whole else float(right.value)
+            value = right.value if is_int else float(right.value)
             return kernels.compute_with(op, numbers, value)
         return kernels.compute(op, numbers, right.values(batch).cast(wanted, safe=False))
 

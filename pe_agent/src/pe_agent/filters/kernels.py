@@ -1,9 +1,8 @@
-"""Arrow kernels that answer as the scalar evaluator does.
+"""Arrow kernels with the semantics of the scalar evaluator.
 
-Arrow's own kernels differ in places: they raise on overflow and on a zero
-divisor, round an int64 that meets a double, and have no lookup in a list. Each
-function here takes the fast kernel where that is right, and guards only where
-the values call for it. A null in a result is the language's *unknown*.
+Arrow's own kernels differ: they raise on overflow and division by zero, round an int64 compared
+with a double, and have no list lookup. Each function uses the fast kernel where it is correct, and
+guards only the values that need it. A null in a result is the language's *unknown*.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def where_valid(array: pa.Array, answer: bool) -> pa.BooleanArray:
-    """Return one answer for every row, null where the array is null."""
+    """Return ``answer`` for every row, null where the array is null."""
     if array.null_count == 0:
         return pa.repeat(pa.scalar(answer), len(array))
     return pc.if_else(pc.is_valid(array), answer, pa.scalar(None, pa.bool_()))
 
 
 def compare_with(op: str, array: pa.Array, value: Any) -> pa.BooleanArray:
-    """Compare an array with one value of a kind it can be compared with."""
+    """Compare an array with one value of a comparable kind."""
     if pa.types.is_integer(array.type):
         return _integers_with(op, array, value)
     if pa.types.is_floating(array.type):
@@ -50,11 +49,11 @@ def compare_with(op: str, array: pa.Array, value: Any) -> pa.BooleanArray:
 
 
 def compare(op: str, left: pa.Array, right: pa.Array) -> pa.BooleanArray:
-    """Compare two arrays row by row; integers meet floats by exact value."""
-    left_whole, right_whole = pa.types.is_integer(left.type), pa.types.is_integer(right.type)
-    if left_whole and pa.types.is_floating(right.type):
+    """Compare two arrays row by row; integers and floats are compared by exact value."""
+    left_is_int, right_is_int = pa.types.is_integer(left.type), pa.types.is_integer(right.type)
+    if left_is_int and pa.types.is_floating(right.type):
         return _integers_and_floats(op, left, right)
-    if right_whole and pa.types.is_floating(left.type):
+    if right_is_int and pa.types.is_floating(left.type):
         return _integers_and_floats(MIRRORED[op], right, left)
     if pa.types.is_string(left.type) and pa.types.is_large_string(right.type):
         left = left.cast(pa.large_string())
@@ -110,7 +109,7 @@ def _integers_and_floats(op: str, whole: pa.Array, real: pa.Array) -> pa.Boolean
     largest = pc.max(pc.abs(rounded)).as_py()
     if largest is None or largest <= EXACT:
         return nearest
-    # Rounding keeps the order, so only where the rounded value is equal can it mislead.
+    # Rounding keeps the order, so it can mislead only where the rounded value is equal.
     tie = pc.equal(rounded, real)
     inside = pc.less(real, TWO_63)
     exact = pc.if_else(pc.and_(tie, inside), real, 0.0).cast(pa.int64())
@@ -119,7 +118,7 @@ def _integers_and_floats(op: str, whole: pa.Array, real: pa.Array) -> pa.Boolean
 
 
 def negate(array: pa.Array) -> pa.Array:
-    """Return the negative of int64 or double; the smallest int64 has none."""
+    """Return the negative of int64 or double; null for the smallest int64."""
     if not pa.types.is_integer(array.type):
         return pc.negate(array)
     try:
@@ -129,16 +128,7 @@ def negate(array: pa.Array) -> pa.Array:
 
 
 def compute(op: str, left: pa.Array, right: Any) -> pa.Array:
-    """Combine two arrays of int64, or two of double.
-
-    Args:
-        op: an operator of the language.
-        left: int64 or double.
-        right: an array of the same type.
-
-    Returns:
-        The same type; null where the language says unknown.
-    """
+    """Apply an operator to two arrays of int64, or two of double; null where unknown."""
     return (_INTEGER if pa.types.is_integer(left.type) else _FLOAT)[op](left, right)
 
 
@@ -199,8 +189,8 @@ def _shift(left: pa.Array, right: pa.Array, *, to_left: bool) -> pa.Array:
         # Arrow shifts a signed number by 62 at most, an unsigned one by 63.
         bits = pc.shift_left(left.view(pa.uint64()), count.view(pa.uint64()))
         return bits.view(pa.int64())
-    half = pc.shift_right(count, 1)
-    return pc.shift_right(pc.shift_right(left, half), pc.subtract(count, half))
+    first_part = pc.shift_right(count, 1)
+    return pc.shift_right(pc.shift_right(left, first_part), pc.subtract(count, first_part))
 
 
 def _divide_floats(left: pa.Array, right: pa.Array) -> pa.Array:
@@ -228,12 +218,9 @@ _FLOAT: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
 
 
 def compute_with(op: str, array: pa.Array, value: float) -> pa.Array:
-    """Combine an array of int64 or double with one number on its right.
-
-    The common case, without the guards that the number makes needless.
-    """
-    whole = pa.types.is_integer(array.type)
-    if op in ("/", "%") and value != 0 and (op == "%" or not whole or value != -1):
+    """Combine an array of int64 or double with a number on the right, with only needed guards."""
+    is_int = pa.types.is_integer(array.type)
+    if op in ("/", "%") and value != 0 and (op == "%" or not is_int or value != -1):
         kernel = pc.remainder if op == "%" else pc.divide
         return kernel(array, pa.scalar(value, array.type))
     if op in ("&", "|", "^"):
@@ -242,58 +229,54 @@ def compute_with(op: str, array: pa.Array, value: float) -> pa.Array:
 
 
 def element(lists: pa.Array, index: int) -> pa.Array:
-    """Return one element of each list, null where there is none."""
+    """Return one element of each list, null if the list is too short."""
     offsets = lists.offsets
     starts, ends = offsets[:-1], offsets[1:]
     if index >= 2**31 - 1:
         return pa.nulls(len(lists), lists.type.value_type)
     places = pc.add(starts.cast(pa.int64()), index)
-    there = pc.less(places, ends.cast(pa.int64()))
+    exists = pc.less(places, ends.cast(pa.int64()))
     if lists.null_count:
-        there = pc.and_(there, pc.is_valid(lists))
-    return lists.values.take(pc.if_else(there, places, pa.scalar(None, pa.int64())))
+        exists = pc.and_(exists, pc.is_valid(lists))
+    return lists.values.take(pc.if_else(exists, places, pa.scalar(None, pa.int64())))
 
 
 def member(lists: pa.Array, test: Callable[[pa.Array, pa.Array | None], pa.Array]) -> pa.Array:
-    """Tell of each list whether one of its elements passes a test.
+    """Return for each list whether one of its elements passes a test.
 
-    Args:
-        lists: a list array.
-        test: takes the elements of all lists in one array and a function of the
-            rows they belong to; returns true, false or null of each element.
-
-    Returns:
-        True where one passes, else null where one is null or the list is, else
-        false.
+    The test receives the elements of all lists and the row offsets, and returns true, false or null
+    per element. The result is null if no element passes, but the list or a test result is null.
     """
     offsets = lists.offsets
     first, last = offsets[0].as_py(), offsets[len(lists)].as_py()
     places = pc.subtract(offsets, pa.scalar(first, offsets.type))
     answers = test(lists.values.slice(first, last - first), places)
-    found = _any_in_row(pc.fill_null(answers, False), places)
+    result = _any_in_row(pc.fill_null(answers, False), places)
     if answers.null_count:
-        unsure = _any_in_row(pc.is_null(answers), places)
-        found = pc.if_else(found, True, pc.if_else(unsure, pa.scalar(None, pa.bool_()), False))
+        has_unknown = _any_in_row(pc.is_null(answers), places)
+        result = pc.if_else(
+            result, True, pc.if_else(has_unknown, pa.scalar(None, pa.bool_()), False)
+        )
     if lists.null_count:
-        found = pc.if_else(pc.is_valid(lists), found, pa.scalar(None, pa.bool_()))
-    return found
+        result = pc.if_else(pc.is_valid(lists), result, pa.scalar(None, pa.bool_()))
+    return result
 
 
 def contiguous(views: pa.Array) -> pa.LargeListArray:
-    """Return list views as lists; Arrow 26's own cast makes an invalid array of some."""
+    """Convert list views to lists; the cast of Arrow 26 creates invalid arrays for some."""
     lengths = pc.fill_null(pc.list_value_length(views), 0).cast(pa.int64())
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
     return pa.LargeListArray.from_arrays(offsets, views.flatten(), mask=views.is_null())
 
 
 def parent_rows(offsets: pa.Array, size: int) -> pa.Array:
-    """Return the row of each element, given where each row's elements begin and end."""
+    """Return the row of each element, from the row offsets."""
     lists = pa.ListArray if offsets.type == pa.int32() else pa.LargeListArray
     return pc.list_parent_indices(lists.from_arrays(offsets, pa.nulls(size)))
 
 
 def _any_in_row(flags: pa.BooleanArray, offsets: pa.Array) -> pa.BooleanArray:
-    """Tell of each row whether one of its elements is flagged: a difference of running totals."""
+    """Return for each row whether one of its elements is flagged, by running totals."""
     if flags.true_count == 0:
         return pa.repeat(pa.scalar(False), len(offsets) - 1)
     running = pc.cumulative_sum(flags.cast(pa.uint8()).cast(pa.int32()))

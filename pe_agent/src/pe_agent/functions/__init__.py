@@ -2,15 +2,15 @@
 
 ::
 
-    0 DONE       accepted and durable; of a getter: the broker said so just now
+    0 DONE       accepted and durable; of a getter: confirmed by the broker just now
     1 NO_PORT    no such port, or one of the wrong kind
-    2 INVALID    what was given cannot be read, or can never work; nothing was changed
+    2 INVALID    an argument cannot be read, or can never work; nothing was changed
     3 UNKNOWN    not done, or not known to be done; of a getter: the last known value
 
-They take the PE first, and are its methods, too. None of them raises: a job calls them in the
-middle of its work. A setter takes as long as its ``timeout`` says at most, and a getter two
-seconds; an agent that hangs can add ten. The setters of
-``pe.imports[…]`` and ``pe.exports[…]`` do the same and raise.
+They take the PE as first argument, and are also methods of the PE. None of them raises, because a
+job calls them in the middle of its work. A setter takes at most its ``timeout``, and a getter two
+seconds; an agent that hangs can add ten. The setters of ``pe.imports[…]`` and ``pe.exports[…]`` do
+the same and raise.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ log = logging.getLogger("pe_agent")
 
 
 class Outcome(int):
-    """What a setter answers: its code, with what is known beside it.
+    """Result of a setter: its code, with details as attributes.
 
     Attributes:
-        accepted: whether the change is durable; with code 3 it is, where only the wait for the
-            exporters ended too early.
-        generation: of the resource, None if nothing is known to be changed.
+        accepted: whether the change is durable. With code 3 it is, if only the wait for the
+            exporters timed out.
+        generation: generation of the resource, None if no change is known.
         routes: ``kept``, ``added`` and ``cut`` routes; those cut have a ``reason``.
         reason: code word of the error, empty for none.
-        message: a sentence with the place and the remedy, empty for none.
+        message: a sentence with the location and the remedy, empty for none.
     """
 
     accepted: bool
@@ -72,14 +72,14 @@ class Outcome(int):
     def __new__(
         cls, code: int, change: Change | None = None, error: BaseException | None = None
     ) -> Outcome:
-        """Return the outcome of a change, or of the error that came instead."""
-        made = super().__new__(cls, code)
-        made.accepted = change is not None
-        made.generation = None if change is None else change.generation
-        made.routes = _NO_ROUTES if change is None else change.routes
-        made.reason = "" if error is None else str(getattr(error, "code", type(error).__name__))
-        made.message = "" if error is None else str(error)
-        return made
+        """Return the outcome of a change, or of the error that occurred instead."""
+        outcome = super().__new__(cls, code)
+        outcome.accepted = change is not None
+        outcome.generation = None if change is None else change.generation
+        outcome.routes = _NO_ROUTES if change is None else change.routes
+        outcome.reason = "" if error is None else str(getattr(error, "code", type(error).__name__))
+        outcome.message = "" if error is None else str(error)
+        return outcome
 
     @property
     def code(self) -> int:
@@ -92,13 +92,13 @@ class Outcome(int):
 
 @dataclass(frozen=True, slots=True)
 class Known(Generic[_T]):
-    """What a getter answers; ``value, code = get_import_filter(pe, "trades")`` works, too.
+    """Result of a getter; ``value, code = get_import_filter(pe, "trades")`` works, too.
 
     Attributes:
-        value: as the broker has it; with code 3 the last known one, None if none is known.
+        value: the broker's value; with code 3 the last known one, None if none is known.
         code: 0, 1 or 3.
         stale: whether the broker did not confirm the value.
-        message: why not.
+        message: why the value is missing or not confirmed; empty with code 0.
     """
 
     value: _T | None
@@ -167,7 +167,7 @@ def set_import_streams(
     wait: str | None = None,
     timeout: float = 30.0,
 ) -> Outcome:
-    """Import by these names, and by no subscription any more; filter and scope stay.
+    """Import by these names instead of a subscription; filter and scope stay.
 
     Args:
         pe: the PE.
@@ -183,7 +183,7 @@ def set_import_streams(
 
 
 def get_import_subscription(pe: PE, port: str) -> Known[str]:
-    """Return the subscription of an import; empty for one that wants nothing yet.
+    """Return the subscription of an import; empty if none is set yet.
 
     Returns:
         Code 0; 1 also for an import by name; 3 with the last known one.
@@ -211,7 +211,7 @@ def get_import_filter(pe: PE, port: str) -> Known[str]:
 
 
 def get_import_streams(pe: PE, port: str) -> Known[list[dict[str, str]]]:
-    """Return the names that an import wants; an empty list for one that wants nothing yet.
+    """Return the names that an import selects; an empty list if none are set yet.
 
     Returns:
         Code 0; 1 also for an import by subscription; 3 with the last known ones.
@@ -290,20 +290,20 @@ def _set(
         return Outcome(INVALID, error=ValueError(wrong))
     deadline = time.monotonic() + min(timeout, _MAX_SECONDS)
     try:
-        made = change(kind(pe, name, deadline=deadline))
+        applied = change(kind(pe, name, deadline=deadline))
     except Exception as error:
         return Outcome(_code_for(error), error=error)
-    if wait is None or _wait_programmed(made, deadline):
-        return Outcome(DONE, made)
+    if wait is None or _wait_programmed(applied, deadline):
+        return Outcome(DONE, applied)
     late = NotAppliedError(
-        f"generation {made.generation} of {kind.kind} {name} is accepted, but not known to be"
+        f"generation {applied.generation} of {kind.kind} {name} is accepted, but not known to be"
         f" applied after {timeout:g} s."
     )
-    return Outcome(UNKNOWN, made, late)
+    return Outcome(UNKNOWN, applied, late)
 
 
 def _wait_programmed(change: Change, deadline: float) -> bool:
-    """Wait until a change holds; what an agent of another release may answer is no answer."""
+    """Wait until a change is applied; errors, as of an agent of another release, mean not yet."""
     while True:
         try:
             if change.programmed():
@@ -316,7 +316,6 @@ def _wait_programmed(change: Change, deadline: float) -> bool:
 
 
 def _code_for(error: Exception) -> int:
-    """Return the code of what came instead of a change."""
     if isinstance(error, UnknownPortError | WrongKindError):
         return NO_PORT
     if isinstance(error, BrokerUnavailableError | AgentUnreachableError):
@@ -335,14 +334,7 @@ def _get(
     parse_fields: Callable[[Any], Mapping[str, Any]],
     pick_value: Callable[[Mapping[str, Any]], _T],
 ) -> Known[_T]:
-    """Return a part of a port as the broker has it, or else as it is known here.
-
-    Args:
-        port: the port.
-        subresource: of its address.
-        parse_fields: makes the fields of a view out of the broker's answer.
-        pick_value: picks the value out of the fields.
-    """
+    """Return a part of a port from the broker, or else from the cached view."""
     if not _is_name(port.name):
         return Known(None, NO_PORT, message=str(_name_error(port.name)))
     try:

@@ -1,4 +1,4 @@
-"""Properties in the forms that programs have them: a mapping, a dataclass, or typed triples."""
+"""Properties in the forms that programs use: a mapping, a dataclass, or typed triples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_properties(properties: object) -> dict[str, Value]:
             list<…> of them; a value is its text, or a value of that type.
 
     Raises:
-        PropertyError: a name, a value or a type is wrong, or a name stands there twice.
+        PropertyError: a name, a value or a type is wrong, or a name occurs twice.
 
     >>> as_properties([("level", "5", "int64"), ("tickers", '["IBM"]', "list<rstring>")])
     {'level': 5, 'tickers': ['IBM']}
@@ -47,17 +47,17 @@ def as_properties(properties: object) -> dict[str, Value]:
 
 
 def _parse_triples(triples: Iterable[object]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
+    parsed: dict[str, Value] = {}
     for triple in triples:
         if not isinstance(triple, tuple | list) or len(triple) != 3:
             raise PropertyError("", f"{triple!r} is not a (name, value, type) triple")
         name, value, type_ = triple
         if not isinstance(name, str):
             raise PropertyError(str(name), "a name is a text")
-        if name in found:
+        if name in parsed:
             raise PropertyError(name, "the name stands there twice")
-        found[name] = _parse_value(name, value, type_)
-    return found
+        parsed[name] = _parse_value(name, value, type_)
+    return parsed
 
 
 def _parse_value(name: str, value: object, type_: object) -> Any:
@@ -85,8 +85,8 @@ def _reject_constant(text: str) -> NoReturn:
 
 
 def _int(value: object) -> int:
-    if isinstance(value, str) and (found := _INT.fullmatch(value)):
-        return int(found[1])
+    if isinstance(value, str) and (match := _INT.fullmatch(value)):
+        return int(match[1])
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise ValueError(value)
@@ -107,9 +107,9 @@ def _text(value: object) -> str:
 
 
 def _boolean(value: object) -> bool:
-    found = {"true": True, "false": False}.get(value) if isinstance(value, str) else value
-    if isinstance(found, bool):
-        return found
+    parsed = {"true": True, "false": False}.get(value) if isinstance(value, str) else value
+    if isinstance(parsed, bool):
+        return parsed
     raise ValueError(value)
 
 

@@ -11,25 +11,20 @@ from pe_agent.agent.reports import log_file as own_log
 
 FORWARD_VARIABLE = "STREAMBROKER_AGENT_LOG"
 MAX_BYTES = 1 << 20
-"""Bytes that are forwarded at once, at most."""
+"""Maximum bytes that are forwarded at once."""
 
 
 def is_forwarding() -> bool:
-    """Return whether lines are forwarded: in a pod, or as the environment variable says."""
+    """Return whether lines are forwarded: by default in a pod, or by the environment variable."""
     chosen = os.environ.get(FORWARD_VARIABLE)
     return chosen == "forward" if chosen else "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 class AgentLogForwarder:
-    """Copies complete lines of ``agent.log`` to a stream, each with a prefix.
+    """Copies complete lines of ``agent.log`` to a stream, by default standard error, with a prefix.
 
-    Only lines that are written after this object was made are copied. When the agent begins a new
+    Only lines that are written after this object was made are copied. When the agent starts a new
     file, the rest of the former one is copied first.
-
-    Args:
-        home: the agent's data directory.
-        prefix: of each line.
-        stream: None for the standard error.
     """
 
     def __init__(self, home: Path, prefix: str, stream: TextIO | None = None) -> None:
@@ -40,13 +35,13 @@ class AgentLogForwarder:
             self._file.seek(0, os.SEEK_END)
 
     def copy(self) -> None:
-        """Copy what was written since the last call."""
+        """Copy the lines written since the last call."""
         self._write(self._read())
         if self._is_replaced() and self._open():
             self._write(self._read())
 
     def close(self) -> None:
-        """Copy what is left and close the file."""
+        """Copy the remaining lines and close the file."""
         self.copy()
         if self._file is not None:
             self._file.close()

@@ -26,19 +26,19 @@ from streambroker_core.model import PeKey
 log = logging.getLogger("pe_agent")
 
 TOKEN_FILE = "broker-token"  # noqa: S105 - the name of a file
-"""Where in the data directory an agent finds its token; it looks again, so that who adopts the
-agent can give it another one."""
+"""File of the agent's token in its data directory. The agent reads it again when it changes, so a
+driver that adopts the agent can replace the token."""
 START_SECONDS = 60.0
 ADOPT_SECONDS = 60.0
-"""How long an agent that has the data directory may take until it can be adopted; both begin
-again whenever its recovery has got on."""
+"""How long the agent in the data directory may take until it can be adopted. Both limits restart
+whenever its recovery makes progress."""
 PING_SECONDS = 0.5
 STOP_SECONDS = 10.0
 KEEP_ALIVE_JOIN_SECONDS = 5.0
 
 
 class AgentFailedError(StreambrokerError):
-    """The agent process did not start; the message has its last words."""
+    """The agent process did not start; the message has the last line of its log."""
 
     code = "AgentFailed"
 
@@ -51,7 +51,7 @@ def default_home(pe: PeKey) -> Path:
 
 
 class AgentProcess:
-    """The agent of one PE, adopted if it lives, started if not, restarted on the same port."""
+    """The agent of one PE: adopted if it runs, else started; restarted on the same port."""
 
     def __init__(
         self,
@@ -91,17 +91,17 @@ class AgentProcess:
 
     @property
     def pe(self) -> PeKey:
-        """The PE that the agent is of."""
+        """The PE of the agent."""
         return self._pe
 
     def _adopt_or_start(self, port: int) -> AgentClient:
-        """Take over the agent that runs, also one that is only just starting, or start one.
+        """Adopt the agent if it runs or is starting, else start one.
 
-        A driver that was killed may have left an agent that still recovers its log.
+        A driver that was killed may have left an agent that is still recovering its log.
 
         Raises:
-            AgentFailedError: see :meth:`_start`; the directory may be another PE's, or its agent
-                asks callers for less than it is to.
+            AgentFailedError: see :meth:`_start`; or the directory is another PE's, or its agent
+                does not require client certificates although it should.
         """
         patience = ProgressTimeout(self.home, ADOPT_SECONDS)
         while True:
@@ -118,10 +118,10 @@ class AgentProcess:
             time.sleep(0.2)
 
     def _adopt(self) -> AgentClient | None:
-        found = read_address(self.home)
-        if found is None:
+        address = read_address(self.home)
+        if address is None:
             return None
-        client = AgentClient(found["location"], found["token"], self.trust)
+        client = AgentClient(address["location"], address["token"], self.trust)
         try:
             pe = client.call("status", timeout=2.0)["pe"]
         except StreambrokerError as error:
@@ -132,22 +132,21 @@ class AgentProcess:
                 f"the data directory {self.home} is in use by the agent of {pe}. Give"
                 f" {self._pe} a `data_dir` of its own."
             )
-        self._check_clients(found)
+        self._check_clients(address)
         if self._token.value is not None:
             tokens.write(self._token, self.home / TOKEN_FILE)
         log.info("adopted the agent of %s at %s", self._pe, client.location)
         return client
 
     def _check_clients(self, address: dict[str, Any]) -> None:
-        """Refuse an agent that serves callers without a certificate where none are to be served.
+        """Raise AgentFailedError if certificates are required, and the agent does not require them.
 
-        It is not ended from here: a kubelet may keep it, and start it again as it was.
-
-        Raises:
-            AgentFailedError: it does, or does not say.
+        The agent is not ended here: a kubelet may keep it, and restart it unchanged.
         """
-        wanted = agent_tls.are_clients_required(self._clients, self._host, insecure=self._insecure)
-        if wanted and address.get("clients") != agent_tls.REQUIRED:
+        required = agent_tls.are_clients_required(
+            self._clients, self._host, insecure=self._insecure
+        )
+        if required and address.get("clients") != agent_tls.REQUIRED:
             raise AgentFailedError(
                 f"the agent of {self._pe} that lives in {self.home} (process {address['pid']})"
                 f" serves"
@@ -157,11 +156,7 @@ class AgentProcess:
             )
 
     def _start(self, port: int) -> AgentClient:
-        """Start the process and wait until it serves.
-
-        Raises:
-            AgentFailedError: it ended or did not answer in time.
-        """
+        """Start the process and wait until it serves; raise AgentFailedError if it does not."""
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.home / own_log.LOG_NAME
         with path.open("ab") as output:
@@ -179,7 +174,7 @@ class AgentProcess:
                 return client
             time.sleep(0.02)
         if self._process.poll() is not None:
-            # The agent that serves, if one does, is somebody else's.
+            # If an agent serves this directory, it is not our child.
             self._process = None
         raise AgentFailedError(
             f"the agent of {self._pe} did not start: {self._failure_reason(path)} (all of it in"
@@ -187,9 +182,9 @@ class AgentProcess:
         )
 
     def _failure_reason(self, path: Path) -> str:
-        found = read_progress(self.home) if self._process is not None else None
-        if found is not None:
-            return f"it stands still in its recovery, at {describe_progress(found)}"
+        progress = read_progress(self.home) if self._process is not None else None
+        if progress is not None:
+            return f"it stands still in its recovery, at {describe_progress(progress)}"
         lines = path.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
@@ -234,13 +229,12 @@ class AgentProcess:
     def _connect_if_serving(self, pid: int) -> AgentClient | None:
         """Return a client of the process once it answers.
 
-        A connection that was refused a moment ago is refused from memory for a while, so one
-        answer too many is asked for rather than one too few.
+        The address file is checked first: a refused connection is refused from cache for a while.
         """
-        found = read_address(self.home)
-        if found is None or found["pid"] != pid:
+        address = read_address(self.home)
+        if address is None or address["pid"] != pid:
             return None
-        client = AgentClient(found["location"], found["token"], self.trust)
+        client = AgentClient(address["location"], address["token"], self.trust)
         try:
             client.call("status", timeout=5.0)
         except AgentUnreachableError:
@@ -248,7 +242,7 @@ class AgentProcess:
         return client
 
     def _keep_alive(self) -> None:
-        """Say that the driver lives; start the agent again when it is gone."""
+        """Renew the driver's lease at the agent, and restart an agent that has ended."""
         failures = 0
         while not self._stopping.wait(PING_SECONDS):
             try:
@@ -256,13 +250,13 @@ class AgentProcess:
                     self._log_forwarder.copy()
                 self.client.call("driver.renew", timeout=2.0)
                 failures = 0
-                for told in list(self.beat_callbacks):
-                    told()
+                for callback in list(self.beat_callbacks):
+                    callback()
                 continue
             except AgentUnreachableError:
                 failures += 1
             except Exception as error:
-                # A listener's fault must not end this thread: it restarts the agent.
+                # An error of a callback must not end this thread: it restarts the agent.
                 log.warning("agent: %s", error)
                 continue
             if self._is_dead(failures) and not self._stopping.is_set():
@@ -281,7 +275,7 @@ class AgentProcess:
             log.exception("the agent could not be started again; trying on")
 
     def stop(self, *, end_agent: bool) -> None:
-        """Let go of the agent; ``end_agent`` ends its process, else it serves on for linger."""
+        """Release the agent; ``end_agent`` ends it at once, else it serves on for ``linger``."""
         self._stopping.set()
         if self._keep_alive_thread is not threading.current_thread():
             self._keep_alive_thread.join(KEEP_ALIVE_JOIN_SECONDS)
@@ -307,7 +301,6 @@ class AgentProcess:
 
     @staticmethod
     def _end_process(process: subprocess.Popen[bytes]) -> None:
-        """Wait for our own child, which is about to end; one that does not is killed."""
         try:
             process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Show where the fault of an expression is, in the text of the error that a program gets."""
+"""Marking of the error position of an expression in the text of the error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ _FIELD_BY_CODE = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filte
 
 @contextmanager
 def mark_expression_errors(texts: Mapping[str, Any]) -> Iterator[None]:
-    """Add the line of the expression and a caret to a refusal of one.
+    """Add the line of the expression and a caret to an error about it, which is raised again.
 
-    Args:
-        texts: the expressions, by ``subscription`` and ``filter``.
-
-    Raises:
-        ExpressionError, BrokerRefusedError: as they come, with two more lines of text.
+    ``texts`` are the expressions, by ``subscription`` and ``filter``.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""What the resources of a job belong to in Kubernetes: it goes, they go.
+"""Owner of the resources of a job in Kubernetes: they are deleted with it.
 
-A driver pod is no owner: its restart would take all routes down.
+A driver pod cannot be the owner: its restart would delete all routes.
 """
 
 from __future__ import annotations
@@ -22,29 +22,27 @@ class OwnerError(StreambrokerError):
 
 
 def resolve_owner(owner: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return the owner that a job was given, or that of ``$STREAMBROKER_OWNER``, JSON; or None.
-
-    Raises:
-        OwnerError: it has not the four fields, or is a pod.
-    """
+    """Return the owner, or that of ``$STREAMBROKER_OWNER`` (JSON), or raise OwnerError."""
     if owner is not None:
         return _check_owner(owner, "owner")
     text = os.environ.get(VARIABLE)
     if not text:
         return None
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError as error:
         raise OwnerError(f"${VARIABLE} is not JSON: {error}.") from error
-    return _check_owner(found, f"${VARIABLE}")
+    return _check_owner(parsed, f"${VARIABLE}")
 
 
 def _check_owner(owner: object, where: str) -> dict[str, str]:
-    wanted = f"{where} has to have {', '.join(FIELDS)}, each a text that is not empty, and no more."
+    requirement = (
+        f"{where} has to have {', '.join(FIELDS)}, each a text that is not empty, and no more."
+    )
     if not isinstance(owner, Mapping) or set(owner) != set(FIELDS):
-        raise OwnerError(wanted)
+        raise OwnerError(requirement)
     if not all(isinstance(value, str) and value for value in owner.values()):
-        raise OwnerError(wanted)
+        raise OwnerError(requirement)
     if owner["kind"] == "Pod":
         raise OwnerError(
             f"{where} is a pod, whose restart would take the routes down; name what outlives it,"

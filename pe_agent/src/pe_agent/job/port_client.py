@@ -1,4 +1,4 @@
-"""Ask the broker about one port of the PE, and make each change of it once."""
+"""Client of the broker for one port of the PE; each change is applied exactly once."""
 
 from __future__ import annotations
 
@@ -21,25 +21,18 @@ if TYPE_CHECKING:
     from pe_agent.pe import PE
 
 DECLARE_WAIT_SECONDS = 5.0
-"""How long a port is waited for that the job has declared, until the broker has it."""
+"""How long a request waits until the broker has a port that the job has declared."""
 RETRY_LOST_SECONDS = 10.0
-"""How long a change is asked for again whose answer was lost."""
+"""How long a change with a lost response is retried."""
 RETRY_SECONDS = 0.1
 CHANGE_SECONDS = 5.0
 READ_SECONDS = 2.0
 MIN_TIMEOUT_SECONDS = 0.05
-"""What a request gets at least, however little time is left."""
+"""Minimum timeout of a request, however little time is left."""
 
 
 class PortClient:
-    """One port, as the broker, the agent and this program know it.
-
-    Args:
-        pe: whose port it is.
-        kind: ``export`` or ``import``.
-        name: of the port.
-        deadline: when the caller wants an answer at the latest (monotonic); no end by default.
-    """
+    """One port, as known to the broker, the agent and this program; ``deadline`` is monotonic."""
 
     def __init__(self, pe: PE, kind: str, name: str, *, deadline: float = math.inf) -> None:
         self._pe, self.kind, self.name = pe, kind, name
@@ -47,24 +40,20 @@ class PortClient:
         self._path = f"{pe_path(pe.key.job, pe.key.pe)}/{kind}/{name}"
 
     def cached_port(self) -> dict[str, Any] | None:
-        """Return the port as it is known here; never raises."""
+        """Return the port from the cache of this program; never raises."""
         return self._pe.view_cache.port(self.kind, self.name)
 
     def port_in_view(self) -> dict[str, Any] | None:
-        """Return the port as the agent has it; never raises."""
+        """Return the port from the agent's view; never raises."""
         return self._pe.view_cache.port_in_view(self.kind, self.name)
 
     def get(
         self, subresource: str, parse_fields: Callable[[Any], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        """Return a part of the port as the broker has it now.
-
-        Args:
-            subresource: of its address.
-            parse_fields: makes the fields of a view out of the answer.
+        """Return a part of the port from the broker, as ``parse_fields`` parses it.
 
         Raises:
-            BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
+            BrokerUnavailableError, BrokerRefusedError: as :meth:`request`.
         """
         answer = self.request("GET", subresource)
         uid, _, generation = answer.headers.get("etag", "").strip('"').rpartition(".")
@@ -82,29 +71,25 @@ class PortClient:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> Mapping[str, Any]:
-        """Change a part of the port and return the broker's answer.
+        """Change a part of the port, or all of it, and return the broker's response.
 
-        Args:
-            subresource: of its address; empty for the whole.
-            body: what to send.
-            fields: what a view has afterwards.
-            headers: conditions.
+        ``fields`` are those of a view after the change; ``headers`` are conditions.
 
         Raises:
-            BrokerUnavailableError, BrokerRefusedError: as :meth:`ask`.
+            BrokerUnavailableError, BrokerRefusedError: as :meth:`request`.
         """
         answer = self.request("PUT", subresource, body, headers=headers).body
         try:
-            made: dict[str, Any] = {**answer, "generation": int(answer["generation"])}
-            uid = str(made["uid"])
+            result: dict[str, Any] = {**answer, "generation": int(answer["generation"])}
+            uid = str(result["uid"])
         except (LookupError, TypeError, ValueError) as error:
             raise BrokerUnavailableError(
                 "what answers there is not the broker, or one of another release: whether the"
                 f" change of {self.kind} {self.name} was made is not known.",
                 sent=True,
             ) from error
-        self._cache(uid, made["generation"], fields)
-        return made
+        self._cache(uid, result["generation"], fields)
+        return result
 
     def _cache(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
         self._pe.view_cache.update_port(
@@ -120,19 +105,13 @@ class PortClient:
         headers: Mapping[str, str] | None = None,
         await_declared: bool = True,
     ) -> BrokerAnswer:
-        """Ask the broker.
+        """Send a request to the broker.
 
-        Args:
-            method: GET, or that of a change.
-            subresource: of the port's address; empty for the whole.
-            body: what to send.
-            headers: conditions.
-            await_declared: wait for a port that the job has declared and the broker does not have
-                yet.
+        With ``await_declared``, wait for a port that is declared but not yet known to the broker.
 
         Raises:
-            BrokerUnavailableError: no answer; ``sent`` says whether a change may have been made.
-            BrokerRefusedError: the broker says no, and why.
+            BrokerUnavailableError: no response; ``sent`` is set if a change may have been made.
+            BrokerRefusedError: the broker refuses, with a reason.
         """
         path = f"{self._path}/{subresource}" if subresource else self._path
         deadline = self._deadline_after(DECLARE_WAIT_SECONDS)
@@ -149,11 +128,9 @@ class PortClient:
             time.sleep(0.05)
 
     def _deadline_after(self, seconds: float) -> float:
-        """Return when an attempt ends that may take so long from now on."""
         return min(time.monotonic() + seconds, self._deadline)
 
     def _remaining(self, seconds: float) -> float:
-        """Return how long one request may take, in seconds."""
         return max(MIN_TIMEOUT_SECONDS, self._deadline_after(seconds) - time.monotonic())
 
     def _is_declared(self) -> bool:
@@ -165,17 +142,21 @@ class PortClient:
     def _change_with_retry(
         self, method: str, path: str, body: Any, headers: Mapping[str, str]
     ) -> BrokerAnswer:
-        """Make a change, and ask for it again if the answer was lost.
+        """Make a change, and repeat the request if the response was lost.
 
-        It goes under a name of its own: the broker makes it once, however often it comes, and
-        answers as the first time. One that never reached the broker is not repeated.
+        The request has an id, so the broker makes the change once and repeats its first response.
+        A request that never reached the broker is not repeated.
         """
-        sent = {**headers, "Request-Id": secrets.token_hex(16)}
+        request_headers = {**headers, "Request-Id": secrets.token_hex(16)}
         deadline, perhaps_made = self._deadline_after(RETRY_LOST_SECONDS), False
         while True:
             try:
                 return self._pe.broker().request(
-                    method, path, body, headers=sent, timeout=self._remaining(CHANGE_SECONDS)
+                    method,
+                    path,
+                    body,
+                    headers=request_headers,
+                    timeout=self._remaining(CHANGE_SECONDS),
                 )
             except BrokerUnavailableError as error:
                 perhaps_made = perhaps_made or error.sent

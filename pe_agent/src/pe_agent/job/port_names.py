@@ -1,4 +1,4 @@
-"""The ports of a PE by name; one that is not there is refused with the name that was meant."""
+"""The ports of a PE by name; the error for a missing one suggests the closest name."""
 
 from __future__ import annotations
 
@@ -18,23 +18,14 @@ class PortMissingError(StreambrokerError, KeyError):
 
 
 class PortsByName(dict[str, P]):
-    """Ports by name.
-
-    Args:
-        kind: ``import`` or ``export``.
-        method: what makes one.
-    """
+    """Ports by name; ``method`` of the PE makes a port of this ``kind``."""
 
     def __init__(self, kind: str, method: str) -> None:
         super().__init__()
         self._kind, self._method = kind, method
 
     def __missing__(self, name: object) -> P:
-        """Refuse a name that is not known.
-
-        Raises:
-            PortMissingError: always.
-        """
+        """Raise a PortMissingError that suggests a name."""
         near = get_close_matches(str(name), sorted(self), n=1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(sorted(self)) or "none yet"

@@ -32,7 +32,7 @@ class NotAppliedError(StreambrokerError):
 
 
 class QueryActiveError(StreambrokerError):
-    """What can be said only of a query that has ended was said of one that runs."""
+    """The operation requires a stopped query; this one is running."""
 
     code = "QueryActive"
 
@@ -42,8 +42,8 @@ class Change:
     """A change that the broker has accepted and stored.
 
     Attributes:
-        generation: of the resource; later changes have higher ones.
-        routes: ``{"kept": …, "added": …, "cut": …}`` as the broker answered.
+        generation: generation of the resource; later changes have higher ones.
+        routes: ``{"kept": …, "added": …, "cut": …}`` from the broker's response.
     """
 
     generation: int
@@ -52,10 +52,10 @@ class Change:
     _is_programmed: Callable[[int], bool] = field(repr=False)
 
     def programmed(self) -> bool:
-        """Say whether it holds: the agent follows it, and every living reader has pinned it.
+        """Return whether it applies: the agent has it, and every active reader has pinned it.
 
-        A reader that has pinned a change of its import has told the exporters. Without a reader
-        there is nothing to tell.
+        A reader that has pinned a change of its import has informed the exporters. Without a reader
+        the agent's view is enough.
 
         Raises:
             AgentUnreachableError: the agent does not answer.
@@ -63,10 +63,10 @@ class Change:
         return self._is_programmed(self.generation)
 
     def wait_applied(self, timeout: float = 30.0) -> Mapping[str, Any]:
-        """Wait until the change holds and say where.
+        """Wait until the change applies, and return where.
 
         Returns:
-            For an import, what each living reader has pinned, by reader id; for an export, its
+            For an import, what each active reader has pinned, by reader id; for an export, its
             routes.
 
         Raises:
@@ -76,13 +76,7 @@ class Change:
 
 
 class _Port:
-    """A port of a PE.
-
-    Args:
-        pe: whose port it is.
-        name: of the port.
-        deadline: when the broker is asked no more (monotonic); no end by default.
-    """
+    """A port of a PE; requests to the broker end at ``deadline`` (monotonic)."""
 
     kind = ""
 
@@ -92,24 +86,24 @@ class _Port:
 
     @property
     def routes(self) -> list[dict[str, Any]]:
-        """The port's routes as the agent knows them; last known while it does not answer."""
+        """The port's routes in the agent's view; the last known ones while it does not answer."""
         known = self._client.port_in_view()
         return [] if known is None else list(known["routes"])
 
     @property
     def stale(self) -> bool:
-        """Whether the broker does not confirm now what the getters say; never raises.
+        """Whether the broker does not confirm the values of the getters now; never raises.
 
-        True while the broker is away, while nothing is known, and for the moment in which the
-        change of somebody else has not reached the agent. Asks the broker.
+        True while the broker is unreachable, while nothing is known, and until a change by another
+        client has reached the agent. Sends a request to the broker.
         """
         known = self._client.cached_port()
         try:
             metadata = self._client.request("GET", await_declared=False).body["metadata"]
-            now = (metadata["uid"], metadata["generation"])
+            current = (metadata["uid"], metadata["generation"])
         except Exception:
             return True
-        return known is None or now != (known["uid"], known["generation"])
+        return known is None or current != (known["uid"], known["generation"])
 
     def on_routes(self, callback: Callable[[list[dict[str, Any]]], None]) -> Callable[[], None]:
         """Call ``callback`` with the routes now and after each change, in a thread of its own.
@@ -159,11 +153,11 @@ class _Port:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             try:
-                held = self._get_applied(generation)
+                applied = self._get_applied(generation)
             except StreambrokerError:
-                held = None
-            if held is not None:
-                return held
+                applied = None
+            if applied is not None:
+                return applied
             time.sleep(0.02)
         raise NotAppliedError(
             f"generation {generation} of {self.kind} {self.name} is accepted but not seen applied"
@@ -184,19 +178,19 @@ class ImportPort(_Port):
 
     @property
     def filter(self) -> str | None:
-        """The filter, None for none; last known while nobody answers (see ``stale``)."""
+        """The filter, or None; the last known one without a response (see ``stale``)."""
         known = self._client.cached_port()
         return None if known is None else known.get("filter")
 
     @property
     def subscription(self) -> str | None:
-        """The subscription, None for none; last known while nobody answers (see ``stale``)."""
+        """The subscription, or None; the last known one without a response (see ``stale``)."""
         known = self._client.cached_port()
         return None if known is None else known.get("subscription")
 
     @property
     def streams(self) -> list[dict[str, str]]:
-        """The streams imported by name; last known while nobody answers (see ``stale``)."""
+        """The streams imported by name; the last known ones without a response (see ``stale``)."""
         known = self._client.cached_port()
         return [] if known is None else drop_null_fields(known.get("streams"))
 
@@ -210,7 +204,7 @@ class ImportPort(_Port):
         Raises:
             SubscriptionError: it cannot be read; nothing was changed.
             WrongKindError: it is an import by name, and ``keep_kind`` is set.
-            UnknownPortError, ChangeRefusedError: the broker says no.
+            UnknownPortError, ChangeRefusedError: the broker refuses.
             BrokerUnavailableError: the broker does not answer.
         """
         body = {"subscription": subscription}
@@ -223,11 +217,11 @@ class ImportPort(_Port):
         """Import by these names instead; filter and scope stay.
 
         Raises:
-            UnknownPortError, ChangeRefusedError: the broker says no.
+            UnknownPortError, ChangeRefusedError: the broker refuses.
             BrokerUnavailableError: the broker does not answer.
         """
-        wanted = [dict(s) for s in streams]
-        return self._put("streams", {"streams": wanted}, {"subscription": None, "streams": wanted})
+        names = [dict(s) for s in streams]
+        return self._put("streams", {"streams": names}, {"subscription": None, "streams": names})
 
     def set_filter(self, filter: str | None) -> Change:  # noqa: A002 - the word of the API
         """Replace the filter; None or empty text lets every row through.
@@ -258,22 +252,14 @@ class ImportPort(_Port):
         }
 
     def _get_applied(self, generation: int) -> Mapping[str, Any] | None:
-        """Return what each living reader has pinned once all have the generation."""
-        mine = self._pinned_by_reader()
-        if mine and all(p.get("generation", 0) >= generation for p in mine.values()):
-            return mine
+        pinned = self._pinned_by_reader()
+        if pinned and all(p.get("generation", 0) >= generation for p in pinned.values()):
+            return pinned
         return None
 
 
 class ExportPort(_Port):
-    """One export of the PE, while its query runs.
-
-    Args:
-        pe: whose port it is.
-        name: of the port.
-        deadline: when the broker is asked no more (monotonic); no end by default.
-        query: what publishes there, if it was started here.
-    """
+    """One export of the PE, while its query runs; ``query`` publishes to it, if started here."""
 
     kind = "export"
 
@@ -285,9 +271,9 @@ class ExportPort(_Port):
         self._query_and_run = (None, None) if query is None else (str(query.id), str(query.runId))
 
     def finish(self) -> None:
-        """Say that nothing more will come: importers that wait for the end are told.
+        """Mark the export as ended: no more rows follow, and waiting importers are informed.
 
-        It outlives the program and its agent. Rows published later take it back.
+        The mark outlives the program and its agent. Rows published later remove it.
 
         Raises:
             QueryActiveError: the query still runs; stop it first.
@@ -304,7 +290,7 @@ class ExportPort(_Port):
 
     @property
     def properties(self) -> dict[str, Any] | None:
-        """The properties, None of an export by name; last known while nobody answers."""
+        """The properties, None of an export by name; the last known ones without a response."""
         known = self._client.cached_port()
         return None if known is None else known.get("properties")
 
@@ -312,20 +298,20 @@ class ExportPort(_Port):
         """Replace all properties at once.
 
         Raises:
-            PropertyError: a value cannot be kept; nothing was changed.
+            PropertyError: a value cannot be stored; nothing was changed.
             WrongKindError: it is an export by name.
-            UnknownPortError, ChangeRefusedError: the broker says no.
+            UnknownPortError, ChangeRefusedError: the broker refuses.
             BrokerUnavailableError: the broker does not answer.
         """
-        kept = normalise(properties)
-        return self._put("properties", kept, {"properties": kept})
+        normalised = normalise(properties)
+        return self._put("properties", normalised, {"properties": normalised})
 
     def set_congestion_policy(self, policy: str) -> Change:
-        """Change ``wait`` to ``drop`` or back; a waiting writer hears of it by hint."""
-        found = self._client.request("GET")
-        spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
+        """Set the policy to ``wait`` or ``drop``; a hint informs a waiting writer."""
+        response = self._client.request("GET")
+        spec = {k: v for k, v in response.body["spec"].items() if k not in ("job", "pe", "port")}
         spec["congestionPolicy"] = policy
-        match = {"If-Match": found.headers["etag"]}
+        match = {"If-Match": response.headers["etag"]}
         return self._put("", spec, {"congestionPolicy": policy}, match)
 
     def _is_programmed(self, generation: int) -> bool:
@@ -346,5 +332,5 @@ def _is_active(query: StreamingQuery | None) -> bool:
 
 
 def drop_null_fields(streams: Sequence[Mapping[str, str | None]] | None) -> list[dict[str, str]]:
-    """Return streams by name without what they do not say."""
+    """Return streams by name without their null fields."""
     return [{k: v for k, v in stream.items() if v is not None} for stream in streams or ()]

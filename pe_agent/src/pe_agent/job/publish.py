@@ -1,4 +1,4 @@
-"""Exporting: what ``publish`` declares, and the query that it starts."""
+"""Exporting: the declaration of exports by ``publish``, and the query that it starts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """What a query writes to.
+    """Sink of a query, with columns and settings of each export by port.
 
     Attributes:
-        exports: columns and settings of each export, by port.
-        format: of the sink.
-        options: of the sink, beside those by which it finds the agent.
-        sizing_schema: columns that decide whether batches are cut by rows; None for all of the
-            frame.
+        options: options of the sink, without those that identify the agent.
+        sizing_schema: columns that decide whether batches are cut by rows; None for all columns.
     """
 
     exports: Mapping[str, tuple[StructType, Mapping[str, Any]]]
@@ -60,11 +57,11 @@ def publish(
     """Export a streaming DataFrame; starts and returns its query.
 
     Args:
-        pe: whose export it is.
+        pe: PE of the export.
         frame: the streaming DataFrame.
         port: name of the export port.
         stream_id: name to be imported by; excludes ``properties``.
-        properties: what the stream is; values are text, numbers, booleans or lists of one.
+        properties: description of the stream; values are text, numbers, booleans or lists of one.
         allow_filter: whether importers may filter.
         congestion_policy: ``wait`` or ``drop``.
         buffer: ``{"maxBytes": "1Gi", "maxAge": "1h", "grace": "10m", "waitLimit": "30s"}``.
@@ -109,20 +106,20 @@ def export_spec(
     """Return settings of :func:`publish` as those of an Export; empty if there are none.
 
     Raises:
-        ArgumentError, PropertyError: they exclude each other, or one is wrong.
+        ArgumentError, PropertyError: two exclude each other, or one is wrong.
     """
     if stream_id is not None and properties is not None:
         raise ArgumentError(
             f"export {port}: stream_id and properties exclude each other; give one of them."
         )
-    given = {
+    fields = {
         "streamId": stream_id,
         "properties": None if properties is None else normalise(properties),
         "allowFilter": allow_filter,
         "congestionPolicy": congestion_policy,
         "buffer": None if buffer is None else dict(buffer),
     }
-    spec = {name: value for name, value in given.items() if value is not None}
+    spec = {name: value for name, value in fields.items() if value is not None}
     if spec and stream_id is None:
         spec.setdefault("properties", {})
     return spec

@@ -1,7 +1,7 @@
-"""The queries of a job: the leases of those that publish, and what the agent must know of all.
+"""The queries of a job: publisher leases, and the imports and exports of each query.
 
-The agent has to know which imports one query reads, and where it publishes: which of the calls
-for news waits, and whose hangs on an export that is full. Spark tells a source neither.
+The agent needs to know which imports a query reads and to which exports it publishes. Then it knows
+which call for new data waits, and which is blocked by a full export. Spark gives a source neither.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REPORT_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a query reads: imports of this PE by their frames, and whether other streams, too.
+    """Sources of a query: imports of this PE by their frames, and whether there are other streams.
 
-    With ``stops_at_end`` it ends when all of them have.
+    With ``stops_at_end`` the query ends when all of them have ended.
     """
 
     frames: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Sources:
 
 @dataclass(slots=True)
 class RunningQuery:
-    """A query that runs, the exports it publishes to, and when it was reported to the agent."""
+    """A running query, the exports it publishes to, and when it was reported to the agent."""
 
     query: StreamingQuery
     id: str
@@ -49,7 +49,7 @@ class RunningQuery:
     reported_at: float = -REPORT_SECONDS
 
     def is_active(self) -> bool:
-        """Whether it runs; False if the session has ended, and its queries with it."""
+        """Return whether it runs; False if the session has ended, and its queries with it."""
         try:
             return bool(self.query.isActive)
         except Exception:
@@ -57,11 +57,7 @@ class RunningQuery:
 
 
 class QueryMonitor:
-    """All queries of the session that concern one PE.
-
-    Attributes:
-        reports_running: the agent is told with each beat which queries of the session run.
-    """
+    """All queries of the session that concern one PE; optionally it reports which are running."""
 
     def __init__(self, spark: SparkSession, agent: Callable[[], AgentClient]) -> None:
         self._spark = spark
@@ -72,15 +68,15 @@ class QueryMonitor:
         self.reports_running = False
 
     def sources(self, frame: DataFrame) -> Sources:
-        """Return what a frame reads."""
+        """Return the sources of a frame."""
         return self._read_sources(frame._jdf.queryExecution().analyzed())
 
     def announce(self, ports: tuple[str, ...], sources: Sources) -> None:
-        """Tell the agent of a query that is about to start, and to which exports it publishes."""
+        """Report to the agent that a query is about to start, and the exports it publishes to."""
         self._report_begin(None, None, ports, sources)
 
     def add(self, ports: tuple[str, ...], query: StreamingQuery, sources: Sources) -> None:
-        """A query has been started."""
+        """Add a query that has been started, and report it."""
         running = RunningQuery(query, str(query.id), str(query.runId), ports, sources)
         with self._beat_lock:
             self._running = [r for r in self._running if r.run_id != running.run_id] + [running]
@@ -90,9 +86,9 @@ class QueryMonitor:
                 log.info("the agent is told of query %s with the next beat: %s", running.id, error)
 
     def beat(self) -> None:
-        """Renew what runs, end what has ended, find what was started without ``publish``.
+        """Renew running queries, end ended ones, and find those started without ``publish``.
 
-        Told by the thread that keeps the agent, and by who stops the PE meanwhile.
+        Called by the keep-alive thread of the agent, and possibly at once by ``stop`` of the PE.
         """
         with self._beat_lock:
             for running in list(self._running):
@@ -103,7 +99,7 @@ class QueryMonitor:
                     self._report_end(running)
             try:
                 self._discover_queries()
-            except Exception as error:  # the session has ended, or is none of this process
+            except Exception as error:  # the session has ended, or is of another process
                 log.debug("queries of the session are not known: %s", error)
 
     def _renew(self, running: RunningQuery) -> None:
@@ -128,7 +124,7 @@ class QueryMonitor:
     def _report_begin(
         self, id_: str | None, run: str | None, ports: tuple[str, ...], sources: Sources
     ) -> bool:
-        """Tell the agent; return whether all that the query reads has ended and is read."""
+        """Report to the agent; return whether all that the query reads has ended and is read."""
         answer: Mapping[str, Any] = {}
         if sources.frames:
             answer = self._agent().call(
@@ -142,7 +138,7 @@ class QueryMonitor:
         return bool(answer.get("ended"))
 
     def _discover_queries(self) -> None:
-        """Take in the queries of the session that read imports of this PE into other sinks."""
+        """Add the queries of the session that read imports of this PE into other sinks."""
         known = {r.run_id for r in self._running}
         active = {str(q.runId): q for q in self._spark.streams.active}
         if self.reports_running:
@@ -166,7 +162,7 @@ class QueryMonitor:
         return Sources(tuple(own), foreign, all(stop))
 
     def _frame_id(self, leaf: Any) -> str | None:
-        """Return the name of an import of this PE that ``subscribe`` has opened, else None."""
+        """Return the frame name of an import of this PE that ``subscribe`` opened, else None."""
         if leaf.getClass().getSimpleName() != "StreamingRelationV2":
             return None
         options = leaf.extraOptions()

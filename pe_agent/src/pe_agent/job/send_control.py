@@ -1,4 +1,4 @@
-"""Control tuples that a program emits: to the importers of an export, or to its own operators."""
+"""Control tuples that a program sends: to importers of an export, or to its own operators."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ POLL_SECONDS = 0.1
 
 
 class SentControl:
-    """A tuple that was emitted; the agent has it on its disk.
-
-    Attributes:
-        id: its identity.
-    """
+    """A control tuple that was sent; it is durable at the agent. ``id`` is its identity."""
 
     def __init__(
         self, answer: Mapping[str, Any], fetch_state: Callable[[], dict[str, Any]]
@@ -40,21 +36,21 @@ class SentControl:
         self._fetch_state = fetch_state
 
     def state(self) -> dict[str, Any]:
-        """Return where it is and which readers have applied it.
+        """Return its position and which readers have applied it.
 
         Returns:
-            ``id``, ``seq``, ``readers`` (each with ``applied``) and ``applied``; of one for the
-            importers of an export also ``stream`` and ``epoch``, null while it waits for the first.
+            ``id``, ``seq``, ``readers`` (each with ``applied``) and ``applied``. For importers of
+            an export also ``stream`` and ``epoch``, null while it waits for the first stream.
 
         Raises:
-            AgentRefusedError: ``NotEmitted``, it was so long ago that it is forgotten.
+            AgentRefusedError: ``NotEmitted``, it is too old and was removed.
         """
         return self._fetch_state()
 
     def wait_applied(self, timeout: float) -> bool:
         """Wait until all readers have finished a window with it; False after ``timeout`` seconds.
 
-        As long as nobody reads it, nobody has applied it.
+        Without readers it counts as not applied.
         """
         deadline = time.monotonic() + timeout
         while not self.state()["applied"]:
@@ -76,16 +72,16 @@ def emit_control(
 ) -> SentControl:
     """Send a control tuple to all importers of an export that read control.
 
-    It stands in an epoch of its own, behind all that was published before.
+    It gets an epoch of its own, after all that was published before.
 
     Args:
-        pe: whose export it is.
+        pe: PE of the export.
         port: name of the export.
         payload: a dataclass, or a mapping with ``type`` and ``payload``.
-        delivery: when it is handed to operators.
+        delivery: when it is delivered to operators.
         at: event time in microseconds, with ``AT_TIME``.
-        target: for whom it is meant.
-        request: id of the request; the same one again emits nothing more. Random by default.
+        target: the operators that it is for.
+        request: id of the request; a repeated one sends nothing more. Random by default.
 
     Raises:
         ControlError, ControlLimitError, ManifestError: it cannot be a control tuple.
@@ -113,21 +109,21 @@ def send_control(
 ) -> SentControl:
     """Send a control tuple to the job's own operators, through the agent's control log.
 
-    It is delivered in the next window of each query of which a source carries the log.
+    It is delivered in the next window of each query with a source that carries the log.
 
     Args:
-        pe: whose operators they are.
+        pe: PE of the operators.
         payload: a dataclass, or a mapping with ``type`` and ``payload``.
         operator: name of the operator; None for all.
-        delivery: when it is handed to operators; ``IMMEDIATE`` is before all rows of the window.
+        delivery: when it is delivered to operators; ``IMMEDIATE`` is before all rows of the window.
         at: event time in microseconds, with ``AT_TIME``.
-        target: for whom it is meant, where ``operator`` does not say enough: a bucket, a key.
-        request: id of the request; the same one again sends nothing more. Random by default.
+        target: further restriction beyond ``operator``: a bucket, a key.
+        request: id of the request; a repeated one sends nothing more. Random by default.
 
     Raises:
         ControlError, ControlLimitError, ManifestError: it cannot be a control tuple, or
             ``operator`` and ``target`` name two operators.
-        AgentRefusedError: the log is full of what a query has not read.
+        AgentRefusedError: the log is full of tuples that a query has not read.
     """
     check_target(target)
     if operator is not None:
@@ -149,21 +145,17 @@ def send_control(
 def _build_request(
     payload: object, delivery: Delivery | str, at: int | None, target: Target
 ) -> dict[str, Any]:
-    """Return a tuple as agents take it.
-
-    Raises:
-        ControlError, ControlLimitError, ManifestError: it cannot be one.
-    """
+    """Return a tuple in the form of a request to an agent."""
     check_target(target)
-    told: dict[str, Any]
+    fields: dict[str, Any]
     if isinstance(payload, Mapping):
-        told = dict(payload)
+        fields = dict(payload)
     else:
         kind, text = encode(payload)
-        told = {"type": kind, "payload": json.loads(text)}
-    told["delivery"] = delivery.value if isinstance(delivery, Delivery) else delivery
+        fields = {"type": kind, "payload": json.loads(text)}
+    fields["delivery"] = delivery.value if isinstance(delivery, Delivery) else delivery
     if at is not None:
-        told["at"] = at
+        fields["at"] = at
     if target != ALL_TARGETS:
-        told["target"] = encode_target(target)
-    return parse_control_request(told).encode()
+        fields["target"] = encode_target(target)
+    return parse_control_request(fields).encode()

@@ -1,4 +1,4 @@
-"""The agents of a job beside that of its exports: started, kept alive and told of by the driver."""
+"""The shard agents of a job: started, kept alive and reported to the publishing agent."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import PeKey
 
 MAX_AGENTS = 64
-"""Agents of one job."""
+"""Maximum number of agents of one job."""
 
 
 class ShardAgentsInvalidError(StreambrokerError):
-    """Agents that cannot be fellows of a job; none was started."""
+    """The shard agents of a job are invalid; none was started."""
 
     code = "ArgumentInvalid"
 
 
 def parse_agents(agents: int | Sequence[tuple[str, str]]) -> tuple[int, Sequence[tuple[str, str]]]:
-    """Return how many fellows are to be started, and those that run elsewhere.
-
-    Args:
-        agents: how many agents there are in all, or address and token of the fellows.
-
-    Raises:
-        FellowsInvalidError: none, or too many.
-    """
+    """Return how many shard agents to start, and those elsewhere; raise if out of range."""
     number = agents if isinstance(agents, int) else 1 + len(agents)
     if not 1 <= number <= MAX_AGENTS:
         raise ShardAgentsInvalidError(
@@ -38,18 +31,18 @@ def parse_agents(agents: int | Sequence[tuple[str, str]]) -> tuple[int, Sequence
 
 
 class ShardAgentProcesses:
-    """The fellows of one agent, and what it was told of them.
+    """The shard agents of one agent, and what was last reported of them.
 
     Args:
         publisher: the agent that publishes the job's exports.
-        start: starts the fellow of a number, from 1.
-        count: how many fellows are to be started.
-        remote: fellows that run already, and whom others start and end.
+        start: starts the shard agent of a number, from 1.
+        count: number of shard agents to start.
+        remote: shard agents that already run, and are started and stopped elsewhere.
 
     Raises:
         AgentFailedError: one did not start; those before are ended again.
-        AgentUnreachableError, AgentRefusedError: one elsewhere does not answer, or not to us.
-        FellowsInvalidError: one elsewhere is of another job, or two are of one PE.
+        AgentUnreachableError, AgentRefusedError: a remote one does not answer, or refuses.
+        ShardAgentsInvalidError: a remote one is of another job, or two are of one PE.
     """
 
     def __init__(
@@ -74,10 +67,10 @@ class ShardAgentProcesses:
             raise
 
     def report(self) -> None:
-        """Tell the home its fellows, if it does not know: after a start, its own or one of them."""
+        """Report the shard agents to the publisher if one, or the publisher, was (re)started."""
         clients = [p.client for p in self.processes]
-        now = (self._publisher.client, *clients)
-        if now == self._reported:
+        current = (self._publisher.client, *clients)
+        if current == self._reported:
             return
         started = {str(p.pe): p.client for p in self.processes}
         agents = [
@@ -85,21 +78,21 @@ class ShardAgentProcesses:
             for pe, client in {**started, **self._remote}.items()
         ]
         self._publisher.client.call("fellows", agents=agents)
-        self._reported = now
+        self._reported = current
 
     def stop(self, *, end_agent: bool) -> None:
-        """Let go of all of them; see :meth:`AgentProcess.stop`."""
+        """Release all of them; see :meth:`AgentProcess.stop`."""
         for process in self.processes:
             process.stop(end_agent=end_agent)
 
 
 def _remote_by_pe(publisher_pe: PeKey, remote: Sequence[AgentClient]) -> dict[str, AgentClient]:
-    found: dict[str, AgentClient] = {}
+    by_pe: dict[str, AgentClient] = {}
     for client in remote:
         pe = PeKey.parse(client.call("status")["pe"])
         if (pe.namespace, pe.job) != (publisher_pe.namespace, publisher_pe.job) or str(pe) in {
             str(publisher_pe),
-            *found,
+            *by_pe,
         }:
             raise ShardAgentsInvalidError(
                 f"the agent at {client.location} is of PE {pe}. The agents of"
@@ -107,5 +100,5 @@ def _remote_by_pe(publisher_pe: PeKey, remote: Sequence[AgentClient]) -> dict[st
                 f"{publisher_pe.job} are to be of that job, each of another PE than"
                 f" {publisher_pe.pe} and the rest."
             )
-        found[str(pe)] = client
-    return found
+        by_pe[str(pe)] = client
+    return by_pe

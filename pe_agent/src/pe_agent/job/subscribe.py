@@ -1,4 +1,4 @@
-"""Importing: what ``subscribe`` declares, and the frame or the stream that it opens."""
+"""Importing: the declaration of an import by ``subscribe``, and the frame or stream it opens."""
 
 from __future__ import annotations
 
@@ -104,51 +104,51 @@ def subscribe(
 ) -> DataFrame | Stream:
     """Import streams as a streaming DataFrame, or with ``control`` as a stream for operators.
 
-    Without a subscription, names or other settings the port attaches to the Import that
-    exists. Settings declare it only where none exists; ``redeclare`` overwrites.
+    Without a subscription, names or other settings the port attaches to the existing Import.
+    Settings declare an Import only if none exists; ``redeclare`` overwrites it.
 
     Args:
-        pe: whose import it is.
+        pe: PE of the import.
         port: name of the import port.
         subscription: expression over the properties of exports.
         streams: imports by name, ``[{"applicationName": …, "streamId": …}]``.
         application_name: with ``stream_id``, narrows an import by name.
         stream_id: import by this name; excludes ``subscription`` and ``streams``.
-        application_scope: scope of the exporters looked for.
+        application_scope: scope of the exporters to match.
         filter: expression over the columns of a row, evaluated at the exporter.
         start: ``latest`` or ``earliest``, for exports never read before.
         on_congestion: ``inherit``, or ``drop`` to volunteer.
-        schema: columns as DDL, StructType or Arrow schema; without it those of the first match, for
-            which it waits 60 s.
+        schema: columns as DDL, StructType or Arrow schema; default is those of the first match,
+            which is waited for up to 60 s.
         columns: only these columns.
         source: add the column ``_source`` (job, port, stream, epoch).
-        control: control tuples, too; whatever the filter, all of them come.
-        control_log: with ``control``, whether tuples of ``send_control`` come by this import. Of
-            several imports of a query the first one that may brings them.
-        mergeable: with ``control``, types of tuples of which the last one holds, and that end no
-            batch.
+        control: also receive control tuples; the filter does not apply to them.
+        control_log: with ``control``, whether this import carries tuples of ``send_control``. Of
+            several imports of a query the first that may carries them.
+        mergeable: with ``control``, types of tuples of which only the last one counts, and that end
+            no batch.
         redeclare: overwrite the Import that exists.
-        max_bytes_per_batch: bytes of a micro-batch at most, or one epoch.
-        fail_on_data_loss: stop at a loss that nobody agreed to; else it is counted.
-        stop_at_end: end the query when all exports have ended and all they have is read.
+        max_bytes_per_batch: maximum bytes of a micro-batch; a single epoch may exceed it.
+        fail_on_data_loss: stop at unexpected data loss; else the loss is counted.
+        stop_at_end: end the query when all exports have ended and everything is read.
 
     Raises:
         ArgumentError, SubscriptionError, FilterError, SchemaError: nothing was declared.
         SchemaUnknownError: no ``schema`` and no match in time.
     """
     spec = _import_spec(port, subscription, streams, application_name, stream_id, filter)
-    given = {
+    settings = {
         "applicationScope": application_scope,
         "start": start,
         "onCongestion": on_congestion,
     }
-    spec.update({k: v for k, v in given.items() if v is not None})
-    given_ddl = None if schema is None else as_ddl(schema)
-    if given_ddl is not None:
-        spec["schema"] = to_items(_select_columns(parse_ddl(given_ddl), columns))
+    spec.update({k: v for k, v in settings.items() if v is not None})
+    declared_ddl = None if schema is None else as_ddl(schema)
+    if declared_ddl is not None:
+        spec["schema"] = to_items(_select_columns(parse_ddl(declared_ddl), columns))
     pe._declare("import", port, spec, redeclare=redeclare)
     pe.imports[port] = ImportPort(pe, port)
-    ddl = to_ddl(_select_columns(parse_ddl(given_ddl or fetch_schema(pe.agent, port)), columns))
+    ddl = to_ddl(_select_columns(parse_ddl(declared_ddl or fetch_schema(pe.agent, port)), columns))
     options = {
         "import": port,
         "source": str(source).lower(),
@@ -172,7 +172,7 @@ def subscribe(
 
 
 def _load_frame(pe: PE, options: Mapping[str, str], schema: str | None = None) -> DataFrame:
-    """Open a frame of its own, by which the agent knows the queries that read it."""
+    """Open a frame with a name of its own, by which the agent identifies queries that read it."""
     reader = pe._spark.readStream.format("streambroker").options(**options, **pe._agent_options())
     if schema is not None:
         reader = reader.schema(schema)

@@ -1,4 +1,4 @@
-"""What the job's program last knew of its ports: it answers when nobody else does."""
+"""Cache of a job's ports in its program: it answers if broker and agent do not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ log = logging.getLogger("pe_agent")
 
 
 class ViewCache:
-    """The agent's last view, and what the program itself has set or read since.
+    """The agent's last view, and the fields that the program has set or read since.
 
-    Nothing here raises: a job asks it in the middle of its work.
-
-    Args:
-        fetch_view: returns the agent's view, or raises.
+    No method raises, because a job calls them in the middle of its work.
     """
 
     def __init__(self, fetch_view: Callable[[], dict[str, Any] | None]) -> None:
@@ -27,7 +24,7 @@ class ViewCache:
         self._lock = threading.Lock()
 
     def view(self) -> dict[str, Any] | None:
-        """Return the agent's view; the last one where it does not answer, None if there is none."""
+        """Return the agent's view; the last one if it does not answer, None if there is none."""
         try:
             self._view = self._fetch_view()
         except Exception as error:
@@ -35,50 +32,43 @@ class ViewCache:
         return self._view
 
     def port_in_view(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return a port as the agent has it."""
+        """Return a port from the agent's view."""
         view = self.view()
         port: dict[str, Any] | None = None if view is None else view[f"{kind}s"].get(name)
         return port
 
     def port(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return a port with what is newer than the agent's view of it; None if not known.
-
-        Args:
-            kind: ``export`` or ``import``.
-            name: of the port.
-        """
+        """Return a port with fields newer than the agent's view of it; None if not known."""
         known = self.port_in_view(kind, name)
         with self._lock:
-            told = self._ports.get((kind, name))
-            if told is None or (known is not None and known["uid"] != told.uid):
+            stored = self._ports.get((kind, name))
+            if stored is None or (known is not None and known["uid"] != stored.uid):
                 return known
             since = 0 if known is None else known["generation"]
-            newer = {f: v for f, (at, v) in told.fields.items() if at > since}
+            newer = {f: v for f, (at, v) in stored.fields.items() if at > since}
             return {
                 **(known or {}),
                 **newer,
-                "uid": told.uid,
-                "generation": max(since, told.generation),
+                "uid": stored.uid,
+                "generation": max(since, stored.generation),
             }
 
     def update_port(
         self, kind: str, name: str, *, uid: str, generation: int, fields: Mapping[str, Any]
     ) -> None:
-        """Note what the broker said of a port at one of its generations."""
+        """Record fields of a port that the broker returned at one of its generations."""
         with self._lock:
-            told = self._ports.get((kind, name))
-            if told is None or told.uid != uid:
-                told = self._ports[kind, name] = _PortFields(uid)
-            told.generation = max(told.generation, generation)
+            stored = self._ports.get((kind, name))
+            if stored is None or stored.uid != uid:
+                stored = self._ports[kind, name] = _PortFields(uid)
+            stored.generation = max(stored.generation, generation)
             for field_, value in fields.items():
-                if told.fields.get(field_, (0, None))[0] <= generation:
-                    told.fields[field_] = (generation, value)
+                if stored.fields.get(field_, (0, None))[0] <= generation:
+                    stored.fields[field_] = (generation, value)
 
 
 @dataclass
 class _PortFields:
-    """What was said of one resource: each field with the generation at which it was."""
-
     uid: str
     generation: int = 0
     fields: dict[str, tuple[int, Any]] = field(default_factory=dict)

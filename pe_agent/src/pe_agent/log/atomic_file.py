@@ -1,4 +1,4 @@
-"""Small files that are written whole, and read again when they have changed."""
+"""Atomic replacement and change detection of small files."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str, *, private: bool = False, durable: bool = False) -> None:
-    """Write a file so that whoever reads it finds all of it, or what was there before.
-
-    Args:
-        path: its place.
-        text: what it is to hold.
-        private: nobody but its user may read it.
-        durable: it is on the disk when this returns.
+    """Replace a file atomically; ``durable`` syncs it, ``private`` restricts it to its user.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: it cannot be written; the old content stays.
     """
     fresh = path.with_suffix(".new")
     mode = 0o600 if private else 0o666
@@ -32,7 +26,7 @@ def replace_file(path: Path, text: str, *, private: bool = False, durable: bool 
 
 
 def sync_directory(directory: Path) -> None:
-    """Make created, renamed and unlinked names of a directory safe."""
+    """Make created, renamed and unlinked names of a directory durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -41,6 +35,6 @@ def sync_directory(directory: Path) -> None:
 
 
 def file_state(path: Path) -> tuple[int, ...]:
-    """Return what differs once a file has been written or replaced."""
-    found = path.stat()
-    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    """Return a value that changes when the file is written or replaced."""
+    stat = path.stat()
+    return (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

@@ -1,9 +1,8 @@
-"""The group committer: few fdatasyncs for many callers and many logs.
+"""Group committer: few fdatasyncs for many callers and logs.
 
-Callers ask for a flush and wait at their log. While one fdatasync of a log
-runs, further callers gather, and the next one serves them all. One log is never
-flushed by two threads at once; two logs are, by default, because an fdatasync
-waits for the disk and not for a core.
+Callers request a flush and wait at their log. Requests during an fdatasync share the next one. One
+log is never flushed by two threads at once. Two logs are, by default, because an fdatasync waits
+for the disk and needs no core.
 """
 
 import contextlib
@@ -12,10 +11,10 @@ from typing import Protocol
 
 
 class Flushable(Protocol):
-    """What the committer flushes: a log."""
+    """Interface of a log for the committer."""
 
     def flush(self) -> None:
-        """Make everything appended so far safe; failures are kept in the log."""
+        """Sync everything appended so far; the log records failures."""
 
     def fail(self, error: Exception) -> None:
         """Fail for good: `flush` raised."""
@@ -25,11 +24,7 @@ class Committer:
     """Threads that flush logs; one committer serves all logs of an agent."""
 
     def __init__(self, *, threads: int = 2) -> None:
-        """Start the threads.
-
-        Args:
-            threads: logs that are flushed at the same time.
-        """
+        """Start ``threads`` threads: as many logs are flushed in parallel."""
         self._changed = threading.Condition()
         self._requested: dict[Flushable, None] = {}
         self._running: set[Flushable] = set()
@@ -42,7 +37,7 @@ class Committer:
             thread.start()
 
     def request(self, log: Flushable) -> None:
-        """Ask for a flush of the log; it starts after this call and covers all before it.
+        """Request a flush that covers everything appended before this call.
 
         Returns at once, except after `close`: then the caller's thread flushes.
         """
@@ -54,7 +49,7 @@ class Committer:
         _flush(log)
 
     def close(self) -> None:
-        """Flush what was asked for and end the threads."""
+        """Flush all requested logs and stop the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -69,7 +64,7 @@ class Committer:
                 self._changed.notify_all()
 
     def _take_next(self) -> Flushable | None:
-        """Return a log that was asked for and is not being flushed; None at the end."""
+        """Return a requested log that no thread flushes now; None after `close`."""
         with self._changed:
             while True:
                 for log in self._requested:
@@ -85,6 +80,6 @@ class Committer:
 def _flush(log: Flushable) -> None:
     try:
         log.flush()
-    except Exception as error:  # a caller that waits must learn of it, whatever it was
+    except Exception as error:  # waiting callers must get any error
         with contextlib.suppress(Exception):
             log.fail(error)

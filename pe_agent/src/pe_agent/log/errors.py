@@ -1,11 +1,11 @@
 # ruff: noqa: N818 - these names are states of the log and equal the codes that status shows
-"""What can go wrong with a stream's log, and whose fault it is.
+"""Errors of a stream's log, with their causes.
 
 ::
 
     StreambrokerError
     └── LogError                 code LogError
-        ├── LogFull              the disk, a quota or a size limit: make room, go on
+        ├── LogFull              the disk, a quota or a size limit: make room and continue
         ├── LogFailed            a write or an fsync failed: reopen elsewhere
         ├── LogCorrupt           frames that were safe on disk are damaged
         ├── LogVersionUnknown    written by a newer release
@@ -20,7 +20,7 @@ from streambroker_core.errors import StreambrokerError
 
 
 class LogError(StreambrokerError):
-    """The base of all errors of a stream's log."""
+    """Base class of the errors of a stream's log."""
 
     code = "LogError"
 
@@ -40,7 +40,7 @@ class LogFull(LogError):
 
 
 class LogFailed(LogError):
-    """A write or an fsync failed, so nobody knows what is on disk: the log takes no more."""
+    """A write or an fsync failed; the state on disk is unknown, and the log is unusable."""
 
     code = "LogFailed"
 
@@ -54,7 +54,7 @@ class LogFailed(LogError):
 
 
 class LogCorrupt(LogError):
-    """A frame that was safe on disk cannot be read any more."""
+    """An acknowledged frame is damaged."""
 
     code = "LogCorrupt"
 
@@ -70,7 +70,7 @@ class LogCorrupt(LogError):
 
 
 class LogVersionUnknown(LogError):
-    """A file was written in a format newer than this release reads."""
+    """A newer release wrote the file in an unknown format."""
 
     code = "LogVersionUnknown"
 
@@ -109,7 +109,7 @@ class AddressGone(LogError):
 
 
 class FrameTooLarge(LogError):
-    """A frame exceeds what the format can hold."""
+    """A frame exceeds the limits of the format."""
 
     code = "FrameTooLarge"
 

@@ -1,4 +1,4 @@
-"""The bytes of one frame: a fixed header, a small meta part, a payload.
+"""Frame format: a fixed header, a small meta part, a payload.
 
 ::
 
@@ -14,11 +14,9 @@
         24     8  sequence, counted over the whole log from 0
         32        meta, then payload
 
-All numbers are little endian. The first checksum covers the second, so
-everything after it is covered, yet a chain of headers and metas is verified
-without reading payloads, and the payload's pass runs outside of any lock.
-Every format version keeps these 32 bytes: only so can an old release tell a
-newer frame from a damaged one.
+Numbers are little endian. The header checksum covers the payload checksum, so headers and metas
+can be verified without payloads, and payload checksums need no lock. Every format version keeps
+these 32 bytes, so that an old release can distinguish a newer frame from a damaged one.
 """
 
 import enum
@@ -49,7 +47,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a frame holds; the log itself treats all kinds alike."""
+    """Content of a frame; the log treats all kinds alike."""
 
     STAGE_DATA = 1
     MANIFEST = 2
@@ -58,7 +56,7 @@ class Kind(enum.IntEnum):
 
 
 class Header(NamedTuple):
-    """The fixed part of a frame, as it stands in the file."""
+    """Fixed part of a frame, as stored."""
 
     crc: int
     version: int
@@ -76,7 +74,7 @@ class Header(NamedTuple):
 
 
 class ScannedFrame(NamedTuple):
-    """One frame met by a scan: where it begins, its header and its meta bytes."""
+    """One frame found by a scan: offset, header and meta bytes."""
 
     offset: int
     header: Header
@@ -84,17 +82,17 @@ class ScannedFrame(NamedTuple):
 
 
 def views(payload: Payload) -> list[memoryview]:
-    """Return the payload's buffers as flat views of bytes; nothing is copied.
+    """Return the payload's buffers as flat byte views, without copying.
 
     Raises:
-        TypeError: an item has no buffer, or one that is not contiguous.
+        TypeError: an item has no contiguous buffer.
     """
     parts: Sequence[Any] = payload if isinstance(payload, (list, tuple)) else (payload,)
     return [memoryview(part).cast("B") for part in parts]
 
 
 def checksum(parts: Sequence[memoryview]) -> int:
-    """Return the crc32 over the parts, in order."""
+    """Return the crc32 over all parts, in order."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -102,7 +100,7 @@ def checksum(parts: Sequence[memoryview]) -> int:
 
 
 def check_size(meta_bytes: int, payload_bytes: int) -> None:
-    """Refuse what the format cannot hold.
+    """Check the format's size limits.
 
     Raises:
         FrameTooLarge: meta above 16 MiB or payload above 1 GiB.
@@ -120,15 +118,14 @@ def encode(kind: int, meta: bytes, *, payload_bytes: int, payload_crc: int, sequ
 
 
 def header_checksum(head: bytes) -> int:
-    """Return the checksum that an encoded frame begins with."""
+    """Return the header checksum of an encoded frame."""
     return int(_FRONT.unpack_from(head)[1])
 
 
 def decode(head: bytes) -> Header | None:
-    """Return the header in the first 32 bytes of `head`, or None if there is none.
+    """Return the header in the first 32 bytes of `head`, None if magic or limits are wrong.
 
-    Only the magic and the limits are checked here: the checksum needs the meta
-    part, see `is_whole`.
+    The checksum also needs the meta part, see `is_whole`.
     """
     if len(head) < HEADER_BYTES:
         return None
@@ -140,13 +137,13 @@ def decode(head: bytes) -> Header | None:
 
 
 def is_whole(head: bytes, meta: bytes) -> bool:
-    """Whether the header's checksum fits the 32 header bytes and the meta bytes."""
+    """Return whether the header checksum matches header and meta bytes."""
     crc = zlib.crc32(meta, zlib.crc32(head[_FRONT.size : HEADER_BYTES]))
     return bool(_FRONT.unpack_from(head)[1] == crc)
 
 
 class BufferedFile:
-    """A file read through one small buffer, so that short frames cost no call each."""
+    """Buffered reader of a file: avoids one system call per short frame."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
@@ -177,7 +174,7 @@ class BufferedFile:
         return crc
 
     def find(self, needle: bytes, offset: int) -> int | None:
-        """Return where `needle` is found next, at or after `offset`."""
+        """Return the first offset of `needle` at or after `offset`, None if there is none."""
         while offset < self.size:
             data = self.read(offset, _CHUNK_BYTES)
             at = data.find(needle)
@@ -189,7 +186,7 @@ class BufferedFile:
         return None
 
     def data_end(self, offset: int) -> int:
-        """Return the offset after the last byte that is not zero, at least `offset`."""
+        """Return the offset after the last non-zero byte, at least `offset`."""
         if self.size <= offset or not _has_data(self._fd, offset):
             return offset
         stop = self.size
@@ -214,7 +211,7 @@ def read_at(fd: int, count: int, offset: int) -> bytes:
 
 
 def _has_data(fd: int, offset: int) -> bool:
-    """Whether the file system knows of data behind `offset`; preallocated room is none."""
+    """Return whether data follows `offset`; preallocated space is no data."""
     try:
         os.lseek(fd, offset, os.SEEK_DATA)
     except OSError as error:
@@ -223,26 +220,17 @@ def _has_data(fd: int, offset: int) -> bool:
 
 
 class Scan:
-    """The frames of one file, in order, up to its end or the first that is damaged.
+    """Frames of one file in order, up to its end or the first damaged frame.
 
-    After the iteration `end` is the offset behind the last good frame,
-    `sequence` the one due next, `damage` a sentence or None. A blank header is
-    the end, not damage: room is preallocated as zeros.
+    After the iteration `end` is the offset after the last good frame, `sequence` the next expected
+    one, `damage` a description or None. A blank header is the end, not damage: preallocated space
+    is zero.
     """
 
     def __init__(
         self, file: BufferedFile, path: Path, *, start: int, sequence: int, verify_from: int
     ) -> None:
-        """Prepare a scan.
-
-        Args:
-            file: the file.
-            path: its name, for messages.
-            start: offset of the first frame.
-            sequence: the first frame's sequence.
-            verify_from: frames that end behind this offset have their payload
-                verified too.
-        """
+        """Scan from `start`; payloads of frames that end after `verify_from` are verified."""
         self._file = file
         self._path = path
         self._verify_from = verify_from
@@ -251,38 +239,34 @@ class Scan:
         self.damage: str | None = None
 
     def __iter__(self) -> Iterator[ScannedFrame]:
-        """Yield the good frames.
-
-        Raises:
-            LogVersionUnknown: a frame is whole and of a newer version.
-        """
-        while (found := self._next()) is not None:
-            self.end += found.header.length
+        """Yield the good frames; raise `LogVersionUnknown` at a valid frame of a newer version."""
+        while (frame := self._next()) is not None:
+            self.end += frame.header.length
             self.sequence += 1
-            yield found
+            yield frame
 
     def _next(self) -> ScannedFrame | None:
         head = self._file.read(self.end, HEADER_BYTES)
         if not head.strip(b"\0"):
             return None
-        found, self.damage = parse_frame(self._file, self._path, self.end, head)
-        if found is None:
+        frame, self.damage = parse_frame(self._file, self._path, self.end, head)
+        if frame is None:
             return None
-        if found.header.sequence != self.sequence:
-            self.damage = f"frame {found.header.sequence} where {self.sequence} was due"
+        if frame.header.sequence != self.sequence:
+            self.damage = f"frame {frame.header.sequence} where {self.sequence} was due"
             return None
-        if self.end + found.header.length > self._verify_from:
-            self.damage = find_payload_damage(self._file, found)
-        return None if self.damage else found
+        if self.end + frame.header.length > self._verify_from:
+            self.damage = find_payload_damage(self._file, frame)
+        return None if self.damage else frame
 
 
 def parse_frame(
     file: BufferedFile, path: Path, offset: int, head: bytes
 ) -> tuple[ScannedFrame | None, str | None]:
-    """Return the frame whose header is `head`, or None and what is wrong with it.
+    """Return the frame with the header `head`, or None and a description of the damage.
 
     Raises:
-        LogVersionUnknown: the frame is whole and of a newer version.
+        LogVersionUnknown: the frame is valid and of a newer version.
     """
     header = decode(head)
     if header is None:
@@ -298,7 +282,7 @@ def parse_frame(
 
 
 def find_payload_damage(file: BufferedFile, frame: ScannedFrame) -> str | None:
-    """Return what is wrong with a frame's payload, None if its checksum fits."""
+    """Return a description of payload damage, None if the checksum matches."""
     header = frame.header
     start = frame.offset + HEADER_BYTES + header.meta_bytes
     if file.crc(start, header.payload_bytes) != header.payload_crc:
@@ -307,15 +291,14 @@ def find_payload_damage(file: BufferedFile, frame: ScannedFrame) -> str | None:
 
 
 def find_whole_frame(file: BufferedFile, path: Path, offset: int, *, sequence: int) -> int | None:
-    """Return the offset of the next whole frame behind `offset`, None if there is none.
+    """Return the offset of the next valid frame after `offset`, None if there is none.
 
-    Frames older than `sequence` do not count: a payload may hold copies of
-    frames.
+    Frames up to `sequence` do not count: a payload may contain copies of frames.
     """
     at = file.find(MAGIC, offset + 1)
     while at is not None:
-        found, _ = parse_frame(file, path, at, file.read(at, HEADER_BYTES))
-        if found and found.header.sequence > sequence and not find_payload_damage(file, found):
+        frame, _ = parse_frame(file, path, at, file.read(at, HEADER_BYTES))
+        if frame and frame.header.sequence > sequence and not find_payload_damage(file, frame):
             return at
         at = file.find(MAGIC, at + 1)
     return None

@@ -1,7 +1,6 @@
-"""The index of a segment: which frames it holds, so that a start need not look at each.
+"""Index of a segment: lists its frames, so that recovery need not scan them.
 
-Beside ``0000000007.segment`` stands ``0000000007.index``: runs of frames, one behind the other,
-each ::
+``0000000007.index`` belongs to ``0000000007.segment`` and has consecutive runs of frames, each::
 
     offset  size
          0     4  magic "SBLI"
@@ -14,13 +13,12 @@ each ::
         40     8  offset of its last
         48     8  sequence of its first
         56     4  frames
-        60     4  checksum that the last frame's header begins with
+        60     4  header checksum of the last frame
         64        body, packed by zlib: kinds (1 byte each), lengths of the frames and of their
                   metas (4 bytes each), metas
 
-A run is written when its frames are safe on disk, so it says nothing that a loss of power could
-take back. It is not made safe itself: where a run is missing, damaged, of a newer release or not
-of these frames, the frames from there on are scanned.
+A run is written once its frames are safe on disk, so a power failure cannot make it wrong. The run
+itself is not synced. From a missing, damaged, newer or mismatched run on, frames are scanned.
 """
 
 import contextlib
@@ -36,7 +34,7 @@ from typing import NamedTuple
 SUFFIX = ".index"
 VERSION = 1
 RUN_BYTES = 4 << 20
-"""What an active segment grows by before its index does."""
+"""Bytes that an active segment grows by before its index is extended."""
 RUN_FRAMES = 1024
 
 _MAGIC = b"SBLI"
@@ -51,7 +49,7 @@ Entry = tuple[int, int, int, bytes]
 
 
 class Entries:
-    """Frames in a row, as they are appended or scanned."""
+    """Consecutive frames, as appended or scanned."""
 
     __slots__ = ("_kinds", "_lengths", "_meta_bytes", "_metas", "begin", "crc", "end", "sequence")
 
@@ -68,7 +66,7 @@ class Entries:
         return len(self._kinds)
 
     def add(self, kind: int, length: int, meta: bytes, crc: int) -> None:
-        """Take in the next frame; ``crc`` is what its header begins with."""
+        """Add the next frame; ``crc`` is its header checksum."""
         self._kinds.append(kind)
         self._lengths.append(length)
         self._meta_bytes.append(len(meta))
@@ -78,16 +76,16 @@ class Entries:
 
     @property
     def is_run_due(self) -> bool:
-        """Whether they are worth a run, though the segment goes on."""
+        """Whether there are enough frames for a run of a growing segment."""
         return self.end - self.begin >= RUN_BYTES or len(self) >= RUN_FRAMES
 
     @property
     def next_entries(self) -> "Entries":
-        """What begins where these end."""
+        """Empty entries that begin after these."""
         return Entries(self.end, self.sequence + len(self))
 
     def pack(self, number: int) -> bytes:
-        """Return them as a run of segment ``number``; there is at least one."""
+        """Encode as a run of segment ``number``; there must be at least one frame."""
         count = len(self)
         body = zlib.compress(
             b"".join(
@@ -121,7 +119,7 @@ class Entries:
 
 
 class FrameRun(NamedTuple):
-    """Frames in a row, as an index has them."""
+    """Consecutive frames, as stored in an index."""
 
     number: int
     begin: int
@@ -158,15 +156,15 @@ def _entries(
 
 
 def index_path(segment: Path) -> Path:
-    """Return where the index of a segment stands."""
+    """Return the index path of a segment."""
     return segment.with_suffix(SUFFIX)
 
 
 def append(segment: Path, run: bytes, at: int) -> None:
-    """Write a run behind those that take ``at`` bytes.
+    """Write a run at offset ``at``, after the earlier runs.
 
     Raises:
-        OSError: the runs before are as they were.
+        OSError: the earlier runs are unchanged.
     """
     fd = os.open(index_path(segment), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
@@ -181,36 +179,29 @@ def append(segment: Path, run: bytes, at: int) -> None:
 def read(
     segment: Path, fd: int, *, number: int, begin: int, sequence: int, size: int
 ) -> tuple[list[FrameRun], int]:
-    """Return the runs from the segment's first frame on, and the bytes they take in the index.
+    """Return the valid runs from the segment's first frame on, and their bytes in the index.
 
-    Args:
-        segment: the segment.
-        fd: it, open.
-        number: its number.
-        begin: offset of its first frame.
-        sequence: its first frame's sequence.
-        size: bytes of its file.
+    ``begin`` and ``sequence`` are those of the segment's first frame; ``size`` is its file size.
     """
-    found: list[FrameRun] = []
-    taken = 0
+    runs: list[FrameRun] = []
+    used = 0
     with contextlib.suppress(OSError):
         data = index_path(segment).read_bytes()
-        while (run := _read_run(data, taken)) is not None:
+        while (run := _read_run(data, used)) is not None:
             if (run.number, run.begin, run.sequence) != (number, begin, sequence):
                 break
             if run.end > size:
-                # The segment has lost what was safe: all of it is looked at.
+                # The segment has lost synced frames: scan all of it.
                 return [], 0
-            found.append(run)
-            taken += _HEAD_BYTES + len(run.body)
+            runs.append(run)
+            used += _HEAD_BYTES + len(run.body)
             begin, sequence = run.end, run.sequence + run.frames
-        if found and not _matches_segment(fd, found[-1]):
+        if runs and not _matches_segment(fd, runs[-1]):
             return [], 0
-    return found, taken
+    return runs, used
 
 
 def _read_run(data: bytes, at: int) -> FrameRun | None:
-    """Return the run that begins at ``at``, None if there is none that is whole."""
     if at + _HEAD_BYTES > len(data):
         return None
     magic, crc = _FRONT.unpack_from(data, at)
@@ -227,7 +218,7 @@ def _read_run(data: bytes, at: int) -> FrameRun | None:
 
 
 def _matches_segment(fd: int, run: FrameRun) -> bool:
-    """Whether the run's last frame is the segment's, by its checksum."""
+    """Return whether the run's last frame is in the segment, by its header checksum."""
     head = os.pread(fd, _FRAME_FRONT.size, run.last)
     return len(head) == _FRAME_FRONT.size and _FRAME_FRONT.unpack(head)[1] == run.crc
 

@@ -1,6 +1,6 @@
-"""Whole lines of a file that grows at its end: found without reading what was read before.
+"""Complete lines of a growing file, read without reading earlier parts again.
 
-What follows the last line break is a line that is being written, or what a crash left of one.
+Data after the last line break is a line being written, or a remnant of a crash.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import IO
 
 CHUNK_BYTES = 1 << 20
-"""Bytes that are read at once where line breaks are looked for."""
+"""Bytes per read while searching for line breaks."""
 
 
 class Lines:
-    """The lines of a file behind its first one, numbered from 0; of each it is known where it is.
-
-    A file that has become shorter is looked through anew.
-    """
+    """Lines after a file's first one, numbered from 0; a file that shrank is indexed again."""
 
     def __init__(self, path: Path) -> None:
-        """Begin with nothing; the file is first read when it is asked for something."""
+        """Create without reading the file."""
         self._path = path
         self._ends = array("Q")
 
@@ -29,17 +26,12 @@ class Lines:
         return Lines, (self._path,)  # tasks read no file
 
     def count(self) -> int:
-        """Return how many there are; the file is read only from where it has grown."""
+        """Return the number of lines; reads only what was added to the file."""
         with self._path.open("rb") as file:
             return self._index_lines(file)
 
     def read_range(self, first: int, stop: int) -> list[bytes]:
-        """Return lines; fewer if there are not so many.
-
-        Args:
-            first: number of the first.
-            stop: the number behind the last.
-        """
+        """Return lines ``[first, stop)``, fewer at the end of the file."""
         with self._path.open("rb") as file:
             stop = min(stop, self._index_lines(file))
             if first >= stop:
@@ -49,12 +41,12 @@ class Lines:
             return file.read(end - begin).split(b"\n")[:-1]
 
     def sizes(self, first: int, stop: int) -> Iterator[int]:
-        """Give the bytes of lines, without their line breaks; the lines are not read for it."""
+        """Yield the bytes of lines without their line breaks; the lines are not read."""
         for at in range(first, min(stop, self.count())):
             yield self._ends[at + 1] - self._ends[at] - 1
 
     def backwards(self, stop: int | None = None) -> Iterator[bytes]:
-        """Give the lines before a number, the last one first; each is read when it is asked for."""
+        """Yield the lines before ``stop`` in reverse order; each is read on demand."""
         count = self.count()
         for at in range(count - 1 if stop is None else min(stop, count) - 1, -1, -1):
             yield from self.read_range(at, at + 1)
@@ -66,20 +58,18 @@ class Lines:
         at = self._ends[-1] if self._ends else 0
         file.seek(at)
         while piece := file.read(min(CHUNK_BYTES, size - at)):
-            found = piece.find(b"\n")
-            while found >= 0:
-                self._ends.append(at + found + 1)
-                found = piece.find(b"\n", found + 1)
+            line_break = piece.find(b"\n")
+            while line_break >= 0:
+                self._ends.append(at + line_break + 1)
+                line_break = piece.find(b"\n", line_break + 1)
             at += len(piece)
         return max(len(self._ends) - 1, 0)
 
 
 def last_line(file: IO[bytes]) -> tuple[bytes, int]:
-    """Return the last whole line of a file and where it ends; only the file's end is read.
+    """Return the last complete line and the offset after its break; ``b""`` and 0 if none.
 
-    Returns:
-        The line without its line break, and the bytes up to behind that; nothing and 0 if there is
-        none.
+    Only the file's end is read.
     """
     size, back = file.seek(0, 2), 1 << 12
     while True:

@@ -1,18 +1,15 @@
-"""The durable log of one stream: frames in, frames out.
+"""Durable log of one stream of frames.
 
 Rules:
 
-1. A frame is acknowledged by `sync`, never by `append`.
-2. An fdatasync is not repeated after it failed: the kernel may have dropped
-   the pages and would answer "done".
-3. `_appending` puts appends in order and is held while a frame is written.
-   `_state` guards the tail and the list of segments and is held for moments
-   only: neither a reader nor a sync waits for a write, and no append waits for
-   an fdatasync. Payloads' checksums run outside of both. Whoever takes more
-   than one lock takes them in the order `_flushing`, `_appending`, `_state`.
-
-One process owns a directory at a time; the agent's lock on its data directory
-sees to that.
+1. `sync` acknowledges a frame, `append` does not.
+2. A failed fdatasync is not repeated: the kernel may have dropped the pages and would report
+   success.
+3. `_appending` orders appends and is held while a frame is written. `_state` guards the tail and
+   the list of segments and is held only briefly. So readers and syncs do not wait for writes, and
+   appends do not wait for an fdatasync. Payload checksums are computed outside both locks. Lock
+   order: `_flushing`, `_appending`, `_state`.
+4. One process owns a directory; the agent's lock on its data directory ensures it.
 """
 
 import contextlib
@@ -35,10 +32,7 @@ FLUSH_BYTES = 16 << 20
 
 
 class Address(NamedTuple):
-    """Where a frame is: segment number, offset in its file, bytes of the whole frame.
-
-    Addresses are ordered as the frames were appended.
-    """
+    """Segment number, offset and length in bytes of a frame; ordered as frames were appended."""
 
     segment: int
     offset: int
@@ -46,16 +40,16 @@ class Address(NamedTuple):
 
 
 _Position = tuple[int, int]
-"""A segment's number and an offset in it; places are ordered like the frames."""
+"""Segment number and offset; ordered like the frames."""
 
 
 class StreamLog:
     """Append-only segments of checksummed frames; thread-safe.
 
     Attributes:
-        directory: where the segments are.
-        recovered: what opening found.
-        damaged: by segment, what is wrong with it, as far as :meth:`verify` has met it.
+        directory: directory of the segments.
+        recovered: report of the recovery at open.
+        damaged: error text by segment number, for damage found by :meth:`verify`.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class StreamLog:
         flush_bytes: int,
         committer: Committer,
     ) -> None:
-        """Take over a recovered directory; callers use `open`."""
+        """Use `open` instead."""
         self.directory = directory
         self.recovered: Recovery = recovered.report
         self._segment_bytes = segment_bytes
@@ -103,33 +97,32 @@ class StreamLog:
         flush_bytes: int = FLUSH_BYTES,
         verify: Verify = "tail",
     ) -> "StreamLog":
-        """Create the log, or recover it. What it then holds is safe on disk.
+        """Create or recover the log. All its frames are then safe on disk.
 
         Args:
-            directory: of this log alone; created if missing.
-            segment_bytes: bytes of frames after which a segment is full. A
-                longer frame gets a segment of its own.
+            directory: used by this log only; created if missing.
+            segment_bytes: frame bytes after which a segment is full. A longer frame gets its own
+                segment.
             committer: shared by all logs of the agent.
-            progress: called with (bytes done, bytes in all) while scanning.
-            flush_bytes: appended bytes after which an fdatasync is started in
-                the background.
-            verify: "all" checks every payload; "tail" those of the last
-                segment and of frames no mark covers, of others the headers.
+            progress: called with (bytes done, total bytes) while scanning.
+            flush_bytes: appended bytes that start an fdatasync in the background.
+            verify: "all" checks every payload. "tail" checks the payloads of the last segment and
+                of frames that no mark covers, and the headers of all others.
 
         Raises:
             LogCorrupt: acknowledged frames in the middle are damaged; nothing changed.
-            LogVersionUnknown: a newer release wrote here; nothing changed.
+            LogVersionUnknown: a newer release wrote this log; nothing changed.
             LogFull: there is no room for the first segment.
             LogFailed: the disk fails.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        found = recover(directory, verify=verify, progress=progress)
-        if not found.segments:
+        result = recover(directory, verify=verify, progress=progress)
+        if not result.segments:
             sync_directory(directory.parent)
-            found.segments.append(_create_first(directory))
+            result.segments.append(_create_first(directory))
         log = cls(
             directory,
-            found,
+            result,
             segment_bytes=segment_bytes,
             flush_bytes=flush_bytes,
             committer=committer,
@@ -139,13 +132,12 @@ class StreamLog:
         return log
 
     def append(self, kind: int, meta: bytes, payload: Payload = b"") -> Address:
-        """Write a frame behind the last one; it is safe only after `sync`.
+        """Append a frame; it is safe only after `sync`.
 
         Args:
             kind: one of `Kind`.
             meta: small JSON, at most 16 MiB.
-            payload: a buffer, or a list or tuple of buffers, together at most
-                1 GiB. They are written from where they are.
+            payload: a buffer, or a list or tuple of buffers, at most 1 GiB in total; not copied.
 
         Returns:
             The frame's address; it never changes.
@@ -154,7 +146,7 @@ class StreamLog:
             LogFull: no room; nothing was appended, the log stays usable.
             LogFailed: the write failed; nothing can be appended any more.
             LogClosed: the log is closed.
-            FrameTooLarge: beyond the format's limits.
+            FrameTooLarge: meta or payload exceeds the format's limits.
             ValueError: the kind is unknown.
         """
         kind = Kind(kind)
@@ -174,15 +166,15 @@ class StreamLog:
                 sequence=self._sequence,
             )
             segment = self._write([memoryview(head), *parts], length)
-            address, behind = self._accept(segment, length, kind, meta, head)
-        if behind:
+            address, flush_due = self._accept(segment, length, kind, meta, head)
+        if flush_due:
             self._committer.request(self)
         return address
 
     def _accept(
         self, segment: Segment, length: int, kind: Kind, meta: bytes, head: bytes
     ) -> tuple[Address, bool]:
-        """Count a frame that is written; return its address and whether to flush now."""
+        """Record a written frame; return its address and whether to flush now."""
         with self._state:
             self._check_usable()
             address = Address(segment.number, segment.end, length)
@@ -191,13 +183,13 @@ class StreamLog:
             segment.unindexed.add(kind, length, meta, frames.header_checksum(head))
             self._sequence += 1
             self._unflushed += length
-            behind = self._unflushed >= self._flush_bytes
-            if behind:
+            flush_due = self._unflushed >= self._flush_bytes
+            if flush_due:
                 self._unflushed = 0
-        return address, behind
+        return address, flush_due
 
     def _write(self, parts: list[memoryview], length: int) -> Segment:
-        """Write a frame's parts and return the segment, whose `end` is still before them."""
+        """Write a frame's parts; return the segment with its `end` not yet moved."""
         path = self._active.path
         try:
             segment = self._segment_for(length)
@@ -214,7 +206,7 @@ class StreamLog:
         return segment
 
     def _undo(self, error: BaseException) -> None:
-        """Cut off what a failed append has written; fail for good if that is not possible."""
+        """Cut off a partly written frame; fail the log if that is not possible."""
         try:
             self._active.cut()
         except OSError as second:
@@ -223,13 +215,12 @@ class StreamLog:
             self.fail(error)
 
     def _segment_for(self, length: int) -> Segment:
-        """Return the active segment, a new one if the frame does not fit in it."""
         active = self._active
         used = active.end - segments.HEADER_BYTES
         if not used or used + length <= self._segment_bytes:
             return active
         fresh = segments.create(self.directory, active.number + 1, self._sequence)
-        # Before others see it as full: a flush that has synced it closes its file.
+        # Before it is visible as full: the flush that syncs a full segment closes its file.
         active.cut()
         with self._state:
             self._segments[fresh.number] = fresh
@@ -238,45 +229,44 @@ class StreamLog:
         return fresh
 
     def sync(self, upto: Address | None = None) -> None:
-        """Return when the frames up to `upto` are safe on disk; all frames by default.
+        """Wait until the frames up to `upto` (default: all) are safe on disk.
 
-        Callers that wait at the same time share an fdatasync.
+        Concurrent callers share an fdatasync.
 
         Raises:
-            LogFailed: it is unknown what is on disk.
+            LogFailed: the state on disk is unknown.
             LogClosed: the log was closed before.
         """
         with self._state:
-            place = self._tail()
+            position = self._tail()
             if upto is not None:
-                place = min(place, (upto.segment, upto.offset + upto.length))
-            if self._synced >= place and self._failure is None:
+                position = min(position, (upto.segment, upto.offset + upto.length))
+            if self._synced >= position and self._failure is None:
                 return
             self._check_usable()
         self._committer.request(self)
         with self._state:
             self._state.wait_for(
-                lambda: self._synced >= place or self._failure is not None or self._closed
+                lambda: self._synced >= position or self._failure is not None or self._closed
             )
-            if self._synced < place:
+            if self._synced < position:
                 self._check_usable()
 
     def flush(self) -> None:
-        """Make everything appended so far safe; called by the committer.
-
-        Never raises for the disk's sake: a failed fdatasync fails the log.
-        """
+        """Sync all frames, for the committer; on a failed fdatasync fail the log, do not raise."""
         with self._flushing:
             with self._state:
                 if self._failure is not None or self._closed:
                     return
-                behind = list(self._pending_segments)
-                due = [(one, one.end) for one in (*behind, self._active) if one.end > one.mark]
+                full_segments = list(self._pending_segments)
+                due = [
+                    (one, one.end) for one in (*full_segments, self._active) if one.end > one.mark
+                ]
                 new = [
                     (one, one.take_unindexed(growing=one is self._active))
-                    for one in (*behind, self._active)
+                    for one in (*full_segments, self._active)
                 ]
-                place = self._tail()
+                position = self._tail()
                 self._unflushed = 0
             try:
                 for segment, end in due:
@@ -285,11 +275,11 @@ class StreamLog:
                 self.fail(error)
                 self._forget_unsynced()
                 return
-            for segment in behind:
+            for segment in full_segments:
                 segment.release()
             with self._state:
-                self._synced = place
-                del self._pending_segments[: len(behind)]
+                self._synced = position
+                del self._pending_segments[: len(full_segments)]
                 self._state.notify_all()
             for segment, entries in new:
                 self._extend_index(segment, entries)
@@ -304,17 +294,16 @@ class StreamLog:
             segment.unlink()
 
     def _forget_unsynced(self) -> None:
-        """Cut the frames a failed fdatasync left in doubt, as far as the disk lets us.
+        """Cut the frames that a failed fdatasync left in doubt, as far as the disk allows.
 
-        They may be in the page cache alone; an agent that opens the log again
-        would read them there and take them for safe.
+        They may be in the page cache only; a recovery would read them there as if they were safe.
         """
         with self._appending, self._state, contextlib.suppress(OSError):
             for segment in (*self._pending_segments, self._active):
                 os.ftruncate(segment.open_for_writing(), segment.mark)
 
     def fail(self, error: Exception) -> None:
-        """Take no more frames: nobody knows what is on disk."""
+        """Refuse further frames: the state on disk is unknown."""
         with self._state:
             self._failure = self._failure or error
             self._state.notify_all()
@@ -329,14 +318,13 @@ class StreamLog:
             raise LogClosed(self.directory)
 
     def read(self, address: Address) -> memoryview:
-        """Return a frame's payload, verified.
+        """Return a frame's verified payload.
 
-        The frame need not be synced yet; after a failure only synced ones are
-        read.
+        The frame need not be synced; after a failure only synced frames can be read.
 
         Raises:
             LogCorrupt: the frame on disk is damaged.
-            AddressGone: its segment was dropped, or there never was such a frame.
+            AddressGone: its segment was dropped, or the address never had a frame.
             LogFailed, LogClosed: see `append`.
         """
         with self._frame(address) as (fd, header, _):
@@ -348,7 +336,7 @@ class StreamLog:
         return payload
 
     def read_meta(self, address: Address) -> bytes:
-        """Return a frame's meta bytes, verified; raises what `read` raises."""
+        """Return a frame's verified meta bytes; raises like `read`."""
         with self._frame(address) as (_, _, meta):
             return meta
 
@@ -364,13 +352,13 @@ class StreamLog:
                 raise AddressGone(path, offset=address.offset, reason=why) from None
             window = frames.BufferedFile(fd, address.offset + address.length)
             head = window.read(address.offset, frames.HEADER_BYTES)
-            found, damage = frames.parse_frame(window, path, address.offset, head)
-            if found is None:
+            frame, damage = frames.parse_frame(window, path, address.offset, head)
+            if frame is None:
                 raise LogCorrupt(path, offset=address.offset, reason=damage or "")
-            if found.header.length != address.length:
-                why = f"a frame of {found.header.length} bytes, not {address.length}"
+            if frame.header.length != address.length:
+                why = f"a frame of {frame.header.length} bytes, not {address.length}"
                 raise LogCorrupt(path, offset=address.offset, reason=why)
-            yield fd, found.header, found.meta
+            yield fd, frame.header, frame.meta
 
     def _check_readable(self, address: Address) -> None:
         path = self._path(address.segment)
@@ -388,12 +376,9 @@ class StreamLog:
         return segments.segment_path(self.directory, number)
 
     def frames(self, kinds: Collection[int] | None = None) -> Iterator[tuple[Address, Kind, bytes]]:
-        """Yield (address, kind, meta bytes) of the frames there are now, in order.
+        """Yield (address, kind, meta bytes) of the present frames, in order, without payloads.
 
-        Payloads are not read. Segments that are dropped meanwhile are left out.
-
-        Args:
-            kinds: only these; None for all.
+        ``kinds`` None yields all. Segments dropped in the meantime are skipped.
 
         Raises:
             LogCorrupt: a frame's header is damaged.
@@ -410,9 +395,9 @@ class StreamLog:
             yield from self._read_frames(number, stop[1] if number == stop[0] else end, kinds)
 
     def recovered_frames(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
-        """Yield what opening found of these kinds, in order, without the disk.
+        """Yield the recovered frames of some kinds, in order, without disk access.
 
-        What was appended since may or may not be among it; after `forget_found` there is nothing.
+        Frames appended since may be missing. Empty after `forget_recovered`.
         """
         for number, runs in self._recovered_runs:
             for run in runs:
@@ -420,13 +405,13 @@ class StreamLog:
                     yield Address(number, offset, length), Kind(kind), meta
 
     def forget_recovered(self) -> None:
-        """Give back the memory of `found`."""
+        """Free the memory of the recovered frames."""
         self._recovered_runs = []
 
     def verify(self, number: int) -> Iterator[int]:
-        """Read a segment's frames with their payloads; yield the bytes of each that is good.
+        """Read a segment's frames with payloads; yield the length of each valid frame in bytes.
 
-        Damage ends it and is noted in `damaged`; a segment that is dropped meanwhile has none.
+        Damage ends the iteration and is recorded in `damaged`, unless the segment was dropped.
 
         Raises:
             LogClosed: the log is closed.
@@ -463,28 +448,28 @@ class StreamLog:
                 sequence=header.sequence,
                 verify_from=0 if verify_payloads else end,
             )
-            for found in scan:
-                if kinds is None or found.header.kind in kinds:
-                    address = Address(number, found.offset, found.header.length)
-                    yield address, Kind(found.header.kind), found.meta
+            for frame in scan:
+                if kinds is None or frame.header.kind in kinds:
+                    address = Address(number, frame.offset, frame.header.length)
+                    yield address, Kind(frame.header.kind), frame.meta
             if scan.end < end:
                 raise LogCorrupt(path, offset=scan.end, reason=scan.damage or "a blank frame")
 
     def segments(self) -> list[SegmentInfo]:
-        """Return the segments, oldest first; the last one is active."""
+        """Return the segments, oldest first; the last is active."""
         with self._state:
             return [segment.info for segment in self._segments.values()]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all frames."""
+        """Total bytes of all frames."""
         return sum(info.bytes for info in self.segments())
 
     def drop_segment(self, number: int) -> int:
-        """Remove a segment and its frames; reads that have begun end well.
+        """Remove a segment and its frames; reads in progress still succeed.
 
         Returns:
-            Bytes of frames removed; 0 if there is no such segment (any more).
+            Bytes of frames removed; 0 if the segment does not exist.
 
         Raises:
             ValueError: it is the active segment.
@@ -495,10 +480,7 @@ class StreamLog:
         return sum(info.bytes for info in dropped)
 
     def remove_segments(self, keep: Callable[[int], bool]) -> list[SegmentInfo]:
-        """Remove the segments whose number `keep` refuses, never the active one.
-
-        Returns:
-            The removed segments.
+        """Remove the segments for which `keep` is false, never the active one; return them.
 
         Raises:
             LogFailed: the directory cannot be written.
@@ -513,30 +495,30 @@ class StreamLog:
             self._check_usable()
             if refuse_active and chosen(self._active.number):
                 raise ValueError(f"segment {self._active.number} is active and cannot be dropped")
-            going = [
+            removed = [
                 one
                 for one in self._segments.values()
                 if one is not self._active and chosen(one.number)
             ]
-            for segment in going:
+            for segment in removed:
                 del self._segments[segment.number]
                 self.damaged.pop(segment.number, None)
         try:
-            for segment in going:
+            for segment in removed:
                 segment.unlink()
                 self._files.forget(segment.number)
-            if going:
+            if removed:
                 sync_directory(self.directory)
         except OSError as error:
             self.fail(error)
             raise LogFailed(self.directory, reason=str(error)) from error
-        return [segment.info for segment in going]
+        return [segment.info for segment in removed]
 
     def close(self) -> None:
-        """Make everything safe and close the files; later calls raise `LogClosed`.
+        """Sync everything and close the files; later calls raise `LogClosed`.
 
         Raises:
-            LogFailed: what was appended last could not be made safe.
+            LogFailed: the last frames could not be synced.
         """
         with self._state:
             if self._closed:
@@ -547,7 +529,7 @@ class StreamLog:
             self._closed = True
             self._state.notify_all()
             if self._failure is None:
-                with contextlib.suppress(OSError):  # unused room, given back
+                with contextlib.suppress(OSError):  # cut the unused reserved space
                     self._active.cut()
             for segment in (*self._pending_segments, self._active):
                 segment.release()

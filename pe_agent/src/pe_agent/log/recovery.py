@@ -1,18 +1,16 @@
-"""Find out what a log holds after a stop of any kind, and cut what nobody was promised.
+"""Recovery of a log after any kind of stop: scan, then cut what was not acknowledged.
 
-What an index has is taken from it; all behind that is scanned, before anything is changed. A bad
-frame is one of three:
+Indexed frames are read from the index. All later frames are scanned before anything is changed. A
+bad frame is one of three:
 
-- behind the last mark, so never acknowledged: a torn tail. After a loss of
-  power whole frames may follow it, because a disk writes in any order. All of
-  it is cut.
-- before a mark, and whole frames follow: damage in the middle. Refused.
-- before a mark, and nothing whole follows: cut like a torn tail, for there is
-  nothing else to save, and counted in `Recovery.lost_bytes`.
+- After the last mark, so never acknowledged: a torn tail, which is cut. After a power loss valid
+  frames may follow it, because disks reorder writes; they are cut, too.
+- Before a mark, and valid frames follow: damage in the middle. Recovery refuses the log.
+- Before a mark, and no valid frame follows: cut like a torn tail and counted in
+  `Recovery.lost_bytes`.
 
-A file that is shorter than what was safe in it was cut off. What is left of it is kept, and so are
-the segments behind it, like those behind a file that was deleted. Which epochs that has cost is
-known to the owner of the log.
+A file shorter than its mark was truncated. Its remaining frames and the segments after it are
+kept, as are those after a deleted segment. The log's owner determines which epochs are lost.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ from pe_agent.log.errors import LogCorrupt
 from pe_agent.log.segments import Segment
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), at most once per 8 MiB and at the end."""
+"""Called with (bytes done, total bytes), at most once per 8 MiB and at the end."""
 Verify: TypeAlias = Literal["tail", "all"]
 
 MAX_TORN_FILES = 4
@@ -42,17 +40,16 @@ _log = logging.getLogger("pe_agent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What opening a log found.
+    """Report of opening a log.
 
     Attributes:
-        frames: frames the log holds.
+        frames: frames in the log.
         bytes: bytes of these frames.
-        scanned_bytes: bytes of those that were looked at, for want of an index.
-        cut_bytes: bytes of the torn tail that was cut, without preallocated room.
-        cut_segment: the segment it was cut from; None if nothing was cut.
-        lost_bytes: part of `cut_bytes` that had been safe on disk once and was
-            acknowledged; above 0 only if the disk lost what it had confirmed.
-        seconds: how long it took.
+        scanned_bytes: bytes of the frames that were not in an index.
+        cut_bytes: bytes of the torn tail, without preallocated space.
+        cut_segment: segment whose tail was cut; None if nothing was cut.
+        lost_bytes: acknowledged part of `cut_bytes`; above 0 only if the disk lost confirmed data.
+        seconds: duration.
     """
 
     frames: int
@@ -66,8 +63,6 @@ class Recovery:
 
 @dataclass(slots=True, kw_only=True)
 class _ScannedSegment:
-    """One segment as it was found."""
-
     path: Path
     number: int
     first_sequence: int
@@ -78,32 +73,27 @@ class _ScannedSegment:
     data_end: int
     damage: str | None
     is_loss_reported: bool = False
-    """Frames behind the last one are lost, and a start before this one has reported that."""
+    """Frames after the last one are lost, and an earlier recovery has reported it."""
     is_truncated: bool = False
-    """The file is shorter than what was safe in it."""
+    """The file is shorter than its mark."""
 
     @property
     def end(self) -> int:
-        """The offset behind the last good frame."""
         return self.entries.end
 
     @property
     def sequence(self) -> int:
-        """The sequence due next."""
+        """Next expected sequence."""
         return self.entries.sequence + len(self.entries)
 
     @property
     def frames(self) -> int:
-        """The good frames."""
         return self.sequence - self.first_sequence
 
 
 @dataclass(slots=True, kw_only=True)
 class RecoveredLog:
-    """A directory's segments in order, ready for use, and the sequence due next.
-
-    `runs` are the frames they hold, by segment.
-    """
+    """Segments in order, ready for use, the next sequence, and `runs`: their frames by segment."""
 
     segments: list[Segment]
     sequence: int
@@ -113,8 +103,6 @@ class RecoveredLog:
 
 @dataclass(slots=True, kw_only=True)
 class _ProgressMeter:
-    """Turns bytes read into calls of `progress`."""
-
     total: int
     progress: Progress | None
     done: int = 0
@@ -128,46 +116,46 @@ class _ProgressMeter:
 
 
 def recover(directory: Path, *, verify: Verify, progress: Progress | None) -> RecoveredLog:
-    """Scan a log's directory, cut its torn tail and return what is left.
+    """Scan a log's directory, cut its torn tail and return the rest.
 
     Raises:
         LogCorrupt: acknowledged frames in the middle are damaged; nothing changed.
-        LogVersionUnknown: a newer release wrote here; nothing changed.
+        LogVersionUnknown: a newer release wrote this log; nothing changed.
     """
     started = time.perf_counter()
-    found = _scan_all(directory, verify, progress)
-    _accept_truncated(found)
-    cut = _first_damage(found)
+    scanned = _scan_all(directory, verify, progress)
+    _accept_truncated(scanned)
+    cut = _first_damage(scanned)
     cut_bytes = lost = 0
     if cut is not None:
-        cut_bytes, lost = _measure_cut(found, cut)
-        _cut(directory, found, cut)
-        _log_cut(found[cut], cut_bytes, lost)
-        found = found[: cut + 1]
-    for one in found[:-1]:
+        cut_bytes, lost = _measure_cut(scanned, cut)
+        _cut(directory, scanned, cut)
+        _log_cut(scanned[cut], cut_bytes, lost)
+        scanned = scanned[: cut + 1]
+    for one in scanned[:-1]:
         if one.is_truncated:
             _record_truncation(directory, one)
     _rename_stumps(directory)
-    _remove_garbage(directory, found)
+    _remove_garbage(directory, scanned)
     report = Recovery(
-        frames=sum(one.frames for one in found),
-        bytes=sum(one.end - segments.HEADER_BYTES for one in found),
-        scanned_bytes=sum(one.end - one.entries.begin for one in found),
+        frames=sum(one.frames for one in scanned),
+        bytes=sum(one.end - segments.HEADER_BYTES for one in scanned),
+        scanned_bytes=sum(one.end - one.entries.begin for one in scanned),
         cut_bytes=cut_bytes,
-        cut_segment=found[-1].number if cut is not None else None,
+        cut_segment=scanned[-1].number if cut is not None else None,
         lost_bytes=lost,
         seconds=time.perf_counter() - started,
     )
     return RecoveredLog(
-        segments=[_to_segment(one) for one in found],
-        sequence=found[-1].sequence if found else 0,
+        segments=[_to_segment(one) for one in scanned],
+        sequence=scanned[-1].sequence if scanned else 0,
         report=report,
-        runs=[(one.number, [*one.runs, one.entries]) for one in found],
+        runs=[(one.number, [*one.runs, one.entries]) for one in scanned],
     )
 
 
 def _accept_truncated(scanned: list[_ScannedSegment]) -> None:
-    """Take segments that were cut off for the shorter ones they are, where others follow."""
+    """Clear the damage of truncated segments that later segments with frames follow."""
     for at, one in enumerate(scanned[:-1]):
         if (
             one.is_truncated
@@ -178,7 +166,7 @@ def _accept_truncated(scanned: list[_ScannedSegment]) -> None:
 
 
 def _record_truncation(directory: Path, segment: _ScannedSegment) -> None:
-    """Remove what is left of a frame at the end of a segment, and note that frames are lost."""
+    """Cut a partial frame at the end of a segment, and record that frames are lost."""
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         segments.mark_frames_lost(fd, segment.number, segment.first_sequence)
@@ -191,7 +179,7 @@ def _record_truncation(directory: Path, segment: _ScannedSegment) -> None:
 
 
 def _rename_stumps(directory: Path) -> None:
-    """Rename segments that were cut off within their first page: they say nothing."""
+    """Rename segments truncated within their header page: they hold no frame."""
     for path in _find_stumps(directory):
         path.rename(_torn_path(path))
         _log.error("segment %s was cut off: all its frames are lost", path)
@@ -215,12 +203,12 @@ def _to_segment(scanned: _ScannedSegment) -> Segment:
 
 
 def _remove_garbage(directory: Path, scanned: list[_ScannedSegment]) -> None:
-    for leftover in directory.glob(f"*{segments.NEW_SUFFIX}"):
-        leftover.unlink()
+    for path in directory.glob(f"*{segments.NEW_SUFFIX}"):
+        path.unlink()
     indices = {index.index_path(one.path) for one in scanned if one.index_bytes}
-    for leftover in directory.glob(f"*{index.SUFFIX}"):
-        if leftover not in indices:
-            leftover.unlink()
+    for path in directory.glob(f"*{index.SUFFIX}"):
+        if path not in indices:
+            path.unlink()
 
 
 def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> list[_ScannedSegment]:
@@ -230,16 +218,16 @@ def _scan_all(directory: Path, verify: Verify, progress: Progress | None) -> lis
     ]
     paths = [path for path in paths if path not in stumps]
     meter = _ProgressMeter(total=sum(path.stat().st_size for path in paths), progress=progress)
-    found: list[_ScannedSegment] = []
+    scanned: list[_ScannedSegment] = []
     for path in paths:
         last = path == paths[-1]
-        found.append(_scan(path, verify=verify, last=last, meter=meter))
-    for one, after in itertools.pairwise(found):
+        scanned.append(_scan(path, verify=verify, last=last, meter=meter))
+    for one, after in itertools.pairwise(scanned):
         _check_chain(one, after)
-    for one in found:
+    for one in scanned:
         if one.end < one.mark and not one.damage:
             one.damage = f"the frames up to {one.mark} were safe and are gone"
-    return found
+    return scanned
 
 
 def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _ScannedSegment:
@@ -253,7 +241,7 @@ def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _
         index_bytes = 0
         if verify != "all":
             entries, runs, index_bytes = _read_index(path, fd, entries, window.size)
-        # What is in the index was safe before, whatever the mark says.
+        # Indexed frames were safe before they were indexed, even if the mark is late.
         mark = max(header.mark, entries.begin)
         scan = frames.Scan(
             window,
@@ -262,9 +250,9 @@ def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _
             sequence=entries.sequence,
             verify_from=0 if last or verify == "all" else mark,
         )
-        for found in scan:
-            head = found.header
-            entries.add(head.kind, head.length, found.meta, head.crc)
+        for frame in scan:
+            head = frame.header
+            entries.add(head.kind, head.length, frame.meta, head.crc)
             meter.advance(base + scan.end)
         data_end = window.data_end(scan.end) if last or scan.damage else scan.end
         meter.advance(base + window.size)
@@ -290,8 +278,8 @@ def _scan(path: Path, *, verify: Verify, last: bool, meter: _ProgressMeter) -> _
 def _read_index(
     path: Path, fd: int, first: index.Entries, size: int
 ) -> tuple[index.Entries, list[index.FrameRun], int]:
-    """Return what is to be scanned, behind the runs of the index, and the bytes these take."""
-    runs, taken = index.read(
+    """Return the entries still to scan, the indexed runs, and the bytes of these runs."""
+    runs, index_bytes = index.read(
         path,
         fd,
         number=int(path.stem),
@@ -301,15 +289,11 @@ def _read_index(
     )
     if not runs:
         return first, [], 0
-    return index.Entries(runs[-1].end, runs[-1].sequence + runs[-1].frames), runs, taken
+    return index.Entries(runs[-1].end, runs[-1].sequence + runs[-1].frames), runs, index_bytes
 
 
 def _check_chain(segment: _ScannedSegment, following: _ScannedSegment) -> None:
-    """Note as damage of `segment` that frames between it and `following` are missing.
-
-    Dropped segments leave a gap in the numbers, so a gap in the sequence is
-    damage only between neighbours.
-    """
+    """Record frames missing before `following` as damage; dropped segments leave number gaps."""
     neighbours = following.number == segment.number + 1 and not segment.is_loss_reported
     if segment.damage or (
         following.first_sequence == segment.sequence
@@ -327,11 +311,7 @@ def _first_damage(scanned: list[_ScannedSegment]) -> int | None:
 
 
 def _measure_cut(scanned: list[_ScannedSegment], cut: int) -> tuple[int, int]:
-    """Return (bytes to cut, bytes of them that had been acknowledged).
-
-    Raises:
-        LogCorrupt: the damage is in the middle.
-    """
+    """Return bytes to cut and how many of them were acknowledged; raise on damage in the middle."""
     bad, later = scanned[cut], scanned[cut + 1 :]
     acknowledged = max(0, bad.mark - bad.end)
     acknowledged += sum(one.mark - segments.HEADER_BYTES for one in later)
@@ -343,7 +323,6 @@ def _measure_cut(scanned: list[_ScannedSegment], cut: int) -> tuple[int, int]:
 
 
 def _has_later_frame(segment: _ScannedSegment) -> bool:
-    """Whether a whole frame follows the damage in the same segment."""
     fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         window = frames.BufferedFile(fd, os.fstat(fd).st_size)
@@ -356,7 +335,7 @@ def _has_later_frame(segment: _ScannedSegment) -> bool:
 
 
 def _cut(directory: Path, scanned: list[_ScannedSegment], cut: int) -> None:
-    """Cut the log behind the last good frame; an interruption leaves the same to do again."""
+    """Cut the log after the last good frame; safe to repeat after an interruption."""
     for one in reversed(scanned[cut + 1 :]):
         index.index_path(one.path).unlink(missing_ok=True)
         one.path.rename(_torn_path(one.path))

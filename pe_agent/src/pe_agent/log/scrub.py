@@ -1,7 +1,7 @@
-"""Verify, slowly and once, what recovery has taken from an index.
+"""Background verification of the frames that recovery took from an index.
 
-Reads verify what they read; damage to the rest would be met when it is needed, which may be too
-late to restore it. One thread serves all logs of an agent.
+Reads verify only what they read. The scrub finds other damage early, while it can be restored. One
+thread serves all logs of an agent.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pe_agent.log.log import StreamLog
 
 BYTES_PER_SECOND = 50 << 20
 SHARE = 0.1
-"""Of a core, at most: short frames cost more than their bytes."""
+"""Maximum share of a core: short frames cost more than their bytes."""
 _SLICE_BYTES = 1 << 20
 _SLICE_SECONDS = 0.02
 
@@ -24,11 +24,7 @@ _log = logging.getLogger("pe_agent")
 
 
 class Scrub:
-    """Reads the segments there were when a log was opened, oldest first; one thread.
-
-    Attributes:
-        verified_bytes: bytes of frames that were read and good.
-    """
+    """Verifies the segments present at open, oldest first; counts bytes of valid frames."""
 
     def __init__(
         self,
@@ -48,7 +44,7 @@ class Scrub:
         self._thread.start()
 
     def add(self, log: StreamLog) -> None:
-        """Take in a log that was just opened, unless opening has read all of it."""
+        """Add a log that was just opened, unless recovery has read all of it."""
         with self._changed:
             if log.recovered.scanned_bytes < log.recovered.bytes:
                 self._due.extend((log, one.number) for one in log.segments() if one.bytes)
@@ -56,12 +52,12 @@ class Scrub:
 
     @property
     def waiting(self) -> int:
-        """Segments that are not verified yet."""
+        """Number of segments still to verify."""
         with self._changed:
             return len(self._due)
 
     def close(self) -> None:
-        """End; what is not verified yet is begun again at the next start."""
+        """Stop; the next start begins again with unverified segments."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -95,7 +91,6 @@ class Scrub:
         self._throttle(size, self._clock() - begun)
 
     def _throttle(self, size: int, used: float) -> bool:
-        """Wait as long as the pace demands; False if the end has come."""
         seconds = max(size / self._rate, used / self._share) - used
         with self._changed:
             return not self._changed.wait_for(lambda: self._closed, max(0.0, seconds))

@@ -1,23 +1,22 @@
-"""Segment files: the pieces a log is cut into, the unit of retention.
+"""Segment files: the parts of a log and the unit of retention.
 
-A segment begins with one page of its own::
+A segment begins with a header page::
 
     offset  size
          0     4  magic "SBLS"
          4     4  crc32 of bytes 8..32
          8     4  format version
-        12     4  1 if frames behind its last one are lost, which recovery has reported, else 0
+        12     4  1 if a recovery has reported lost frames after the last one, else 0
         16     8  number of the segment
         24     8  sequence of its first frame
         32     8  mark: offset up to which the file was safe on disk
         40     4  crc32 of the mark
       4096        frames
 
-It appears under its name whole or not at all (written as ``.new``, fsync,
-rename, fsync of the directory). The *mark* is written after each fdatasync and
-reaches the disk with the next one. It may be late and is never wrong, so
-recovery can tell a torn tail nobody was promised from damage to frames that
-had been acknowledged. A page of its own keeps it away from the frames' writes.
+Creation is atomic: ``.new`` file, fsync, rename, fsync of the directory. The *mark* is written
+after each fdatasync and reaches the disk with the next one. It may be late, but is never wrong, so
+recovery can distinguish an unacknowledged torn tail from damage to acknowledged frames. The header
+has its own page to keep the mark apart from frame writes.
 """
 
 import contextlib
@@ -57,7 +56,7 @@ _REMEDIES = {
 
 
 class SegmentInfo(NamedTuple):
-    """One segment as callers see it: its number, bytes of its frames, number of frames."""
+    """Snapshot of a segment: number, bytes of its frames, number of frames."""
 
     number: int
     bytes: int
@@ -65,12 +64,12 @@ class SegmentInfo(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind its last frame."""
+        """Offset after the last frame."""
         return HEADER_BYTES + self.bytes
 
 
 class SegmentHeader(NamedTuple):
-    """The first page of a segment; ``is_loss_reported`` if frames behind its last one are lost."""
+    """Header page; ``is_loss_reported`` if recovery reported lost frames after the last one."""
 
     number: int
     sequence: int
@@ -79,10 +78,10 @@ class SegmentHeader(NamedTuple):
 
 
 class Segment:
-    """One segment of an open log; `fd` is None once nothing is written to it any more.
+    """One segment of an open log; `fd` is None while it is not open for writing.
 
-    `unindexed` are the frames behind those of the index, which takes `index_bytes`; None once it
-    could not be written.
+    `unindexed` holds the frames after those in the index. `index_bytes` is the index size, None
+    after a failed index write.
     """
 
     def __init__(
@@ -107,23 +106,23 @@ class Segment:
 
     @property
     def info(self) -> SegmentInfo:
-        """The segment as callers see it."""
+        """Snapshot for callers."""
         return SegmentInfo(self.number, self.end - HEADER_BYTES, self.frames)
 
     def open_for_writing(self) -> int:
-        """Return the descriptor frames are written to, opened at the first call."""
+        """Return the descriptor for writing, opened on the first call."""
         if self.fd is None:
             self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self.fd
 
     def reserve(self, length: int, *, segment_bytes: int) -> None:
-        """Preallocate up to `segment_bytes` of frames, or just what one frame needs.
+        """Preallocate up to `segment_bytes` of frames, or the space of one frame.
 
-        A file system that cannot preallocate is no error; neither is one that
-        has no room for the whole segment but has room for the frame.
+        Missing support for preallocation is no error; neither is a lack of space for the whole
+        segment while the frame fits.
 
         Raises:
-            OSError: there is no room for the frame, or the disk fails.
+            OSError: there is no space for the frame, or the disk fails.
         """
         fd, stop = self.open_for_writing(), HEADER_BYTES + segment_bytes
         if self.end + length <= self.reserved:
@@ -151,10 +150,10 @@ class Segment:
         return True
 
     def write(self, parts: list[memoryview]) -> None:
-        """Write the parts behind the last frame, all of them; `end` does not move.
+        """Write all parts after the last frame; `end` does not move.
 
         Raises:
-            OSError: a part could not be written; the caller cuts the rest off.
+            OSError: a part could not be written; the caller must cut the rest.
         """
         fd, offset, first = self.open_for_writing(), self.end, 0
         while first < len(parts):
@@ -169,15 +168,15 @@ class Segment:
                 parts[first] = parts[first][written:]
 
     def cut(self) -> None:
-        """Remove everything behind the last frame, room included."""
+        """Truncate the file after the last frame, including reserved space."""
         self.reserved = self.end
         os.ftruncate(self.open_for_writing(), self.end)
 
     def sync(self, end: int) -> None:
-        """Make all frames before `end` safe and write the mark that says so.
+        """Sync all frames before `end` and write the mark.
 
         Raises:
-            OSError: the fdatasync failed; it must not be tried again.
+            OSError: the fdatasync failed; it must not be repeated.
         """
         fd = self.open_for_writing()
         os.fdatasync(fd)
@@ -186,18 +185,15 @@ class Segment:
             write_mark(fd, end)
 
     def take_unindexed(self, *, growing: bool) -> index.Entries | None:
-        """Return the frames that are due in the index, None if there are none."""
-        taken = self.unindexed
-        if not taken or (growing and not taken.is_run_due):
+        """Return the frames due for the index, None if there are none."""
+        due = self.unindexed
+        if not due or (growing and not due.is_run_due):
             return None
-        self.unindexed = taken.next_entries
-        return taken
+        self.unindexed = due.next_entries
+        return due
 
     def extend_index(self, entries: index.Entries) -> None:
-        """Write frames that are safe into the index.
-
-        Where that fails, they and all behind them are scanned at the next start, no more.
-        """
+        """Append synced frames to the index; after a failure the next start scans from them on."""
         if self.index_bytes is None:
             return
         run = entries.pack(self.number)
@@ -214,7 +210,7 @@ class Segment:
         index.index_path(self.path).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Close the descriptor frames were written to."""
+        """Close the descriptor for writing."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
@@ -226,15 +222,15 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 def list_numbers(directory: Path) -> list[int]:
-    """Return the numbers of a directory's segments, in order."""
+    """Return the segment numbers of a directory, in order."""
     return sorted(int(path.stem) for path in directory.glob(f"*{SUFFIX}") if path.stem.isdigit())
 
 
 def create(directory: Path, number: int, sequence: int) -> Segment:
-    """Create an empty segment, safe on disk under its name.
+    """Create an empty segment, durable under its name.
 
     Raises:
-        OSError: nothing is left behind if there was no room.
+        OSError: failed; no file is left behind if there was no room.
     """
     path = segment_path(directory, number)
     fresh = path.with_name(path.name + NEW_SUFFIX)
@@ -256,11 +252,11 @@ def create(directory: Path, number: int, sequence: int) -> Segment:
 
 
 def read_header(fd: int, path: Path) -> SegmentHeader:
-    """Return the first page of a segment.
+    """Return the header of a segment; an invalid mark reads as "nothing safe".
 
     Raises:
-        LogCorrupt: it is damaged. A damaged mark alone reads as "nothing safe".
-        LogVersionUnknown: it is whole and of a newer version.
+        LogCorrupt: the header is damaged.
+        LogVersionUnknown: the header is valid and of a newer version.
     """
     page = read_at(fd, HEADER_BYTES, 0)
     if len(page) < HEADER_BYTES:
@@ -268,23 +264,25 @@ def read_header(fd: int, path: Path) -> SegmentHeader:
     magic, crc = _FRONT.unpack_from(page)
     if magic != _MAGIC or crc != zlib.crc32(page[_FRONT.size : _MARK_OFFSET]):
         raise LogCorrupt(path, offset=0, reason="the segment's header is damaged")
-    version, short, number, sequence = _REST.unpack_from(page, _FRONT.size)
+    version, is_loss_reported, number, sequence = _REST.unpack_from(page, _FRONT.size)
     if version > VERSION:
         raise LogVersionUnknown(path, version=version, supported=VERSION)
     if segment_path(path.parent, number) != path:
         raise LogCorrupt(path, offset=0, reason=f"this is segment {number} under another name")
     mark, mark_crc = _MARK.unpack_from(page, _MARK_OFFSET)
-    whole = mark_crc == zlib.crc32(page[_MARK_OFFSET : _MARK_OFFSET + 8])
-    return SegmentHeader(number, sequence, mark if whole else HEADER_BYTES, short == 1)
+    mark_valid = mark_crc == zlib.crc32(page[_MARK_OFFSET : _MARK_OFFSET + 8])
+    return SegmentHeader(
+        number, sequence, mark if mark_valid else HEADER_BYTES, is_loss_reported == 1
+    )
 
 
 def mark_frames_lost(fd: int, number: int, sequence: int) -> None:
-    """Note in the file that frames behind its last one are lost, so that no start refuses that."""
+    """Record in the header that frames after the last one are lost, so later starts accept it."""
     os.pwrite(fd, _pack_header(number, sequence, short=1), 0)
 
 
 def write_mark(fd: int, end: int) -> None:
-    """Note in the file that everything before `end` is safe."""
+    """Write the mark: everything before `end` is safe."""
     os.pwrite(fd, _pack_mark(end), _MARK_OFFSET)
 
 
@@ -304,7 +302,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def log_full_error(path: Path, needed: int, error: OSError) -> LogFull:
-    """Return the refusal for a frame of `needed` bytes that found no room."""
+    """Return the error for a frame of `needed` bytes that did not fit."""
     stat = os.statvfs(path.parent)
     return LogFull(
         path,
@@ -325,10 +323,9 @@ class _OpenFile:
 
 
 class DescriptorCache:
-    """Descriptors segments are read by, at most `limit` of them kept while unused.
+    """Descriptors for reading segments; at most `limit` are kept while unused. Thread-safe.
 
-    A held descriptor pins its segment: a segment that is dropped meanwhile is
-    read to the end of the hold. Thread-safe.
+    A pinned segment stays readable after it is dropped.
     """
 
     def __init__(self, directory: Path, *, limit: int = 16) -> None:
@@ -339,10 +336,10 @@ class DescriptorCache:
 
     @contextlib.contextmanager
     def pin(self, number: int) -> Iterator[int]:
-        """Hold a descriptor of the segment for the length of a ``with`` block.
+        """Pin and yield a descriptor of the segment.
 
         Raises:
-            FileNotFoundError: the segment is gone.
+            FileNotFoundError: the segment was removed.
         """
         with self._lock:
             file = self._files.pop(number, None)
@@ -361,7 +358,7 @@ class DescriptorCache:
                     os.close(file.fd)
 
     def forget(self, number: int) -> None:
-        """Close the segment's descriptor, at once or when its last holder is done."""
+        """Close the segment's descriptor now, or when its last user is done."""
         with self._lock:
             self._close(number)
 

@@ -1,4 +1,4 @@
-"""Side inputs inside Spark queries: rows that meet another stream, or a table.
+"""Side inputs inside Spark queries: rows joined with another stream, or a table.
 
 >>> from pe_agent.side import side_map  # doctest: +SKIP
 >>> sides = trades.with_side_inputs(rates=side_map(rates, key="currency"))  # doctest: +SKIP
@@ -95,7 +95,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used: a process that Spark starts for each micro-batch waits for it."""
+    """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,4 +1,4 @@
-"""What can be wrong with a table that is a side input, where it is read."""
+"""Errors of tables that are side inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from streambroker_core.side.errors import SideError
 
 
 class TableError(SideError):
-    """A table that cannot be read now; the version before stays."""
+    """A table that cannot be read now; the previous version stays in use."""
 
     code = "SideTableUnread"
 
@@ -17,7 +17,7 @@ class TableError(SideError):
 
 
 class PinError(SideError):
-    """A task that cannot tell which version of a table its micro-batch has; the task fails."""
+    """A task cannot determine the table version of its micro-batch; the task fails."""
 
     code = "SideUnpinned"
 

@@ -1,4 +1,4 @@
-"""Main rows meet tables inside Spark's tasks, as the function of a ``mapInArrow``."""
+"""Joining of main rows with tables inside Spark's tasks, as the function of a ``mapInArrow``."""
 
 from __future__ import annotations
 
@@ -22,29 +22,21 @@ from streambroker_core.side.state.input_state import Content
 from streambroker_core.wire.reports.side_status import SideStatus
 
 _REPORTED: dict[tuple[str, str], MicroBatch] = {}
-"""The last micro-batch of which this process has told the agent, of each query and operator."""
+"""By query and operator: the last micro-batch that this process reported to the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PinnedTable:
-    """A version that holds in a micro-batch, and its content."""
-
     side: SideInput
     pin: Pin
     content: Content
 
 
 class PartitionJoiner:
-    """What main rows meet; called with each of their batches.
+    """Joins batches of main rows with tables; without a function it only adds columns.
 
-    The versions are looked up with the first rows of a micro-batch, so a task without rows asks
-    for none.
-
-    Args:
-        join: the definition, checked.
-        function: called with main rows and their views; None for enriching alone.
-        tables: where versions lie.
-        reporter: tell it sizes and versions, once for each micro-batch and process; None for not.
+    The versions are determined with the first rows of a micro-batch, so a task without rows needs
+    none. The reporter receives sizes and versions once for each micro-batch and process.
     """
 
     def __init__(
@@ -59,25 +51,25 @@ class PartitionJoiner:
         self._cached_views: tuple[MicroBatch | None, Views] | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Give what becomes of main rows.
+        """Yield the result for main rows.
 
         Raises:
-            PinError: the version of the micro-batch cannot be told.
-            SideVersionError: it is not there any more.
-            SideError: as the function or a view has it.
+            PinError: the version of the micro-batch cannot be determined.
+            SideVersionError: the version no longer exists.
+            SideError: the function or a view raised it.
         """
         if batch.num_rows:
             rows = conform(batch, self._join.schema, "the main stream")
             yield from join_rows(self._join, self._function, rows, self._views())
 
     def _views(self) -> Views:
-        now = current_batch()
-        if self._cached_views is None or self._cached_views[0] != now:
-            every = [self._read_pinned(side, now) for side in self._join.inputs]
-            contents = {one.side.name: (one.pin.version, one.content) for one in every}
-            self._cached_views = (now, build_views(self._join, contents))
-            if now is not None:
-                self._report(now, every)
+        micro_batch = current_batch()
+        if self._cached_views is None or self._cached_views[0] != micro_batch:
+            pinned = [self._read_pinned(side, micro_batch) for side in self._join.inputs]
+            contents = {one.side.name: (one.pin.version, one.content) for one in pinned}
+            self._cached_views = (micro_batch, build_views(self._join, contents))
+            if micro_batch is not None:
+                self._report(micro_batch, pinned)
             freeze_modules("tables")
         return self._cached_views[1]
 
@@ -94,14 +86,13 @@ class PartitionJoiner:
             raise SideVersionError(side.name, pin.version, error.why, remedy) from error
 
     def _report(self, micro_batch: MicroBatch, pinned: list[_PinnedTable]) -> None:
-        """Tell the agent sizes and versions; those of one micro-batch are the same in all tasks."""
         if (
             self._reporter is None
             or _REPORTED.get((micro_batch.query, self._reporter.operator)) == micro_batch
         ):
             return
         _REPORTED[micro_batch.query, self._reporter.operator] = micro_batch
-        told = [
+        statuses = [
             SideStatus(
                 operator=self._reporter.operator,
                 input=one.side.name,
@@ -113,4 +104,4 @@ class PartitionJoiner:
             )
             for one in pinned
         ]
-        self._reporter(0, micro_batch.number, told)
+        self._reporter(0, micro_batch.number, statuses)

@@ -1,8 +1,8 @@
-"""Figures of side inputs on their way from Spark's workers to the agent of the job.
+"""Reporting of side input metrics from Spark's workers to the agent of the job.
 
-A bucket hands them over at the end of a window; a thread of the worker sends the last ones of each
-bucket, twice a second at most. They are for people: what cannot be sent is tried again with what
-has come since, and no window waits for it.
+A bucket enqueues them at the end of a window. A thread of the worker sends the latest ones of each
+bucket, at most twice a second. They are informational: a failed call is retried with newer ones,
+and no window waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("pe_agent")
 
 MIN_REPORT_SECONDS = 0.5
 MAX_BUCKETS = 64
-"""Buckets in one call."""
+"""Maximum number of buckets in one call."""
 
 BucketKey: TypeAlias = "tuple[str, str, int]"
 """Query, operator and bucket."""
@@ -35,23 +35,18 @@ _OPTIONS = ("agent", "agentToken", "agentCa", "agentPlain", "agentCertificate", 
 
 @dataclass(frozen=True, kw_only=True)
 class SideMetricsReporter:
-    """Where the figures of an operator go.
-
-    Attributes:
-        operator: its name.
-        options: by which a worker finds the agent and trusts it.
-    """
+    """Reports the metrics of an operator; ``options`` let a worker find and trust the agent."""
 
     operator: str
     options: tuple[tuple[str, str], ...]
 
     @classmethod
     def for_pe(cls, pe: PE, operator: str) -> SideMetricsReporter:
-        """Return the way to the agent of a PE."""
+        """Return the reporter to the agent of a PE."""
         return cls(operator=operator, options=tuple(sorted(pe._agent_options().items())))
 
     def __call__(self, bucket: int, window: int, sides: Sequence[SideStatus]) -> None:
-        """Hand over what a bucket has after a window."""
+        """Enqueue the metrics of a bucket after a window."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -63,18 +58,14 @@ class SideMetricsReporter:
 
 
 def client_for(options: Mapping[str, str]) -> AgentClient:
-    """Return the agent that options name."""
+    """Return the client of the agent that options name."""
     agent, token, ca, plain, chain, key = (options.get(name) for name in _OPTIONS)
     trust = agent_tls.resolve_agent_trust(ca, plain, agent_tls.resolve_certificate(chain, key))
     return AgentClient(agent or "", token or "", trust)
 
 
 class SideMetricsSender:
-    """Sends the last figures of each bucket.
-
-    Args:
-        client: the agent.
-    """
+    """Sends the latest metrics of each bucket from a thread of its own."""
 
     def __init__(self, client: AgentClient) -> None:
         self._client = client
@@ -83,9 +74,9 @@ class SideMetricsSender:
         threading.Thread(target=self._run, daemon=True, name="side figures").start()
 
     def enqueue(self, key: BucketKey, window: int, sides: Sequence[SideStatus]) -> None:
-        """Take what a bucket has after a window."""
+        """Replace the pending metrics of a bucket by those after a window."""
         query, operator, bucket = key
-        told = {
+        report = {
             "query": query,
             "operator": operator,
             "bucket": bucket,
@@ -93,7 +84,7 @@ class SideMetricsSender:
             "sides": [write_side(side) for side in sides],
         }
         with self._changed:
-            self._pending[key] = told
+            self._pending[key] = report
             self._changed.notify()
 
     def _run(self) -> None:
@@ -103,27 +94,29 @@ class SideMetricsSender:
                 self._changed.wait_for(lambda: bool(self._pending))
             pause.wait(MIN_REPORT_SECONDS)
             with self._changed:
-                due = [self._pending.pop(place) for place in list(self._pending)[:MAX_BUCKETS]]
+                due = [self._pending.pop(key) for key in list(self._pending)[:MAX_BUCKETS]]
             try:
                 self._client.call("sides.told", timeout=5.0, buckets=due)
             except StreambrokerError as error:
                 log.debug("figures of side inputs are not taken: %s", error)
                 self._requeue(due)
-            except Exception as error:  # they are not worth a thread, nor another try
+            except Exception as error:  # drop the metrics, but keep the thread
                 log.warning("figures of side inputs are not sent: %r", error)
 
     def _requeue(self, buckets: Sequence[dict[str, Any]]) -> None:
         with self._changed:
-            for told in buckets:
-                self._pending.setdefault((told["query"], told["operator"], told["bucket"]), told)
+            for report in buckets:
+                self._pending.setdefault(
+                    (report["query"], report["operator"], report["bucket"]), report
+                )
 
 
 _SENDERS: dict[tuple[int, tuple[tuple[str, str], ...]], SideMetricsSender | None] = {}
-"""One for each agent, of this process: threads do not live on in a process that is forked."""
+"""By process id and options: threads do not survive in a forked process."""
 
 
 def _get_sender(options: tuple[tuple[str, str], ...]) -> SideMetricsSender | None:
-    """Return what sends to an agent; None where the settings of this worker do not let it."""
+    """Return the sender to an agent; None if this worker's settings do not allow one."""
     key = (os.getpid(), options)
     if key not in _SENDERS:
         try:

@@ -1,4 +1,4 @@
-"""The operator with side inputs as Spark's tasks make it, with tables and figures."""
+"""The operator with side inputs as Spark's tasks create it, with tables and metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("pe_agent")
 
 METRICS_OUTPUT = "figures"
 WATERMARK_CAUSE = "for the watermark to pass their event time"
-"""What rows of all inputs wait for that are taken in the order of event time."""
+"""Cause of waiting for rows of any input that are processed in event time order."""
 _WAITING_FIELDS = ("waiting_rows", "waiting_bytes", "waiting_since")
 _TIME = pa.timestamp("us", "UTC")
 FIGURES_SCHEMA = pa.schema(
@@ -52,8 +52,8 @@ FIGURES_SCHEMA = pa.schema(
         ("stall", pa.string()),
     ]
 )
-"""Columns of the output ``figures``: a row for each side input, window and bucket that had one. In
-the row of input ``main`` is what waits for the end of its window, or for its event time."""
+"""Columns of the output ``figures``: a row for each side input, window and bucket that had one. The
+row of input ``main`` counts rows that wait for the end of their window, or for their event time."""
 
 
 class SparkSideOperator(SideOperator):
@@ -74,7 +74,7 @@ class SparkSideOperator(SideOperator):
             self.outputs = (*self.outputs, METRICS_OUTPUT)
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Take what is said to a side input, and ticks; everything else goes on."""
+        """Handle control tuples for a side input, and ticks; forward all others."""
         if control.type == SideTick.__name__:
             return True
         if control.type == SideRefresh.__name__:
@@ -82,7 +82,7 @@ class SparkSideOperator(SideOperator):
         return super().process_control(port, control)
 
     def reject_unknown(self, control: ControlTuple) -> str:
-        """Refuse it as core does, and log that in one bucket."""
+        """Reject as core does, and log that in one bucket."""
         message = super().reject_unknown(control)
         if self.window.bucket == 0:
             log.warning("%s.", message)
@@ -97,25 +97,24 @@ class SparkSideOperator(SideOperator):
         return True
 
     def end_window(self) -> None:
-        """End a window; with figures, tell them."""
+        """End a window, and report its metrics if that is enabled."""
         super().end_window()
         if not self._emits_metrics and self._reporter is None:
             return
-        told, at = self._build_statuses(), self.window
+        statuses, window = self._build_statuses(), self.window
         if self._reporter is not None:
-            self._reporter(at.bucket, at.number, told)
+            self._reporter(window.bucket, window.number, statuses)
         if self._emits_metrics:
-            here = {"bucket": at.bucket, "window": at.number, "time": at.time}
-            rows = [{**here, **_metrics_row(side, at.time)} for side in told]
+            common = {"bucket": window.bucket, "window": window.number, "time": window.time}
+            rows = [{**common, **_metrics_row(side, window.time)} for side in statuses]
             self.emit(pa.RecordBatch.from_pylist(rows, schema=FIGURES_SCHEMA), METRICS_OUTPUT)
 
     def _build_statuses(self) -> list[SideStatus]:
-        """Return what this bucket has of each side input, and what waits for none of them."""
         figures, stalls = self.figures(), self.stalls()
-        told = []
-        for number, (name, of) in enumerate(figures["inputs"].items()):
-            size = {"size": of.pop("bytes"), "keyed": self.join.inputs[number].keyed}
-            told.append(self._build_status(name, number, stalls, **of, **size))
+        statuses = []
+        for number, (name, input_metrics) in enumerate(figures["inputs"].items()):
+            size = {"size": input_metrics.pop("bytes"), "keyed": self.join.inputs[number].keyed}
+            statuses.append(self._build_status(name, number, stalls, **input_metrics, **size))
         main = self._build_status(MAIN, GROUP, stalls)
         if rows := figures["unordered_rows"]:
             main = replace(
@@ -124,34 +123,33 @@ class SparkSideOperator(SideOperator):
                 waiting_bytes=main.waiting_bytes + figures["unordered_bytes"],
                 stalls=(*main.stalls, SideStall(cause=WATERMARK_CAUSE, rows=rows)),
             )
-        return [*told, main]
+        return [*statuses, main]
 
     def _build_status(
         self, name: str, number: int, stalls: list[Stall], **metrics: Any
     ) -> SideStatus:
-        mine = [stall for stall in stalls if stall.input == number]
-        most = sorted(mine, key=lambda one: (-one.rows, one.window))[:MAX_STALLS]
+        own_stalls = [stall for stall in stalls if stall.input == number]
+        largest = sorted(own_stalls, key=lambda one: (-one.rows, one.window))[:MAX_STALLS]
         return SideStatus(
             operator="" if self._reporter is None else self._reporter.operator,
             input=name,
-            waiting_rows=sum(stall.rows for stall in mine),
-            waiting_bytes=sum(stall.size for stall in mine),
-            waiting_since=min((s.since for s in mine if s.since is not None), default=None),
-            stalls=tuple(summarize_stall(self.join, stall) for stall in most),
+            waiting_rows=sum(stall.rows for stall in own_stalls),
+            waiting_bytes=sum(stall.size for stall in own_stalls),
+            waiting_since=min((s.since for s in own_stalls if s.since is not None), default=None),
+            stalls=tuple(summarize_stall(self.join, stall) for stall in largest),
             **metrics,
         )
 
 
 def _metrics_row(side: SideStatus, now: int) -> dict[str, Any]:
-    """Return a row of the output ``figures``."""
     texts = [
         describe_side_stall(stall, now) for stall in side.stalls if stall.cause != WATERMARK_CAUSE
     ]
-    found = {name: getattr(side, name) for name in FIGURES_SCHEMA.names if hasattr(side, name)}
-    if side.input == MAIN:  # it has no values
-        found = {name: found[name] for name in ("input", *_WAITING_FIELDS)}
+    fields = {name: getattr(side, name) for name in FIGURES_SCHEMA.names if hasattr(side, name)}
+    if side.input == MAIN:  # the main input has no values
+        fields = {name: fields[name] for name in ("input", *_WAITING_FIELDS)}
     return {
-        **found,
+        **fields,
         "bytes": None if side.input == MAIN else side.size,
         "stall": _join_texts(texts),
     }
@@ -163,15 +161,7 @@ def _join_texts(texts: list[str]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SideOperatorFactory:
-    """Makes the operator, for each window and bucket.
-
-    Attributes:
-        shape: the definition, checked.
-        function: called with main rows and their views; None for enriching alone.
-        tables: where versions of its tables lie.
-        emits_metrics: tell figures in one more output.
-        reporter: tell them to the agent of the job; None for not.
-    """
+    """Makes the operator, for each window and bucket; see `SparkSideOperator`."""
 
     shape: StateLayout
     function: Function | None
@@ -180,7 +170,7 @@ class SideOperatorFactory:
     reporter: SideMetricsReporter | None = None
 
     def __call__(self) -> SparkSideOperator:
-        """Make one."""
+        """Make one operator."""
         return SparkSideOperator(
             self.shape,
             self.function,

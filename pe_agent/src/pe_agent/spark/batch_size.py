@@ -1,9 +1,9 @@
-"""How Spark cuts a query's rows into the Arrow batches that its Python workers get.
+"""Size of the Arrow batches that Spark makes of a query's rows for its Python workers.
 
-Spark holds a batch below ``spark.sql.execution.arrow.maxBytesPerBatch`` by adding up all columns
-before each row: for seven columns nearly half of the exporting JVM's processor time
-(benchmarks/README.md). At its greatest value Spark does not look, and the number of rows alone
-limits a batch.
+To keep a batch below ``spark.sql.execution.arrow.maxBytesPerBatch``, Spark adds up all columns
+before each row. For seven columns that is nearly half of the exporting JVM's processor time
+(benchmarks/README.md). At the maximum value Spark skips this, and only the number of rows limits a
+batch.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ BYTES_SETTING = "spark.sql.execution.arrow.maxBytesPerBatch"
 ROWS_SETTING = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNLIMITED = str(2**31 - 1)
 BATCH_ROWS = "4096"
-"""A batch stays below the 1 GiB of a frame with rows of up to 256 KiB."""
+"""With rows of up to 256 KiB a batch stays below the 1 GiB of a frame."""
 
 _LARGE_TYPES = (BinaryType, ArrayType, MapType, VariantType)
 
 
 @contextmanager
 def limit_batches_by_rows(spark: SparkSession, schema: DataType) -> Iterator[None]:
-    """Let queries that start here cut batches by rows alone.
+    """Let queries that start in this context cut batches by rows alone.
 
-    Changes nothing where the user set one of the two limits, or where a column's type is one
-    that large values are kept in: binary, array, map and variant.
+    Changes nothing if the user set one of the two limits, or if a column has a type for large
+    values: binary, array, map and variant.
     """
     before = spark.conf.getAll
     if BYTES_SETTING in before or ROWS_SETTING in before or _may_be_large(schema):

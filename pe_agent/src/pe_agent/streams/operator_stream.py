@@ -1,4 +1,4 @@
-"""Operators on streams: what a user says of one, checked, and the streams that come out of it."""
+"""Operators on streams: checks of the arguments, and the resulting output streams."""
 
 from __future__ import annotations
 
@@ -36,20 +36,12 @@ if TYPE_CHECKING:
 DEFAULT_BUCKETS = 64
 
 OperatorFactory = Callable[[], Operator]
-"""Makes an operator: its class, or a function without arguments."""
+"""Makes an operator: an operator class, or a function without arguments."""
 
 
 @dataclass(kw_only=True)
 class OperatorNode:
-    """An operator in a graph.
-
-    Attributes:
-        name: its name, unique in a query.
-        frame: what it emits.
-        schemas: columns of each output.
-        mark: stands in the plan of each query that runs it, and in no other.
-        is_used: a query has been made of it.
-    """
+    """An operator in a graph; ``mark`` is an alias in the plans of its queries only."""
 
     name: str
     frame: DataFrame
@@ -60,13 +52,13 @@ class OperatorNode:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorStream(Stream):
-    """The first output of an operator; its others by their tags: ``stream["errors"]``."""
+    """The first output of an operator; index by tag for the others: ``stream["errors"]``."""
 
     def __getitem__(self, output: str) -> Stream:
         """Return an output.
 
         Raises:
-            AlignedError: there is none of that name.
+            AlignedError: there is no output of that name.
         """
         node = self.node()
         if output not in node.schemas:
@@ -101,32 +93,31 @@ class OperatorStream(Stream):
             ports: export ports by output.
             checkpoint: directory of the query's checkpoint.
             again: the operators may run in another query as well.
-            properties: of the exports, by output; those of an export that exists already may be
-                left out.
+            properties: properties of the exports, by output; optional for an export that exists.
             trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
             query_name: name of the query.
             redeclare: overwrite the Exports that exist.
 
         Raises:
-            AlignedError: there is no such output, properties are of an output that is not
-                published, two outputs are for one export, or ``to_df`` refuses.
+            AlignedError: there is no such output, properties name an output that is not published,
+                two outputs have the same export, or ``to_df`` refuses.
         """
         from pe_agent.aligned.sinks import sink_for_outputs
 
-        node, told = self.node(), dict(properties or {})
+        node, export_properties = self.node(), dict(properties or {})
         for output in ports:
             self[output]
-        lost = [output for output in told if output not in ports]
-        if lost:
+        unpublished = [output for output in export_properties if output not in ports]
+        if unpublished:
             raise AlignedError(
-                f"properties are given for output {lost[0]}, which is not published."
+                f"properties are given for output {unpublished[0]}, which is not published."
             )
         pe = self.require_pe("publish_outputs")
         exports = {
             output: (
                 port,
                 node.schemas[output],
-                publishing.export_spec(port, properties=told.get(output)),
+                publishing.export_spec(port, properties=export_properties.get(output)),
             )
             for output, port in ports.items()
         }
@@ -155,8 +146,8 @@ class OperatorStream(Stream):
 
         Args:
             function: takes the window's number and a DataFrame of each output by tag. After a crash
-                it is called again for the last window, with the same rows: what it does outside is
-                to be named by window, or by identity.
+                it is called again for the last window, with the same rows: key its side effects by
+                window number or by identity.
             checkpoint: directory of the query's checkpoint.
             again: the operators may run in another query as well.
             trigger: as for ``DataStreamWriter.trigger``.
@@ -187,11 +178,7 @@ class OperatorStream(Stream):
         return with_cause_first(writer.start())
 
     def node(self) -> OperatorNode:
-        """Return the operator.
-
-        Raises:
-            AlignedError: something stands behind it.
-        """
+        """Return the operator; raise AlignedError if another step follows it."""
         if not isinstance(self.data, OutputFrame):
             raise AlignedError("outputs are those of an operator: take them right behind it.")
         frame = self.data.frame
@@ -217,56 +204,56 @@ def control_aware(
 
     Args:
         operator: its class, or a function that makes one; called in each window and bucket.
-        inputs: the stream of each of its inputs by name, or the one stream of its only input.
-        name: of the operator, unique in the query and fixed for a checkpoint; default the name of
-            its class.
-        schema: columns of its first output; default those of its only input.
-        schemas: columns of its outputs, by tag.
-        buckets: how many; fixed for a checkpoint.
-        order_by: a column by which the rows of all inputs are merged; None for input after input.
-        null_keys: rows with a null in their key go to bucket 0; otherwise they are refused.
-        limits: of control tuples in one window.
-        report: tag of one more output, with a row for each control tuple that was handed over.
-        counts: tag of one more output, with a row for each bucket, window and delivery: how many
-            control tuples were received, left out as copies, delivered, emitted, and wait. A row
+        inputs: the stream of each input by name, or the one stream of the only input.
+        name: name of the operator, unique in the query and fixed for a checkpoint; default is the
+            name of its class.
+        schema: columns of the first output; default is those of the only input.
+        schemas: columns of the outputs, by tag.
+        buckets: number of buckets; fixed for a checkpoint.
+        order_by: column by which the rows of all inputs are merged; None for input after input.
+        null_keys: send rows with a null in their key to bucket 0; otherwise they are refused.
+        limits: limits of control tuples in one window.
+        report: tag of one more output, with a row for each control tuple that was delivered.
+        counts: tag of one more output, with a row for each bucket, window and delivery: the numbers
+            of control tuples received, dropped as copies, delivered, emitted and waiting. A row
             without a delivery counts rows.
-        on_invalid: what becomes of a control tuple that the operator cannot be handed, because it
-            is strict and does not know the type, because of the payload, or because of the address:
-            the window may ``fail``, or the tuple ``pass`` the operator, with a warning in the log.
+        on_invalid: what happens to a control tuple that the operator cannot receive, because a
+            strict operator does not know its type, or because of its payload or address:
+            ``fail`` fails the window, ``pass`` forwards the tuple with a warning in the log.
 
     Returns:
-        The first output, and by tag the others.
+        The first output; the others by tag.
 
     Raises:
-        AlignedError, OperatorError: something does not fit; nothing was started.
+        AlignedError, OperatorError: an argument does not fit; nothing was started.
     """
     name = _operator_name(operator, name)
     if on_invalid not in ("fail", "pass"):
         raise AlignedError(f"on_invalid is {on_invalid!r}: it has to be 'fail' or 'pass'.")
     runner = hosting.inspect_operator(operator, name, buckets)
-    given = _streams_by_port(inputs, runner.inputs, name)
-    streams, carrier = choose_carrier(list(given.values()))
-    given = dict(zip(given, streams, strict=True))
+    by_port = _streams_by_port(inputs, runner.inputs, name)
+    streams, carrier = choose_carrier(list(by_port.values()))
+    by_port = dict(zip(by_port, streams, strict=True))
     if carrier is not None and any(one.carrier and _is_import(one) for one in streams):
-        carrier = replace(carrier)  # packed, it is a source of its own
+        carrier = replace(carrier)  # opened as packed rows, it is a separate source
     layouts = {
-        one.name: _layout(one, given[one.name], buckets, null_keys=null_keys)
+        one.name: _layout(one, by_port[one.name], buckets, null_keys=null_keys)
         for one in runner.inputs
     }
-    outputs = _output_schemas(runner.outputs, given, schema, schemas, name)
+    outputs = _output_schemas(runner.outputs, by_port, schema, schemas, name)
     _add_reports(
         outputs, {"report": (report, APPLIED_SCHEMA), "counts": (counts, COUNTS_SCHEMA)}, name
     )
-    nodes = merge_nodes(given.values())
+    nodes = merge_nodes(by_port.values())
     if name in nodes:
         raise AlignedError(
             f"the query has an operator {name} already: give one of them another name=."
         )
-    clocks = frozenset[str]().union(*(one.watermark_operators for one in given.values()))
-    timed = not clocks and any(one.event_time for one in given.values())
-    paces = _input_timings(given) if timed else {}
+    clocks = frozenset[str]().union(*(one.watermark_operators for one in by_port.values()))
+    timed = not clocks and any(one.event_time for one in by_port.values())
+    timings = _input_timings(by_port) if timed else {}
     mark = f"operator-{uuid.uuid4().hex}"
-    hosted = OperatorConfig(
+    config = OperatorConfig(
         make=operator,
         name=name,
         buckets=buckets,
@@ -276,23 +263,23 @@ def control_aware(
         schemas=hosting.arrow_schemas(outputs),
         has_watermark=timed,
         watermark_operators=clocks,
-        timings=paces,
+        timings=timings,
         report=report,
         counts=counts,
         pass_invalid=on_invalid == "pass",
         mark=mark,
     )
-    first = next(iter(given.values()))
+    first = next(iter(by_port.values()))
     hosting.prepare_session(first.spark)
     feeds = [
         feed
-        for port, one in given.items()
-        for feed in _build_feeds(one, layouts[port], idle=bool(paces))
+        for port, one in by_port.items()
+        for feed in _build_feeds(one, layouts[port], idle=bool(timings))
     ]
-    frame = hosting.run_operator(hosted, feeds).alias(mark)
+    frame = hosting.run_operator(config, feeds).alias(mark)
     return OperatorStream(
         spark=first.spark,
-        pe=next((one.pe for one in given.values() if one.pe is not None), None),
+        pe=next((one.pe for one in by_port.values() if one.pe is not None), None),
         data=OutputFrame(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
         nodes={**nodes, name: OperatorNode(name=name, frame=frame, schemas=outputs, mark=mark)},
         watermark_operators=frozenset({name}) if timed or clocks else frozenset(),
@@ -301,33 +288,29 @@ def control_aware(
 
 
 def _input_timings(streams: Mapping[str, Stream]) -> dict[str, InputTiming]:
-    """Return how time goes on in inputs, where one of them may be idle; else nothing."""
-    found = {}
+    """Return the timing of each input with an event time if any input may be idle, else {}."""
+    timings = {}
     if any(one.idle_after is not None for one in streams.values()):
         for port, one in streams.items():
             if one.event_time is not None:
                 idle = None if one.idle_after is None else round(one.idle_after * 1_000_000)
-                found[port] = InputTiming(
+                timings[port] = InputTiming(
                     delay=delay_micros(one.spark, one.event_time[1]), idle_after=idle
                 )
-    return found
+    return timings
 
 
 def merge_nodes(streams: Iterable[Stream]) -> dict[str, OperatorNode]:
-    """Return the operators behind streams.
-
-    Raises:
-        AlignedError: two of them have one name.
-    """
-    found: dict[str, OperatorNode] = {}
+    """Return the operators upstream by name; raise AlignedError if two have the same name."""
+    merged: dict[str, OperatorNode] = {}
     for stream in streams:
         for name, node in stream.nodes.items():
-            if found.setdefault(name, node) is not node:
+            if merged.setdefault(name, node) is not node:
                 raise AlignedError(
                     f"two operators of the query have the name {name}: give one of them another"
                     " name=."
                 )
-    return found
+    return merged
 
 
 def _operator_name(operator: OperatorFactory, name: str | None) -> str:
@@ -336,12 +319,12 @@ def _operator_name(operator: OperatorFactory, name: str | None) -> str:
             f"{type(operator).__name__} is an operator already: give its class, or a function that"
             " makes one, because there is one for each window and bucket."
         )
-    found = name if name is not None else (operator.__name__ if inspect.isclass(operator) else "")
-    if not found or "." in found or "/" in found:
+    chosen = name if name is not None else (operator.__name__ if inspect.isclass(operator) else "")
+    if not chosen or "." in chosen or "/" in chosen:
         raise AlignedError(
-            f"an operator has the name {found!r}: give it one with name=, without '.' and '/'."
+            f"an operator has the name {chosen!r}: give it one with name=, without '.' and '/'."
         )
-    return found
+    return chosen
 
 
 def _streams_by_port(
@@ -378,15 +361,15 @@ def _layout(input_: Input, stream: Stream, buckets: int, *, null_keys: bool) -> 
 
 
 def _check_time(input_: Input, stream: Stream, columns: StructType) -> None:
-    told = stream.event_time
-    if told is not None and told[0] not in columns.names:
+    watermark = stream.event_time
+    if watermark is not None and watermark[0] not in columns.names:
         raise AlignedError(
-            f"the event time {told[0]} of input {input_.name} is no column any more; it has"
+            f"the event time {watermark[0]} of input {input_.name} is no column any more; it has"
             f" {', '.join(columns.names)}."
         )
     if input_.event_time is None or stream.watermark_operators:
         return
-    if told is None or told[0] != input_.event_time:
+    if watermark is None or watermark[0] != input_.event_time:
         raise AlignedError(
             f"input {input_.name} has its event time in column {input_.event_time}: call"
             f" with_watermark({input_.event_time!r}, delay) on its stream."
@@ -402,17 +385,17 @@ def _output_schemas(
 ) -> dict[str, StructType]:
     if not tags:
         raise AlignedError(f"operator {name} has no output: give it one, for its control tuples.")
-    told = dict(schemas or {})
+    by_tag = dict(schemas or {})
     if schema is not None:
-        told.setdefault(tags[0], schema)
-    elif len(tags) == 1 and len(streams) == 1 and not told:
-        told[tags[0]] = next(iter(streams.values())).schema()
-    if sorted(told) != sorted(tags):
+        by_tag.setdefault(tags[0], schema)
+    elif len(tags) == 1 and len(streams) == 1 and not by_tag:
+        by_tag[tags[0]] = next(iter(streams.values())).schema()
+    if sorted(by_tag) != sorted(tags):
         raise AlignedError(
             f"operator {name} has the outputs {', '.join(tags)}, and columns are given for"
-            f" {', '.join(told) or 'none'}: give those of all with schemas={{tag: columns}}."
+            f" {', '.join(by_tag) or 'none'}: give those of all with schemas={{tag: columns}}."
         )
-    return {tag: hosting.parse_columns(told[tag]) for tag in tags}
+    return {tag: hosting.parse_columns(by_tag[tag]) for tag in tags}
 
 
 def _add_reports(
@@ -432,22 +415,21 @@ def _is_import(stream: Stream) -> bool:
 
 
 def _build_feeds(stream: Stream, layout: Layout, *, idle: bool) -> list[Feed]:
-    """Return what feeds a port: rows, and control beside them."""
-    found = []
+    feeds = []
     if isinstance(stream.data, ImportFrame):
         column, delay = stream.event_time or (None, None)
         frame = stream.data.open_packed(layout, column, stream.carrier)
-        found.append(Feed(frame=frame, delay=delay, port=layout.port))
+        feeds.append(Feed(frame=frame, delay=delay, port=layout.port))
     elif isinstance(stream.data, RowsFrame):
         schema, time = spark_to_arrow(stream.schema()), stream.event_time
-        found.append(_build_row_feed(stream.data, layout, schema, time, idle=idle))
+        feeds.append(_build_row_feed(stream.data, layout, schema, time, idle=idle))
     elif stream.data is not None:
         repack = Repacker(layout=layout, output=stream.data.output)
-        found.append(Feed(frame=stream.data.select_output(), pack=repack))
+        feeds.append(Feed(frame=stream.data.select_output(), pack=repack))
     for one in stream.control_frames:
         pack = FramePacker(layout=layout, immediate=one.immediate)
-        found.append(Feed(frame=one.with_positions(), pack=pack))
-    return found
+        feeds.append(Feed(frame=one.with_positions(), pack=pack))
+    return feeds
 
 
 def _build_row_feed(

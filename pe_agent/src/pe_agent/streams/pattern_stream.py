@@ -1,4 +1,4 @@
-"""Rules on a stream: the operator in Spark, and beside the driver what hands it its rules.
+"""Rules on a stream: the pattern operator in Spark, and the driver side that sends it rules.
 
 >>> made = pattern_processors(  # doctest: +SKIP
 ...     stream, DirectoryDiscoverer("rules"), key="user", event_time="t", watermark="5 seconds",
@@ -85,7 +85,7 @@ class PatternStream(OperatorStream):
     """Matches; by tag ``timeouts``, ``late``, ``errors`` and an output for each function.
 
     Attributes:
-        processors: the rules, beside the driver.
+        processors: the rules, kept in the driver.
     """
 
     processors: Processors
@@ -110,41 +110,41 @@ def pattern_processors(
 ) -> PatternStream:
     """Run rules that change while the query runs.
 
-    The rules found now hold before the first row. A change holds in all partitions from one window
-    on.
+    The rules found now apply before the first row. A change applies in all partitions from the same
+    window on.
 
     Args:
         stream: rows.
-        rules: finds rules, or makes what does; it is closed with the query. A list of rules or of
-            their documents stays as it is while the query runs.
+        rules: a discoverer or its factory; it is closed with the query. A list of rules or of their
+            documents stays unchanged while the query runs.
         control: file through which rules reach the query. It belongs to the query's checkpoint:
-            keep both, or neither. None for one in the directory of the stream's PE, by ``name``.
+            keep both, or neither. None for a file in the directory of the stream's PE, by ``name``.
         key: key columns, or expressions. They are the query's key for good: rules with another key
             are refused, unless ``selectors`` names it. Without it rules may have any keys, and a
             rule without one has that of the stream, or one key for all rows.
-        event_time: column with the event time; None for that of the stream's watermark or, where it
+        event_time: column with the event time; None for that of the stream's watermark or, if it
             has none, for processing time.
-        watermark: how much later rows may come: a duration, as ``10 seconds`` or ``10s``.
-        tie_break: a column by which rows of one time are ordered.
+        watermark: how much later rows may arrive: a duration, as ``10 seconds`` or ``10s``.
+        tie_break: column that orders rows with equal times.
         functions: what rules may name.
-        selectors: keys that rules may have besides. Rows are copied for each key.
-        name: of the operator, unique in the query and fixed for a checkpoint.
-        buckets: how many; fixed for a checkpoint.
-        tell: gets what became of each rule of an update; what it raises goes to whoever updated.
+        selectors: additional keys that rules may have. Rows are copied for each key.
+        name: name of the operator, unique in the query and fixed for a checkpoint.
+        buckets: number of buckets; fixed for a checkpoint.
+        tell: receives the outcome of each rule of an update; its errors are raised to the updater.
         push_down: exporters send only rows that some rule has to see, where the rules allow it;
-            ``processors.relevance`` tells whether they do. The stream is an import then. Fixed for
-            a checkpoint. Matches are the same; late rows that no rule would have seen are not told.
-        timeouts: there is an output with timed-out partial matches. Where nobody reads it, rules
-            that often time out cost less without; functions get what they ask for either way.
+            ``processors.relevance`` shows whether they do. The stream is an import then. Fixed for
+            a checkpoint. Matches are the same; late rows that no rule would see are not reported.
+        timeouts: add an output with timed-out partial matches. If it is not read, rules that often
+            time out cost less without it; functions get the timeouts they ask for either way.
 
     Raises:
-        AlignedError: something does not fit; nothing was started.
+        AlignedError: an argument does not fit; nothing was started.
         DiscoveryError: the first rules cannot be read, and none were sent before.
     """
-    made = _PatternInput.from_arguments(
+    prepared = _PatternInput.from_arguments(
         stream, key, event_time, watermark, tie_break, functions, timeouts=timeouts
     )
-    path = _rules_path(made.stream, name) if control is None else control
+    path = _rules_path(prepared.stream, name) if control is None else control
     sending: RulesLog = ImportedRules(path) if push_down else RulesFile(path)
     discoverer = _make_discoverer(rules)
     sent = sending.last()
@@ -152,38 +152,38 @@ def pattern_processors(
         if isinstance(discoverer, QueryDiscoverer):
             discoverer.for_query(sending.name)
         first = _read_first_rules(discoverer, optional=sent is not None)
-        before = RuleSet() if sent is None else RuleSet.read(sent.rules, made.conditions)
+        before = RuleSet() if sent is None else RuleSet.read(sent.rules, prepared.conditions)
         declared = [to_selector(one) for one in selectors]
-        given, names = bool(to_selector(key)), made.columns.names
+        has_key, names = bool(to_selector(key)), prepared.columns.names
         copied = select_copied_keys(
-            made.key, names, declared, first or (), sent, fixed=given or push_down
+            prepared.key, names, declared, first or (), sent, fixed=has_key or push_down
         )
         if buckets is None:
-            buckets = DEFAULT_BUCKETS if made.key or copied else 1
-        allowed = None if buckets == 1 and not given else frozenset(copied or [made.key])
-        context = replace(made.context(allowed), fixed_key=given or not copied)
-        relevance = made.relevance_function(copied) if push_down else None
+            buckets = DEFAULT_BUCKETS if prepared.key or copied else 1
+        allowed = None if buckets == 1 and not has_key else frozenset(copied or [prepared.key])
+        context = replace(prepared.context(allowed), fixed_key=has_key or not copied)
+        relevance = prepared.relevance_function(copied) if push_down else None
 
-        made = replace(made, stream=sending.attach_to(made.stream))
-        made, ticks = made.with_ticks(sent is None or sent.ticks)
+        prepared = replace(prepared, stream=sending.attach_to(prepared.stream))
+        prepared, ticks = prepared.with_ticks(sent is None or sent.ticks)
 
         def send(one: RuleSet) -> None:
             _set_tick_interval(ticks, one)
             needed = relevance and relevance(one)
             sending.send(to_pattern_rules(one, copied, needed, ticks=ticks is not None))
 
-        processors, pe = Processors(send, before, context, relevance, ticks), made.stream.pe
-        operator = made.run_operator(name, buckets, copied, processors)
+        processors, pe = Processors(send, before, context, relevance, ticks), prepared.stream.pe
+        operator = prepared.run_operator(name, buckets, copied, processors)
         _set_tick_interval(ticks, before)
         if sent is None:
             send(before)
         processors.begin(discoverer, first, tell)
         if pe is not None:
-            of = processors.figures, processors.waiting, processors.errors
-            told = RuleMetricsReporter(
-                lambda: pe.agent, name, sending.name, *of, lambda: processors.running
+            sources = processors.figures, processors.waiting, processors.errors
+            reporter = RuleMetricsReporter(
+                lambda: pe.agent, name, sending.name, *sources, lambda: processors.running
             )
-            pe.on_beat(told.beat)
+            pe.on_beat(reporter.beat)
     except BaseException:
         discoverer.close()
         raise
@@ -211,57 +211,59 @@ def pattern(
     timeouts: bool = True,
     timer: bool = True,
 ) -> PatternStream:
-    """Run one rule that stays as it is.
+    """Run one rule that does not change.
 
-    With a checkpoint of another pattern the partial matches of that one go.
+    With a checkpoint of another pattern, the partial matches of that pattern are dropped.
 
     Args:
         stream: rows.
         pattern: a pattern, or a rule; without a key of its own. Its Python functions need not be
             among ``functions``.
-        key: as for `pattern_processors`, and so are the others.
-        event_time: column with the event time; None for that of the stream's watermark or, where it
+        key: as for `pattern_processors`, like the other arguments.
+        event_time: column with the event time; None for that of the stream's watermark or, if it
             has none, for processing time.
-        watermark: how much later rows may come.
-        tie_break: a column by which rows of one time are ordered.
+        watermark: how much later rows may arrive.
+        tie_break: column that orders rows with equal times.
         functions: what the rule may name.
-        name: of the operator; the rule's id, if a pattern is given.
-        buckets: how many; fixed for a checkpoint.
-        push_down: rows that the rule does not have to see stay in the tasks that read them, where
-            the rule allows it; ``processors.relevance`` tells. The stream is one of rows then, not
-            of an import or behind an operator. Late rows that the rule would not have seen are not
-            told.
+        name: name of the operator; also the rule's id, if a pattern is passed.
+        buckets: number of buckets; fixed for a checkpoint.
+        push_down: drop rows that the rule does not have to see in the tasks that read them, where
+            the rule allows it; ``processors.relevance`` shows whether it does. The stream has to be
+            one of rows then, not of an import or behind an operator. Late rows that the rule would
+            not see are not reported.
         timeouts: as for `pattern_processors`.
         timer: in processing time windows end by themselves, which takes one more source. Fixed for
             a checkpoint; False for one of an earlier release, which does not have that source.
 
     Raises:
-        AlignedError: something does not fit; nothing was started.
+        AlignedError: an argument does not fit; nothing was started.
     """
     rule = pattern
     if isinstance(rule, Pattern):
         rule = PatternProcessor(id=name, version=1, pattern=rule)
-    given = {**_pattern_functions(rule.pattern), **(functions or {})}
-    made = _PatternInput.from_arguments(
-        stream, rule.key or key, event_time, watermark, tie_break, given, timeouts=timeouts
+    named = {**_pattern_functions(rule.pattern), **(functions or {})}
+    prepared = _PatternInput.from_arguments(
+        stream, rule.key or key, event_time, watermark, tie_break, named, timeouts=timeouts
     )
     rule = replace(rule, key=())
-    context = made.context(None)
+    context = prepared.context(None)
     rules, (outcome,) = RuleSet().apply_update([rule], context)
     if outcome.change == "refused":
         raise AlignedError(f"the pattern is refused ({outcome.reason}): {outcome.message}.")
-    copied = () if made.has_column_key() else (made.key,)
+    copied = () if prepared.has_column_key() else (prepared.key,)
     if buckets is None:
-        buckets = DEFAULT_BUCKETS if made.key else 1
-    relevance = made.relevance_function(copied) if push_down else None
+        buckets = DEFAULT_BUCKETS if prepared.key else 1
+    relevance = prepared.relevance_function(copied) if push_down else None
     if relevance is not None:
         needed = relevance(rules)
-        settings = {**made.settings, "relevant": needed.filter}
-        made = replace(made, stream=_filter_rows(made.stream, needed), settings=settings)
-    made, ticks = made.with_ticks(timer)
+        settings = {**prepared.settings, "relevant": needed.filter}
+        prepared = replace(
+            prepared, stream=_filter_rows(prepared.stream, needed), settings=settings
+        )
+    prepared, ticks = prepared.with_ticks(timer)
     _set_tick_interval(ticks, rules)
     processors = Processors(lambda _: None, rules, context, relevance, ticks)
-    return made.run_operator(name, buckets, copied, processors, fixed_rules=rules)
+    return prepared.run_operator(name, buckets, copied, processors, fixed_rules=rules)
 
 
 def _make_discoverer(
@@ -269,21 +271,17 @@ def _make_discoverer(
 ) -> PatternProcessorDiscoverer:
     if isinstance(rules, list | tuple):
         return FixedDiscoverer(rules)
-    made: Any = rules.create() if hasattr(rules, "create") else rules
-    if not hasattr(made, "initial_pattern_processors"):
+    source: Any = rules.create() if hasattr(rules, "create") else rules
+    if not hasattr(source, "initial_pattern_processors"):
         raise AlignedError(
-            f"{made!r} is no source of rules: pass a discoverer, its factory, or a list of rules."
+            f"{source!r} is no source of rules: pass a discoverer, its factory, or a list of rules."
         )
-    found: PatternProcessorDiscoverer = made
-    return found
+    discoverer: PatternProcessorDiscoverer = source
+    return discoverer
 
 
 def _filter_rows(stream: Stream, relevance: Relevance) -> Stream:
-    """Return a stream of which an operator gets the relevant rows alone.
-
-    Raises:
-        AlignedError: it is of an import, or behind an operator.
-    """
+    """Keep only relevant rows for the operator; raise AlignedError unless the stream is of rows."""
     if not isinstance(stream.data, RowsFrame):
         raise AlignedError(
             "push_down of one rule is for a stream of rows, neither of an import nor behind an"
@@ -294,7 +292,7 @@ def _filter_rows(stream: Stream, relevance: Relevance) -> Stream:
 
 
 def _set_tick_interval(ticks: TickFile | None, rules: RuleSet) -> None:
-    """Let ticks be as frequent as the rules need them; without a time limit there are none."""
+    """Set the tick interval from the shortest time limit of the rules; no limit, no ticks."""
     if ticks is not None:
         timeout = shortest_timeout(rules)
         ticks.update(seconds=tick_seconds(timeout / 1_000_000) if timeout else 0.0)
@@ -311,16 +309,7 @@ def _rules_path(stream: Stream, name: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternInput:
-    """What a user said of the stream and of functions, checked.
-
-    Attributes:
-        stream: with an event time.
-        key: the stream's key.
-        columns: of its rows.
-        conditions: Python functions of conditions.
-        match_functions: functions for matches.
-        settings: of `PatternOperator`.
-    """
+    """Checked input of a pattern operator; ``stream`` has no key any more."""
 
     stream: Stream
     key: Selector
@@ -341,25 +330,25 @@ class _PatternInput:
         *,
         timeouts: bool,
     ) -> _PatternInput:
-        given = stream if isinstance(stream, Stream) else aligned.stream(stream)
+        source = stream if isinstance(stream, Stream) else aligned.stream(stream)
         if watermark is not None:
             if event_time is None:
                 raise AlignedError("a watermark without an event time: name it with event_time=.")
-            given = given.with_watermark(event_time, watermark)
-        if event_time is None and given.event_time is not None:
-            event_time = given.event_time[0]
-        found = spark_to_arrow(given.schema())
-        chosen = check_selector(to_selector(key) or given.key, found.names, "the key")
+            source = source.with_watermark(event_time, watermark)
+        if event_time is None and source.event_time is not None:
+            event_time = source.event_time[0]
+        schema = spark_to_arrow(source.schema())
+        chosen = check_selector(to_selector(key) or source.key, schema.names, "the key")
         for what, column in (("event time", event_time), ("tie break", tie_break)):
-            if column is not None and column not in found.names:
+            if column is not None and column not in schema.names:
                 raise AlignedError(
                     f"the {what} {column} is no column of the stream; it has"
-                    f" {', '.join(found.names)}."
+                    f" {', '.join(schema.names)}."
                 )
-        named = dict(functions or {})
-        matched = {one: what for one, what in named.items() if isinstance(what, MatchFunction)}
+        by_name = dict(functions or {})
+        matched = {one: what for one, what in by_name.items() if isinstance(what, MatchFunction)}
         conditions = {
-            one: what for one, what in named.items() if not isinstance(what, MatchFunction)
+            one: what for one, what in by_name.items() if not isinstance(what, MatchFunction)
         }
         settings = {
             "key": chosen,
@@ -371,16 +360,16 @@ class _PatternInput:
             "timeouts": timeouts,
         }
         return cls(
-            stream=replace(given, key=()),
+            stream=replace(source, key=()),
             key=chosen,
-            columns=found,
+            columns=schema,
             conditions=conditions,
             match_functions=matched,
             settings=settings,
         )
 
     def with_ticks(self, enabled: bool) -> tuple[_PatternInput, TickFile | None]:
-        """Return it with a source of ticks, in processing time; it is silent without a plan."""
+        """Return it with a source of ticks if time is processing time; without a plan none tick."""
         if not enabled or self.settings["time"] != "processing":
             return self, None
         ticks = TickFile(SparkFiles.getRootDirectory())
@@ -388,11 +377,9 @@ class _PatternInput:
         return replace(self, stream=stream), ticks
 
     def has_column_key(self) -> bool:
-        """Whether the key is made of columns alone."""
         return all(part in self.columns.names for part in self.key)
 
     def context(self, selectors: frozenset[Selector] | None) -> RuleContext:
-        """Return what rules may refer to."""
         return RuleContext(
             functions=self.conditions,
             outputs=frozenset(self.match_functions),
@@ -406,7 +393,6 @@ class _PatternInput:
     def relevance_function(
         self, copied_keys: Collection[Selector]
     ) -> Callable[[RuleSet], Relevance]:
-        """Return what says which rows a set of rules has to see."""
         why = ""
         if self.settings["time"] != "event" or self.stream.event_time is None:
             why = "without a watermark any row of a bucket may end windows"
@@ -431,7 +417,6 @@ class _PatternInput:
         processors: Processors,
         fixed_rules: RuleSet | None = None,
     ) -> PatternStream:
-        """Return the operator on the stream."""
         if buckets > 1 and not self.key and not copied_keys:
             raise AlignedError(
                 f"{buckets} buckets without a key: give a key, or leave buckets out for one."
@@ -441,14 +426,14 @@ class _PatternInput:
             more = parse_columns(_COPY_COLUMNS)
             both = type(rows)([*rows.fields, *more.fields])
             stream = stream.map_batches(partial(copy_rows, selectors=sorted(copied_keys)), both)
-        told: Accumulator[AccumulatorValue] = stream.spark.sparkContext.accumulator(
+        accumulator: Accumulator[AccumulatorValue] = stream.spark.sparkContext.accumulator(
             processors.tally, MetricsAccumulator()
         )
         settings = {**self.settings, "copied": bool(copied_keys)}
         if fixed_rules is not None:
             settings |= {"rules": fixed_rules, "fixed": True}
         made = stream.control_aware(
-            partial(_make_operator, told, settings),
+            partial(_make_operator, accumulator, settings),
             name=name,
             buckets=buckets,
             schemas={
@@ -463,14 +448,14 @@ class _PatternInput:
             },
             null_keys=True,
         )
-        given = {one.name: getattr(made, one.name) for one in fields(made)}
-        return PatternStream(**given, processors=processors)
+        attributes = {one.name: getattr(made, one.name) for one in fields(made)}
+        return PatternStream(**attributes, processors=processors)
 
 
 def _make_operator(
     accumulator: Accumulator[AccumulatorValue], settings: Mapping[str, Any]
 ) -> PatternOperator:
-    """Return the operator of a window; called in tasks."""
+    """Return the operator of a window; called in Spark tasks."""
 
     def watch(window: WindowMetrics) -> None:
         task = TaskContext.get()
@@ -481,7 +466,7 @@ def _make_operator(
 
 
 def _make_mask(expression: Expression, schema: pa.Schema) -> Any:
-    """Return the mask of a condition; one that fits no column's type is asked row by row."""
+    """Return the mask of a condition; evaluate row by row if no column type fits it."""
     try:
         return compile_filter(expression, schema).mask
     except FilterError:
@@ -489,25 +474,25 @@ def _make_mask(expression: Expression, schema: pa.Schema) -> Any:
 
 
 def _pattern_functions(pattern: Pattern) -> dict[str, ConditionFunction]:
-    """Return the Python functions of a pattern by their names.
+    """Return the Python functions of a pattern by name.
 
     Raises:
-        AlignedError: two of them have one name, by which the state would know them.
+        AlignedError: two of them have the same name; the state identifies functions by name.
     """
-    found: dict[str, ConditionFunction] = {}
+    by_name: dict[str, ConditionFunction] = {}
     for stage in pattern.stages():
-        for given in (stage.condition, stage.until):
-            for call in iter_calls(given):
-                if found.setdefault(call.name, call.function) is not call.function:
+        for condition in (stage.condition, stage.until):
+            for call in iter_calls(condition):
+                if by_name.setdefault(call.name, call.function) is not call.function:
                     raise AlignedError(
                         f"two functions of the pattern are called {call.name}: give each a name of"
                         " its own."
                     )
-    return found
+    return by_name
 
 
 def _read_first_rules(discoverer: PatternProcessorDiscoverer, *, optional: bool) -> Wanted | None:
-    """Return the first rules; None if they cannot be read, and others are known."""
+    """Return the first rules; None if they cannot be read but earlier ones were sent."""
     try:
         return list(discoverer.initial_pattern_processors())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a user says of a side input: where its rows come from, and its policies."""
+"""Declaration of a side input: the source of its rows, and its policies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _POLICIES: Final = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A side input that has no name yet; made by ``side_map`` and its like.
+    """A side input without a name yet; made by ``side_map`` and similar functions.
 
     Attributes:
         source: a stream, a streaming DataFrame or a table.
-        kind: what functions see.
+        kind: the kind of view that functions see.
         settings: attributes of ``SideInput``.
     """
 
@@ -38,11 +38,7 @@ class Given:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def stream(self, name: str) -> Stream | None:
-        """Return its rows; None of a table.
-
-        Raises:
-            SideDefinitionError: the source is neither a stream nor a table.
-        """
+        """Return its stream, None for a table; raise SideDefinitionError for other sources."""
         from pe_agent.aligned import stream
 
         source = self.source
@@ -63,36 +59,30 @@ class Given:
         return stream(source)
 
     def define(self, name: str, stream: Stream | None) -> SideInput:
-        """Return its definition.
-
-        Args:
-            name: its name at the operator.
-            stream: its rows; None of a table.
-
-        Raises:
-            SideDefinitionError: a setting is not known.
-        """
+        """Return the definition; raise SideDefinitionError for an unknown or bad setting."""
         unknown = [one for one in self.settings if one not in _POLICIES]
         if unknown:
             raise SideDefinitionError(
                 name, f"{unknown[0]} is no setting", f"there are: {', '.join(_POLICIES)}"
             )
-        told = {**self.settings, "key": _as_tuple(self.settings.get("key"))}
-        if not isinstance(told.get("value"), str | None):
-            told["value"] = tuple(told["value"])
-        if isinstance(told.get("timeout"), str | timedelta):
-            micros = in_microseconds(told["timeout"])
+        policies = {**self.settings, "key": _as_tuple(self.settings.get("key"))}
+        if not isinstance(policies.get("value"), str | None):
+            policies["value"] = tuple(policies["value"])
+        if isinstance(policies.get("timeout"), str | timedelta):
+            micros = in_microseconds(policies["timeout"])
             if micros is None:
-                raise SideDefinitionError(name, f"{told['timeout']!r} is no timeout", FORMS)
-            told["timeout"] = micros / 1_000_000
+                raise SideDefinitionError(name, f"{policies['timeout']!r} is no timeout", FORMS)
+            policies["timeout"] = micros / 1_000_000
         if stream is None:
             assert isinstance(self.source, Table)  # noqa: S101 - what has no stream
             schema = self.source.schema
         else:
             schema = spark_to_arrow(stream.schema())
             if stream.event_time is not None:
-                told.setdefault("event_time", stream.event_time[0])
-        return SideInput(name=name, kind=self.kind, schema=schema, static=stream is None, **told)
+                policies.setdefault("event_time", stream.event_time[0])
+        return SideInput(
+            name=name, kind=self.kind, schema=schema, static=stream is None, **policies
+        )
 
 
 def _as_tuple(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -111,11 +101,11 @@ def side_singleton(source: Stream | Table | DataFrame, **settings: Any) -> Given
 
 
 def side_list(source: Stream | Table | DataFrame, **settings: Any) -> Given:
-    """All values, in the order in which they came.
+    """All values, in order of arrival.
 
     Args:
         source: as for ``side_singleton``.
-        settings: as there; ``update`` is ``append`` or ``replace``.
+        settings: as for ``side_singleton``; ``update`` is ``append`` or ``replace``.
     """
     return Given(source=source, kind="list", settings=settings)
 
@@ -127,8 +117,9 @@ def side_map(
 
     Args:
         source: as for ``side_singleton``.
-        key: the columns that are the key.
-        settings: as there; with ``keyed=True`` its rows lie with the main rows of their key.
+        key: the key columns.
+        settings: as for ``side_singleton``; ``keyed=True`` stores its rows in the buckets of the
+            main rows with the same key.
     """
     return Given(source=source, kind="map", settings={"key": key, **settings})
 
@@ -140,7 +131,7 @@ def side_multimap(
 
     Args:
         source: as for ``side_singleton``.
-        key: the columns that are the key.
+        key: the key columns.
         settings: as for ``side_map``; ``update`` is ``append`` or ``replace``.
     """
     return Given(source=source, kind="multimap", settings={"key": key, **settings})

@@ -1,4 +1,4 @@
-"""A stream with side inputs: what is done with main rows and their views.
+"""A stream with side inputs: the steps that combine main rows with their views.
 
 >>> sides = trades.with_side_inputs(rates=side_map(rates, key="currency"))  # doctest: +SKIP
 >>> sides.enrich("rates", on="currency").to_stream()  # doctest: +SKIP
@@ -54,9 +54,10 @@ GroupFunction = Callable[[tuple[Any, ...], tuple[int, int], pa.RecordBatch, View
 class SideInputs:
     """A stream and its side inputs; made by ``Stream.with_side_inputs``.
 
-    Each method but the last ones of a chain returns a new one. A chain ends with ``to_stream``,
-    ``map_batches``, ``join_view`` or ``apply``, which give the output ``out`` as a stream; ``late``
-    and ``errors`` are its other outputs. They take the settings of ``aligned.control_aware``.
+    ``options``, ``window`` and ``enrich`` return a new object. A chain ends with ``to_stream``,
+    ``map_batches``, ``join_view`` or ``apply``, which return the output ``out`` as a stream.
+    ``late`` and ``errors`` are its other outputs. These methods take the settings of
+    ``aligned.control_aware``.
     """
 
     main: Stream
@@ -64,15 +65,15 @@ class SideInputs:
     enrichments: tuple[Enrich, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    # -- what holds for it -------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------------
 
     def options(self, **settings: Any) -> SideInputs:
-        """Say how rows are taken, and how many may wait.
+        """Set how rows are ordered, and how many may wait.
 
         Args:
             settings: ``order``, ``event_time`` (of a stream behind an operator; else that of
                 ``with_watermark``), ``lateness``, ``max_waiting_rows``, ``max_waiting_bytes``: as
-                ``SideJoin`` has them.
+                in ``SideJoin``.
 
         Raises:
             SideDefinitionError: there is no such option.
@@ -109,13 +110,13 @@ class SideInputs:
         Args:
             name: the side input.
             on: main columns, in the order of its key; none for a singleton.
-            columns: which of its values; none for all.
+            columns: names of the values to add; none for all.
             names: other names for some of them.
             missing: a row without a value gets nulls, goes to ``errors``, or waits for its key.
-                None: of a map or multimap that is a stream it waits for 60 s at most, or as long
-                as ``timeout`` says; then it gets nulls, and is in ``late`` as well. Where the
-                content is complete, as that of a table is, it gets nulls at once.
-            version: a column for the version that the row has met.
+                None: for a map or multimap that is a stream the row waits for ``timeout``, by
+                default 60 s; then it gets nulls, and is also in ``late``. If the content is
+                complete, as that of a table is, it gets nulls at once.
+            version: name of a column for the version that the row was joined with.
         """
         one = Enrich(
             input=name,
@@ -128,7 +129,7 @@ class SideInputs:
         return replace(self, enrichments=(*self.enrichments, one))
 
     def stateless(self) -> StatelessInputs:
-        """Let rows meet tables where they are: no state, no shuffle, no order, nothing waits.
+        """Join rows with tables in place: no state, no shuffle, no order, no waiting.
 
         For side inputs that are all tables. The ends of its chain are ``to_stream``,
         ``map_batches`` and ``join_view``; see ``StatelessInputs``.
@@ -138,10 +139,10 @@ class SideInputs:
         return StatelessInputs(sides=self)
 
     def explain(self) -> list[str]:
-        """Return all that holds, defaults included, one sentence for each thing.
+        """Return all settings that apply, defaults included, one sentence for each.
 
         Raises:
-            SideDefinitionError: it could never work.
+            SideDefinitionError: the definition could never work.
         """
         join, _ = self._define()
         return self._explain_join(join)
@@ -156,14 +157,14 @@ class SideInputs:
     # -- ends of a chain ---------------------------------------------------------------------
 
     def to_stream(self, *, figures: bool = False, **settings: Any) -> OperatorStream:
-        """Return main rows with the columns that were added.
+        """Return main rows with the added columns.
 
         Args:
-            figures: one more output ``figures``: sizes and versions, and what rows wait for.
+            figures: add an output ``figures``: sizes and versions, and what rows wait for.
             settings: as for ``aligned.control_aware``: ``name``, ``buckets``, ``order_by`` …
 
         Raises:
-            SideDefinitionError, AlignedError: it could never work; nothing was started.
+            SideDefinitionError, AlignedError: the definition could never work; nothing was started.
         """
         return self._run(None, None, figures, settings)
 
@@ -179,17 +180,17 @@ class SideInputs:
         """Call a function on batches of main rows with their views.
 
         Args:
-            function: takes an Arrow batch of main rows of one window, with the columns that were
-                added, and views by name; returns batches, a table or nothing.
-            schema: columns of what it returns.
-            own_keys: it asks maps by those columns alone that ``enrich`` waits for, or not at all.
-                Then rows that wait for many keys are released together; else one key after the
-                other, because each has to see the map as it is when its key comes.
+            function: takes an Arrow batch of main rows of one window, with the added columns, and
+                views by name; returns batches, a table or nothing.
+            schema: columns of the result.
+            own_keys: the function reads maps only by the columns that ``enrich`` waits for, or not
+                at all. Then rows that wait for many keys are released together. Otherwise keys are
+                released one by one, because each row has to see the map as its key arrives.
             figures: as for ``to_stream``.
-            settings: as there.
+            settings: as for ``to_stream``.
 
         Raises:
-            SideDefinitionError, AlignedError: as there.
+            SideDefinitionError, AlignedError: as for ``to_stream``.
         """
         return self._run(
             OwnKeysFunction(function) if own_keys else function, schema, figures, settings
@@ -206,14 +207,14 @@ class SideInputs:
         """Call a function once for each key and window, with all rows, when the window has passed.
 
         Args:
-            function: takes the values of the key, first instant and end of the window in
-                microseconds, its rows, and views.
-            schema: columns of what it returns.
+            function: takes the key's values, first instant and end of the window in microseconds,
+                the rows, and the views.
+            schema: columns of the result.
             figures: as for ``to_stream``.
-            settings: as there.
+            settings: as for ``to_stream``.
 
         Raises:
-            SideDefinitionError, AlignedError: as there; or main rows have no windows.
+            SideDefinitionError, AlignedError: as for ``to_stream``; or main rows have no windows.
         """
         grouped = replace(self, settings={**self.settings, "grouped": True})
         return grouped._run(_GroupedFunction(function), schema, figures, settings)
@@ -235,15 +236,15 @@ class SideInputs:
         Args:
             view: the side input.
             on: main columns, in the order of its key.
-            columns: which of its values; none for all.
-            how: a row whose key has no value gets nulls, or is left out.
+            columns: names of the values to add; none for all.
+            how: a row whose key has no value gets nulls (``left``), or is left out (``inner``).
             missing: such a row first waits for its key, or does not, or goes to ``errors``; see
                 ``enrich``.
             figures: as for ``to_stream``.
-            settings: as there.
+            settings: as for ``to_stream``.
 
         Raises:
-            SideDefinitionError, AlignedError: as there.
+            SideDefinitionError, AlignedError: as for ``to_stream``.
         """
         wait = Enrich(input=view, on=_as_tuple(on), missing=missing, only_wait=True)
         sides = replace(self, enrichments=(*self.enrichments, wait))
@@ -264,16 +265,16 @@ class SideInputs:
             inputs.append(given.define(name, stream))
             if stream is not None:
                 streams[name] = stream
-        told = dict(self.settings)
+        options = dict(self.settings)
         if self.main.event_time is not None and not stateless:
-            told.setdefault("event_time", self.main.event_time[0])
+            options.setdefault("event_time", self.main.event_time[0])
         join = SideJoin(
             schema=spark_to_arrow(self.main.schema()),
             inputs=tuple(inputs),
             enrich=self.enrichments,
             key=self.main.key,
             stateless=stateless,
-            **told,
+            **options,
         )
         return join, streams
 
@@ -304,8 +305,8 @@ class SideInputs:
             **({METRICS_OUTPUT: FIGURES_SCHEMA} if emits_metrics else {}),
         }
         main = self._union_control(join, streams, tables)
-        told: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
-        return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **told)
+        operator_settings: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
+        return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **operator_settings)
 
     def _tables(self) -> dict[str, Table]:
         every = ((name, given.source) for name, given in self.sources.items())
@@ -314,7 +315,6 @@ class SideInputs:
     def _metrics_reporter(
         self, streams: Mapping[str, Stream], operator: str
     ) -> SideMetricsReporter | None:
-        """Return the way of figures to the agent; None if no stream is one of a PE."""
         every = (self.main, *streams.values())
         pe = next((one.pe for one in every if one.pe is not None), None)
         if pe is None:
@@ -325,22 +325,20 @@ class SideInputs:
     def _union_control(
         self, join: SideJoin, streams: Mapping[str, Stream], tables: Mapping[str, Table]
     ) -> Stream:
-        """Return the main stream with what is said to its tables, and ticks, beside it."""
+        """Return the main stream in union with the control of its tables, and ticks."""
         stores = {table.store.path: table.store for table in tables.values()}
-        beside = [store.stream(self.main.spark) for store in stores.values()]
-        every = [join.limit(one) for one in join.inputs]
-        every += [one.idle_after for one in (self.main, *streams.values())]
-        limits = [one for one in every if one is not None]
-        if streams or limits:  # also without a limit: one that is set later adds no source
+        extra = [store.stream(self.main.spark) for store in stores.values()]
+        candidates = [join.limit(one) for one in join.inputs]
+        candidates += [one.idle_after for one in (self.main, *streams.values())]
+        limits = [one for one in candidates if one is not None]
+        if streams or limits:  # even without a limit: setting one later must not add a source
             seconds = tick_seconds(min(limits)) if limits else 0.0
-            beside.append(tick_stream(self.main.spark, TickPlan(seconds=seconds, due=0)))
-        return reduce(lambda one, other: one.union(other), beside, self.main)
+            extra.append(tick_stream(self.main.spark, TickPlan(seconds=seconds, due=0)))
+        return reduce(lambda one, other: one.union(other), extra, self.main)
 
 
 @dataclass(frozen=True)
 class _GroupedFunction:
-    """Calls a function with key, window, rows and views."""
-
     function: GroupFunction
 
     def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
@@ -350,27 +348,19 @@ class _GroupedFunction:
 
 @dataclass(frozen=True)
 class OwnKeysFunction:
-    """Calls a function that asks maps by the keys alone for which rows wait."""
+    """Wrapper of a function that reads maps only by the keys for which rows wait."""
 
     function: Function
     own_keys: ClassVar[bool] = True
 
     def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
-        """Call it."""
+        """Call the function."""
         return self.function(batch, views)
 
 
 @dataclass(frozen=True)
 class RowJoiner:
-    """Main rows, each once for each value of its key.
-
-    Attributes:
-        name: the side input.
-        on: main columns.
-        fields: which values.
-        is_multimap: a key may have several.
-        is_inner: rows without a value are left out.
-    """
+    """Joins main rows with a map or multimap: each row once for each value of its key."""
 
     name: str
     on: tuple[str, ...]
@@ -393,7 +383,7 @@ class RowJoiner:
         return batch
 
     def _join_indices(self, lists: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Return the main row of each joined row, and the place of its value; null for none."""
+        """Return the index of the main row of each joined row, and of its value or null."""
         rows = pc.cast(pc.list_parent_indices(lists), pa.int64())
         places = pa.array(range(len(rows)), pa.int64())
         if self.is_inner:
@@ -413,13 +403,13 @@ def build_row_joiner(
     columns: Sequence[str],
     how: str,
 ) -> tuple[RowJoiner, pa.Schema]:
-    """Return what joins main rows with a side input, and the columns of its rows.
+    """Return the function that joins main rows with a side input, and the columns of its rows.
 
     Raises:
-        SideDefinitionError: it could never work.
+        SideDefinitionError: the join could never work.
     """
     side = join.input(name)
-    # Checked as enriching is, which asks for the same.
+    # An enrichment with the same arguments runs the same checks.
     one = Enrich(input=name, on=_as_tuple(on), columns=tuple(columns))
     build_layout(replace(join, enrich=(*join.enrich, one)))
     if side.kind not in ("map", "multimap") or how not in ("left", "inner"):

@@ -45,48 +45,48 @@ def sql(
 ) -> Stream:
     """Run the patterns of a statement on a stream.
 
-    The first column of ORDER BY is the event time, a second one orders rows of one time.
+    The first column of ORDER BY is the event time, a second one orders rows with equal times.
 
     Args:
         text: ``SELECT … FROM table MATCH_RECOGNIZE (…)``, or ``MATCH_RECOGNIZE_DYNAMIC``.
         tables: streams by the names that the text may use.
-        factories: discoverers, or what makes them, by the names that the text may use.
-        watermark: how much later rows may come, if the stream does not say so.
+        factories: discoverers, or their factories, by the names that the text may use.
+        watermark: how much later rows may arrive, if the stream has no watermark.
         control: as for `pattern_processors`; a dynamic statement needs it.
         functions: what rules may name.
         settings: ``name`` and ``buckets``; of a dynamic statement all of `pattern_processors`.
 
     Returns:
-        The columns that the text selects, a row for each match. Of a dynamic statement the matches
-        as `pattern_processors` gives them: a `PatternStream`.
+        The columns that the text selects, a row for each match. For a dynamic statement the matches
+        of `pattern_processors`: a `PatternStream`.
 
     Raises:
-        RowPatternError: it cannot be read, is outside of the subset, or names what is not there.
+        RowPatternError: it cannot be read, is outside of the subset, or names something unknown.
         PatternError: it can be read, but the pattern contradicts itself.
-        AlignedError: something does not fit; nothing was started.
+        AlignedError: an argument does not fit; nothing was started.
     """
-    found = read_row_pattern(text, tables=tables, factories=factories or {})
-    given = tables[found.table]
-    stream = given if isinstance(given, Stream) else aligned.stream(given)
-    order, more = found.order[0], found.order[1:]
+    query = read_row_pattern(text, tables=tables, factories=factories or {})
+    table = tables[query.table]
+    stream = table if isinstance(table, Stream) else aligned.stream(table)
+    order, more = query.order[0], query.order[1:]
     if len(more) > 1:
         raise AlignedError(
-            f"ORDER BY names {', '.join(found.order)}: the event time, and one column more at most."
+            f"ORDER BY names {', '.join(query.order)}: the event time, and one column more at most."
         )
     fitted: dict[str, Any] = {
         **settings,
-        "key": found.key,
+        "key": query.key,
         "event_time": order,
         "tie_break": next(iter(more), None),
         "watermark": watermark,
     }
-    if isinstance(found, DynamicRowPattern):
-        return _run_dynamic(found, stream, factories or {}, fitted, control, functions)
-    function = _match_function(found, spark_to_arrow(stream.schema()))
-    rule = PatternProcessor(id=found.table, version=1, pattern=found.pattern, function=ROWS)
+    if isinstance(query, DynamicRowPattern):
+        return _run_dynamic(query, stream, factories or {}, fitted, control, functions)
+    function = _match_function(query, spark_to_arrow(stream.schema()))
+    rule = PatternProcessor(id=query.table, version=1, pattern=query.pattern, function=ROWS)
     named = {**(functions or {}), ROWS: function}
     made = pattern(stream, rule, functions=named, timeouts=False, **fitted)
-    return made[ROWS].select(*(found.columns or function.schema.names))
+    return made[ROWS].select(*(query.columns or function.schema.names))
 
 
 def _run_dynamic(
@@ -104,21 +104,20 @@ def _run_dynamic(
     made = pattern_processors(
         stream, factories[statement.factory], control=control, functions=functions, **settings
     )
-    lost = [name for name in statement.columns if name not in made.schema().names]
-    if lost:
+    unknown = [name for name in statement.columns if name not in made.schema().names]
+    if unknown:
         made.processors.close()
         raise AlignedError(
-            f"SELECT names {lost[0]}, and the columns of matches are"
+            f"SELECT names {unknown[0]}, and the columns of matches are"
             f" {', '.join(made.schema().names)}."
         )
     return made.select(*statement.columns) if statement.columns else made
 
 
 def _match_function(statement: RowPattern, columns: pa.Schema) -> MatchFunction:
-    """Return what makes the row of a match: the key, then the measures."""
-    lost = [name for name in statement.key if name not in columns.names]
-    if lost:
-        raise AlignedError(f"PARTITION BY names {lost[0]}, which is no column.")
+    unknown = [name for name in statement.key if name not in columns.names]
+    if unknown:
+        raise AlignedError(f"PARTITION BY names {unknown[0]}, which is no column.")
     schema = pa.schema(
         [
             *(columns.field(name) for name in statement.key),
@@ -141,7 +140,6 @@ def _match_function(statement: RowPattern, columns: pa.Schema) -> MatchFunction:
 
 
 def _match_events(match: MatchedEvents, order: tuple[str, ...]) -> dict[str, list[Event]]:
-    """Return the rows of a match as events whose numbers are their order."""
     rows = [(stage, row) for stage, rows in match.events.items() for row in rows]
     ranks = sorted(range(len(rows)), key=lambda at: tuple(rows[at][1][name] for name in order))
     seqs = {at: seq for seq, at in enumerate(ranks)}
@@ -152,11 +150,7 @@ def _match_events(match: MatchedEvents, order: tuple[str, ...]) -> dict[str, lis
 
 
 def _measure_type(measure: Measure, columns: pa.Schema) -> pa.DataType:
-    """Return the type of a measure.
-
-    Raises:
-        AlignedError: it is of a column that the stream does not have.
-    """
+    """Return a measure's type; raise AlignedError for a missing column, or a sum of no numbers."""
     if measure.function in _FIXED_TYPES:
         return _FIXED_TYPES[measure.function]
     if measure.field is None or measure.field not in columns.names:

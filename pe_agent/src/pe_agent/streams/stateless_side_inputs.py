@@ -1,4 +1,4 @@
-"""Side inputs that are all tables, met by main rows where they are: one step without state.
+"""Side inputs that are all tables, joined with main rows in place: one step without state.
 
 >>> sides = trades.with_side_inputs(rates=side_map(table, key="currency"))  # doctest: +SKIP
 >>> sides.stateless().enrich("rates", on="currency").to_stream().to_df()  # doctest: +SKIP
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StatelessInputs:
-    """A stream and the tables that its rows meet; made by ``SideInputs.stateless``.
+    """A stream and the tables that its rows are joined with; made by ``SideInputs.stateless``.
 
-    Rows are mapped in the tasks that have them. A row sees what it would see in an operator with
-    state, null keys and defaults included. All tasks of a micro-batch see one version of each
-    table, the newest when the first row met it; so does each replay of the micro-batch, whatever
-    has become of the table. Control tuples of the main stream keep their places; ``SideRefresh``
-    and ``SideVersion`` among them go on and do nothing here.
-
-    There are no windows, no order, no waiting, no output ``errors`` or ``late``: what needs them
-    is refused. A checkpoint has no state of it, and cannot be that of a query that has.
+    - Rows are mapped in the tasks that have them. A row sees what it would see in an operator with
+      state, null keys and defaults included.
+    - All tasks of a micro-batch see one version of each table: the newest when its first row is
+      joined. Each replay of the micro-batch sees the same version, whatever became of the table.
+    - Control tuples of the main stream keep their places; ``SideRefresh`` and ``SideVersion`` pass
+      without effect.
+    - There are no windows, no order, no waiting, no output ``errors`` or ``late``: what needs them
+      is refused.
+    - Its checkpoint has no state, and cannot be shared with a query that has state.
 
     Attributes:
-        sides: the definition; what is not for rows without state is refused at the end of a chain.
+        sides: the definition; what needs state is refused at the end of a chain.
     """
 
     sides: SideInputs
@@ -60,10 +61,10 @@ class StatelessInputs:
         Args:
             name: the side input.
             on: main columns, in the order of its key; none for a singleton.
-            columns: which of its values; none for all.
+            columns: names of the values to add; none for all.
             names: other names for some of them.
             missing: a row without a value gets nulls, or the default; others are refused.
-            version: a column for the version that the row has met.
+            version: name of a column for the version that the row was joined with.
         """
         made = self.sides.enrich(
             name, on=on, columns=columns, names=names, missing=missing, version=version
@@ -71,24 +72,24 @@ class StatelessInputs:
         return replace(self, sides=made)
 
     def explain(self) -> list[str]:
-        """Return all that holds, defaults included, one sentence for each thing.
+        """Return all settings that apply, defaults included, one sentence for each.
 
         Raises:
-            SideDefinitionError: it could never work.
+            SideDefinitionError: the definition could never work.
         """
         return self.sides._explain_join(self._define())
 
     # -- ends of a chain ---------------------------------------------------------------------
 
     def to_stream(self, *, name: str = NAME, **settings: Any) -> Stream:
-        """Return main rows with the columns that were added.
+        """Return main rows with the added columns.
 
         Args:
-            name: under which the agent of the job is told sizes and versions.
+            name: name under which sizes and versions are reported to the job's agent.
             settings: none; those of an operator with state are refused.
 
         Raises:
-            SideDefinitionError: it could never work; nothing was started.
+            SideDefinitionError: the definition could never work; nothing was started.
         """
         return self._run(None, None, name, settings)
 
@@ -98,14 +99,14 @@ class StatelessInputs:
         """Call a function on batches of main rows with their views.
 
         Args:
-            function: takes an Arrow batch of main rows, with the columns that were added, and views
-                by name; returns batches, a table or nothing.
-            schema: columns of what it returns.
+            function: takes an Arrow batch of main rows, with the added columns, and views by name;
+                returns batches, a table or nothing.
+            schema: columns of the result.
             name: as for ``to_stream``.
-            settings: as there.
+            settings: as for ``to_stream``.
 
         Raises:
-            SideDefinitionError, AlignedError: as there.
+            SideDefinitionError, AlignedError: as for ``to_stream``.
         """
         return self._run(function, schema, name, settings)
 
@@ -125,41 +126,29 @@ class StatelessInputs:
         Args:
             view: the side input.
             on: main columns, in the order of its key.
-            columns: which of its values; none for all.
-            how: a row whose key has no value gets nulls, or is left out.
+            columns: names of the values to add; none for all.
+            how: a row whose key has no value gets nulls (``left``), or is left out (``inner``).
             name: as for ``to_stream``.
-            settings: as there.
+            settings: as for ``to_stream``.
 
         Raises:
-            SideDefinitionError, AlignedError: as there.
+            SideDefinitionError, AlignedError: as for ``to_stream``.
         """
         join_rows, schema = build_row_joiner(self._define(), view, on, columns, how)
         return self._run(join_rows, schema, name, settings)
 
     def window(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse windows.
-
-        Raises:
-            SideDefinitionError: always.
-        """
+        """Refuse windows: always raises SideDefinitionError."""
         raise _stateless_error("window cuts rows that are kept in state", "leave it out")
 
     def apply(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse groups of rows.
-
-        Raises:
-            SideDefinitionError: always.
-        """
+        """Refuse groups of rows: always raises SideDefinitionError."""
         raise _stateless_error(
             "apply needs all rows of a window, kept in state", "take map_batches"
         )
 
     def options(self, **settings: Any) -> NoReturn:
-        """Refuse options: they say how rows wait, and in which order.
-
-        Raises:
-            SideDefinitionError: always.
-        """
+        """Refuse options, which set how rows wait: always raises SideDefinitionError."""
         raise _stateless_error(
             f"{_first_name(settings)} is for rows that wait", "leave options out"
         )
@@ -186,13 +175,13 @@ class StatelessInputs:
         tables = self.sides._tables()
         for side in join.inputs:
             tables[side.name].bind_stateless(side)
-        meeting = PartitionJoiner(
+        joiner = PartitionJoiner(
             join=join,
             function=function,
             tables=cached_tables_for(tables),
             reporter=self.sides._metrics_reporter({}, name),
         )
-        return self.sides.main.map_batches(meeting, made)
+        return self.sides.main.map_batches(joiner, made)
 
 
 def _first_name(settings: Mapping[str, Any]) -> str:

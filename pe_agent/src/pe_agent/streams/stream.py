@@ -1,4 +1,4 @@
-"""A streaming DataFrame with control tuples in it, which no operation of Spark's can lose.
+"""A streaming DataFrame with control tuples in it that no Spark operation can lose.
 
 >>> stream = pe.aligned(frame).key_by("symbol")  # doctest: +SKIP
 >>> alerts = stream.where("price > 0").control_aware(Multiply)  # doctest: +SKIP
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 HIDDEN_COLUMNS = (SEQ, CONTROL)
 MAX_IDLE_SECONDS = 100_000_000_000
-"""Seconds that a time may have: about 3,000 years."""
+"""Upper bound of ``idle`` in seconds: about 3,000 years."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class RowsFrame:
     """A frame of rows.
 
     Attributes:
-        frame: the user's columns, ``_seq``, and ``_control`` if it is mixed.
-        mixed: control rows are among the rows.
-        ranks: of how many frames it is a union.
+        frame: the user's columns, ``_seq``, and ``_control`` if the frame is mixed.
+        mixed: whether control rows are among the rows.
+        ranks: number of frames of which it is a union.
         row_filter: filter of the rows that an operator on them has to see; None for all.
     """
 
@@ -77,14 +77,14 @@ class RowsFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFrame:
-    """What one output of an operator emits."""
+    """The rows and control tuples of one output of an operator."""
 
     frame: DataFrame
     output: str
     columns: StructType
 
     def select_output(self) -> DataFrame:
-        """Return its rows alone, notes among them."""
+        """Return the frame of this output, including progress rows."""
         from pyspark.sql import functions
 
         return self.frame.where(
@@ -96,7 +96,7 @@ class OutputFrame:
         return self.columns
 
     def rows(self) -> RowsFrame:
-        """Return it as rows."""
+        """Return the output as rows with control rows among them."""
         read = OutputRowsReader(output=self.output, schema=spark_to_arrow(self.columns))
         frame = self.select_output().mapInArrow(read, mixed_schema(self.columns))
         return RowsFrame(frame=frame, mixed=True)
@@ -104,11 +104,11 @@ class OutputFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlFrame:
-    """A frame of control rows that travels beside the rows.
+    """A frame of control rows, separate from the frame of rows.
 
     Attributes:
-        frame: the column ``_control``, and ``_seq`` if it has been among rows.
-        immediate: what becomes of ``IMMEDIATE`` tuples in it.
+        frame: the column ``_control``, and ``_seq`` if the control rows were among rows.
+        immediate: how ``IMMEDIATE`` tuples in it are handled.
     """
 
     frame: DataFrame
@@ -127,9 +127,9 @@ class ControlFrame:
 class Stream:
     """A stream of rows and control tuples.
 
-    Made by ``PE.subscribe`` with ``control``, ``PE.aligned``, ``aligned.streams`` and
-    ``aligned.control_stream``; each method returns a new one. Control tuples go around or through
-    every method, in their window.
+    Made by ``PE.subscribe`` with ``control``, ``PE.aligned``, ``aligned.stream`` and
+    ``aligned.control_stream``; each method returns a new one. Control tuples bypass or pass
+    through every method, and stay in their window.
     """
 
     spark: SparkSession
@@ -146,7 +146,7 @@ class Stream:
     # -- operations on rows ------------------------------------------------------------------
 
     def where(self, condition: str | Column) -> Stream:
-        """Keep the rows for which a condition is true; control goes on.
+        """Keep the rows for which a condition is true; control tuples pass.
 
         Raises:
             AlignedError: it calls a Python function, and control tuples are among the rows.
@@ -154,17 +154,17 @@ class Stream:
         from pyspark.sql import functions
 
         rows = self._as_rows("where")
-        found = functions.expr(condition) if isinstance(condition, str) else condition
+        predicate = functions.expr(condition) if isinstance(condition, str) else condition
         if rows.mixed:
-            found = functions.col(CONTROL).isNotNull() | found
-        frame = rows.frame.where(found)
+            predicate = functions.col(CONTROL).isNotNull() | predicate
+        frame = rows.frame.where(predicate)
         _check_functions("where", frame, rows)
         return self._with_frame(rows, frame)
 
     filter = where
 
     def select(self, *chosen: str | Column) -> Stream:
-        """Choose and compute columns, row by row; control goes on.
+        """Choose and compute columns, row by row; control tuples pass.
 
         Raises:
             AlignedError: an expression makes several rows of one, or one of several, or calls a
@@ -172,21 +172,21 @@ class Stream:
         """
         rows = self._as_rows("select")
         names = rows.frame.drop(*HIDDEN_COLUMNS).columns
-        given: list[Any] = []
+        columns: list[Any] = []
         for one in chosen:
-            given += names if isinstance(one, str) and one == "*" else [one]
+            columns += names if isinstance(one, str) and one == "*" else [one]
         hidden = [name for name in HIDDEN_COLUMNS if name in rows.frame.columns]
-        made = self._project("select", rows, lambda frame: frame.select(*given, *hidden))
+        projected = self._project("select", rows, lambda frame: frame.select(*columns, *hidden))
         if not rows.mixed:
-            return made
-        guarded = [column for one in given for column in _guard_selection(one, rows.frame)]
+            return projected
+        guarded = [column for one in columns for column in _guard_selection(one, rows.frame)]
         return self._with_frame(rows, rows.frame.select(*guarded, *hidden))
 
     def with_columns(self, made: Mapping[str, Column]) -> Stream:
-        """Add or replace columns, row by row; control goes on.
+        """Add or replace columns, row by row; control tuples pass.
 
         Raises:
-            AlignedError: as for ``select``.
+            AlignedError: as for ``select``, or a name is reserved.
         """
         rows = self._as_rows("with_columns")
         for name in made:
@@ -195,35 +195,35 @@ class Stream:
                     f"with_columns would set {name}: names that begin with {', '.join(RESERVED)}"
                     " are reserved. Take another."
                 )
-        found = self._project("with_columns", rows, lambda frame: frame.withColumns(dict(made)))
+        projected = self._project("with_columns", rows, lambda frame: frame.withColumns(dict(made)))
         if not rows.mixed:
-            return found
+            return projected
         guarded = {name: _null_in_control(column) for name, column in made.items()}
         return self._with_frame(rows, rows.frame.withColumns(guarded))
 
     def map_batches(self, function: BatchFunction, schema: Columns | None = None) -> Stream:
-        """Call a function on Arrow batches of rows; control stays in its place between them.
+        """Call a function on Arrow batches of rows; control keeps its position between them.
 
         Args:
             function: takes a batch, returns one or several, with any number of rows.
-            schema: columns of what it returns; None for those that it is given.
+            schema: columns of the result; None for the columns of its argument.
         """
         rows = self._as_rows("map_batches")
-        made = parse_columns(rows.schema() if schema is None else schema)
-        on = BatchMapper(function=function, schema=spark_to_arrow(made))
-        frame = rows.frame.mapInArrow(on, mixed_schema(made))
+        columns = parse_columns(rows.schema() if schema is None else schema)
+        mapper = BatchMapper(function=function, schema=spark_to_arrow(columns))
+        frame = rows.frame.mapInArrow(mapper, mixed_schema(columns))
         return replace(self, data=RowsFrame(frame=frame, mixed=True))
 
     @property
     def has_control_log(self) -> bool:
-        """Whether tuples of ``PE.send_control`` come by it."""
+        """Whether the stream carries the tuples of ``PE.send_control``."""
         return self.carrier is not None
 
     def without_control_log(self) -> Stream:
         """Return the stream of an import without tuples of ``PE.send_control``.
 
         Raises:
-            AlignedError: it is open with them already.
+            AlignedError: the import is already open with them.
         """
         if self.carrier is not None and not isinstance(self.data, ImportFrame):
             raise AlignedError(
@@ -233,25 +233,25 @@ class Stream:
         return replace(self, carrier=None)
 
     def union(self, *others: Stream) -> Stream:
-        """Put streams together: rows of the first stand before those of the next in each window.
+        """Union streams: in each window, rows of the first precede those of the next.
 
         A stream of control alone may be among them; it needs no columns.
 
         Raises:
             AlignedError: the columns or keys differ, or there are too many streams.
         """
-        found = self
+        united = self
         for other in others:
-            found = _union_two(found, other)
-        return found
+            united = _union_two(united, other)
+        return united
 
     def through(
         self, function: Callable[[DataFrame], DataFrame], *, immediate: str = "end"
     ) -> Stream:
-        """Call a function on the rows as a DataFrame; control goes around and joins its window.
+        """Call a function on the rows as a DataFrame; control bypasses it and rejoins its window.
 
-        For code that knows nothing of control. ``END_WINDOW``, ``BEGIN`` and ``AT_TIME`` tuples
-        lose nothing. ``IMMEDIATE`` tuples have no place between rows that are new.
+        For code that does not handle control tuples. ``END_WINDOW``, ``BEGIN`` and ``AT_TIME``
+        tuples lose nothing. ``IMMEDIATE`` tuples lose their position, because the rows are new.
 
         Args:
             function: takes and returns a streaming DataFrame.
@@ -259,28 +259,31 @@ class Stream:
                 their emission, or ``refuse`` them: the query fails at the first one.
 
         Raises:
-            AlignedError: what it returns is no streaming DataFrame, or has a reserved column.
+            AlignedError: the function returns no streaming DataFrame, or one with a reserved
+                column.
         """
         if immediate not in ("refuse", "end"):
             raise AlignedError(f"immediate is {immediate!r}: it has to be 'refuse' or 'end'.")
         way = AT_END if immediate == "end" else REFUSE
         rows = self._as_rows("through")
-        beside = tuple(replace(one, immediate=way) for one in self.control_frames)
+        control_frames = tuple(replace(one, immediate=way) for one in self.control_frames)
         if rows.mixed:
-            told = rows.frame.where(f"{CONTROL} IS NOT NULL").select(SEQ, CONTROL)
-            beside = (*beside, ControlFrame(frame=told, immediate=way))
+            control_rows = rows.frame.where(f"{CONTROL} IS NOT NULL").select(SEQ, CONTROL)
+            control_frames = (*control_frames, ControlFrame(frame=control_rows, immediate=way))
         made: Any = function(self._without_control(rows))
         if not getattr(made, "isStreaming", False):
             raise AlignedError(
                 f"the function of through gave {type(made).__name__}: it has to return a streaming"
                 " DataFrame, made of the one that it is given."
             )
-        return replace(self, data=RowsFrame(frame=add_sequence(made)), control_frames=beside)
+        return replace(
+            self, data=RowsFrame(frame=add_sequence(made)), control_frames=control_frames
+        )
 
     # -- operators ---------------------------------------------------------------------------
 
     def key_by(self, *names: str) -> Stream:
-        """Say which columns decide the bucket, for the next operator.
+        """Set the columns that decide the bucket, for the next operator.
 
         Raises:
             AlignedError: there is no such column.
@@ -291,18 +294,18 @@ class Stream:
     def with_watermark(
         self, column: str, delay: Duration, *, idle: Duration | None = None
     ) -> Stream:
-        """Say which column is the event time, and how much later rows may come.
+        """Set the event time column, and how much later rows may arrive.
 
         Args:
             column: a timestamp.
             delay: a duration, as ``10 seconds``, ``10s`` or a timedelta.
-            idle: a duration by the clock without a row, after which the stream no longer holds the
-                time of the operator's other inputs; None for never. Rows that come then may be
-                late.
+            idle: a duration of wall-clock time without a row, after which the stream no longer
+                holds back the time of the operator's other inputs; None for never. Rows that arrive
+                after that may be late.
 
         Raises:
-            AlignedError: there is no such column, it is no time, or an operator was before; or
-                ``delay`` or ``idle`` is no duration.
+            AlignedError: there is no such column, it is no timestamp, or the stream is behind an
+                operator; or ``delay`` or ``idle`` is no valid duration.
         """
         self._check_columns([column], "event time")
         micros = in_microseconds(delay)
@@ -323,7 +326,7 @@ class Stream:
                 f"a stream cannot be idle after {shown}: give more than 0 seconds, at most"
                 f" {MAX_IDLE_SECONDS:,}, or leave idle out."
             )
-        milliseconds = -(-micros // 1000)  # of which Spark's watermark is made
+        milliseconds = -(-micros // 1000)  # the unit of Spark's watermark
         return replace(
             self,
             event_time=(column, f"{milliseconds} milliseconds"),
@@ -331,17 +334,17 @@ class Stream:
         )
 
     def control_aware(self, operator: Callable[[], Any], **settings: Any) -> OperatorStream:
-        """Run an operator with one input on this stream; see ``operators.control_aware``."""
+        """Run an operator with one input on this stream; see ``aligned.control_aware``."""
         from pe_agent.streams.operator_stream import control_aware
 
         return control_aware(operator, self, **settings)
 
     def with_side_inputs(self, **inputs: Given) -> SideInputs:
-        """Let rows meet other streams and tables; see ``pe_agent.side``.
+        """Join rows with other streams and tables; see ``pe_agent.side``.
 
         Args:
-            inputs: by the names under which functions ask for them; their order is the order at
-                equal places. Made by ``side_map`` and its like.
+            inputs: side inputs by the names that functions use, made by ``side_map`` and similar
+                functions. Their order decides at equal positions.
         """
         from pe_agent.streams.side_inputs import SideInputs
 
@@ -350,17 +353,17 @@ class Stream:
     # -- ends --------------------------------------------------------------------------------
 
     def schema(self) -> StructType:
-        """Return the columns of its rows."""
+        """Return the columns of the rows."""
         return self._require_data("a schema").schema()
 
     def to_df(self, *, again: bool = False) -> DataFrame:
         """Return the rows as a streaming DataFrame, without control.
 
         Args:
-            again: the operators behind it may run in another query as well.
+            again: the operators upstream may run in another query as well.
 
         Raises:
-            AlignedError: an operator behind it has been given to a query already.
+            AlignedError: an operator upstream is already used by a query.
         """
         data = self._require_data("rows")
         self.mark_used(again=again)
@@ -384,11 +387,11 @@ class Stream:
         Args:
             port: name of the export port.
             checkpoint: directory of the query's checkpoint.
-            again: the operators behind it may run in another query as well.
+            again: the operators upstream may run in another query as well.
             trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
             query_name: name of the query.
             redeclare: overwrite the Export that exists.
-            settings: of the export, as ``PE.publish`` has them.
+            settings: settings of the export, as for ``PE.publish``.
 
         Raises:
             AlignedError: the stream was made without a PE, or ``to_df`` refuses.
@@ -416,11 +419,7 @@ class Stream:
         )
 
     def mark_used(self, *, again: bool) -> None:
-        """Note that a query is made of it.
-
-        Raises:
-            AlignedError: an operator behind it has been given to a query already.
-        """
+        """Record that a query is made of the stream; raise AlignedError as ``to_df`` does."""
         taken = [node.name for node in self.nodes.values() if node.is_used]
         if taken and not again:
             raise AlignedError(
@@ -433,11 +432,7 @@ class Stream:
             starts.allow_query(self.spark, node.mark)
 
     def require_pe(self, what: str) -> PE:
-        """Return the PE that it was made with.
-
-        Raises:
-            AlignedError: there is none.
-        """
+        """Return the PE of the stream; raise AlignedError if it was made without one."""
         if self.pe is None:
             raise AlignedError(f"{what} needs a PE: make the stream with pe.aligned(frame).")
         return self.pe
@@ -513,16 +508,16 @@ class Stream:
 
 
 def _null_in_control(column: Column) -> Column:
-    """Return a column that is computed for rows of data only; it is null in control rows."""
+    """Return a column that is computed for data rows only; it is null in control rows."""
     from pyspark.sql import functions
 
     return functions.when(functions.col(CONTROL).isNull(), column)
 
 
 def _guard_selection(selected: str | Column, frame: DataFrame) -> list[Any]:
-    """Return what a selection stands for, computed for rows of data only.
+    """Return the columns of a selection, computed for data rows only.
 
-    A name, and a star, compute nothing.
+    A name or a star computes nothing and is returned unchanged.
     """
     from pyspark.errors import AnalysisException
 
@@ -538,18 +533,18 @@ def _guard_selection(selected: str | Column, frame: DataFrame) -> list[Any]:
 
 
 def _check_functions(what: str, projection: DataFrame, rows: RowsFrame) -> None:
-    """Refuse what Spark would do to control rows: call a Python function with their nulls."""
-    found = python_functions(projection, rows.frame) if rows.mixed else []
-    if found:
+    """Raise on a Python function if control rows are mixed in: Spark would pass their nulls."""
+    called = python_functions(projection, rows.frame) if rows.mixed else []
+    if called:
         raise AlignedError(
-            f"{what} calls the Python function {found[0]}, and control tuples are among the rows:"
+            f"{what} calls the Python function {called[0]}, and control tuples are among the rows:"
             " Spark would call it for them, too, with None in all columns. Call it with map_batches"
             " or through(lambda frame: …), which have the rows alone."
         )
 
 
 def select_output_rows(frame: DataFrame, output: str, columns: StructType) -> DataFrame:
-    """Return the rows of one output, of what an operator emits."""
+    """Return the rows of one output from an operator's frame."""
     from pyspark.sql import functions
 
     rows = frame.where((functions.col("output") == output) & (functions.col("kind") == ROWS))
@@ -595,7 +590,7 @@ def _union_two(left: Stream, right: Stream) -> Stream:
 
 
 def stream(frame: DataFrame, *, pe: PE | None = None) -> Stream:
-    """Take up a streaming DataFrame; its rows are in the order of tasks and of rows in them.
+    """Return a streaming DataFrame as a stream; rows are ordered by task, then within the task.
 
     Args:
         frame: a streaming DataFrame.
@@ -617,16 +612,16 @@ def _union_data(left: Stream, right: Stream) -> RowsFrame | ImportFrame:
             f" {_describe_columns(high)}: select the"
             " same, with the same types."
         )
-    found = (left.data, right.data)
-    if isinstance(found[0], ImportFrame) and isinstance(found[1], ImportFrame):
-        imports = (*found[0].imports, *found[1].imports)
+    frames = (left.data, right.data)
+    if isinstance(frames[0], ImportFrame) and isinstance(frames[1], ImportFrame):
+        imports = (*frames[0].imports, *frames[1].imports)
         _check_ranks(len(imports))
         return ImportFrame(imports=imports)
     return _union_rows(left._as_rows("union"), right._as_rows("union"))
 
 
 def _check_ranks(ranks: int) -> None:
-    most = (1 << RANK_BITS) - 1  # the last rank is for what comes behind all rows
+    most = (1 << RANK_BITS) - 1  # the last rank is reserved for what follows all rows
     if ranks > most:
         raise AlignedError(f"a union of {ranks} streams: there can be {most}.")
 

@@ -1,8 +1,7 @@
-"""Calls to an agent over Flight: small JSON actions, rows in, rows out.
+"""Flight client of an agent: JSON actions, rows in, rows out.
 
-Used by the driver, by Spark's Python workers and by other agents. A client is kept per process
-and address while it is used, because workers are reused and opening a connection costs a
-millisecond.
+The driver, Spark's Python workers and other agents use it. Connections are cached per process and
+address, because workers are reused and opening one costs a millisecond.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # A frozen agent or a lost node answers no ping: rows that are being sent come to an end, too.
+    # A frozen agent or lost node answers no ping; this ends sends in progress, too.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 30_000),
-    # The reason of a refusal comes as metadata; of 400 columns it is larger than what gRPC takes.
+    # A refusal is sent as metadata; for 400 columns it exceeds gRPC's default limit.
     ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
 ]
@@ -41,16 +40,14 @@ AUTHORIZATION = "authorization"
 STALL_SECONDS = 60.0
 
 _TlsMaterial: TypeAlias = "tuple[bytes | None, tuple[bytes, bytes] | None]"
-"""What a connection is made with: the certificates to trust, and the own chain and key."""
+"""Trusted certificates, and own chain and key of a connection."""
 
 IDLE_SECONDS = 600.0
-"""For how long a connection that nobody uses is kept: agents move, and come to other addresses."""
+"""Time after which an unused connection is dropped: agents move to other addresses."""
 
 
 @dataclass(slots=True)
 class _CachedClient:
-    """A client that is kept: what it was made with, and when it was used last."""
-
     tls_material: _TlsMaterial
     client: flight.FlightClient
     last_used: float
@@ -61,12 +58,12 @@ _trust: AgentTrust | None = None
 
 
 def bearer(token: str) -> str:
-    """Return the value of the header that has an agent's token."""
+    """Return the ``Authorization`` value for an agent's token."""
     return f"Bearer {token}"
 
 
 def trust_in_process(trust: AgentTrust) -> None:
-    """Say whom all clients of this process trust that are not told otherwise."""
+    """Set the default trust settings of all clients in this process."""
     global _trust
     _trust = trust
 
@@ -80,24 +77,24 @@ def _process_trust() -> AgentTrust:
 
 def _client(location: str, trust: AgentTrust) -> flight.FlightClient:
     anchors = trust.anchors_for(location)
-    with_ = (anchors, None if anchors is None else trust.pair())
+    tls_material = (anchors, None if anchors is None else trust.pair())
     key, now = (os.getpid(), location), time.monotonic()
-    found = _clients.get(key)
-    if found is None or found.tls_material != with_:
+    cached = _clients.get(key)
+    if cached is None or cached.tls_material != tls_material:
         _drop_idle(now)
-        found = _clients[key] = _CachedClient(with_, _connect(location, *with_), now)
-    found.last_used = now
-    return found.client
+        cached = _clients[key] = _CachedClient(tls_material, _connect(location, *tls_material), now)
+    cached.last_used = now
+    return cached.client
 
 
 def _drop_idle(now: float) -> None:
-    """Forget the connections of this process that nobody has used for long.
+    """Drop the idle connections of this process.
 
-    A call that is under way has its own hold on one. Those of a parent process are left alone:
-    they cannot be ended here.
+    A call in progress keeps its connection open. Connections of a parent process are left alone:
+    they cannot be closed here.
     """
-    for key, kept in _clients.copy().items():
-        if key[0] == os.getpid() and now > kept.last_used + IDLE_SECONDS:
+    for key, cached in _clients.copy().items():
+        if key[0] == os.getpid() and now > cached.last_used + IDLE_SECONDS:
             _clients.pop(key, None)
 
 
@@ -118,7 +115,7 @@ def _connect(
 
 
 class _StallWatchdog:
-    """Ends reads that bring nothing for too long: gRPC itself never gives up on a frozen peer."""
+    """Cancels stalled reads: gRPC itself never gives up on a frozen peer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -126,7 +123,7 @@ class _StallWatchdog:
         self._running = False
 
     def watch(self, read: int, seconds: float, cancel: Callable[[], None]) -> None:
-        """Note that a read has moved on; ``cancel`` ends it after ``seconds`` of silence."""
+        """Record progress of a read; call ``cancel`` after ``seconds`` without progress."""
         with self._lock:
             self._last_progress[read] = (time.monotonic(), seconds, cancel)
             if not self._running:
@@ -134,7 +131,7 @@ class _StallWatchdog:
                 threading.Thread(target=self._run, daemon=True, name="stalled reads").start()
 
     def forget(self, read: int) -> None:
-        """The read has ended."""
+        """Stop watching a read that has ended."""
         with self._lock:
             self._last_progress.pop(read, None)
 
@@ -147,7 +144,7 @@ class _StallWatchdog:
                     return
                 now = time.monotonic()
                 late = [
-                    (r, c) for r, (at, most, c) in self._last_progress.items() if now - at > most
+                    (r, c) for r, (at, limit, c) in self._last_progress.items() if now - at > limit
                 ]
                 for read, _ in late:
                     del self._last_progress[read]
@@ -159,12 +156,10 @@ _stalls = _StallWatchdog()
 
 
 class AgentClient:
-    """One agent, by its address.
+    """One agent, by its address ``grpc+tcp://host:port`` or ``grpc+tls://host:port``.
 
-    Args:
-        location: ``grpc+tcp://host:port``, or ``grpc+tls://host:port``.
-        token: the agent's own token; needed for everything but what other agents may ask.
-        trust: whose certificates hold; default what holds in this process.
+    ``token`` is the agent's own; it is required for all but other agents' requests. ``trust``
+    defaults to that of this process.
     """
 
     def __init__(self, location: str, token: str = "", trust: AgentTrust | None = None) -> None:
@@ -180,30 +175,30 @@ class AgentClient:
         return flight.FlightCallOptions(timeout=timeout, headers=headers)
 
     def call(self, action: str, *, timeout: float = 10.0, **body: Any) -> dict[str, Any]:
-        """Perform an action and return its answer.
+        """Perform an action and return its response.
 
         Raises:
-            AgentUnreachableError: nobody answers in ``timeout`` seconds.
-            AgentRefusedError: the agent says no, and why.
+            AgentUnreachableError: no response within ``timeout`` seconds.
+            AgentRefusedError: the agent refuses, with its reason.
         """
         if self.token:
-            body["token"] = self.token  # for an agent of the release before
+            body["token"] = self.token  # for an agent of the previous release
         try:
             results = self._client().do_action(
                 flight.Action(action, json.dumps(body).encode()), self._options(timeout)
             )
-            answer: dict[str, Any] = json.loads(next(iter(results)).body.to_pybytes())
+            response: dict[str, Any] = json.loads(next(iter(results)).body.to_pybytes())
         except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
             raise from_flight(error, self.location) from None
-        return answer
+        return response
 
     def put(
         self, command: dict[str, Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> dict[str, Any]:
-        """Send rows; returns what the agent answers once they are durable.
+        """Send rows; return the agent's response once they are durable.
 
         Raises:
-            AgentUnreachableError, AgentRefusedError: as :meth:`call`.
+            AgentUnreachableError, AgentRefusedError: see :meth:`call`.
         """
         descriptor = flight.FlightDescriptor.for_command(
             json.dumps({**command, "token": self.token}).encode()
@@ -214,14 +209,14 @@ class AgentClient:
                 for batch in batches:
                     writer.write_batch(batch)
                 writer.done_writing()
-                answer = reader.read()
+                response = reader.read()
             finally:
                 writer.close()
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise from_flight(error, self.location) from None
-        if answer is None:
+        if response is None:
             raise AgentUnreachableError(f"the agent at {self.location} broke off the stage")
-        result: dict[str, Any] = json.loads(answer.to_pybytes())
+        result: dict[str, Any] = json.loads(response.to_pybytes())
         return result
 
     def get(
@@ -229,12 +224,10 @@ class AgentClient:
     ) -> Iterator[tuple[pa.RecordBatch, dict[str, Any]]]:
         """Yield ``(batch, metadata)`` of a read.
 
-        Args:
-            ticket: what to read.
-            stall: seconds without any batch after which the agent counts as unreachable.
+        After ``stall`` seconds without a batch the agent counts as unreachable.
 
         Raises:
-            AgentUnreachableError, AgentRefusedError: as :meth:`call`; also in the middle.
+            AgentUnreachableError, AgentRefusedError: see :meth:`call`; also in the middle.
         """
         try:
             reader = self._client().do_get(flight.Ticket(json.dumps(ticket).encode()))

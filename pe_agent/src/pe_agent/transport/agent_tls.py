@@ -1,7 +1,7 @@
-"""TLS between agents, and from a job to its agent: whom a caller trusts, what an agent shows.
+"""TLS between agents, and from a job to its agent: trust settings and certificates.
 
-Agents are called by the addresses of their pods, which no certificate can name beforehand. All
-certificates of agents carry one DNS name instead, ``streambroker-agent``, and callers check that.
+Callers reach agents by pod address, which no certificate can name in advance. So all agent
+certificates carry one DNS name, ``streambroker-agent``, which callers verify.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("pe_agent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCertificate:
-    """The files of what an agent shows, or who calls one: a certificate chain and its key, PEM."""
+    """Files of a certificate chain and its key (PEM), of an agent or of a caller."""
 
     chain: Path
     key: Path
@@ -44,14 +44,14 @@ class AgentCertificate:
         """Return chain and key.
 
         Raises:
-            OSError, ValueError: they cannot be read, or are no pair.
+            OSError, ValueError: a file cannot be read, or the key does not match the chain.
         """
-        # A key with a password is an error; without `password` the terminal would be asked for it.
+        # Without `password` a key with a password would prompt on the terminal; now it is an error.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(self.chain, self.key, password="")
         return self.chain.read_bytes(), self.key.read_bytes()
 
     def state(self) -> tuple[int, ...]:
-        """Return what differs once one of them has been written; nothing if one is missing."""
+        """Return a value that changes with either file; empty if a file is missing."""
         try:
             return (*file_state(self.chain), *file_state(self.key))
         except OSError:
@@ -59,14 +59,14 @@ class AgentCertificate:
 
 
 class AgentTrust:
-    """Whose agents are called, what they are shown, and whether also such as speak no TLS.
+    """Trusted CAs and own certificate of a caller, and whether it may call agents without TLS.
 
     Args:
-        path: file of the certificates to trust, PEM; it is read again when it changes.
-        pem: the certificates themselves, for a process that has not the file.
-        plain: whether agents without TLS are called although there are certificates to trust;
-            without such they always are.
-        certificate: the caller's own certificate, which agents see that ask for one.
+        path: file of the trusted certificates, PEM; it is reloaded on change.
+        pem: the certificates themselves, for a process without the file.
+        plain: allow agents without TLS although there are trusted certificates. Without trusted
+            certificates such agents are always allowed.
+        certificate: the caller's own certificate, for agents that request one.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class AgentTrust:
         self._pair_state: tuple[int, ...] | None = None
 
     def anchors(self) -> bytes | None:
-        """Return the certificates to trust; those before, while the file is unusable.
+        """Return the trusted certificates; the previous ones while the file is unusable.
 
         Raises:
-            TrustError: the file could never be used.
+            TrustError: the file was never usable.
         """
         if self.path is None:
             return self._pem
@@ -97,22 +97,21 @@ class AgentTrust:
                 pem = self.path.read_bytes()
                 ssl.create_default_context(cadata=pem.decode("ascii"))
                 self._pem, self._anchors_state = pem, state
-        except (OSError, ValueError) as error:  # that of ssl is an OSError
+        except (OSError, ValueError) as error:  # ssl errors are OSErrors
             reason = getattr(error, "strerror", None)
             reason = "it is no PEM" if isinstance(error, ssl.SSLError) or not reason else reason
-            said = (
+            problem = (
                 f"the file {self.path} of certificates of agents to trust cannot be used: {reason}"
             )
             if self._pem is None:
-                raise TrustError(f"{said}. Correct `agent_ca=` or {AGENT_CA_VARIABLE}.") from error
-            log.warning("%s; what was read before holds", said)
+                raise TrustError(
+                    f"{problem}. Correct `agent_ca=` or {AGENT_CA_VARIABLE}."
+                ) from error
+            log.warning("%s; what was read before holds", problem)
         return self._pem
 
     def pair(self) -> tuple[bytes, bytes] | None:
-        """Return the caller's own chain and key; those before, while the files are unusable.
-
-        A process that has not the files of ``own`` has those of its environment, or none.
-        """
+        """Return the caller's chain and key, else the environment's; previous ones if unusable."""
         for own in (self.certificate, _environment_certificate()):
             if own is None:
                 continue
@@ -121,28 +120,21 @@ class AgentTrust:
                 self._pair_state = state
                 try:
                     self._pair = own.read()
-                except (OSError, ValueError) as error:  # those of ssl are OSErrors
+                except (OSError, ValueError) as error:  # ssl errors are OSErrors
                     log.warning("%s and %s cannot be shown: %s", own.chain, own.key, error)
             if state:
                 break
         return self._pair
 
     def demands_tls(self) -> bool:
-        """Return whether no agent without TLS is called.
-
-        Raises:
-            TrustError: see :meth:`anchors`.
-        """
+        """Return whether calls to agents without TLS are forbidden; raises like :meth:`anchors`."""
         return self.anchors() is not None and not self.plain
 
     def anchors_for(self, location: str) -> bytes | None:
-        """Return what the certificate of one agent is checked with, None if it shows none.
-
-        Args:
-            location: of the agent; its scheme says whether it speaks TLS.
+        """Return the CAs to verify an agent's certificate with; None for a location without TLS.
 
         Raises:
-            AgentUnreachableError: it is not to be called like this; the message has the remedy.
+            AgentUnreachableError: the trust settings forbid the call; the message has the remedy.
             TrustError: see :meth:`anchors`.
         """
         pem = self.anchors()
@@ -162,103 +154,81 @@ class AgentTrust:
         return None
 
     def snapshot(self) -> AgentTrust:
-        """Return the same with the certificates as they are, for processes without the file.
-
-        A key goes nowhere: only where its file is.
-        """
+        """Return a copy with certificates as bytes, for other processes; keys are never copied."""
         return AgentTrust(pem=self.anchors(), plain=self.plain, certificate=self.certificate)
 
 
 def resolve_agent_trust(
     file: str | Path | None, plain: str | None = None, certificate: AgentCertificate | None = None
 ) -> AgentTrust:
-    """Return whom to trust: the file that was given, or that of the environment.
+    """Return the trust settings from arguments, else from the environment.
 
-    Args:
-        file: of certificates, PEM.
-        plain: ``allow`` for agents without TLS, too; None for what the environment says.
-        certificate: what to show to agents that ask; None for that of the environment.
+    ``plain`` is ``allow`` to call agents without TLS, too.
 
     Raises:
-        TrustError: ``plain`` is another word.
+        TrustError: ``plain`` has another value.
     """
     chosen = file if file is not None else os.environ.get(AGENT_CA_VARIABLE) or None
-    word = plain if plain is not None else os.environ.get(PLAIN_VARIABLE, "")
-    if word not in ("", "allow"):
-        raise TrustError(f"{PLAIN_VARIABLE} is {word!r}; it has to be `allow`, or nothing.")
+    value = plain if plain is not None else os.environ.get(PLAIN_VARIABLE, "")
+    if value not in ("", "allow"):
+        raise TrustError(f"{PLAIN_VARIABLE} is {value!r}; it has to be `allow`, or nothing.")
     path = None if chosen is None else Path(chosen).absolute()
-    return AgentTrust(path, plain=word == "allow", certificate=certificate)
+    return AgentTrust(path, plain=value == "allow", certificate=certificate)
 
 
 class NotSecuredError(StreambrokerError):
-    """Other machines could reach an agent that serves callers without a certificate."""
+    """An agent that other machines can reach would accept callers without a certificate."""
 
     code = "NotSecured"
 
 
 def is_insecure(setting: bool | None) -> bool:
-    """Return whether an agent may serve other machines without asking for certificates.
-
-    Args:
-        setting: None for what the environment says.
+    """Return whether an agent may serve other machines without client certificates.
 
     Raises:
-        TrustError: the environment has another word than ``allow``.
+        TrustError: the environment's value is not ``allow``.
     """
     if setting is not None:
         return setting
-    word = os.environ.get(INSECURE_VARIABLE, "")
-    if word not in ("", "allow"):
-        raise TrustError(f"{INSECURE_VARIABLE} is {word!r}; it has to be `allow`, or nothing.")
-    return word == "allow"
+    value = os.environ.get(INSECURE_VARIABLE, "")
+    if value not in ("", "allow"):
+        raise TrustError(f"{INSECURE_VARIABLE} is {value!r}; it has to be `allow`, or nothing.")
+    return value == "allow"
 
 
 def are_clients_required(setting: str | None, host: str, *, insecure: bool) -> bool:
     """Return whether an agent serves only callers with a certificate of the CA.
 
-    It has to where other machines reach it: without a certificate gRPC reads a whole request of
-    any size before the agent can look at it.
-
-    Args:
-        setting: ``required`` or ``any``; None for what the environment says, or what
-            ``run_operator`` needs.
-        host: the address at which the agent listens.
-        insecure: accept callers without a certificate at any address.
+    Required where other machines reach ``host``: without a certificate gRPC reads a whole request
+    of any size before the agent can reject it. ``insecure`` lifts this requirement.
 
     Raises:
         NotSecuredError: other machines reach the address, and ``setting`` is ``any``.
-        TrustError: it is another word.
+        TrustError: ``setting`` is neither ``required`` nor ``any``.
     """
-    open_ = insecure or is_loopback(host)
-    word = setting if setting is not None else os.environ.get(CLIENTS_VARIABLE) or None
-    if word not in (None, ANY, REQUIRED):
+    may_accept_any = insecure or is_loopback(host)
+    value = setting if setting is not None else os.environ.get(CLIENTS_VARIABLE) or None
+    if value not in (None, ANY, REQUIRED):
         raise TrustError(
-            f"`agent_clients=` or {CLIENTS_VARIABLE} is {word!r}; it has to be"
+            f"`agent_clients=` or {CLIENTS_VARIABLE} is {value!r}; it has to be"
             f" `{REQUIRED}`, or `{ANY}`."
         )
-    if word == ANY and not open_:
+    if value == ANY and not may_accept_any:
         raise NotSecuredError(
             f"`agent_clients=` or {CLIENTS_VARIABLE} is `{ANY}`, and other machines can reach an"
             f" agent at {host}. Leave the setting out, {_ALTERNATIVES}"
         )
-    return word == REQUIRED or (word is None and not open_)
+    return value == REQUIRED or (value is None and not may_accept_any)
 
 
 def check_secured(
     pe: str, host: str, certificate: AgentCertificate | None, trust: AgentTrust, *, required: bool
 ) -> None:
-    """Refuse settings with which an agent could not ask its callers for certificates.
-
-    Args:
-        pe: the PE of the agent.
-        host: the address at which it listens.
-        certificate: what it shows.
-        trust: whom it trusts.
-        required: whether it has to ask.
+    """Refuse settings with which an agent could not require client certificates.
 
     Raises:
-        NotSecuredError: other machines can reach it.
-        TrustError: it was told to ask, or the CA's file cannot be used.
+        NotSecuredError: other machines can reach the agent.
+        TrustError: client certificates were requested locally, or the CA file is unusable.
     """
     if not required or (certificate is not None and trust.anchors() is not None):
         return
@@ -295,10 +265,10 @@ def is_loopback(host: str) -> bool:
 def resolve_certificate(
     chain: str | Path | None, key: str | Path | None
 ) -> AgentCertificate | None:
-    """Return what an agent shows: the files that were given, or those of the environment.
+    """Return the agent certificate from the arguments, else from the environment.
 
     Raises:
-        TrustError: one of the two is missing.
+        TrustError: only one of chain and key is set.
     """
     if chain is None and key is None:
         chain = os.environ.get(CERTIFICATE_VARIABLE) or None

@@ -1,4 +1,4 @@
-"""HTTP to the broker, for the agent and for the job's own program; standard library only."""
+"""HTTP client of the broker, for the agent and the job's program; standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
 
 MAX_ANSWER = 64 << 20
-"""Bytes of an answer that are read."""
+"""Maximum bytes of a response."""
 
 Sign = Callable[[str, str, bytes], str | None]
 _RequestParts = tuple[str, str, "bytes | None", dict[str, str]]
@@ -28,11 +28,11 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class BrokerUnavailableError(StreambrokerError):
-    """The broker does not answer, is not ready, or has too much to do.
+    """The broker does not respond, is not ready, or is overloaded.
 
     Attributes:
         sent: whether the request reached it, so that a change may have been made.
-        busy: whether it said that more was asked than it lets one caller ask.
+        busy: whether it refused the request because of the caller's rate limit.
     """
 
     code = "BrokerUnavailable"
@@ -47,9 +47,9 @@ class BrokerRefusedError(StreambrokerError):
     """The broker answered with a problem.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
         problem: the whole body.
-        challenge: the header ``WWW-Authenticate``; empty for none.
+        challenge: the ``WWW-Authenticate`` header; empty if absent.
     """
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
@@ -65,15 +65,15 @@ class UnknownPortError(BrokerRefusedError):
 
 
 class WrongKindError(BrokerRefusedError):
-    """The port is there, and of the other kind: by name, not by properties or subscription."""
+    """The port exists and is of the other kind: by name, not by properties or subscription."""
 
 
 class ChangeRefusedError(BrokerRefusedError):
-    """The broker cannot do with what the request says; nothing was changed."""
+    """The broker cannot apply the request; nothing was changed."""
 
 
 class NotAllowedError(BrokerRefusedError):
-    """The broker does not know the token, or it may not do that."""
+    """The token is unknown, or has no permission for the request."""
 
 
 def _refusal_error(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
@@ -90,7 +90,7 @@ def _refusal_error(status: int, problem: dict[str, Any]) -> BrokerRefusedError:
 
 
 class BrokerAnswer:
-    """Status, headers (lower case) and JSON body of an answer."""
+    """Status, headers (lower case) and JSON body of a response."""
 
     def __init__(self, status: int, headers: dict[str, str], body: Any) -> None:
         self.status = status
@@ -99,8 +99,6 @@ class BrokerAnswer:
 
 
 class _Connection(http.client.HTTPConnection):
-    """One connection, with one time limit for all that is done with it."""
-
     auto_open = 0
 
     def __init__(self, host: str, port: int, seconds: float) -> None:
@@ -109,26 +107,25 @@ class _Connection(http.client.HTTPConnection):
         self._deadline_socket: DeadlineSocket | None = None
 
     def open(self, wrap: Callable[[socket.socket], socket.socket]) -> None:
-        """Connect, and agree on the encryption if there is one."""
+        """Connect, with the TLS handshake if required."""
         self.connect()
         self._deadline_socket = DeadlineSocket(wrap(self.sock), self._deadline)
         self.sock = self._deadline_socket
         self._deadline_socket.shake_hands()
 
     def reset_deadline(self, seconds: float) -> None:
-        """Give the next exchange its time."""
+        """Set the time limit of the next exchange, in seconds."""
         if self._deadline_socket is not None:
             self._deadline_socket.deadline = time.monotonic() + seconds
 
     @property
     def is_expired(self) -> bool:
-        """Whether it was connected, and time is up."""
+        """Whether it was connected and its deadline has passed."""
         return self._deadline_socket is not None and self._deadline_socket.is_expired
 
     def exchange(
         self, method: str, target: str, data: bytes | None, sent: dict[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Return a whole answer and its body."""
         self.request(method, target, body=data, headers=sent)
         with self.getresponse() as response:
             text = response.read(MAX_ANSWER)
@@ -143,10 +140,10 @@ class BrokerClient:
     Args:
         url: base address of the broker, ``http://host:port`` or ``https://host:port``.
         namespace: namespace of the PE.
-        token: what to show the broker; None for nothing.
-        trust: from whom its certificate has to come; None for those whom the system trusts.
-        sign: returns what to send as ``Authorization`` with a request (method, target, body);
-            None to show the token.
+        token: None for no token.
+        trust: None for the system's CAs.
+        sign: returns the ``Authorization`` header of a request (method, target, body); None to
+            send the token.
     """
 
     def __init__(
@@ -187,21 +184,14 @@ class BrokerClient:
         query: dict[str, str] | None = None,
         keep_alive: bool = False,
     ) -> BrokerAnswer:
-        """Perform one request below ``/api/subscriptions``.
+        """Perform one request to a path below ``/api/subscriptions``.
 
-        Args:
-            method: of HTTP.
-            path: below ``/api/subscriptions``.
-            body: JSON-like data, None for none.
-            headers: more of them.
-            timeout: seconds in which the whole answer has to be there.
-            query: parameters beside the namespace.
-            keep_alive: whether the next such request may use this one's connection, until `rest`;
-                only for requests that may be made twice.
+        The whole response must arrive within ``timeout`` seconds. With ``keep_alive`` such requests
+        share a connection until `close_idle`; only for requests that may be repeated.
 
         Raises:
-            BrokerUnavailableError: no whole answer in time, 503 or 429.
-            BrokerRefusedError: any other answer from 400 on.
+            BrokerUnavailableError: no complete response in time, 503 or 429.
+            BrokerRefusedError: any other status from 400 on.
         """
         target = f"/api/subscriptions{path}?" + urlencode(
             {"namespace": self.namespace, **(query or {})}
@@ -209,11 +199,11 @@ class BrokerClient:
         data = None if body is None else json.dumps(body).encode()
 
         def asked() -> _RequestParts:
-            # Asked anew it is signed anew: who checks signatures takes each of them once.
+            # Each attempt needs a new signature: the broker accepts a signature once.
             sent = self._headers(data, headers or {})
-            shown = self._sign(method, target, data or b"") or self._bearer()
-            if shown is not None:
-                sent["Authorization"] = shown
+            authorization = self._sign(method, target, data or b"") or self._bearer()
+            if authorization is not None:
+                sent["Authorization"] = authorization
             return method, target, data, sent
 
         return self._answer(*self._exchange(timeout, asked, keep_alive=keep_alive))
@@ -223,25 +213,25 @@ class BrokerClient:
     ) -> tuple[http.client.HTTPResponse, bytes]:
         until = time.monotonic() + timeout
         connection = self._take_idle() if keep_alive else None
-        found = (
+        result = (
             None
             if connection is None
             else self._exchange_on_idle(connection, timeout, build_request())
         )
-        if connection is None or found is None:
+        if connection is None or result is None:
             left = max(_MIN_TIMEOUT_S, until - time.monotonic())
             connection = _Connection(self._host, self._port, left)
-            found = self._exchange_on_new(connection, build_request())
-        if keep_alive and not found[0].will_close:
+            result = self._exchange_on_new(connection, build_request())
+        if keep_alive and not result[0].will_close:
             self._put_idle(connection)
         else:
             connection.close()
-        return found
+        return result
 
     def _exchange_on_idle(
         self, connection: _Connection, timeout: float, request: _RequestParts
     ) -> tuple[http.client.HTTPResponse, bytes] | None:
-        """Ask over a connection that was kept; None where it is of no use any more."""
+        """Send the request over the idle connection; None if that is not usable any more."""
         connection.reset_deadline(timeout)
         try:
             return connection.exchange(*request)
@@ -249,7 +239,7 @@ class BrokerClient:
             connection.close()
             if connection.is_expired:
                 raise self._unavailable_error(error, "", sent=True) from error
-            # Closed meanwhile, as brokers that end do. To ask anew does no harm.
+            # The broker closed it, for instance at its shutdown. Such requests may be repeated.
             return None
 
     def _exchange_on_new(
@@ -276,7 +266,7 @@ class BrokerClient:
         )
 
     def _wrap_socket(self, plain: socket.socket) -> socket.socket:
-        """Return the connection to use; where TLS is spoken, it has still to be agreed on."""
+        """Return the socket to use; the TLS handshake is still to be done."""
         if self._trust is None:
             return plain
         try:
@@ -286,7 +276,7 @@ class BrokerClient:
             raise BrokerUnavailableError(str(error)) from error
         return context.wrap_socket(plain, server_hostname=self._host, do_handshake_on_connect=False)
 
-    # ---- the connection that is kept ---------------------------------------
+    # ---- idle connection ---------------------------------------------------
 
     @property
     def address(self) -> tuple[str, int]:
@@ -295,25 +285,25 @@ class BrokerClient:
 
     @property
     def has_idle_connection(self) -> bool:
-        """Whether a connection is kept."""
+        """Whether an idle connection is kept."""
         return self._idle_connection is not None
 
     def close_idle(self) -> None:
-        """Close the connection that is kept, if any."""
-        kept = self._take_idle()
-        if kept is not None:
-            kept.close()
+        """Close the idle connection, if any."""
+        idle = self._take_idle()
+        if idle is not None:
+            idle.close()
 
     def _take_idle(self) -> _Connection | None:
         with self._lock:
-            kept, self._idle_connection = self._idle_connection, None
-        return kept
+            idle, self._idle_connection = self._idle_connection, None
+        return idle
 
     def _put_idle(self, connection: _Connection) -> None:
         with self._lock:
-            before, self._idle_connection = self._idle_connection, connection
-        if before is not None:
-            before.close()
+            previous, self._idle_connection = self._idle_connection, connection
+        if previous is not None:
+            previous.close()
 
     def _bearer(self) -> str | None:
         token = self._token.current()
@@ -329,12 +319,12 @@ class BrokerClient:
     def _answer(self, response: http.client.HTTPResponse, text: bytes) -> BrokerAnswer:
         try:
             parsed = json.loads(text) if text else None
-        except (ValueError, RecursionError):  # the latter of an answer nested without end
+        except (ValueError, RecursionError):  # RecursionError: nested too deeply
             parsed = {"title": text[:200].decode(errors="replace")}
         if response.status in (429, 503):
-            told = parsed.get("detail") if isinstance(parsed, dict) else None
+            detail = parsed.get("detail") if isinstance(parsed, dict) else None
             raise BrokerUnavailableError(
-                f"the broker at {self.url} asks to wait: {told or parsed}",
+                f"the broker at {self.url} asks to wait: {detail or parsed}",
                 busy=response.status == 429,
             )
         if response.status >= 400:

@@ -1,4 +1,4 @@
-"""Whom a job trusts when its broker speaks TLS: the certificates of a file, or of the system."""
+"""Trusted certificates of a broker with TLS: from a file or the system."""
 
 from __future__ import annotations
 
@@ -14,31 +14,27 @@ from streambroker_core.errors import StreambrokerError
 VARIABLE = "STREAMBROKER_CA"
 
 AGENT_TLS = "grpc+tls://"
-"""How the location of an agent begins that speaks TLS."""
+"""Location prefix of agents with TLS."""
 AGENT_NAME = "streambroker-agent"
-"""The DNS name that every agent's certificate carries."""
+"""DNS name in every agent's certificate."""
 AGENT_CA_VARIABLE = "STREAMBROKER_AGENT_CA"
 CERTIFICATE_VARIABLE = "STREAMBROKER_AGENT_CERTIFICATE"
 KEY_VARIABLE = "STREAMBROKER_AGENT_KEY"
 
 _NAME_MISMATCH_CODES = (62, 64)
-"""What OpenSSL says of a certificate that is good, and for another name or address."""
+"""OpenSSL codes of a valid certificate for another name or address."""
 
 log = logging.getLogger("pe_agent")
 
 
 class TrustError(StreambrokerError):
-    """The file of certificates to trust cannot be used."""
+    """The file of trusted certificates is unusable."""
 
     code = "ArgumentInvalid"
 
 
 class BrokerTrust:
-    """The certificates that a broker's has to come from; a file is read again when it changes.
-
-    Args:
-        path: their file, as PEM; None for those of the system.
-    """
+    """Trusted CAs of the broker, of a PEM file (reloaded on change) or of the system."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -46,30 +42,30 @@ class BrokerTrust:
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for the next connection; the one before, while the file is unusable.
+        """Return the context for the next connection; the previous one while the file is unusable.
 
         Raises:
-            TrustError: the file could never be used.
+            TrustError: the file was never usable.
         """
         try:
             state = () if self.path is None else file_state(self.path)
             if self._context is None or state != self._loaded_state:
                 self._context = ssl.create_default_context(cafile=self.path)
                 self._loaded_state = state
-        except OSError as error:  # that of ssl is one, too
+        except OSError as error:  # ssl errors are OSErrors
             reason = "it is no PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            said = f"the file {self.path} of certificates to trust cannot be used: {reason}"
+            problem = f"the file {self.path} of certificates to trust cannot be used: {reason}"
             if self._context is None:
-                raise TrustError(f"{said}. Correct `broker_ca=` or {VARIABLE}.") from error
-            log.warning("%s; what was read before holds", said)
+                raise TrustError(f"{problem}. Correct `broker_ca=` or {VARIABLE}.") from error
+            log.warning("%s; what was read before holds", problem)
         return self._context
 
 
 def resolve_broker_trust(file: str | Path | None) -> BrokerTrust:
-    """Return whom to trust: the file that a job was given, or that of the environment.
+    """Return the trust settings from the argument, else from the environment.
 
     Raises:
-        TrustError: the file cannot be used.
+        TrustError: the file is unusable.
     """
     chosen = file if file is not None else os.environ.get(VARIABLE) or None
     trust = BrokerTrust(None if chosen is None else Path(chosen).absolute())
@@ -79,12 +75,7 @@ def resolve_broker_trust(file: str | Path | None) -> BrokerTrust:
 
 
 def remedy(error: Exception, url: str) -> str:
-    """Return what to do about a connection that failed, if TLS may be the reason; else nothing.
-
-    Args:
-        error: that of the connection.
-        url: of the broker.
-    """
+    """Return the remedy if TLS may have caused a connection failure, else an empty text."""
     scheme, _, rest = url.partition("://")
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NAME_MISMATCH_CODES:
@@ -95,7 +86,7 @@ def remedy(error: Exception, url: str) -> str:
         )
     if isinstance(error, ssl.SSLError):
         return f"If it speaks no TLS, use http://{rest}."
-    # Closed without a word, or with an alert: so ends HTTP at a port where TLS is spoken.
+    # A connection closed without a word or with an alert: HTTP at a TLS port ends like this.
     if scheme == "http" and isinstance(error, ConnectionResetError | http.client.BadStatusLine):
         return f"If it speaks TLS, use https://{rest}."
     return ""

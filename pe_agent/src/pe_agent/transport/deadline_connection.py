@@ -1,4 +1,4 @@
-"""A connection whose answers end in time, however slowly they come."""
+"""Socket with a deadline for the whole exchange."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from typing import IO, Any
 
 
 class DeadlineSocket:
-    """A socket, as `http.client` uses one, with one time limit for all that is done with it.
+    """A socket for `http.client` with one monotonic ``deadline``, which may be reset.
 
-    A socket's own timeout is for each piece: an answer that comes drop by drop never ends.
-
-    Args:
-        plain: the socket.
-        deadline: when all has to be done (monotonic); may be set anew for the next exchange.
+    A socket's own timeout applies to each operation, so a slow response could last forever.
     """
 
     def __init__(self, plain: socket.socket, deadline: float) -> None:
@@ -25,14 +21,14 @@ class DeadlineSocket:
 
     @property
     def is_expired(self) -> bool:
-        """Whether time is up."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
     def apply_deadline(self) -> None:
-        """Let what is done next take no longer than there is time.
+        """Set the timeout of the next operation to the remaining time.
 
         Raises:
-            TimeoutError: there is none.
+            TimeoutError: the deadline has passed.
         """
         left = self.deadline - time.monotonic()
         if left <= 0:
@@ -40,7 +36,7 @@ class DeadlineSocket:
         self._plain.settimeout(left)
 
     def shake_hands(self) -> None:
-        """Agree on the encryption, where there is one."""
+        """Perform the TLS handshake, if TLS is used."""
         if isinstance(self._plain, ssl.SSLSocket):
             self.apply_deadline()
             self._plain.do_handshake()
@@ -53,11 +49,11 @@ class DeadlineSocket:
             rest = rest[self._plain.send(rest) :]
 
     def makefile(self, *_: Any) -> IO[bytes]:
-        """Return a reader; the socket is closed once both are."""
+        """Return a reader; the socket closes after both are closed."""
         return io.BufferedReader(_Reader(self, self._plain.makefile("rb", buffering=0)))
 
     def close(self) -> None:
-        """Close the socket, or have its reader do so."""
+        """Close the socket; an open reader delays it."""
         self._plain.close()
 
 

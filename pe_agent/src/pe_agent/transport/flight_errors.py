@@ -1,4 +1,4 @@
-"""Errors over Flight: a code and a sentence travel, a traceback does not."""
+"""Errors over Flight: code and message are sent, tracebacks are not."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from streambroker_core.errors import StreambrokerError
 
 
 class AgentUnreachableError(StreambrokerError):
-    """No agent answers at the address; the call may be tried again."""
+    """No agent responds at the address; the caller may retry."""
 
     code = "AgentUnreachable"
 
 
 class AgentRefusedError(StreambrokerError):
-    """The agent answered with an error. ``code`` is its reason word, ``facts`` what it named."""
+    """The agent responded with an error: its ``code`` and all its ``facts``."""
 
     def __init__(self, code: str, message: str, facts: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -33,23 +33,23 @@ class AgentRefusedError(StreambrokerError):
 
 
 MAX_REASON = 100_000
-"""Characters of a reason; the middle of a longer one is left out."""
+"""Maximum characters of a reason; the middle of a longer one is omitted."""
 METADATA_BYTES = 4 << 20
-"""What a caller takes of an error: gRPC sends it as metadata, and drops it all beyond its limit."""
+"""Metadata limit of a caller: gRPC sends errors as metadata, and drops all of it beyond."""
 _TOO_LONG = "metadata size exceeds"
 
 
 def to_flight(error: BaseException) -> flight.FlightError:
-    """Translate an error for the wire.
+    """Encode an error for Flight.
 
-    Flight repeats the message several times in the metadata, so that has only the beginning; the
-    whole reason is in ``extra_info``.
+    Flight repeats the message several times in the metadata, so the message is cut to its
+    beginning. ``extra_info`` has the whole reason.
     """
     code = getattr(error, "code", None) or "InternalError"
     text = (
         str(error) if isinstance(error, StreambrokerError) else f"{type(error).__name__}: {error}"
     )
-    text = text.encode(errors="backslashreplace").decode()  # half of a surrogate pair does not go
+    text = text.encode(errors="backslashreplace").decode()  # lone surrogates cannot be encoded
     if len(text) > MAX_REASON:
         text = f"{text[: MAX_REASON // 2]} … {text[-MAX_REASON // 2 :]}"
     info = json.dumps({"code": code, "message": text}, ensure_ascii=False)
@@ -57,7 +57,7 @@ def to_flight(error: BaseException) -> flight.FlightError:
 
 
 def from_flight(error: Exception, location: str) -> StreambrokerError:
-    """Translate what a Flight call raised."""
+    """Decode the error that a Flight call raised."""
     info = getattr(error, "extra_info", b"")
     if info:
         try:
@@ -78,7 +78,6 @@ def from_flight(error: Exception, location: str) -> StreambrokerError:
 
 
 def _remedy(location: str, text: str) -> str:
-    """Return what to do about a call that failed, if TLS may be the reason; else nothing."""
     if not location.startswith(AGENT_TLS):
         return ""
     if "is not in peer certificate" in text:
@@ -88,7 +87,7 @@ def _remedy(location: str, text: str) -> str:
             ". Its certificate has ended, or comes from nobody who is trusted here: give the CA's"
             f" file with `agent_ca=` or {AGENT_CA_VARIABLE}."
         )
-    if "Socket closed" in text:  # all that gRPC tells a caller whose certificate is missing
+    if "Socket closed" in text:  # gRPC's only hint that the caller's certificate is missing
         return (
             ". If it asks its callers for certificates, show one of its CA: `agent_certificate=`"
             f" and `agent_key=`, or {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}; executors, too."

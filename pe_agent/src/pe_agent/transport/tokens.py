@@ -1,6 +1,6 @@
-"""The token that a job shows to its broker: given, in a file, or in the environment.
+"""Token of a job for its broker: from an argument, a file, or the environment.
 
-It never stands on a command line, where every user of the machine could read it.
+It is never on a command line, where every user of the machine could read it.
 """
 
 from __future__ import annotations
@@ -21,28 +21,23 @@ log = logging.getLogger("pe_agent")
 
 
 class TokenError(StreambrokerError):
-    """A token that cannot be used; it is not shown."""
+    """The token is unusable and is not sent."""
 
     code = "ArgumentInvalid"
 
 
 class Token:
-    """A token, or the file that holds it; a file is read again when it changes.
-
-    Args:
-        value: the token itself.
-        path: its file, with nothing else in it; one of the two, or neither for no token.
-    """
+    """A token, or a file with only the token (reloaded on change), or neither for no token."""
 
     def __init__(self, value: str | None = None, path: Path | None = None) -> None:
         self.value, self.path = value, path
         self._loaded_state: tuple[int, ...] | None = None
 
     def check(self) -> Token:
-        """Return itself if there is a token, or none is wanted.
+        """Return itself if there is a valid token, or none is configured.
 
         Raises:
-            TokenError: the file cannot be read, or what is given is no token.
+            TokenError: the file cannot be read, or the token is malformed.
         """
         if self.path is not None:
             try:
@@ -59,7 +54,7 @@ class Token:
         return self
 
     def current(self) -> str | None:
-        """Return the token as it is now; the one before, where its file cannot be read."""
+        """Return the current token; the previous one while its file cannot be read."""
         if self.path is not None:
             try:
                 self._read(self.path)
@@ -76,15 +71,15 @@ class Token:
         if state != self._loaded_state:
             text = path.read_text().strip()
             self._loaded_state = state
-            # Nothing, or what cannot stand in a header, is a file that is being written.
+            # An empty or malformed file is being written.
             self.value = text if _FORM.fullmatch(text) else self.value
 
 
 def resolve_token(token: str | None, file: str | Path | None) -> Token:
-    """Return the token that a job was given, or that of the environment.
+    """Return the token from the arguments, else from the environment.
 
     Raises:
-        TokenError: both are given, the file cannot be read, or it is no token.
+        TokenError: both are passed, the file cannot be read, or the token is malformed.
     """
     if token is not None and file is not None:
         raise TokenError("token and token_file exclude each other; give one of them.")
@@ -94,12 +89,7 @@ def resolve_token(token: str | None, file: str | Path | None) -> Token:
 
 
 def write(token: Token, path: Path) -> Path:
-    """Return the file in which an agent finds a token; write it if it is not in one.
-
-    Args:
-        token: what the job has; none is no file.
-        path: where to write it, readable by its user alone.
-    """
+    """Return the token file; write a token value to ``path``, readable by its user only."""
     if token.path is not None:
         return token.path
     if token.value is None:

@@ -1,1 +1,1 @@
-"""Run the rules of one bucket: rows in, matches out."""
+"""Rule engine of one bucket: rows in, matches out."""

@@ -1,9 +1,10 @@
-"""Rules at work in one bucket: rows in; matches, time-outs and errors out.
+"""Rule engine of one bucket: rows in; matches, time-outs and errors out.
 
-A rule sees the rows that are released while it is in the set, whenever they arrived, and of those
-only the ones that fulfil some condition of it; where that matters, also whether others were between
-them. Where exporters sent only the rows that the rules of then needed, a rule that needs others
-sees rows from the window on from which all that it needs were sent.
+- A rule sees rows that are released while it is in the set, regardless of when they arrived.
+- Of these it sees only rows that fulfil one of its conditions. If its pattern needs it, it also
+  sees whether other rows lie between them.
+- Exporters may send only the rows that the rules of that time need. A new rule sees rows only from
+  the first window for which all the rows that it needs were sent.
 """
 
 from __future__ import annotations
@@ -34,20 +35,15 @@ from streambroker_core.control.operators.keyed_state import KeyedState
 
 Key: TypeAlias = "tuple[Any, ...]"
 BY_TIME = -1
-"""What led to a result was time, not a row."""
+"""Trigger of a result that time caused, not a row."""
 _MANY_RULES = 16
-"""From so many rules of one key on, what they ask of rows is read for all rows at once."""
+"""From this many rules per key on, numbers, times and keys of all rows are read at once."""
 
 
 class RuleResult(NamedTuple):
-    """A match or a timed-out partial match of a rule, or why the rule stopped.
+    """A match or timed-out partial match of a rule, or the error that stopped the rule.
 
-    Attributes:
-        rule: id of the rule.
-        version: its version.
-        key: values of the key's columns.
-        outcome: what it is.
-        trigger: number of the row that led to it, or `BY_TIME`.
+    `trigger` is the sequence number of the row that caused it, or `BY_TIME`.
     """
 
     rule: str
@@ -58,15 +54,12 @@ class RuleResult(NamedTuple):
 
 
 _new_result = tuple.__new__
-"""As `Run` is made."""
+"""Creates a result as `matcher` creates runs."""
 
 
 @dataclass(slots=True)
 class Metrics:
-    """What a rule has done in this bucket since the object was made; see `RuleMetrics`.
-
-    ``alive`` goes on from what the object was given.
-    """
+    """Counters of a rule in this bucket, from 0; ``alive`` continues a restored number of runs."""
 
     tested: int = 0
     matches: int = 0
@@ -81,14 +74,13 @@ class ActiveRule:
     """A rule in force.
 
     Attributes:
-        compiled: the rule, made ready.
-        name: its id and version.
-        since: the window from which on it is in the set.
-        visible_from: the first window whose rows it sees.
-        until: time from which on the next version holds; `NEVER` for none.
-        reports_timeouts: its timed-out partial matches are told; they are counted anyway.
-        starts_locally: whether an event can begin a run depends on the event alone.
-        begins_by_bits: by the bits of an event, whether it can begin a run; as far as it was asked.
+        name: id and version of the rule.
+        since: first window in which the rule is in the set.
+        visible_from: first window whose rows the rule sees.
+        until: time at which the next version replaces it; `NEVER` for none.
+        reports_timeouts: report its timed-out partial matches; they are counted in any case.
+        starts_locally: the event alone decides whether a run begins.
+        begins_by_bits: cache by condition bits of an event: whether a run can begin.
     """
 
     compiled: CompiledRule
@@ -115,17 +107,17 @@ class ActiveRule:
 
     @property
     def automaton(self) -> Nfa:
-        """The automaton of its pattern."""
+        """Automaton of its pattern."""
         return self.compiled.automaton
 
     def matcher(self) -> Matcher:
-        """Return a matcher without runs."""
+        """Return a new matcher without runs."""
         return Matcher(
             self.compiled.automaton, self.compiled.condition_bits, self.compiled.rule.limits
         )
 
     def can_begin(self, bits: int) -> bool:
-        """Tell whether an event of which these conditions hold may begin a run."""
+        """Return whether an event with these condition bits may begin a run."""
         begins = self.begins_by_bits.get(bits)
         if begins is None:
             automaton = self.compiled.automaton
@@ -134,7 +126,7 @@ class ActiveRule:
         return begins
 
     def visible_rows(self, rows: OrderedRows) -> pa.BooleanArray | None:
-        """Return which rows are of its time and were sent for it; None for all."""
+        """Return a mask of the rows within the rule's time and visible windows; None for all."""
         masks = []
         if (
             self.visible_from
@@ -150,19 +142,17 @@ class ActiveRule:
 
 
 class Engine:
-    """The rules of one bucket, their runs, and what rows and time do to them.
+    """Rules of one bucket and their runs.
 
     Args:
-        state: keeps the runs by key.
-        key: the stream's key columns; none for one key for all.
-        maker: makes masks of conditions.
-        clock: nanoseconds, for figures alone; it does not have to go on.
-        reports_timeouts: says whether the timed-out partial matches of a rule are told; None for
-            all.
+        key: key columns of the stream; empty for a single key.
+        clock: returns nanoseconds, for metrics only; it need not advance.
+        reports_timeouts: returns whether the timed-out partial matches of a rule are reported; None
+            to report all.
 
     Attributes:
-        active: the rules in force, by id and version.
-        failed: rules that stopped and are off here until the set says so for all.
+        active: rules in force, by id and version.
+        failed: rules that stopped, and are off in this bucket until the set disables them.
     """
 
     def __init__(
@@ -197,44 +187,40 @@ class Engine:
         since: Mapping[RuleVersionKey, int] | None = None,
         visible_from: Callable[[ActiveRule], int] | None = None,
     ) -> None:
-        """Put a set of rules in force.
+        """Put a set of rules in force at window `window`.
 
-        Rules with the id and version of a rule in force go on with its runs. Runs of others are
-        freed, or handed over to a new version that asks for them.
+        A rule with the id and version of a rule in force keeps its runs. Runs of removed rules are
+        freed, or handed over to a new version that keeps matches.
 
-        Args:
-            rules: the set.
-            window: this window, from which on those are in the set that were not.
-            since: windows from which on rules were in the set already; for a restored bucket.
-            visible_from: returns the first window whose rows a rule sees that is new to the engine;
-                None for all rows.
+        For a restored bucket, `since` has the first windows of its rules. `visible_from` returns
+        the first window whose rows a new rule sees; None for all rows.
         """
         before, self.active = self.active, {}
         for rule in rules:
-            known = before.get((rule.id, rule.version))
-            if known is None:
+            active = before.get((rule.id, rule.version))
+            if active is None:
                 name = rule.id, rule.version
-                known = ActiveRule(
+                active = ActiveRule(
                     compiled=compile_rule(rule),
                     since=(since or {}).get(name, window),
                     reports_timeouts=self._reports_timeouts is None or self._reports_timeouts(rule),
                 )
-                known.visible_from = 0 if visible_from is None else visible_from(known)
+                active.visible_from = 0 if visible_from is None else visible_from(active)
             until = rules.until(rule)
-            known.until = NEVER if until is None else until
-            self.active[known.name] = known
+            active.until = NEVER if until is None else until
+            self.active[active.name] = active
         self._conditions.clear()
-        gone = {name for name in before if name not in self.active}
-        if gone:
-            heirs = self._successors(before, gone)
-            for old, new in heirs.items():
+        removed = {name for name in before if name not in self.active}
+        if removed:
+            successors = self._successors(before, removed)
+            for old, new in successors.items():
                 self.active[new].metrics.alive += before[old].metrics.alive
-            self.keys.forget(gone, heirs)
+            self.keys.forget(removed, successors)
 
     def _successors(
         self, before: Mapping[RuleVersionKey, ActiveRule], removed: set[RuleVersionKey]
     ) -> dict[RuleVersionKey, RuleVersionKey]:
-        """Return the new versions that take over the partial matches of those that are gone."""
+        """Return the new version, if any, that takes over the runs of each removed version."""
         return {
             old: new.name
             for old in removed
@@ -246,15 +232,12 @@ class Engine:
         }
 
     def process(self, rows: OrderedRows, only_selector: Selector | None = None) -> list[RuleResult]:
-        """Let rules see rows; results come in the order of the rows that led to them.
+        """Process rows; results are in the order of the rows that triggered them.
 
-        Args:
-            rows: the rows.
-            only_selector: the key whose rules see them, for copies made for that key; None for all
-                rules.
+        With `only_selector` only the rules with this key see them, as the rows are copies for it.
 
         Raises:
-            RunError: a rule failed that is to fail the query.
+            RunError: a rule failed whose policy is to fail the query.
         """
         results: list[RuleResult] = []
         for selector in {active.rule.key or self._key: None for active in self.active.values()}:
@@ -262,18 +245,18 @@ class Engine:
                 continue
             rules = [a for a in self.active.values() if (a.rule.key or self._key) == selector]
             conditions = self._conditions_of(selector, rules, rows.batch.schema)
-            whole, hits = (
+            all_rows, hits = (
                 RowView(rows, selector, read_all=len(rules) >= _MANY_RULES),
                 conditions.evaluate(rows.batch),
             )
             for active in rules:
-                view, found = whole, hits
-                sight = active.visible_rows(rows)
-                if sight is not None:
-                    view = RowView(rows.filter(sight), selector)
-                    found = conditions.evaluate(view.rows.batch)
+                view, rule_hits = all_rows, hits
+                mask = active.visible_rows(rows)
+                if mask is not None:
+                    view = RowView(rows.filter(mask), selector)
+                    rule_hits = conditions.evaluate(view.rows.batch)
                 try:
-                    self._process_rule(active, view, found.hits_for(active.compiled), results)
+                    self._process_rule(active, view, rule_hits.hits_for(active.compiled), results)
                 except RunError as error:
                     results.append(self.disable_rule(active.rule, error, self._last_seq(rows)))
         results.sort(key=_trigger)
@@ -288,24 +271,21 @@ class Engine:
     def _conditions_of(
         self, selector: Selector, rules: list[ActiveRule], schema: pa.Schema
     ) -> ConditionMasks:
-        made = self._conditions.get(selector)
-        if made is None or made[0] != schema:
-            made = (schema, ConditionMasks([one.compiled for one in rules], schema, self._maker))
-            self._conditions[selector] = made
-        return made[1]
+        cached = self._conditions.get(selector)
+        if cached is None or cached[0] != schema:
+            cached = (schema, ConditionMasks([one.compiled for one in rules], schema, self._maker))
+            self._conditions[selector] = cached
+        return cached[1]
 
     def disable_rule(
         self, rule: PatternProcessor, error: RunError, row: int = BY_TIME
     ) -> RuleResult:
-        """Turn a rule off that failed, and free its runs.
+        """Disable a rule that failed, and free its runs.
 
-        Args:
-            rule: the rule.
-            error: why.
-            row: number of the row that led to it, or `BY_TIME`.
+        `row` is the sequence number of the row that caused it, or `BY_TIME`.
 
         Raises:
-            RunError: the rule is to fail the query.
+            RunError: the rule's policy is to fail the query.
         """
         if rule.on_error == "fail":
             raise RunError(f"rule `{rule.id}`, {error.where}", error.problem) from error
@@ -329,8 +309,7 @@ class Engine:
     def _process_hits(
         self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
     ) -> None:
-        """Let a rule see the rows that fulfil some condition of it."""
-        rows, mine, chosen = view.rows, dict[int, Matcher | None](), view.select(hits.rows)
+        rows, matchers, chosen = view.rows, dict[int, Matcher | None](), view.select(hits.rows)
         chosen.keys.load(chosen.codes)
         if self._process_linear(active, rows, chosen, hits.bits, results):
             return
@@ -340,20 +319,20 @@ class Engine:
             whole=active.compiled.condition_bits.needs_whole_rows,
         )
         name, keys = active.name, dict[int, bytes]()
-        for place, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
-            if code not in mine:
+        for index, seq, time, code, bits in zip(*chosen[1:5], hits.bits, strict=True):
+            if code not in matchers:
                 keys[code] = chosen.keys.key_at(code)
-                mine[code] = self.keys.matchers_for(keys[code]).get(name)
-            matcher = mine[code]
+                matchers[code] = self.keys.matchers_for(keys[code]).get(name)
+            matcher = matchers[code]
             if matcher is None and not active.can_begin(bits):
                 continue
-            event = rows.event_at(place, seq, time)
-            mine[code] = self._step(active, keys[code], matcher, event, bits, results)
+            event = rows.event_at(index, seq, time)
+            matchers[code] = self._step(active, keys[code], matcher, event, bits, results)
 
     def _process_gaps(
         self, active: ActiveRule, view: RowView, hits: Hits, results: list[RuleResult]
     ) -> None:
-        """Let a rule see also, where a key has runs, the first row of each gap between hits."""
+        """Process hits and, for keys with runs, the first row of each gap between hits."""
         gaps, rows = GapRows(view, hits), view.rows
         chosen = gaps.chosen
         chosen.keys.load(chosen.codes)
@@ -365,14 +344,14 @@ class Engine:
             whole=active.compiled.condition_bits.needs_whole_rows,
         )
         for code, low, high in gaps.iter_keys():
-            place = chosen.keys.key_at(code)
-            matcher = self.keys.matchers_for(place).get(active.name)
+            key_bytes = chosen.keys.key_at(code)
+            matcher = self.keys.matchers_for(key_bytes).get(active.name)
             for at in range(low, high):
                 bits = gaps.bits[at]
                 if matcher is None and not (bits and active.can_begin(bits)):
                     continue
                 event = rows.event_at(chosen.indices[at], chosen.seqs[at], chosen.times[at])
-                matcher = self._step(active, place, matcher, event, bits, results)
+                matcher = self._step(active, key_bytes, matcher, event, bits, results)
 
     def _process_linear(
         self,
@@ -382,16 +361,16 @@ class Engine:
         bits: list[int],
         results: list[RuleResult],
     ) -> bool:
-        """Let a plain sequence see rows; tell whether it is one whose runs can be followed."""
-        sequence, keys, name = active.compiled.linear_pattern, chosen.keys, active.name
-        if sequence is None:
+        """Process rows with a `LinearMatcher`; return False if pattern or runs prevent it."""
+        pattern, keys, name = active.compiled.linear_pattern, chosen.keys, active.name
+        if pattern is None:
             return False
         before: dict[int, list[Run]] = {}
         for code in dict.fromkeys(chosen.codes):
             matcher = self.keys.matchers_for(keys.key_at(code)).get(name)
             if matcher is not None:
                 before[code] = matcher.runs
-                if not sequence.can_follow(matcher.runs):
+                if not pattern.can_follow(matcher.runs):
                     return False
         if may_exceed(active.rule.limits.runs, chosen.codes, before):
             return False
@@ -399,14 +378,14 @@ class Engine:
         def event(row: int) -> Event:
             return rows.event_at(chosen.indices[row], chosen.seqs[row], chosen.times[row])
 
-        follower, metrics = LinearMatcher(sequence, before), active.metrics
-        follower.process(chosen.codes, chosen.seqs, chosen.times, bits)
-        metrics.matches += follower.matches
-        metrics.timeouts += follower.timeouts
-        for row, code, outcome in follower.iter_ended(event, timed=active.reports_timeouts):
+        linear_matcher, metrics = LinearMatcher(pattern, before), active.metrics
+        linear_matcher.process(chosen.codes, chosen.seqs, chosen.times, bits)
+        metrics.matches += linear_matcher.matches
+        metrics.timeouts += linear_matcher.timeouts
+        for row, code, outcome in linear_matcher.iter_ended(event, timed=active.reports_timeouts):
             key = decode_key(keys.key_at(code))
             results.append(_new_result(RuleResult, (*name, key, outcome, chosen.seqs[row])))
-        for code, runs in follower.iter_changed(event):
+        for code, runs in linear_matcher.iter_changed(event):
             matchers = self.keys.matchers_for(keys.key_at(code))
             metrics.alive += len(runs) - len(before.get(code, ()))
             if runs:
@@ -424,7 +403,7 @@ class Engine:
         bits: int,
         results: list[RuleResult],
     ) -> Matcher | None:
-        """Give a key's matcher an event; return the matcher if it has runs then."""
+        """Process an event of a key; return its matcher, or None if no run is left."""
         if matcher is None:
             matcher = self.keys.matchers_for(key_bytes)[active.name] = active.matcher()
         alive, dropped, metrics = len(matcher.runs), matcher.dropped, active.metrics
@@ -439,42 +418,36 @@ class Engine:
         return None
 
     def explain(self, rule: str, key: Key) -> list[RunState]:
-        """Return where the runs of a rule stand in a key, for those who ask why nothing matched.
+        """Return the state of the runs of all versions of a rule in a key.
 
-        Args:
-            rule: its id; all its versions are looked at.
-            key: values of the rule's key columns, or of the stream's if it has none.
+        `key` has the values of the rule's key columns, or of the stream's if the rule has none.
         """
-        found: list[RunState] = []
+        states: list[RunState] = []
         for active in self.active.values():
             if active.rule.id == rule:
                 matchers = self.keys.matchers_for(encode_key(active.rule.key or self._key, key))
                 if active.name in matchers:
-                    found += list_run_states(matchers[active.name])
-        return found
+                    states += list_run_states(matchers[active.name])
+        return states
 
     def run_states(self, rule: str) -> dict[Key, list[RunState]]:
-        """Return where the runs of a rule stand, by the values of their keys.
-
-        Args:
-            rule: its id; all its versions are looked at.
-        """
-        found: dict[Key, list[RunState]] = {}
+        """Return the state of the runs of all versions of a rule, by key."""
+        states: dict[Key, list[RunState]] = {}
         names = [name for name in self.active if name[0] == rule]
-        for place in self.keys.list_keys():
+        for key_bytes in self.keys.list_keys():
             for name in names:
-                matcher = self.keys.matchers_for(place).get(name)
+                matcher = self.keys.matchers_for(key_bytes).get(name)
                 if matcher is not None:
-                    found.setdefault(decode_key(place), []).extend(list_run_states(matcher))
-        return found
+                    states.setdefault(decode_key(key_bytes), []).extend(list_run_states(matcher))
+        return states
 
     def advance(self, time: int) -> list[RuleResult]:
-        """Tell what time has ended, and free what a later version has replaced by then.
+        """Return what time has ended, and remove the versions replaced by then.
 
         Partial matches are handed over first, so that time ends them for the version that has them.
 
         Raises:
-            RunError: a rule failed that is to fail the query.
+            RunError: a rule failed whose policy is to fail the query.
         """
         results: list[RuleResult] = []
         for at in self.handover_times(time):
@@ -488,16 +461,16 @@ class Engine:
         return min((active.until for active in ending if active.metrics.alive), default=None)
 
     def handover_times(self, time: int) -> list[int]:
-        """Return the times up to this one at which a version takes over from the one before it."""
+        """Return the times up to `time` at which a version takes over runs of its predecessor."""
         ending = [active for active in self.active.values() if active.until <= time]
         return sorted({active.until for active in ending if self._successor(active) is not None})
 
     def hand_over(self, time: int) -> list[RuleResult]:
-        """End the versions that others replace by a time, and no other; as of `advance`."""
+        """Advance only the versions that are replaced by `time`, and remove them; see `advance`."""
         return self._advance(time, {n for n, active in self.active.items() if active.until <= time})
 
     def _successor(self, old: ActiveRule) -> RuleVersionKey | None:
-        """Return the scheduled version that takes over the partial matches of the one before it."""
+        """Return the scheduled version that takes over the runs of `old`, or None."""
         for new in self.active.values():
             follows = new.rule.id == old.rule.id and new.rule.starts == old.until
             if follows and new.rule.keep_matches and is_same_shape(old.automaton, new.automaton):
@@ -506,20 +479,22 @@ class Engine:
 
     def _advance(self, time: int, names: Collection[RuleVersionKey]) -> list[RuleResult]:
         results: list[RuleResult] = []
-        for place in self.keys.due_keys(time):
-            for name in [name for name in self.keys.matchers_for(place) if name in names]:
-                matcher, active = self.keys.matchers_for(place).get(name), self.active.get(name)
+        for key_bytes in self.keys.due_keys(time):
+            for name in [name for name in self.keys.matchers_for(key_bytes) if name in names]:
+                matcher, active = self.keys.matchers_for(key_bytes).get(name), self.active.get(name)
                 if matcher is not None and active is not None and matcher.due <= time:
-                    self._expire(active, place, matcher, min(time, active.until), results)
-        over = sorted(name for name, active in self.active.items() if active.until <= time)
-        heirs = {name: self._successor(self.active[name]) for name in over}
-        for name in over:
-            old, heir = self.active.pop(name), heirs[name]
-            if heir is not None:
-                self.active[heir].metrics.alive += old.metrics.alive
-        if over:
+                    self._expire(active, key_bytes, matcher, min(time, active.until), results)
+        replaced = sorted(name for name, active in self.active.items() if active.until <= time)
+        successors = {name: self._successor(self.active[name]) for name in replaced}
+        for name in replaced:
+            old, successor = self.active.pop(name), successors[name]
+            if successor is not None:
+                self.active[successor].metrics.alive += old.metrics.alive
+        if replaced:
             self._conditions.clear()
-            self.keys.forget(over, {old: new for old, new in heirs.items() if new is not None})
+            self.keys.forget(
+                replaced, {old: new for old, new in successors.items() if new is not None}
+            )
         return results
 
     def _expire(
@@ -551,13 +526,13 @@ class Engine:
         trigger: int,
         results: list[RuleResult],
     ) -> None:
-        """Add results; partial matches that differ in nothing but where they wait are told once."""
+        """Append results; partial matches with equal events and end time are reported once."""
         (name, version), key, metrics = active.name, decode_key(key_bytes), active.metrics
         if len(timeouts) > 1:
-            told: dict[tuple[int, ...], Timeout] = {}
+            unique: dict[tuple[int, ...], Timeout] = {}
             for timeout in timeouts:
-                told.setdefault(_timeout_identity(timeout), timeout)
-            timeouts = list(told.values())
+                unique.setdefault(_timeout_identity(timeout), timeout)
+            timeouts = list(unique.values())
         metrics.timeouts += len(timeouts)
         metrics.matches += len(matches)
         outcomes: list[PatternMatch | Timeout] = (
@@ -571,17 +546,17 @@ def _trigger(result: RuleResult) -> int:
 
 
 def _timeout_identity(timeout: Timeout) -> tuple[int, ...]:
-    """Return what partial matches have in common that are told once."""
-    mark = [timeout.time]
+    """Return the end time and events of a time-out; time-outs that share them are reported once."""
+    identity = [timeout.time]
     node: RunNode | None = timeout.node
     while node is not None:
-        mark += (node.stage, node.event.seq)
+        identity += (node.stage, node.event.seq)
         node = node.previous
-    return tuple(mark)
+    return tuple(identity)
 
 
 def is_same_shape(left: Nfa, right: Nfa) -> bool:
-    """Tell whether two automata differ in nothing but their conditions."""
+    """Return whether two automata differ only in their conditions."""
 
     def shape(automaton: Nfa) -> object:
         states = [

@@ -1,7 +1,7 @@
-"""The keys of rows, and a copy of each row for each key.
+"""Keys of rows, and copies of rows for rules with their own keys.
 
-Where rules have keys of their own, a reader makes one copy of each row for each distinct selector,
-not for each rule, and each copy goes to the bucket of its key.
+A reader copies each row once per distinct selector, not per rule. Each copy goes to the bucket of
+its key.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from streambroker_core.cep.engine.key_store import encode_key
 from streambroker_core.cep.pattern.key_selectors import Selector, key_expression, selector_text
 
 SELECTOR, KEY_BYTES, FIRST = "_selector", "_place", "_first"
-"""Columns of copies: what the key is made of, the key as bytes, whether it is the first copy."""
+"""Columns of copies: selector as text, encoded key, and whether it is the row's first copy."""
 
 
 def key_columns(batch: pa.RecordBatch, selector: Selector) -> list[pa.Array]:
-    """Return the values of a key's parts, a column for each; of floats there is one zero, one NaN.
+    """Return one column for each part of a key; floats have a single zero and a single NaN.
 
     Raises:
         FilterError: a part is neither a column nor an expression.
@@ -37,8 +37,8 @@ def _key_part(batch: pa.RecordBatch, text: str) -> pa.Array:
     columns = [batch.column(name) for name in used]
     if used and not any(pa.types.is_nested(column.type) for column in columns):
         codes, values = encode_columns(columns)
-        found = [fetch(dict(zip(used, each, strict=True))) for each in values]
-        return pa.array(found).take(codes)
+        results = [fetch(dict(zip(used, each, strict=True))) for each in values]
+        return pa.array(results).take(codes)
     return pa.array([fetch(row) for row in batch.select(used).to_pylist()])
 
 
@@ -50,10 +50,9 @@ def _normalize_floats(column: pa.Array) -> pa.Array:
 
 
 def encode_columns(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[tuple[Any, ...]]]:
-    """Return a number for each row, from 0 without gaps, and what each number stands for.
+    """Number the distinct rows of columns from 0 without gaps; return numbers and distinct rows.
 
-    Args:
-        columns: at least one, of no nested type.
+    There is at least one column, and none has a nested type.
     """
     codes = [column.dictionary_encode("encode") for column in columns]
     if len(codes) == 1:
@@ -65,18 +64,16 @@ def encode_columns(columns: Sequence[pa.Array]) -> tuple[pa.Array, list[tuple[An
 
 
 def _combine_codes(before: pa.Array, column: pa.DictionaryArray) -> pa.Array:
-    """Return a number for each pair of a number so far and a value, without gaps again."""
+    """Number the pairs of a previous number and a value, again without gaps."""
     size = pa.scalar(max(1, len(column.dictionary)), pa.int64())
     pairs = pc.add(pc.multiply(pc.cast(before, pa.int64()), size), column.indices)
     return pairs.dictionary_encode().indices
 
 
 def copy_rows(batch: pa.RecordBatch, selectors: Sequence[Selector]) -> pa.RecordBatch:
-    """Return one copy of each row for each key, as a `PatternOperator` with ``copied`` takes them.
+    """Copy each row once for each selector, for a `PatternOperator` with ``copied``.
 
-    Args:
-        batch: the rows.
-        selectors: what `RuleSet.selectors` returns; at least one.
+    `selectors` is the result of `RuleSet.selectors`, with at least one.
 
     Raises:
         FilterError: a part of a key is neither a column nor an expression.
@@ -90,8 +87,8 @@ def copy_rows(batch: pa.RecordBatch, selectors: Sequence[Selector]) -> pa.Record
             pa.repeat(pa.scalar(number == 0), batch.num_rows),
         ]
         parts.append(pa.RecordBatch.from_arrays([*batch.columns, *added], names=names))
-    whole = pa.Table.from_batches(parts).combine_chunks().to_batches()
-    return whole[0] if whole else parts[0]
+    copies = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return copies[0] if copies else parts[0]
 
 
 def _key_bytes(batch: pa.RecordBatch, selector: Selector) -> pa.Array:

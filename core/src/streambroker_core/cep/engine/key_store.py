@@ -1,8 +1,8 @@
-"""What keys keep: their matchers, read when a key is touched, written when the window ends.
+"""Matchers by key: read when a key is first used, written when the window ends.
 
-A key is a *place*: what it is made of and the values, as bytes. Beside the runs stand an index of
-when time ends some of them, and one of the times of matches that wait for others. A key without
-runs has no entry.
+Key bytes encode the selector and the values of a key. The state has the runs by key and two
+indexes: one of the next due time of each key, and one of the earliest time of its held matches.
+A key without runs has no entry.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from streambroker_core.control.operators.operator import StateError
 _HELD, _RUNS, _DUE, _BEHIND = b"h", b"k", b"t", b"u"
 _HEAD = struct.Struct(">qq")
 _NO_TIME = 2**63 - 1
-"""Stands for never where times are kept."""
+"""Stored in place of a time for never."""
 
 
 def encode_key(selector: tuple[str, ...], values: Iterable[Any]) -> bytes:
-    """Return a key as bytes; equal keys have equal bytes, and so have 0.0 and -0.0."""
-    given = list(values)
-    if len(given) == 1 and type(given[0]) is int:
-        return encode_integer(given[0], _integer_key_header(selector))
+    """Encode a key; equal keys have equal bytes, also 0.0 and -0.0."""
+    items = list(values)
+    if len(items) == 1 and type(items[0]) is int:
+        return encode_integer(items[0], _integer_key_header(selector))
     out = ValueWriter(_key_header(selector))
-    out.write_integer(len(given))
-    for value in given:
+    out.write_integer(len(items))
+    for value in items:
         out.write_value(_normalize_float(value))
     return out.to_bytes()
 
@@ -51,7 +51,6 @@ def _key_header(selector: tuple[str, ...]) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def _integer_key_header(selector: tuple[str, ...]) -> bytes:
-    """Return all that stands before the value of a key that is one integer."""
     return encode_integer(1, _key_header(selector)) + INTEGER_TAG
 
 
@@ -70,12 +69,11 @@ def decode_key(key_bytes: bytes) -> tuple[Any, ...]:
 
 
 class _StoredKey:
-    """What the state has of a key that was read.
+    """Stored state of a key that was read.
 
     Attributes:
-        due: when its index says that time ends something.
-        held: the earliest time of a match that waits, as its index says.
-        rules: the rules that have runs in it; None if they are others by now.
+        due, held: times in the indexes: next due time, and earliest time of a held match.
+        rules: rules with runs in it; None if loading may have removed or handed over runs.
     """
 
     __slots__ = ("due", "held", "rules")
@@ -90,12 +88,7 @@ class _StoredKey:
 
 
 class KeyStore:
-    """The matchers of all keys of a bucket.
-
-    Args:
-        state: where they are kept.
-        make_matcher: returns a matcher without runs; None for a rule that is gone.
-    """
+    """Matchers of all keys of a bucket; `make_matcher` returns None for a removed rule."""
 
     def __init__(
         self, state: KeyedState, make_matcher: Callable[[RuleVersionKey], Matcher | None]
@@ -105,7 +98,7 @@ class KeyStore:
         self._written: dict[bytes, _StoredKey] = {}
 
     def matchers_for(self, key_bytes: bytes) -> dict[RuleVersionKey, Matcher]:
-        """Return the matchers of a key; they may be changed."""
+        """Return the matchers of a key; the caller may change them."""
         matchers = self._loaded.get(key_bytes)
         return self._load(key_bytes, {}) if matchers is None else matchers
 
@@ -117,40 +110,42 @@ class KeyStore:
         if data is not None:
             if len(data) < _HEAD.size:
                 raise StateError("state of patterns is damaged: it ends within a time.")
-            gone: list[RuleVersionKey] = []
-            matchers = read(data[_HEAD.size :], self._make_matcher, successors, gone)
+            removed: list[RuleVersionKey] = []
+            matchers = read(data[_HEAD.size :], self._make_matcher, successors, removed)
             due, held = _HEAD.unpack_from(data)
-            others = bool(gone or successors)
-            self._written[key_bytes] = _StoredKey(due, held, None if others else tuple(matchers))
+            rules_changed = bool(removed or successors)
+            self._written[key_bytes] = _StoredKey(
+                due, held, None if rules_changed else tuple(matchers)
+            )
         self._loaded[key_bytes] = matchers
         return matchers
 
     def list_keys(self) -> list[bytes]:
         """Return the keys that have runs, in order."""
-        found = {key[len(_RUNS) :] for key, _ in self._state.scan(_RUNS, _DUE)}
-        return sorted(found | {place for place, each in self._loaded.items() if each})
+        stored = {key[len(_RUNS) :] for key, _ in self._state.scan(_RUNS, _DUE)}
+        return sorted(stored | {key_bytes for key_bytes, each in self._loaded.items() if each})
 
     def due_keys(self, time: int) -> list[bytes]:
-        """Return the keys in which time ends something by then, the earliest first."""
-        found = []
-        below = _DUE + time_key(time + 1) if time < _NO_TIME else _BEHIND
-        for key, _ in self._state.scan(_DUE, below):
-            place = key[len(_DUE) + 8 :]
-            if place not in self._loaded:
-                found.append((time_from_key(key[len(_DUE) :]), place))
-        for place, matchers in self._loaded.items():
+        """Return the keys with a run that is due by `time`, the earliest first."""
+        due = []
+        end = _DUE + time_key(time + 1) if time < _NO_TIME else _BEHIND
+        for key, _ in self._state.scan(_DUE, end):
+            key_bytes = key[len(_DUE) + 8 :]
+            if key_bytes not in self._loaded:
+                due.append((time_from_key(key[len(_DUE) :]), key_bytes))
+        for key_bytes, matchers in self._loaded.items():
             if matchers:
                 first = _earliest_due(matchers)
                 if first <= time:
-                    found.append((first, place))
-        return [place for _, place in sorted(found)]
+                    due.append((first, key_bytes))
+        return [key_bytes for _, key_bytes in sorted(due)]
 
     def next_due(self) -> int | None:
-        """Return when time next ends something, once all is saved; None for never."""
+        """Return the earliest due time in the saved state; None for never."""
         return self._first_time(_DUE, _BEHIND)
 
     def first_held(self) -> int | None:
-        """Return the earliest time of a match that waits, once all is saved; None for none."""
+        """Return the earliest time of a held match in the saved state; None for none."""
         return self._first_time(_HELD, _RUNS)
 
     def _first_time(self, index: bytes, below: bytes) -> int | None:
@@ -163,35 +158,40 @@ class KeyStore:
         removed: Collection[RuleVersionKey],
         successors: Mapping[RuleVersionKey, RuleVersionKey],
     ) -> int:
-        """Free the runs of rules in all keys, or hand them over; return how many were freed."""
+        """Free the runs of removed rules in all keys, or hand them over.
+
+        Returns the number of runs freed in keys that were already loaded.
+        """
         freed = 0
-        for place in self.list_keys():
-            if place not in self._loaded:
-                self._load(place, successors)
+        for key_bytes in self.list_keys():
+            if key_bytes not in self._loaded:
+                self._load(key_bytes, successors)
                 continue
-            matchers = self._loaded[place]
+            matchers = self._loaded[key_bytes]
             for name in [name for name in matchers if name in removed]:
                 old = matchers.pop(name)
-                heir = self._make_matcher(successors[name]) if name in successors else None
-                if heir is None:
+                successor = self._make_matcher(successors[name]) if name in successors else None
+                if successor is None:
                     freed += len(old.runs)
                 else:
-                    heir.runs, heir.held, heir.due = old.runs, old.held, old.due
-                    heir.changed = True
-                    matchers[successors[name]] = heir
+                    successor.runs, successor.held, successor.due = old.runs, old.held, old.due
+                    successor.changed = True
+                    matchers[successors[name]] = successor
         return freed
 
     def save(self) -> None:
-        """Write back into the state what has changed of what was loaded."""
+        """Write changed keys to the state, and unload all keys."""
         changed = sorted(
-            place
-            for place, matchers in self._loaded.items()
-            if (matchers or place in self._written) and self._has_changed(place)
+            key_bytes
+            for key_bytes, matchers in self._loaded.items()
+            if (matchers or key_bytes in self._written) and self._has_changed(key_bytes)
         )
-        nodes = {place: collect_nodes(self._loaded[place].values()) for place in changed}
+        nodes = {
+            key_bytes: collect_nodes(self._loaded[key_bytes].values()) for key_bytes in changed
+        }
         load_fields(_iter_events(nodes.values()))
-        for place in changed:
-            self._save(place, write(self._loaded[place], nodes[place]))
+        for key_bytes in changed:
+            self._save(key_bytes, write(self._loaded[key_bytes], nodes[key_bytes]))
         self._loaded.clear()
         self._written.clear()
 
@@ -234,7 +234,6 @@ def _earliest_due(matchers: Mapping[RuleVersionKey, Matcher]) -> int:
 
 
 def _earliest_held(matchers: Mapping[RuleVersionKey, Matcher]) -> int:
-    """Return the earliest time of a match that waits for runs that began before it."""
     first = _NO_TIME
     for each in matchers.values():
         for run in each.held:

@@ -1,4 +1,4 @@
-"""What the rules of a bucket did in a window, for people: it changes nothing and is in no state."""
+"""Metrics of the rules of a bucket in a window: for display only, never part of the state."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMetrics:
-    """What a rule did.
+    """Metrics of a rule in a bucket.
 
     Attributes:
-        rule: its id.
-        version: its version.
-        since: the window from which on the bucket has it.
-        tested: events that its automaton has seen.
-        matches: matches told.
-        timeouts: timed-out partial matches told.
-        dropped: runs given up because of its limits.
-        alive: runs that the bucket has now.
-        nanoseconds: time that matching took.
+        since: first window in which the bucket has it.
+        tested: events that its automaton has processed.
+        timeouts: number of timed-out partial matches, reported or not.
+        dropped: runs dropped because of its limits.
+        alive: current number of runs.
+        nanoseconds: time spent on matching.
     """
 
     rule: str
@@ -34,14 +31,7 @@ class RuleMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFailure:
-    """A rule that failed, and is off in its bucket.
-
-    Attributes:
-        rule: its id.
-        version: its version.
-        where: which part of it.
-        problem: what happened.
-    """
+    """A rule that failed, and is off in its bucket: which part failed, and why."""
 
     rule: str
     version: int
@@ -51,19 +41,17 @@ class RuleFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowMetrics:
-    """What a window of a bucket came to.
+    """Metrics of one window of a bucket.
 
     Attributes:
-        bucket: the bucket.
-        window: number of the window.
-        rules: rules in force, in the order of ids and versions; those that did something, or all.
-        complete: it is all, because they have changed.
+        rules: rules in force, ordered by id and version: all, or those with activity.
+        complete: `rules` has all rules, because the set changed.
         stopped: rules that failed in it.
-        waiting: rows that wait for the watermark behind it.
-        first: the earliest time among them, in microseconds.
-        watermark: of the window.
-        due: in processing time, the pinned time at which time next ends a run of the bucket.
-        query: id of the query, for a driver that has several.
+        waiting: rows after the watermark, which wait for it.
+        first: earliest time of these rows, in microseconds.
+        watermark: watermark of the window; None in processing time.
+        due: in processing time, the pinned time at which time next ends a run; None for never.
+        query: id of the query, for a driver with several.
     """
 
     bucket: int

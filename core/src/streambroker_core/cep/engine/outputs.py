@@ -1,4 +1,4 @@
-"""What is told of matches and time-outs: rows of one form, or rows that a function makes."""
+"""Output rows of matches and time-outs: a fixed schema, or rows that a function creates."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ RESULTS = pa.schema(
         ("events", pa.string()),
     ]
 )
-"""Columns of matches and time-outs: ``key`` and ``events`` are JSON, the latter stage → rows.
-``noticed`` is when it was known; of a time-out it is its time."""
+"""Columns of matches and time-outs. ``key`` and ``events`` (rows by stage) are JSON.
+``noticed`` is the time at which the result became known; for a time-out it equals ``time``.
+"""
 FAILURES = pa.schema(
     [
         ("rule", pa.string()),
@@ -49,16 +50,14 @@ _quoted = lru_cache(maxsize=4_096)(_json)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedEvents:
-    """A match or a timed-out partial match, as a function gets it.
+    """A match or a timed-out partial match, as passed to a function.
 
     Attributes:
         rule: id of the rule.
-        version: its version.
-        key: the values of its key.
-        events: stage → rows taken, in the order of the pattern; stages that took none are absent.
-        time: in microseconds: of the last event or, of a negated end or a time-out, its end.
-        noticed: the time at which that was known.
-        waited: what a time-out waited for; None of a match.
+        events: rows taken by stage, in the order of the pattern, without stages that took none.
+        time: in microseconds: time of the last event; end time of a negated end or a time-out.
+        noticed: time at which the result became known.
+        waited: what a time-out waited for; None for a match.
     """
 
     rule: str
@@ -75,12 +74,12 @@ FunctionResult: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]] | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchFunction:
-    """Makes rows of what the rules find that name it. They go to an output of its name.
+    """Creates rows from the results of rules that name it; the rows go to an output of its name.
 
     Attributes:
-        schema: columns of the rows; ``rule`` and ``version`` are put before them.
+        schema: columns of the rows, without the leading ``rule`` and ``version``.
         matched: called with each match; returns a row, rows, or None.
-        timed_out: called with each timed-out partial match; None lets them go to ``timeouts``.
+        timed_out: called with each timed-out partial match; if None, these go to ``timeouts``.
     """
 
     schema: pa.Schema
@@ -98,26 +97,19 @@ class MatchFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchOutput:
-    """What came of results.
-
-    Attributes:
-        batches: rows by output, in order.
-        failures: rules whose function failed, and why.
-    """
+    """Rows of results by output, in order, and the rules whose function failed, with the error."""
 
     batches: list[tuple[str, pa.RecordBatch]]
     failures: list[tuple[PatternProcessor, RunError]]
 
 
 class OutputWriter:
-    """Makes rows of results.
+    """Converts results to output rows.
 
-    Args:
-        functions: by the names that rules use.
-        timeouts: there is an output for time-outs that no function asks for.
+    Without `timeouts` there is no output for time-outs that no function handles.
 
     Raises:
-        PatternArgumentError: a function has the name of another output.
+        PatternArgumentError: a function has a blank name, or that of a built-in output.
     """
 
     def __init__(self, functions: Mapping[str, MatchFunction], *, timeouts: bool = True) -> None:
@@ -132,24 +124,20 @@ class OutputWriter:
         self.outputs = (*own, *sorted(functions))
 
     def reports_timeouts(self, rule: PatternProcessor) -> bool:
-        """Tell whether the timed-out partial matches of a rule are wanted."""
+        """Return whether an output or function receives the timed-out partial matches of a rule."""
         function = self._functions.get(rule.function or "")
         return self._timeouts or (function is not None and function.timed_out is not None)
 
     def write(
         self, results: list[RuleResult], find_rule: Callable[[str, int], PatternProcessor]
     ) -> MatchOutput:
-        """Return rows of matches and time-outs, in their order.
+        """Return rows of matches and time-outs, in their order; errors are left out.
 
-        A rule whose function fails is told no further.
-
-        Args:
-            results: what rules have led to; errors are left out.
-            find_rule: returns the rule with an id and a version.
+        A rule whose function fails gets no further rows.
         """
         _load_rows(results)
-        plain: dict[str, list[RuleResult]] = {}
-        made: dict[str, list[dict[str, Any]]] = {}
+        standard: dict[str, list[RuleResult]] = {}
+        function_rows: dict[str, list[dict[str, Any]]] = {}
         failed: dict[tuple[str, int], tuple[PatternProcessor, RunError]] = {}
         for result in results:
             if result[:2] in failed or isinstance(result.outcome, RunError):
@@ -158,16 +146,18 @@ class OutputWriter:
             call = self._function_for(rule, result)
             if call is None or rule is None:
                 output = MATCHES if isinstance(result.outcome, PatternMatch) else TIMEOUTS
-                plain.setdefault(output, []).append(result)
+                standard.setdefault(output, []).append(result)
                 continue
             name = rule.function or ""
             try:
                 rows = _check_rows(self._functions[name], call(_to_matched_events(result)), result)
-                made.setdefault(name, []).extend(rows)
+                function_rows.setdefault(name, []).extend(rows)
             except Exception as error:
                 failed[result[:2]] = rule, _make_error(name, error)
-        batches = [(output, _to_batch(plain[output])) for output in OUTPUTS if output in plain]
-        for name, rows in sorted(made.items()):
+        batches = [
+            (output, _to_batch(standard[output])) for output in OUTPUTS if output in standard
+        ]
+        for name, rows in sorted(function_rows.items()):
             if rows:
                 batches.append((name, pa.RecordBatch.from_pylist(rows, self._schema(name))))
         return MatchOutput(batches=batches, failures=list(failed.values()))
@@ -185,12 +175,12 @@ class OutputWriter:
 
 
 def with_rule_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of an output of a function: the rule's id and version come first."""
+    """Return the columns of a function's output, which begin with the rule's id and version."""
     return pa.schema([RESULTS.field(0), RESULTS.field(1), *schema])
 
 
 def _load_rows(results: list[RuleResult]) -> None:
-    """Read the rows of what time has ended; those of the others are read with their batch."""
+    """Load the rows of results that time triggered; other rows are loaded with their batch."""
     events = []
     for result in results:
         if result.trigger == BY_TIME and not isinstance(result.outcome, RunError):
@@ -203,7 +193,7 @@ def _load_rows(results: list[RuleResult]) -> None:
 
 def _to_matched_events(result: RuleResult) -> MatchedEvents:
     outcome = result.outcome
-    assert isinstance(outcome, PatternMatch | Timeout)  # noqa: S101 - errors are told otherwise
+    assert isinstance(outcome, PatternMatch | Timeout)  # noqa: S101 - the caller reports errors
     time, noticed = _times(outcome)
     return MatchedEvents(
         rule=result.rule,
@@ -224,25 +214,22 @@ def _times(outcome: PatternMatch | Timeout) -> tuple[int, int]:
 def _check_rows(
     function: MatchFunction, returned: FunctionResult, result: RuleResult
 ) -> list[dict[str, Any]]:
-    """Return the rows that a function made.
+    """Return the rows that a function returned, with the rule's columns.
 
-    Raises:
-        ValueError: they do not have its columns.
-        TypeError: they are no rows.
-        ArrowException: a value does not have the type of its column.
+    Raises ValueError, TypeError or ArrowException if they do not fit the function's schema.
     """
     if returned is None:
         return []
-    given = [returned] if isinstance(returned, Mapping) else list(returned)
+    returned_rows = [returned] if isinstance(returned, Mapping) else list(returned)
     names, rows = function.schema.names, list[dict[str, Any]]()
-    for row in given:
-        more = [name for name in row if name not in names]
-        if more:
-            raise ValueError(f"a row has `{more[0]}`, and its columns are {', '.join(names)}")
+    for row in returned_rows:
+        unknown = [name for name in row if name not in names]
+        if unknown:
+            raise ValueError(f"a row has `{unknown[0]}`, and its columns are {', '.join(names)}")
         rows.append(dict(row))
     pa.RecordBatch.from_pylist(rows, function.schema)
-    lead = dict(zip(_LEAD_COLUMNS, result[:2], strict=True))
-    return [lead | row for row in rows]
+    rule_columns = dict(zip(_LEAD_COLUMNS, result[:2], strict=True))
+    return [rule_columns | row for row in rows]
 
 
 def _make_error(name: str, error: Exception) -> RunError:
@@ -254,10 +241,11 @@ def _to_batch(results: list[RuleResult]) -> pa.RecordBatch:
     keys: dict[tuple[str, tuple[Any, ...]], str] = {}
     texts = []
     for result in results:
-        mark = result.rule, result.key  # keys of one rule have one type: 1 and true do not meet
-        text = keys.get(mark)
+        # Keys of one rule have one type, so 1 and true cannot collide.
+        cache_key = result.rule, result.key
+        text = keys.get(cache_key)
         if text is None:
-            text = keys[mark] = _json(list(result.key))
+            text = keys[cache_key] = _json(list(result.key))
         texts.append(text)
     columns = [
         [result.rule for result in results],
@@ -272,24 +260,24 @@ def _to_batch(results: list[RuleResult]) -> pa.RecordBatch:
 
 
 def _all_events_json(results: list[RuleResult]) -> list[str]:
-    """Return what results have taken as JSON; each event, and each shared past, is written once."""
-    lasts = [(each.outcome.node, each.outcome.names) for each in results]  # type: ignore[union-attr]
+    """Return the events of each result as JSON; each event and shared prefix is encoded once."""
+    chains = [(each.outcome.node, each.outcome.names) for each in results]  # type: ignore[union-attr]
     new: dict[int, Event] = {}
-    for node, _ in lasts:
+    for node, _ in chains:
         each: RunNode | None = node
         while each is not None and each.text is None:
             if each.event.text is None:
                 new[id(each.event)] = each.event
             each = each.previous
     _write_event_texts(list(new.values()))
-    return [_events_json(node, names) for node, names in lasts]
+    return [_events_json(node, names) for node, names in chains]
 
 
 def _write_event_texts(events: list[Event]) -> None:
-    """Write the rows of events as JSON.
+    """Encode the rows of events as JSON, if possible in one call, which halves the cost.
 
-    All in one go, which costs half: `},{` and the name that all rows begin with stand between two
-    rows, and there alone if that is so often as it has to be.
+    One call needs rows that all begin with the same field. Then `},{` and that field's name
+    separate two rows. If the split yields another number of parts, each row is encoded alone.
     """
     rows = [event.row for event in events]
     first = {next(iter(row), None) for row in rows}
@@ -305,35 +293,35 @@ def _write_event_texts(events: list[Event]) -> None:
 
 
 def _events_json(node: RunNode, names: tuple[str, ...]) -> str:
-    """Return what was taken up to a node as JSON: stage → rows, in order."""
-    before = node.previous
-    if before is not None and before.text is None:
-        before.text = _json_prefix(before, names)
-    lead = _json_prefix(node, names)
-    if lead:
-        return f"{lead}]}}"
+    """Return the events up to a node as JSON: rows by stage, in order."""
+    previous = node.previous
+    if previous is not None and previous.text is None:
+        previous.text = _json_prefix(previous, names)
+    prefix = _json_prefix(node, names)
+    if prefix:
+        return f"{prefix}]}}"
     stages = events_by_stage(node, names).items()
     texts = ((stage, ",".join(each.text or "" for each in taken)) for stage, taken in stages)
     return f"{{{','.join(f'{_quoted(stage)}:[{text}]' for stage, text in texts)}}}"
 
 
 def _json_prefix(node: RunNode, names: tuple[str, ...]) -> str:
-    """Return the JSON up to a node, without its end; empty if a stage comes back, as in a group."""
+    """Return the JSON up to a node, without its end; empty if a stage repeats, as in a group."""
     new: list[RunNode] = []
-    known: RunNode | None = node
-    while known is not None and known.text is None:
-        new.append(known)
-        known = known.previous
-    lead, stage = "{", -1
-    if known is not None:
-        lead, stage = known.text or "", known.stage
+    cached: RunNode | None = node
+    while cached is not None and cached.text is None:
+        new.append(cached)
+        cached = cached.previous
+    prefix, stage = "{", -1
+    if cached is not None:
+        prefix, stage = cached.text or "", cached.stage
     for each in reversed(new):
-        if each.stage < stage or not lead:
+        if each.stage < stage or not prefix:
             return ""
         if each.stage == stage:
-            lead = f"{lead},{each.event.text}"
+            prefix = f"{prefix},{each.event.text}"
         else:
-            between = "" if stage < 0 else "],"
-            lead = f"{lead}{between}{_quoted(names[each.stage])}:[{each.event.text}"
+            separator = "" if stage < 0 else "],"
+            prefix = f"{prefix}{separator}{_quoted(names[each.stage])}:[{each.event.text}"
         stage = each.stage
-    return lead
+    return prefix

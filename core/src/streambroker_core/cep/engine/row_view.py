@@ -1,4 +1,4 @@
-"""Rows as rules see them: events, made of the rows that a rule takes notice of, and keys."""
+"""Rows as rules see them: ordered rows, their keys, and events of the rows that a rule needs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ _SINCE = {
     kind: pa.scalar(0, pa.int64()).cast(kind).as_py()
     for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC"))
 }
-"""The instants from which microseconds are counted, as Arrow gives them."""
+"""The epoch of each timestamp type, as Arrow returns it."""
 
 
 class OrderedRows:
-    """Rows in the order in which they are to be seen.
+    """Rows in processing order.
 
     Attributes:
-        batch: the rows.
-        times: their event times, or the clock, in microseconds.
-        arrival_windows: the windows in which they came.
-        seqs: their numbers.
+        times: event times, or the pinned clock, in microseconds.
+        arrival_windows: window in which each row arrived.
+        seqs: sequence numbers.
         clock: the pinned clock of the window.
-        key_bytes: their keys as bytes, where they are copies made for one key; else None.
+        key_bytes: encoded keys if the rows are copies made for one key; else None.
     """
 
     __slots__ = (
@@ -67,7 +66,7 @@ class OrderedRows:
         self._values: dict[str, dict[int, Any]] = {}
 
     def filter(self, chosen: pa.BooleanArray) -> OrderedRows:
-        """Return some of the rows; their events are the same ones."""
+        """Return some of the rows; they share their events with these."""
         return OrderedRows(
             self.batch.filter(chosen),
             self.times.filter(chosen),
@@ -79,7 +78,7 @@ class OrderedRows:
         )
 
     def event_at(self, row: int, seq: int, time: int) -> Event:
-        """Return a row as an event, the same one for all rules."""
+        """Return a row as an event; all rules share it."""
         event = self._events.get(seq)
         if event is None:
             event = self._events[seq] = Event(seq, time, None, self.clock, self, row)
@@ -105,55 +104,45 @@ class OrderedRows:
         return value
 
     def load_columns(self, chosen: SelectedRows, names: frozenset[str], *, whole: bool) -> None:
-        """Read what will be asked of rows in one go: columns, or all of them."""
+        """Read columns of the selected rows at once; all columns if `whole`."""
         if whole:
-            places = zip(chosen.indices, chosen.seqs, chosen.times, strict=True)
-            load_fields([self.event_at(place, seq, time) for place, seq, time in places])
+            positions = zip(chosen.indices, chosen.seqs, chosen.times, strict=True)
+            load_fields([self.event_at(index, seq, time) for index, seq, time in positions])
             return
         for name in names:
             at = self.batch.schema.get_field_index(name)
             if at >= 0:
-                found = to_python_values(self.batch.column(at).take(chosen.rows))
-                self._values.setdefault(name, {}).update(zip(chosen.indices, found, strict=True))
+                values = to_python_values(self.batch.column(at).take(chosen.rows))
+                self._values.setdefault(name, {}).update(zip(chosen.indices, values, strict=True))
 
 
 def to_integers(column: pa.Array) -> list[int]:
-    """Return integers, of which none is null, without the object that Arrow makes of each."""
+    """Convert a column of integers; without nulls it creates no Arrow object per value."""
     letter = _LETTERS.get(column.type)
     if letter is None or column.null_count or not len(column):
-        read: list[int] = column.to_pylist()
-        return read
+        values: list[int] = column.to_pylist()
+        return values
     low = column.offset
     return memoryview(column.buffers()[1]).cast(letter)[low : low + len(column)].tolist()
 
 
 def to_python_values(column: pa.Array) -> list[Any]:
-    """Return what ``to_pylist`` does; instants of UTC or of no zone in a sixth of its time."""
-    since = _SINCE.get(column.type)
-    if since is not None:
+    """Return the result of ``to_pylist``, six times as fast for timestamps of UTC or no zone."""
+    epoch = _SINCE.get(column.type)
+    if epoch is not None:
         numbers = column.view(pa.int64()).to_pylist()
-        return [None if micros is None else since + timedelta(0, 0, micros) for micros in numbers]
-    read: list[Any] = column.to_pylist()
-    return read
+        return [None if micros is None else epoch + timedelta(0, 0, micros) for micros in numbers]
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 class KeyCodes:
-    """The keys of some rows, of which a rule takes notice of few: made when they are asked for.
-
-    Attributes:
-        codes: a number for each row, the same for rows of one key.
-    """
+    """Keys of rows as a number per row; key bytes are computed on demand, as rules need few."""
 
     __slots__ = ("_key_bytes", "_selector", "_values", "codes")
 
     def __init__(self, rows: OrderedRows, selector: Selector, at: pa.Array | None = None) -> None:
-        """Number the keys.
-
-        Args:
-            rows: the rows.
-            selector: what the key is made of: columns or expressions; none for one key for all.
-            at: of these rows only, whose keys are made of columns; None for all.
-        """
+        """Number the keys of all rows, or of the rows `at`, whose key consists of columns."""
         self._selector: Selector | None = selector
         self._key_bytes: dict[int, bytes] = {}
         if rows.key_bytes is not None:
@@ -175,33 +164,28 @@ class KeyCodes:
             self.codes, self._values = encode_columns(columns)
 
     def load(self, codes: list[int]) -> None:
-        """Make the keys with these numbers in one go, where they are of one column."""
+        """Encode the keys with these numbers at once, if the key has a single column."""
         if not isinstance(self._values, pa.Array):
             return
         new = [code for code in dict.fromkeys(codes) if code not in self._key_bytes]
-        found = self._values.take(pa.array(new, pa.int64())).to_pylist()
+        values = self._values.take(pa.array(new, pa.int64())).to_pylist()
         if self._selector is not None:
-            found = [encode_key(self._selector, (value,)) for value in found]
-        self._key_bytes.update(zip(new, found, strict=True))
+            values = [encode_key(self._selector, (value,)) for value in values]
+        self._key_bytes.update(zip(new, values, strict=True))
 
     def key_at(self, code: int) -> bytes:
-        """Return the key with a number, as `KeyStore` has it."""
-        place = self._key_bytes.get(code)
-        if place is None and isinstance(self._values, pa.Array):
+        """Return the key bytes of a key number, as `KeyStore` uses them."""
+        key_bytes = self._key_bytes.get(code)
+        if key_bytes is None and isinstance(self._values, pa.Array):
             self.load([code])
-            place = self._key_bytes[code]
-        elif place is None:
-            place = self._key_bytes[code] = encode_key(self._selector or (), self._values[code])
-        return place
+            key_bytes = self._key_bytes[code]
+        elif key_bytes is None:
+            key_bytes = self._key_bytes[code] = encode_key(self._selector or (), self._values[code])
+        return key_bytes
 
 
 class SelectedRows(NamedTuple):
-    """Some rows: where they are in the batch, their numbers, times and keys.
-
-    Attributes:
-        rows: as in `indices`.
-        keys: what the codes stand for.
-    """
+    """Some rows: their indices in the batch (twice), sequence numbers, times and key numbers."""
 
     rows: pa.Array
     indices: list[int]
@@ -212,12 +196,9 @@ class SelectedRows(NamedTuple):
 
 
 class RowView:
-    """Rows by a key.
+    """Rows by key.
 
-    Args:
-        rows: the rows.
-        selector: what the key is made of: columns or expressions; none for one key for all.
-        read_all: it will be asked for rows so often that all are read at once.
+    With `read_all` all rows are read at once, because many selections follow.
     """
 
     def __init__(self, rows: OrderedRows, selector: Selector, *, read_all: bool = False) -> None:
@@ -226,74 +207,73 @@ class RowView:
         self._keys: KeyCodes | None = None
         self._order: tuple[pa.Array, pa.Array] | None = None
         columns = set(rows.batch.schema.names)
-        # An expression is asked of all rows at once, so that its values are of one type.
-        by_part = rows.key_bytes is not None or (selector and columns.issuperset(selector))
-        self._remaining = rows.batch.num_rows // 2 if by_part and not read_all else 0
-        """So many rows may have keys of their own before those of all are cheaper."""
+        # Expressions are evaluated on all rows at once, so that their values have one type.
+        by_selection = rows.key_bytes is not None or (selector and columns.issuperset(selector))
+        self._remaining = rows.batch.num_rows // 2 if by_selection and not read_all else 0
+        """Number of rows whose keys may be encoded alone before encoding all keys is cheaper."""
 
     @property
     def keys(self) -> KeyCodes:
-        """The keys of all rows."""
+        """Keys of all rows."""
         if self._keys is None:
             self._keys = KeyCodes(self.rows, self._selector)
         return self._keys
 
     def select(self, rows: pa.Array) -> SelectedRows:
         """Return some of the rows."""
-        places = to_integers(rows)
+        indices = to_integers(rows)
         if self._read_all:
             if self._lists is None:
                 columns = self.rows.seqs, self.rows.times, self.keys.codes
                 self._lists = tuple(to_integers(column) for column in columns)
-            seqs, times, codes = ([each[place] for place in places] for each in self._lists)
-            return SelectedRows(rows, places, seqs, times, codes, self.keys)
-        if self._keys is None and len(places) < self._remaining:
-            self._remaining -= len(places)
+            seqs, times, codes = ([each[index] for index in indices] for each in self._lists)
+            return SelectedRows(rows, indices, seqs, times, codes, self.keys)
+        if self._keys is None and len(indices) < self._remaining:
+            self._remaining -= len(indices)
             keys = KeyCodes(self.rows, self._selector, rows)
             codes = to_integers(keys.codes)
         else:
             keys = self.keys
             codes = to_integers(keys.codes.take(rows))
         seqs, times = (to_integers(each.take(rows)) for each in (self.rows.seqs, self.rows.times))
-        return SelectedRows(rows, places, seqs, times, codes, keys)
+        return SelectedRows(rows, indices, seqs, times, codes, keys)
 
     def order_by_key(self) -> tuple[pa.Array, pa.Array]:
-        """Return all rows, those of one key together, and where the rows of a key begin."""
+        """Return all rows grouped by key, and a mask of the first row of each key."""
         if self._order is None:
             rows = pc.sort_indices(self.keys.codes)
             codes = self.keys.codes.take(rows)
-            changes = pc.not_equal(codes.slice(1), codes.slice(0, max(0, len(codes) - 1)))
+            starts = pc.not_equal(codes.slice(1), codes.slice(0, max(0, len(codes) - 1)))
             first = pa.array([True] * min(1, len(codes)), pa.bool_())
-            self._order = rows, pa.concat_arrays([first, changes])
+            self._order = rows, pa.concat_arrays([first, starts])
         return self._order
 
 
 class GapRows:
-    """Rows key by key: those that fulfil some condition, and the first row of each gap between.
+    """Rows by key: rows that fulfil a condition, and the first row of each gap between them.
 
-    What is before the first of them and behind the last counts as a gap.
-
-    Attributes:
-        chosen: the rows.
-        bits: what holds of each; 0 of those in gaps.
+    Rows before the first hit and after the last hit count as gaps. `bits` has the condition bits of
+    each row in `chosen`; 0 in gaps.
     """
 
     def __init__(self, view: RowView, hits: Hits) -> None:
         rows, first = view.order_by_key()
-        found = pc.index_in(rows, value_set=pc.cast(hits.rows, rows.type))
-        hit = pc.is_valid(found)
-        behind = pa.concat_arrays(
+        positions = pc.index_in(rows, value_set=pc.cast(hits.rows, rows.type))
+        hit = pc.is_valid(positions)
+        after_hit = pa.concat_arrays(
             [pa.array([False] * min(1, len(hit)), pa.bool_()), hit.slice(0, max(0, len(hit) - 1))]
         )
-        at = pc.indices_nonzero(pc.or_(pc.or_(hit, first), behind))
+        at = pc.indices_nonzero(pc.or_(pc.or_(hit, first), after_hit))
         self.chosen = view.select(rows.take(at))
-        self.bits = [0 if each is None else hits.bits[each] for each in found.take(at).to_pylist()]
+        self.bits = [
+            0 if each is None else hits.bits[each] for each in positions.take(at).to_pylist()
+        ]
 
     def iter_keys(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the number of each key, and from and up to which place its rows are chosen."""
+        """Yield the number of each key with the range of its rows in `chosen`, end exclusive."""
         codes = self.chosen.codes
         low = 0
-        for at in range(1, len(codes) + 1):
-            if at == len(codes) or codes[at] != codes[low]:
-                yield codes[low], low, at
-                low = at
+        for end in range(1, len(codes) + 1):
+            if end == len(codes) or codes[end] != codes[low]:
+                yield codes[low], low, end
+                low = end

@@ -1,4 +1,4 @@
-"""Why a pattern has not matched: where each run stands, and what each event did to which run."""
+"""Explain why a pattern has not matched: the state of each run, and the effect of each event."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from streambroker_core.cep.pattern.pattern import Pattern
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands.
+    """State of a run.
 
     Attributes:
-        taken: the events it has taken, by stage.
+        taken: events it has taken, by stage.
         waits: what it waits for now.
-        conditions: of the stages that may come next, by their names.
-        ends_at: when its time is over, in microseconds; None for never.
-        held: it is a match, and waits for runs that began earlier.
+        conditions: conditions of the stages that may follow, by stage name.
+        ends_at: time at which it ends, in microseconds; None for never.
+        held: it is a match that waits for earlier runs.
     """
 
     taken: dict[str, list[Event]]
@@ -51,9 +51,9 @@ class RunState:
 
 
 def list_run_states(matcher: Matcher) -> list[RunState]:
-    """Return where the runs of a key stand, in the order of their first events."""
-    found = [_describe_run(matcher, run, held=False) for run in matcher.runs]
-    return found + [_describe_run(matcher, run, held=True) for run in matcher.held]
+    """Return the states of the runs of a key, in the order of their first events."""
+    states = [_describe_run(matcher, run, held=False) for run in matcher.runs]
+    return states + [_describe_run(matcher, run, held=True) for run in matcher.held]
 
 
 def _describe_run(matcher: Matcher, run: Run, *, held: bool) -> RunState:
@@ -63,8 +63,8 @@ def _describe_run(matcher: Matcher, run: Run, *, held: bool) -> RunState:
         for edge in automaton.states[state].edges:
             if edge.action == "take" and edge.target != STOP:
                 name = automaton.stages[edge.stage]
-                asked = [c for n, c in enumerate(automaton.conditions) if edge.guard.need >> n & 1]
-                conditions[name] = " && ".join(map(str, asked)) or "any event"
+                needed = [c for n, c in enumerate(automaton.conditions) if edge.guard.need >> n & 1]
+                conditions[name] = " && ".join(map(str, needed)) or "any event"
     return RunState(
         taken=events_by_stage(run.node, automaton.stages),
         waits="" if held else automaton.states[run.state].waits_for,
@@ -76,16 +76,14 @@ def _describe_run(matcher: Matcher, run: Run, *, held: bool) -> RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEvent:
-    """What one event did in a dry run.
+    """Effect of one event in a dry run.
 
     Attributes:
-        event: the event.
-        key: values of its key.
-        holds: the conditions that hold of it, those on the past only as far as the event decides.
+        holds: conditions that hold; conditions on the past are included if their local part holds.
         began: a run began with it.
-        took: the runs, as places of their first events, that took it.
-        ended: the runs that ended at it without a match.
-        matches: the matches that it made.
+        took: runs that took it, as sequence numbers of their first events.
+        ended: runs that ended at it without a match, as in `took`.
+        matches: matches that it completed.
     """
 
     event: Event
@@ -99,14 +97,12 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a rule would have done.
+    """Result of a dry run: matches and time-outs with their keys.
 
     Attributes:
-        matches: with the key of each.
-        timeouts: with the key of each.
-        seen: what each event did, in order.
-        most_runs: the greatest number of runs that one key had at once.
-        left: where runs stand in the end, by key.
+        seen: effect of each event, in order.
+        most_runs: maximum number of simultaneous runs in one key.
+        left: states of the remaining runs, by key.
     """
 
     matches: list[tuple[tuple[Any, ...], PatternMatch]]
@@ -124,41 +120,39 @@ def dry_run(
     key: tuple[str, ...] = (),
     limits: RunLimits | None = None,
 ) -> DryRun:
-    """Return what a pattern would have made of stored events.
+    """Run a pattern over stored events, which may be in any order.
 
-    Args:
-        pattern: the pattern of a rule that is not live yet.
-        rows: the events, in any order.
-        time: the column with the event time in microseconds, or what gives it of a row.
-        key: what the key is made of: columns or expressions.
-        limits: what one key may keep.
+    `time` is the column with the event time in microseconds, or a function that returns it for a
+    row. `key` has columns or expressions.
 
     Raises:
         PatternError: the pattern cannot be compiled.
         RunError: a function raised, or a skip has no target.
     """
     automaton = compile_pattern(pattern)
-    truths, matchers = ConditionBits(automaton), dict[bytes, Matcher]()
+    conditions, matchers = ConditionBits(automaton), dict[bytes, Matcher]()
     out = DryRun(matches=[], timeouts=[], seen=[], most_runs=0, left={})
     most = 0
     for seq, row in enumerate(sorted(rows, key=lambda row: _event_time(row, time))):
-        place = encode_key(key, compute_key(key, row))
-        matcher = matchers.get(place)
+        key_bytes = encode_key(key, compute_key(key, row))
+        matcher = matchers.get(key_bytes)
         if matcher is None:
-            matcher = matchers[place] = Matcher(automaton, truths, limits or RunLimits())
+            matcher = matchers[key_bytes] = Matcher(automaton, conditions, limits or RunLimits())
         event = Event(seq, _event_time(row, time), row)
-        seen, timeouts = _trace_event(matcher, event, decode_key(place))
-        out.seen.append(seen)
-        out.matches.extend((seen.key, match) for match in seen.matches)
-        out.timeouts.extend((seen.key, each) for each in timeouts)
+        trace, timeouts = _trace_event(matcher, event, decode_key(key_bytes))
+        out.seen.append(trace)
+        out.matches.extend((trace.key, match) for match in trace.matches)
+        out.timeouts.extend((trace.key, each) for each in timeouts)
         most = max(most, len(matcher.runs))
-    left = {decode_key(place): list_run_states(each) for place, each in matchers.items()}
+    remaining = {
+        decode_key(key_bytes): list_run_states(each) for key_bytes, each in matchers.items()
+    }
     return DryRun(
         matches=out.matches,
         timeouts=out.timeouts,
         seen=out.seen,
         most_runs=most,
-        left={key: each for key, each in left.items() if each},
+        left={key: each for key, each in remaining.items() if each},
     )
 
 
@@ -168,7 +162,7 @@ def _trace_event(
     before = {_identity(run) for run in matcher.runs}
     bits = matcher.condition_bits.evaluate_local(event)
     matches, timeouts = matcher.process(event, bits)
-    over = {_first_seq(each) for each in timeouts}
+    timed_out = {_first_seq(each) for each in timeouts}
     after = matcher.runs
     took = {run.start for run in after if run.node.event is event}
     took |= {_first_seq(match) for match in matches if _last_seq(match) == event.seq}
@@ -181,7 +175,7 @@ def _trace_event(
             holds=tuple(str(c) for n, c in enumerate(conditions) if bits >> n & 1),
             began=event.seq in took,
             took=tuple(sorted(took)),
-            ended=tuple(sorted({start for start, _ in before} - alive - over)),
+            ended=tuple(sorted({start for start, _ in before} - alive - timed_out)),
             matches=tuple(matches),
         ),
         timeouts,

@@ -1,4 +1,7 @@
-"""Rows that wait for the watermark; what came in one window is one blob, so little is rewritten."""
+"""Buffer of rows that wait for the watermark.
+
+Each blob has the rows of one arrival window, so a change rewrites few rows.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,7 @@ _NAME = "waiting/"
 
 
 class BufferedWindow:
-    """Rows that came in one window and still wait.
-
-    Attributes:
-        first: the earliest time among them.
-        count: how many they are.
-        rows: the rows; None if they are in the state alone.
-    """
+    """Waiting rows of one arrival window: earliest time, count and rows; None if not loaded."""
 
     __slots__ = ("count", "first", "rows")
 
@@ -28,13 +25,7 @@ class BufferedWindow:
 
 
 class WatermarkBuffer:
-    """All rows that wait in a bucket, in the order in which they came.
-
-    Args:
-        column: has the event time.
-        blobs: the state.
-        dumped: what `dump` returned.
-    """
+    """All waiting rows of a bucket, in order of arrival; `dumped` is the result of `dump`."""
 
     def __init__(self, column: str, blobs: Blobs, dumped: list[list[int]]) -> None:
         self._column, self._blobs = column, blobs
@@ -45,19 +36,18 @@ class WatermarkBuffer:
         self._changed: set[int] = set()
 
     def add(self, rows: pa.RecordBatch, window: int) -> None:
-        """Let rows wait that came in a window; they have times, and at least one is there."""
+        """Add rows that arrived in a window: at least one, all with a time."""
         first = pc.min(event_times(rows, self._column)).as_py()
-        known = self._segments.get(window)
-        if known is not None:
-            rows, first = _concat([self._rows(window), rows]), min(first, known.first)
+        segment = self._segments.get(window)
+        if segment is not None:
+            rows, first = _concat([self._rows(window), rows]), min(first, segment.first)
         self._segments[window] = BufferedWindow(first, rows.num_rows, rows)
         self._changed.add(window)
 
     def pop_until(self, time: int) -> tuple[pa.RecordBatch, pa.Array] | None:
-        """Take out the rows up to a time, in the order in which they came.
+        """Remove and return the rows up to a time and their arrival windows, in order of arrival.
 
-        Returns:
-            The rows, and the windows in which they came; None if there are none.
+        Returns None without rows.
         """
         parts: list[pa.RecordBatch] = []
         windows: list[pa.Array] = []
@@ -67,36 +57,36 @@ class WatermarkBuffer:
             rows = self._rows(window)
             times = event_times(rows, self._column)
             passed = pc.less_equal(times, time)
-            left = pc.invert(passed)
+            remaining = pc.invert(passed)
             parts.append(rows.filter(passed))
             windows.append(pa.repeat(pa.scalar(window, pa.int64()), parts[-1].num_rows))
             self._changed.add(window)
             if parts[-1].num_rows == rows.num_rows:
                 del self._segments[window]
             else:
-                first = pc.min(times.filter(left)).as_py()
-                rows = rows.filter(left)
+                first = pc.min(times.filter(remaining)).as_py()
+                rows = rows.filter(remaining)
                 self._segments[window] = BufferedWindow(first, rows.num_rows, rows)
         return (_concat(parts), pa.concat_arrays(windows)) if parts else None
 
     def count(self) -> int:
-        """Return how many rows wait."""
+        """Return the number of waiting rows."""
         return sum(segment.count for segment in self._segments.values())
 
     def earliest_time(self) -> int | None:
-        """Return the earliest time among the rows; None if there are none."""
+        """Return the earliest time of a waiting row; None without rows."""
         return min((segment.first for segment in self._segments.values()), default=None)
 
     def oldest_window(self) -> int | None:
-        """Return the first window of which rows wait; None if there are none."""
+        """Return the earliest arrival window of a waiting row; None without rows."""
         return min(self._segments, default=None)
 
     def dump(self) -> list[list[int]]:
-        """Return what is not in blobs, as JSON value."""
+        """Return the index of the buffer, which is not in blobs, as a JSON value."""
         return [[number, one.first, one.count] for number, one in self._segments.items()]
 
     def changes(self) -> Changes:
-        """Return the blobs to write and, as None, those to remove."""
+        """Return the blobs to write; None marks a blob to delete."""
         out: Changes = {}
         for number in sorted(self._changed):
             segment = self._segments.get(number)
@@ -132,8 +122,8 @@ def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _to_ipc(rows: pa.RecordBatch) -> bytes:
-    """Return rows as bytes, which are the same however they were cut out of others."""
-    rows = rows.take(pa.arange(0, rows.num_rows))  # texts of other rows stay behind
+    """Encode rows in Arrow IPC; equal rows have equal bytes, also if sliced from others."""
+    rows = rows.take(pa.arange(0, rows.num_rows))  # drop the buffers of other rows
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)

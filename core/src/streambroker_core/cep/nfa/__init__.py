@@ -1,1 +1,1 @@
-"""The automaton of a pattern and its matchers."""
+"""Automaton of a pattern and its matchers."""

@@ -1,4 +1,4 @@
-"""Rules made ready to run; what is made once for a rule is kept while the process needs it."""
+"""Compiled rules and their cache, which lasts for the process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ _CACHE: dict[int, CompiledRule] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledRule:
-    """A rule and what was made of it.
+    """A rule with its automaton and evaluators.
 
-    Attributes:
-        rule: the rule.
-        automaton: of its pattern.
-        condition_bits: decides its conditions.
-        condition_texts: what each condition demands of the event alone, as text; None for nothing.
-        linear_pattern: the pattern, if it is a plain sequence.
+    `condition_texts` has the text of each condition's local part; None without one.
+    `linear_pattern` is None if runs of the pattern may branch.
     """
 
     rule: PatternProcessor
@@ -35,35 +31,31 @@ class CompiledRule:
 
 
 def compile_rule(rule: PatternProcessor) -> CompiledRule:
-    """Return a rule made ready; for one object the same each time.
+    """Compile a rule; calls with the same object return the same result while it is cached.
 
     Raises:
-        PatternError: its pattern contradicts itself.
+        PatternError: the pattern contradicts itself.
     """
-    made = _CACHE.get(id(rule))
-    if made is None or made.rule is not rule:
+    compiled = _CACHE.get(id(rule))
+    if compiled is None or compiled.rule is not rule:
         if len(_CACHE) >= _MAX_CACHED:
             _CACHE.clear()
         automaton = compile_pattern(rule.pattern)
-        truths = ConditionBits(automaton)
-        texts = tuple(None if part is None else str(part) for part in truths.local_parts)
-        sequence = compile_linear(automaton, truths)
-        made = CompiledRule(
+        condition_bits = ConditionBits(automaton)
+        texts = tuple(None if part is None else str(part) for part in condition_bits.local_parts)
+        linear_pattern = compile_linear(automaton, condition_bits)
+        compiled = CompiledRule(
             rule=rule,
             automaton=automaton,
-            condition_bits=truths,
+            condition_bits=condition_bits,
             condition_texts=texts,
-            linear_pattern=sequence,
+            linear_pattern=linear_pattern,
         )
-        _CACHE[id(rule)] = made
-    return made
+        _CACHE[id(rule)] = compiled
+    return compiled
 
 
 def shortest_timeout(rules: Iterable[PatternProcessor]) -> int:
-    """Return the shortest time after which time may end a run of a rule; 0 for never.
-
-    Args:
-        rules: the rules; their times are in microseconds.
-    """
+    """Return the shortest time, in microseconds, after which time may end a run; 0 for never."""
     times = (compile_rule(rule).automaton.shortest_timeout() for rule in rules)
     return min((time for time in times if time), default=0)

@@ -1,8 +1,8 @@
-"""From a pattern to its automaton.
+"""Compiler from a pattern to its automaton (NFA).
 
-A chain of stages is built from its end: each stage is given a function that makes the state of what
-follows. That function is told which negated stages hold until then, and which events a greedy stage
-before keeps for itself; the same question gets the same state.
+The compiler builds a chain of stages from its end. Each stage receives a function that builds the
+state after it. Two arguments of that function select the state: the negated stages that are still
+active, and the guards of a preceding greedy stage. Equal arguments return the same state.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from streambroker_core.cep.pattern.pattern import (
 )
 
 NegationBits: TypeAlias = "tuple[int, ...]"
-"""Bits of the negated stages that hold until the next event is taken."""
+"""Condition bits of the negated stages that are active until a run takes its next event."""
 GreedyGuards: TypeAlias = "tuple[Guard, ...]"
-"""Events that a greedy stage before keeps for itself."""
+"""Guards of a preceding greedy stage; each blocks the events that the stage could take."""
 GreedyBranches: TypeAlias = "tuple[tuple[GreedyGuards, Guard], ...]"
-"""What a greedy stage keeps from what follows it, each with when that is so."""
+"""Greedy guards for the stages after a greedy stage, each with the guard under which they apply."""
 NextStateBuilder: TypeAlias = "Callable[[NegationBits, GreedyGuards], int]"
-"""Makes the first state of what follows."""
+"""Builds the first state of what follows and returns its number."""
 ElementBuilder: TypeAlias = "Callable[[_Entry, NegationBits, GreedyGuards], int]"
-"""Makes the first state of an element."""
+"""Builds the first state of an element and returns its number."""
 
 
 MAX_DEPTH, _CALLS_PER_STAGE = 800, 5
-"""Calls within calls of a pattern, which Python limits to 1,000, and those of a stage."""
+"""Maximum recursion depth of the compiler, below Python's limit of 1,000, and calls per stage."""
 
 
 def compile_pattern(pattern: Pattern) -> Nfa:
-    """Return the automaton of a pattern.
+    """Compile a pattern to its automaton.
 
     Raises:
-        PatternError: the pattern contradicts itself; says at which stage.
+        PatternError: the pattern contradicts itself; the error names the stage.
     """
     if _depth(pattern.elements) > MAX_DEPTH:
         raise PatternUnsupportedError(
@@ -59,7 +59,7 @@ def compile_pattern(pattern: Pattern) -> Nfa:
 
 
 def _depth(elements: tuple[Element, ...]) -> int:
-    """Return how deep the calls are that compile elements."""
+    """Return the recursion depth that compiling the elements needs."""
     depth = 0
     for element in elements:
         often = element.quantifier.high or element.quantifier.low
@@ -71,16 +71,16 @@ def _depth(elements: tuple[Element, ...]) -> int:
 
 
 def compute_window(pattern: Pattern) -> int:
-    """Return the time of a whole match, the least of all that are given; 0 for no limit."""
-    given: list[int] = []
-    waiting: list[Element] = list(pattern.elements)
-    while waiting:
-        element = waiting.pop()
+    """Return the shortest window of a whole match, in microseconds; 0 for no limit."""
+    windows: list[int] = []
+    stack: list[Element] = list(pattern.elements)
+    while stack:
+        element = stack.pop()
         if element.within is not None:
-            given.append(element.within)
+            windows.append(element.within)
         if isinstance(element, Group):
-            waiting += element.elements
-    return min(given, default=0)
+            stack += element.elements
+    return min(windows, default=0)
 
 
 def _check_pattern(pattern: Pattern, window: int) -> None:
@@ -129,12 +129,12 @@ def _check_stage(stage: PatternStage, window: int, names: set[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """How a stage is entered.
+    """How a run enters a stage.
 
     Attributes:
-        contiguity: from the stage or, for the head of a group, from the group.
-        bypasses: states to which it proceeds without having taken an event, and when.
-        until_bits: bits of the stop conditions of the groups around.
+        contiguity: contiguity of the stage; for the first stage of a group, that of the group.
+        bypasses: states to which it proceeds without taking an event, each with its guard.
+        until_bits: bits of the stop conditions of the enclosing groups.
     """
 
     contiguity: str
@@ -204,24 +204,22 @@ class _NfaCompiler:
                 )
 
     def _warn_of_greedy(self) -> None:
-        """Warn of greedy stages that are greedy to no effect."""
         for stage in self.pattern.stages():
             quantifier = stage.quantifier
             if quantifier.greedy and quantifier.low == quantifier.high:
-                why = f"is taken exactly {quantifier.low} times"
+                reason = f"is taken exactly {quantifier.low} times"
             elif quantifier.greedy and stage == self.pattern.elements[-1]:
-                why = "is the last, and no stage follows"
+                reason = "is the last, and no stage follows"
             else:
                 continue
-            self.warnings.append(f"stage `{stage.name}` {why}, so greedy has no effect")
+            self.warnings.append(f"stage `{stage.name}` {reason}, so greedy has no effect")
 
-    # Conditions as bits.
+    # ---- condition bits ----
 
     def _condition_bit(self, condition: Condition) -> int:
         return self.bits.setdefault(condition, 1 << len(self.bits))
 
     def _stop_bits(self, element: Element) -> tuple[int, ...]:
-        """Return the bit of an element's own stop condition, if it has one."""
         return () if element.until is None else (self._condition_bit(element.until),)
 
     def _take_guard(self, stage: PatternStage, until: tuple[int, ...]) -> Guard:
@@ -229,7 +227,7 @@ class _NfaCompiler:
         return Guard(need, sum(set(until)))
 
     def _greedy_branches(self, stage: PatternStage, until: tuple[int, ...]) -> GreedyBranches:
-        """Return what a stage keeps from what follows it."""
+        """Return the events that a stage withholds from the stages after it."""
         quantifier = stage.quantifier
         if not quantifier.greedy or quantifier.low == quantifier.high:
             return (((), Guard()),)
@@ -242,7 +240,7 @@ class _NfaCompiler:
     def _ignore_guard(
         self, stage: PatternStage, contiguity: str, until: tuple[int, ...]
     ) -> Guard | None:
-        """Return when a stage lets an event pass; None for never."""
+        """Return the guard under which a stage ignores an event, or None if it never does."""
         denied = sum(set(until))
         if contiguity in ("followed_by_any", "combinations"):
             return Guard(0, denied)
@@ -250,7 +248,7 @@ class _NfaCompiler:
             return Guard(0, denied | self._condition_bit(stage.condition))
         return None
 
-    # States.
+    # ---- states ----
 
     def _add_state(self, waits_for: str, *, is_duplicate: bool = False) -> int:
         self.states.append(NfaState("normal", waits_for, is_duplicate))
@@ -279,28 +277,26 @@ class _NfaCompiler:
         *,
         last: bool,
     ) -> ElementBuilder:
-        """Return the function that makes the first state of a chain.
+        """Return the function that builds the first state of a chain.
 
-        Args:
-            elements: the chain.
-            tail: makes the state of what follows it.
-            until: bits of the stop conditions of the groups around it.
-            following_negations: bits of the not_followed_by stages right behind it.
-            last: nothing follows it.
+        `tail` builds the state after the chain. `until` has the bits of the stop conditions of the
+        enclosing groups, `following_negations` those of the not_followed_by stages after the chain.
         """
-        after: NextStateBuilder = tail
+        build_next: NextStateBuilder = tail
         for index in reversed(range(len(elements))):
             element = elements[index]
             is_last = last and index == len(elements) - 1
-            maker = self._element_builder(element, after, following_negations, is_last=is_last)
-            after = _memoize(_bind_entry(maker, element.contiguity, until))
+            builder = self._element_builder(
+                element, build_next, following_negations, is_last=is_last
+            )
+            build_next = _memoize(_bind_entry(builder, element.contiguity, until))
             is_not = isinstance(element, PatternStage) and element.contiguity == "not_followed_by"
             following_negations = (
                 (*following_negations, self._match_guard(element).need)  # type: ignore[arg-type]
                 if is_not
                 else ()
             )
-        return maker
+        return builder
 
     def _element_builder(
         self,
@@ -334,22 +330,22 @@ class _NfaCompiler:
         *,
         is_last: bool,
     ) -> int:
-        seen = self._match_guard(stage)
+        match_guard = self._match_guard(stage)
         if stage.contiguity == "not_followed_by":
             if not is_last:
-                return build_next((*negations, seen.need), greedy_guards)
-            return self._build_pending(stage, seen, negations, greedy_guards)
+                return build_next((*negations, match_guard.need), greedy_guards)
+            return self._build_pending(stage, match_guard, negations, greedy_guards)
         state = self._add_state(f"no `{stage.name}` next")
         target = build_next(negations, ())
         if stage.condition is not None:
-            action: Edge = Edge(
+            edge: Edge = Edge(
                 action="ignore" if target == FINAL else "proceed",
                 target=target,
-                guard=Guard(0, seen.need),
+                guard=Guard(0, match_guard.need),
                 gap=stage.within_previous or 0,
             )
-            self._add_edge(state, action, greedy_guards)
-        self._add_edge(state, Edge(action="proceed", target=STOP, guard=seen), greedy_guards)
+            self._add_edge(state, edge, greedy_guards)
+        self._add_edge(state, Edge(action="proceed", target=STOP, guard=match_guard), greedy_guards)
         self._add_stop_edges(state, negations, greedy_guards)
         return state
 
@@ -380,19 +376,19 @@ def _bind_entry(
 
 
 def _memoize(builder: NextStateBuilder) -> NextStateBuilder:
-    made: dict[tuple[NegationBits, GreedyGuards], int] = {}
+    states: dict[tuple[NegationBits, GreedyGuards], int] = {}
 
     def again(nots: NegationBits, bars: GreedyGuards) -> int:
         key = (tuple(sorted(set(nots))), bars)
-        if key not in made:
-            made[key] = builder(*key)
-        return made[key]
+        if key not in states:
+            states[key] = builder(*key)
+        return states[key]
 
     return again
 
 
 class _Loop:
-    """The states of one stage: one for each number of events that it may have taken."""
+    """States of one stage: one for each number of events that the stage may have taken."""
 
     def __init__(
         self,
@@ -410,7 +406,7 @@ class _Loop:
         self._greedy_branches = compiler._greedy_branches(stage, (*own, *entry.until_bits))
 
     def build_first(self, negations: NegationBits, greedy_guards: GreedyGuards) -> int:
-        """Make the state that waits for the first event; everything behind it first."""
+        """Build the state that waits for the first event."""
         stage, quantifier = self._stage, self._stage.quantifier
         taken = self._build_repeated(1)
         state = self._compiler._add_state(f"`{stage.name}`")
@@ -422,37 +418,42 @@ class _Loop:
             self._compiler._add_edge(
                 state, Edge(action="proceed", target=target, guard=guard), greedy_guards
             )
-        passing = self._compiler._ignore_guard(
+        ignore_guard = self._compiler._ignore_guard(
             stage, self._entry.contiguity, self._entry.until_bits
         )
-        twin = quantifier.optional or bool(self._entry.bypasses)
+        needs_duplicate = quantifier.optional or bool(self._entry.bypasses)
         self._add_wait_edges(
-            state, taken, gap, passing, negations, greedy_guards, with_duplicate=twin
+            state,
+            taken,
+            gap,
+            ignore_guard,
+            negations,
+            greedy_guards,
+            with_duplicate=needs_duplicate,
         )
         return state
 
     def _build_repeated(self, count: int) -> int:
-        """Make the state of a run that has taken this many events of the stage."""
         quantifier, high = self._stage.quantifier, self._stage.quantifier.high
         if high is not None and count >= high:
             return self._build_next((), self._greedy_branches[0][0])
         state = self._compiler._add_state(f"more `{self._stage.name}`")
         endless = high is None and count >= quantifier.low
         taken = state if endless else self._build_repeated(count + 1)
-        leaving = count >= quantifier.low
-        if leaving:
+        can_leave = count >= quantifier.low
+        if can_leave:
             self._add_leave_edges(state, (), ())
         self._add_take_edge(state, taken, quantifier.inner_gap, ())
         until = (*self._stop_bits, *self._entry.until_bits)
-        passing = self._compiler._ignore_guard(self._stage, quantifier.inner, until)
+        ignore_guard = self._compiler._ignore_guard(self._stage, quantifier.inner, until)
         self._add_wait_edges(
             state,
             taken,
             quantifier.inner_gap,
-            passing,
+            ignore_guard,
             self._loop_negations,
             (),
-            with_duplicate=leaving,
+            with_duplicate=can_leave,
         )
         return state
 
@@ -484,27 +485,33 @@ class _Loop:
         *,
         with_duplicate: bool,
     ) -> None:
-        """Let events pass: in the state itself or, so that leaving is tried once, in a twin."""
+        """Add edges that ignore events.
+
+        With `with_duplicate` an ignored event leads to a duplicate state without the leaving edges.
+        A run therefore leaves the stage only once.
+        """
         self._compiler._add_stop_edges(state, negations, greedy_guards)
         if ignore_guard is None:
             return
-        other = state
+        waiting_state = state
         if with_duplicate:
-            other = self._compiler._add_state(
+            waiting_state = self._compiler._add_state(
                 self._compiler.states[state].waits_for, is_duplicate=True
             )
-            self._add_take_edge(other, taken_state, gap, greedy_guards)
+            self._add_take_edge(waiting_state, taken_state, gap, greedy_guards)
             self._compiler._add_edge(
-                other, Edge(action="ignore", target=other, guard=ignore_guard), greedy_guards
+                waiting_state,
+                Edge(action="ignore", target=waiting_state, guard=ignore_guard),
+                greedy_guards,
             )
-            self._compiler._add_stop_edges(other, negations, greedy_guards)
+            self._compiler._add_stop_edges(waiting_state, negations, greedy_guards)
         self._compiler._add_edge(
-            state, Edge(action="ignore", target=other, guard=ignore_guard), greedy_guards
+            state, Edge(action="ignore", target=waiting_state, guard=ignore_guard), greedy_guards
         )
 
 
 class _GroupLoop:
-    """The states of a group: a chain for each round, the last of a loop leading back to itself."""
+    """States of a group: one chain per round; the last of an endless loop leads back to itself."""
 
     def __init__(
         self,
@@ -519,20 +526,19 @@ class _GroupLoop:
         self._until = (*compiler._stop_bits(group), *entry.until_bits)
 
     def build_first(self, negations: NegationBits, greedy_guards: GreedyGuards) -> int:
-        """Make the state that waits for the first event of the first round."""
-        beside = self._entry.bypasses
+        bypasses = self._entry.bypasses
         if self._group.quantifier.optional:
-            beside = (*beside, *self._bypasses(negations))
-        return self._build_round(0, self._entry.contiguity, beside, negations, greedy_guards)
+            bypasses = (*bypasses, *self._bypasses(negations))
+        return self._build_round(0, self._entry.contiguity, bypasses, negations, greedy_guards)
 
     def _bypasses(self, negations: NegationBits) -> list[tuple[int, Guard]]:
-        """Return the states behind the group; a greedy stage at its end keeps its events."""
+        """Return the states after the group; a greedy last stage of the group keeps its events."""
         until, last = self._until, self._group.elements[-1]
         while isinstance(last, Group):
             until = (*self._compiler._stop_bits(last), *until)
             last = last.elements[-1]
-        keeps = self._compiler._greedy_branches(last, (*self._compiler._stop_bits(last), *until))
-        return [(self._build_next(negations, kept), guard) for kept, guard in keeps]
+        branches = self._compiler._greedy_branches(last, (*self._compiler._stop_bits(last), *until))
+        return [(self._build_next(negations, kept), guard) for kept, guard in branches]
 
     def _build_round(
         self,
@@ -550,38 +556,37 @@ class _GroupLoop:
         return head(entry, negations, greedy_guards)
 
     def _build_done(self, done: int, negations: NegationBits, greedy_guards: GreedyGuards) -> int:
-        """Make the state of a run that has completed this many rounds."""
         quantifier = self._group.quantifier
         if quantifier.high is not None and done >= quantifier.high:
             return self._build_next(negations, greedy_guards)
-        held = (*negations, *self._loop_negations)
+        active_negations = (*negations, *self._loop_negations)
         if quantifier.high is None and done >= quantifier.low:
             return self._build_endless(done, negations, greedy_guards)
-        leaving = done >= quantifier.low
-        beside = ((self._build_next(negations, greedy_guards), Guard()),) if leaving else ()
-        return self._build_round(done, quantifier.inner, beside, held, greedy_guards)
+        can_leave = done >= quantifier.low
+        bypasses = ((self._build_next(negations, greedy_guards), Guard()),) if can_leave else ()
+        return self._build_round(done, quantifier.inner, bypasses, active_negations, greedy_guards)
 
     def _build_endless(
         self, done: int, negations: NegationBits, greedy_guards: GreedyGuards
     ) -> int:
-        """Make the state from which the group is done again, or left."""
+        """Build the state from which a run repeats or leaves the group."""
         state = self._compiler._add_state(f"`{element_name(self._group)}` again")
-        made = {(tuple(sorted(set(negations))), greedy_guards): state}
+        states = {(tuple(sorted(set(negations))), greedy_guards): state}
 
         def tail(carried: NegationBits, kept: GreedyGuards) -> int:
             key = (tuple(sorted(set(carried))), kept)
-            if key not in made:
-                made[key] = self._compiler._add_state(f"`{element_name(self._group)}` again")
-                lead(made[key], *key)
-            return made[key]
+            if key not in states:
+                states[key] = self._compiler._add_state(f"`{element_name(self._group)}` again")
+                lead(states[key], *key)
+            return states[key]
 
         def lead(again: int, carried: NegationBits, kept: GreedyGuards) -> None:
-            beside = ((self._build_next(carried, kept), Guard()),)
+            bypasses = ((self._build_next(carried, kept), Guard()),)
             head = self._compiler._chain_builder(
                 self._group.elements, tail, self._until, self._loop_negations, last=False
             )
             inner = self._group.quantifier.inner
-            entry = _Entry(contiguity=inner, bypasses=beside, until_bits=self._until)
+            entry = _Entry(contiguity=inner, bypasses=bypasses, until_bits=self._until)
             first = head(entry, (*carried, *self._loop_negations), kept)
             self._compiler._add_edge(again, Edge(action="proceed", target=first))
 

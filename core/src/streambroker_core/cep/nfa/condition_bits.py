@@ -1,4 +1,4 @@
-"""Which conditions of an automaton hold of an event, as bits."""
+"""Evaluation of an automaton's conditions for an event, as bits."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ _NUMBERS = (int, float)
 
 
 class RunView:
-    """What a function may ask of the run whose next event is tested.
+    """View of a run for condition functions, while its next event is tested.
 
-    Attributes:
-        timestamp: of the event, in microseconds.
-        processing_time: the pinned clock, in microseconds.
+    Both times are in microseconds: that of the event, and the pinned clock.
     """
 
     __slots__ = ("_node", "_stages", "processing_time", "timestamp")
@@ -46,15 +44,13 @@ class RunView:
         self.timestamp, self.processing_time = event.time, event.clock
 
     def events(self, stage: str) -> list[Mapping[str, Any]]:
-        """Return the rows that the run has taken for a stage, in order."""
+        """Return the rows that the run took for a stage, in order."""
         return [
             node.event.row for node in list_chain(self._node) if self._stages[node.stage] == stage
         ]
 
 
 class _EventFields:
-    """The fields of an event, and terms of a run as if they were fields."""
-
     __slots__ = ("_event", "_node", "_terms")
 
     def __init__(
@@ -63,9 +59,8 @@ class _EventFields:
         self._terms, self._event, self._node = terms, event, node
 
     def get(self, name: str) -> Any:
-        """Return a field, or the answer to a term."""
-        ask = self._terms.get(name)
-        return self._event.get(name) if ask is None else ask(self._node, self._event)
+        evaluate = self._terms.get(name)
+        return self._event.get(name) if evaluate is None else evaluate(self._node, self._event)
 
 
 ConditionTest: TypeAlias = "Callable[[Event, RunNode | None], bool]"
@@ -74,36 +69,35 @@ ConditionTest: TypeAlias = "Callable[[Event, RunNode | None], bool]"
 def _compile_term_comparison(
     node: tree.Node | None, terms: Mapping[str, TermEvaluator]
 ) -> ConditionTest | None:
-    """Return the commonest test, `sum(a.price) < 500` for one, without the calls of others."""
+    """Return a fast test for the most common form, such as `sum(a.price) < 500`; else None."""
     if not (
         isinstance(node, tree.Comparison)
         and isinstance(node.left, tree.Name)
         and isinstance(node.right, tree.Integer | tree.Float)
     ):
         return None
-    ask, operation, number = terms.get(node.left.name), COMPARE[node.op], node.right.value
-    if ask is None:
+    evaluate, operation, number = terms.get(node.left.name), COMPARE[node.op], node.right.value
+    if evaluate is None:
         return None
 
     def test(event: Event, last: RunNode | None) -> bool:
-        found = ask(last, event)
-        return type(found) in _NUMBERS and operation(found, number)
+        value = evaluate(last, event)
+        return type(value) in _NUMBERS and operation(value, number)
 
     return test
 
 
 class ConditionBits:
-    """Decides the conditions of one automaton; one object serves all keys.
+    """Evaluates the conditions of one automaton; one object serves all keys.
 
-    A condition that asks about the past is decided in two steps: what it demands of the event
-    alone, and what is left of it.
+    A condition on the past is evaluated in two steps: first its local part, which depends on the
+    event alone, then the remaining condition.
 
     Attributes:
-        local_parts: what each condition demands of the event alone; None for nothing.
-        local_bits: those of conditions that demand no more than that.
-        run_bits: the others.
-        needed_fields: what is asked of events beside that.
-        needs_whole_rows: a function asks for whole rows.
+        local_parts: local part of each condition; None without one.
+        local_bits, run_bits: bits of the conditions without and with a part on the past.
+        needed_fields: event fields that the remaining conditions read.
+        needs_whole_rows: a function needs whole rows.
     """
 
     def __init__(self, automaton: Nfa) -> None:
@@ -111,46 +105,45 @@ class ConditionBits:
         self.conditions = automaton.conditions
         self.local_parts = tuple(local_part(each) for each in self.conditions)
         self.local_bits = sum(
-            1 << place for place, each in enumerate(self.conditions) if is_local(each)
+            1 << index for index, each in enumerate(self.conditions) if is_local(each)
         )
         self.run_bits = (1 << len(self.conditions)) - 1 & ~self.local_bits
         names: dict[str | None, set[int]] = {None: set()}
-        for place, name in enumerate(automaton.stages):
-            names.setdefault(name, set()).add(place)
-        self._numbers = {name: frozenset(places) for name, places in names.items()}
-        rests = [
-            remaining_condition(each) if self.run_bits >> place & 1 else None
-            for place, each in enumerate(self.conditions)
+        for index, name in enumerate(automaton.stages):
+            names.setdefault(name, set()).add(index)
+        self._numbers = {name: frozenset(numbers) for name, numbers in names.items()}
+        remaining = [
+            remaining_condition(each) if self.run_bits >> index & 1 else None
+            for index, each in enumerate(self.conditions)
         ]
-        self._tests = [None if each is None else self._compile_test(each) for each in rests]
-        asked = [list_fields(each) for each in rests if each is not None]
-        self.needs_whole_rows = None in asked
-        self.needed_fields = frozenset[str]().union(*(each for each in asked if each is not None))
+        self._tests = [None if each is None else self._compile_test(each) for each in remaining]
+        field_sets = [list_fields(each) for each in remaining if each is not None]
+        self.needs_whole_rows = None in field_sets
+        self.needed_fields = frozenset[str]().union(
+            *(each for each in field_sets if each is not None)
+        )
 
     def evaluate_local(self, event: Event) -> int:
-        """Return the bits of conditions, as far as they depend on the event alone."""
+        """Return the condition bits as far as the event alone decides them."""
         bits = 0
-        for place, part in enumerate(self.local_parts):
+        for index, part in enumerate(self.local_parts):
             if part is None or part.test(event) is True:  # type: ignore[arg-type]
-                bits |= 1 << place
+                bits |= 1 << index
         return bits
 
     def evaluate_run(self, bits: int, needed_bits: int, event: Event, node: RunNode | None) -> int:
-        """Return the bits for one run.
+        """Return the condition bits for one run.
 
-        Args:
-            bits: those of `local`.
-            needed_bits: those that matter; others may be anything.
-            event: the event.
-            node: the last event the run took.
+        `node` is its last node; None before its first event. `bits` is the result of
+        `evaluate_local`. Bits outside `needed_bits` are undefined.
 
         Raises:
             RunError: a function raised.
         """
-        open_ = needed_bits & self.run_bits & bits
-        while open_:
-            bit = open_ & -open_
-            open_ ^= bit
+        undecided = needed_bits & self.run_bits & bits
+        while undecided:
+            bit = undecided & -undecided
+            undecided ^= bit
             test = self._tests[bit.bit_length() - 1]
             if test is not None and not test(event, node):
                 bits ^= bit
@@ -173,11 +166,11 @@ class ConditionBits:
         terms = {
             name: make_evaluator(term, self._numbers[term.stage]) for name, term in condition.terms
         }
-        quick = _compile_term_comparison(condition.expression.tree, terms)
-        if quick is not None:
-            return quick
-        decide: Callable[[Any], bool | None] = condition.expression.test
-        return lambda event, node: decide(_EventFields(terms, event, node)) is True
+        fast = _compile_term_comparison(condition.expression.tree, terms)
+        if fast is not None:
+            return fast
+        test: Callable[[Any], bool | None] = condition.expression.test
+        return lambda event, node: test(_EventFields(terms, event, node)) is True
 
     def _call_function(
         self, condition: FunctionCondition, event: Event, node: RunNode | None

@@ -1,8 +1,8 @@
-"""Plain sequences: patterns whose runs never branch, so that rows are enough to follow them.
+"""Matcher for linear patterns: patterns whose runs never branch.
 
-In a plain sequence an event lets a run go on, lets it stay, or ends it, and of the event alone is
-decided which. A run is then where it waits and which rows it took; events are made of the rows of
-those that came to something. A `Matcher` does the same with any pattern, and takes thrice as long.
+In a linear pattern the event alone decides whether a run advances, stays or ends. A run is only
+the stage it waits for and the rows it took. Events are built only for the rows of reported or
+saved runs. `Matcher` handles every pattern, but takes three times as long.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 
 _MAX_BITS = 6
 _MATCH = -1
-"""Stands for the stage that a run waits for, once it waits for none."""
+"""In place of the stage that a run waits for: the run is a complete match."""
 
 RunPath: TypeAlias = "RunNode | tuple[int, RunPath | None]"
-"""What a run took: the row of its last event and the path before; a node for what it had before."""
+"""Rows that a run took, newest first; a node for the events of earlier batches."""
 LinearRun: TypeAlias = "tuple[int, int, RunPath]"
-"""A run: place and time of its first event, and its path."""
+"""A run: sequence number and time of its first event, and its path."""
 
 
 class Transition(NamedTuple):
-    """What an event does to the runs that wait for a stage.
+    """What an event does to the runs that wait for a stage: they advance, or else end.
 
-    Attributes:
-        stage: which of the sequence; behind its number in the sequence they go on.
-        advances: they go on; else they end.
+    `stage` is an index in the pattern; 0 begins a run.
     """
 
     stage: int
@@ -41,14 +39,13 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearState:
-    """The state in which a run waits for a stage.
+    """State in which a run waits for a stage.
 
     Attributes:
-        state: its number.
-        number: of the stage.
-        needed_bits: the bits that decide.
-        take_values: values of these bits with which a run goes on.
-        stay_values: values with which it stays; with any other it ends.
+        state, number: numbers of the state and the stage in the automaton.
+        needed_bits: condition bits that decide.
+        take_values: values of these bits with which a run advances.
+        stay_values: values with which it stays; any other value ends it.
     """
 
     state: int
@@ -60,14 +57,11 @@ class LinearState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearPattern:
-    """The stages of a pattern whose runs never branch.
+    """A pattern whose runs never branch; an event of the first stage begins a run.
 
     Attributes:
-        automaton: of the pattern.
-        stages: in order; a run begins with an event of the first.
-        stage_by_state: by state, which stage a run waits for in it.
-        transitions: by the bits of an event what it does to runs, those that have come furthest
-            first; as far as it was asked.
+        stage_by_state: index of the stage that a run waits for, by state.
+        transitions: cache by condition bits of an event: its transitions, latest stage first.
     """
 
     automaton: Nfa
@@ -80,9 +74,9 @@ class LinearPattern:
         object.__setattr__(self, "stage_by_state", waits)
 
     def can_follow(self, runs: Iterable[Run]) -> bool:
-        """Tell whether runs may be of this sequence: those that began first have come furthest.
+        """Return whether the runs fit this pattern: earlier runs have advanced at least as far.
 
-        Runs that were taken over from another version can be otherwise.
+        Runs from another version may violate this.
         """
         furthest = len(self.stages)
         for run in runs:
@@ -93,32 +87,32 @@ class LinearPattern:
         return True
 
     def transitions_for(self, bits: int) -> tuple[Transition, ...]:
-        """Return what an event does to runs; that it begins one is the last thing."""
-        found = self.transitions.get(bits)
-        if found is None:
-            asked = [
-                (place, each, bits & each.needed_bits) for place, each in enumerate(self.stages)
+        """Return the transitions of an event; the one that begins a run is the last."""
+        transitions = self.transitions.get(bits)
+        if transitions is None:
+            values = [
+                (index, each, bits & each.needed_bits) for index, each in enumerate(self.stages)
             ]
-            found = self.transitions[bits] = tuple(
-                Transition(place, own in each.take_values)
-                for place, each, own in reversed(asked)
+            transitions = self.transitions[bits] = tuple(
+                Transition(index, own in each.take_values)
+                for index, each, own in reversed(values)
                 if own not in each.stay_values
             )
-        return found
+        return transitions
 
 
 def compile_linear(automaton: Nfa, condition_bits: ConditionBits) -> LinearPattern | None:
-    """Return a pattern as a plain sequence; None if it is none."""
+    """Return the pattern as a linear pattern, or None if its runs may branch."""
     if automaton.pattern.skip.strategy != "no_skip" or automaton.event_need == "all":
         return None
     stages: list[LinearState] = []
     state, seen = automaton.start, {FINAL}
     while state not in seen:
         seen.add(state)
-        found = _compile_state(automaton, condition_bits, state)
-        if found is None:
+        compiled = _compile_state(automaton, condition_bits, state)
+        if compiled is None:
             return None
-        stage, state = found
+        stage, state = compiled
         stages.append(stage)
     if state != FINAL or len(stages) < 2:
         return None
@@ -128,13 +122,13 @@ def compile_linear(automaton: Nfa, condition_bits: ConditionBits) -> LinearPatte
 def _compile_state(
     automaton: Nfa, condition_bits: ConditionBits, number: int
 ) -> tuple[LinearState, int] | None:
-    """Return what a state does with events, and the state behind it; None if that is not plain."""
-    state, asked = automaton.states[number], automaton.needed_bits[number]
-    if state.kind != "normal" or asked & condition_bits.run_bits or asked.bit_count() > _MAX_BITS:
+    """Return a linear state and the number of its next state, or None if its runs may branch."""
+    state, needed = automaton.states[number], automaton.needed_bits[number]
+    if state.kind != "normal" or needed & condition_bits.run_bits or needed.bit_count() > _MAX_BITS:
         return None
     first = number == automaton.start
-    take, stay, ways = list[int](), list[int](), set[RunStep]()
-    for bits in _submasks(asked):
+    take, stay, take_steps = list[int](), list[int](), set[RunStep]()
+    for bits in _submasks(needed):
         decision = automaton.decide(number, bits)
         steps = [step for step in decision.steps if step.takes_event or not first]
         if decision.is_stopped:
@@ -143,41 +137,34 @@ def _compile_state(
             stay.append(bits)
         elif len(steps) == 1 and steps[0].takes_event:
             take.append(bits)
-            ways.add(steps[0])
+            take_steps.add(steps[0])
         elif steps:
             return None
-    if len(ways) != 1:
+    if len(take_steps) != 1:
         return None
-    way = ways.pop()
-    if way.gap or way.is_match != (way.target == FINAL):
+    take_step = take_steps.pop()
+    if take_step.gap or take_step.is_match != (take_step.target == FINAL):
         return None
     stage = LinearState(
         state=number,
-        number=way.stage,
-        needed_bits=asked,
+        number=take_step.stage,
+        needed_bits=needed,
         take_values=frozenset(take),
         stay_values=frozenset(stay),
     )
-    return stage, way.target
+    return stage, take_step.target
 
 
 def _submasks(bits: int) -> list[int]:
-    """Return all numbers that have some of these bits and no others."""
-    found, part = [0], bits
-    while part:
-        found.append(part)
-        part = part - 1 & bits
-    return found
+    masks, mask = [0], bits
+    while mask:
+        masks.append(mask)
+        mask = mask - 1 & bits
+    return masks
 
 
 class EndedRun(NamedTuple):
-    """A run that is a match, or whose time is over.
-
-    Attributes:
-        row: which row led to it.
-        code: number of its key.
-        outcome: what it is.
-    """
+    """A run that matched or timed out, with the row that ended it and the number of its key."""
 
     row: int
     code: int
@@ -185,13 +172,13 @@ class EndedRun(NamedTuple):
 
 
 class _KeyRuns:
-    """The runs of a key.
+    """Runs of one key.
 
     Attributes:
-        waiting: by stage, those that wait for it. An event lets all that wait for one go on, so
-            those that began first have come furthest, and stand first among equals.
-        due: when time next ends one.
-        changed: whether they are others than at first.
+        waiting: runs by the stage they wait for. An event advances all runs of a stage together, so
+            earlier runs are at later stages, and first within a stage.
+        due: no run times out before this time.
+        changed: the runs differ from those at the start.
     """
 
     __slots__ = ("changed", "due", "waiting")
@@ -203,16 +190,7 @@ class _KeyRuns:
 
 
 class LinearMatcher:
-    """Follows the runs of a plain sequence through rows.
-
-    Args:
-        pattern: the stages.
-        before: the runs of keys that have some, by the numbers of the keys; it has them all.
-
-    Attributes:
-        matches: how many there were.
-        timeouts: how many runs were given up because their time was over.
-    """
+    """Follows the runs of a linear pattern; `before` has all existing runs by key number."""
 
     def __init__(self, pattern: LinearPattern, before: Mapping[int, Iterable[Run]]) -> None:
         self._pattern, self._window = pattern, pattern.automaton.window
@@ -229,32 +207,29 @@ class LinearMatcher:
 
     @property
     def matches(self) -> int:
-        """How many there were."""
+        """Number of matches."""
         return len(self._ended) - self.timeouts
 
     def process(self, codes: list[int], seqs: list[int], times: list[int], bits: list[int]) -> None:
-        """See rows, those of a key in order and so in time.
+        """Process rows; those of one key are in order of sequence and time.
 
-        Args:
-            codes: numbers of their keys.
-            seqs: their numbers.
-            times: their times.
-            bits: what holds of each.
+        The lists have one item per row: key number, sequence number, time in microseconds, and bits
+        of the conditions that hold.
         """
         keys, window, stages = self._keys, self._window, len(self._pattern.stages)
-        moves = {each: self._pattern.transitions_for(each) for each in set(bits)}
-        begins = {each for each, found in moves.items() if found and found[-1].stage == 0}
-        for row, code, time, held in zip(range(len(codes)), codes, times, bits, strict=True):
+        transitions = {each: self._pattern.transitions_for(each) for each in set(bits)}
+        begins = {each for each, steps in transitions.items() if steps and steps[-1].stage == 0}
+        for row, code, time, row_bits in zip(range(len(codes)), codes, times, bits, strict=True):
             key = keys.get(code)
             if key is None:
-                if held not in begins:
+                if row_bits not in begins:
                     continue
                 key = keys[code] = _KeyRuns(stages)
             elif time >= key.due:
                 self._expire(row, code, key, time)
-            for stage, takes in moves[held]:
+            for stage, advances in transitions[row_bits]:
                 if stage:
-                    self._advance_runs(row, code, key, stage, takes)
+                    self._advance_runs(row, code, key, stage, advances)
                     continue
                 key.changed = True
                 key.waiting[1].append((seqs[row], time, (row, None)))
@@ -262,7 +237,6 @@ class LinearMatcher:
                     key.due = time + window
 
     def _advance_runs(self, row: int, code: int, key: _KeyRuns, stage: int, advances: bool) -> None:
-        """Let the runs of a key that wait for a stage go on with a row, or end."""
         runs = key.waiting[stage]
         if not runs:
             return
@@ -276,10 +250,9 @@ class LinearMatcher:
             key.waiting[stage + 1] += [(start, began, (row, path)) for start, began, path in runs]
 
     def _expire(self, row: int, code: int, key: _KeyRuns, time: int) -> None:
-        """Give up the runs of a key whose time is over."""
         key.due = NEVER
         for stage in range(len(key.waiting) - 1, 0, -1):
-            left: list[LinearRun] = []
+            remaining: list[LinearRun] = []
             for run in key.waiting[stage]:
                 due = run[1] + self._window
                 if due <= time:
@@ -287,17 +260,12 @@ class LinearMatcher:
                     self.timeouts += 1
                     self._ended.append((row, code, run, stage))
                 else:
-                    left.append(run)
+                    remaining.append(run)
                     key.due = min(key.due, due)
-            key.waiting[stage] = left
+            key.waiting[stage] = remaining
 
     def iter_ended(self, event: Callable[[int], Event], *, timed: bool) -> Iterator[EndedRun]:
-        """Yield matches and time-outs in the order of rows; of one row as a `Matcher` tells them.
-
-        Args:
-            event: returns a row as an event.
-            timed: time-outs are among them.
-        """
+        """Yield matches and, if `timed`, time-outs in the order of rows, then of `Matcher`."""
         stages, automaton = self._pattern.stages, self._pattern.automaton
         names, states, last = automaton.stages, automaton.states, stages[-1].number
         for row, code, (_, began, path), stage in self._ended:
@@ -307,15 +275,11 @@ class LinearMatcher:
                 yield EndedRun(row, code, PatternMatch(node, names, taken.time, taken.time))
             elif timed:
                 node = self._build_node(path, stage - 1, event)
-                waits = states[stages[stage].state].waits_for
-                yield EndedRun(row, code, Timeout(node, names, began + self._window, waits))
+                waits_for = states[stages[stage].state].waits_for
+                yield EndedRun(row, code, Timeout(node, names, began + self._window, waits_for))
 
     def iter_changed(self, event: Callable[[int], Event]) -> Iterator[tuple[int, list[Run]]]:
-        """Yield the runs of keys that have others than before, with the numbers of the keys.
-
-        Args:
-            event: returns a row as an event.
-        """
+        """Yield the number and runs of each key whose runs changed."""
         for code, key in self._keys.items():
             if key.changed:
                 yield code, list(self._iter_runs(key, event))
@@ -328,7 +292,7 @@ class LinearMatcher:
                 yield Run(state, self._build_node(path, number - 1, event), start, began, due)
 
     def _build_node(self, path: RunPath, last: int, event: Callable[[int], Event]) -> RunNode:
-        """Return what was taken, the last of it for a stage."""
+        """Return a path as nodes; its last event was taken for stage `last`."""
         rows: list[int] = []
         before: RunPath | None = path
         while isinstance(before, tuple):
@@ -343,12 +307,9 @@ class LinearMatcher:
 
 
 def may_exceed(max_runs: int | None, codes: list[int], before: Mapping[int, Sized]) -> bool:
-    """Tell whether a key could come to have more runs than it may.
+    """Return whether a key could exceed its maximum number of runs.
 
-    Args:
-        max_runs: how many it may have; None for any number.
-        codes: numbers of the keys of rows, each of which may begin a run.
-        before: the runs of keys that have some.
+    Each row of `codes` may begin a run. `before` has the existing runs by key number.
     """
     alive = max(map(len, before.values()), default=0)
     if max_runs is None or len(codes) + alive <= max_runs:

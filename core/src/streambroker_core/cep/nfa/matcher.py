@@ -1,7 +1,8 @@
-"""Runs of one pattern for one key: events in, matches and timed-out partial matches out.
+"""Matcher of one pattern for one key: events in, matches and timed-out partial matches out.
 
-Rule 1: time goes on before each event. Rule 2: a run sees only events behind the one it began
-with. Rule 3: results come in the order of runs, runs in the order of their first events.
+- Time advances to the time of an event before the event is processed.
+- A run sees only events after its first event.
+- Results are in the order of runs, and runs in the order of their first events.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ NEVER = 2**64
 
 
 class Run(NamedTuple):
-    """A partial match, or one that is complete and waits for its turn.
+    """A partial match, or a complete match that waits for earlier runs.
 
     Attributes:
-        state: where it is.
-        node: the last event it took; through it all others.
-        start: place of its first event in the order of the key.
+        state: number of its state.
+        node: node of the last event it took, linked to all earlier ones.
+        start: sequence number of its first event.
         began: time of its first event.
-        due: when its time is over; `NEVER` for not at all.
+        due: time at which it ends; `NEVER` for no end.
     """
 
     state: int
@@ -38,17 +39,18 @@ class Run(NamedTuple):
 
 
 _new_run = tuple.__new__
-"""Makes a run without the call that a named tuple makes of its own."""
+"""Creates a run without the extra call of a named tuple's constructor."""
 
 
 class PatternMatch:
     """A complete match.
 
     Attributes:
-        node: the last event that it took; through it all others.
-        names: of the stages, by their numbers.
-        time: of its last event or, where a last stage is negated, when its window ended.
-        noticed: the time at which that was known: of an event, or the watermark.
+        node: node of the last event it took, linked to all earlier ones.
+        names: stage names by stage number.
+        time: time of its last event. If its last stage is negated: the end of its window, or for
+            not_next the time of the next event.
+        noticed: time at which the match became known: that of an event, or the watermark.
     """
 
     __slots__ = ("names", "node", "noticed", "time")
@@ -59,18 +61,12 @@ class PatternMatch:
 
     @property
     def events(self) -> dict[str, list[Event]]:
-        """By stage, in the order of the pattern; stages that took nothing are left out."""
+        """Events by stage, in the order of the pattern, without empty stages."""
         return events_by_stage(self.node, self.names)
 
 
 class Timeout:
-    """A partial match whose time is over.
-
-    Attributes:
-        node, names: as of `PatternMatch`.
-        time: when it was over.
-        waited: what it waited for.
-    """
+    """A partial match that timed out at `time`; `waited` describes what it waited for."""
 
     __slots__ = ("names", "node", "time", "waited")
 
@@ -80,44 +76,40 @@ class Timeout:
 
     @property
     def events(self) -> dict[str, list[Event]]:
-        """By stage, as of `PatternMatch`."""
+        """Events by stage, as in `PatternMatch`."""
         return events_by_stage(self.node, self.names)
 
 
 def events_by_stage(node: RunNode, names: tuple[str, ...]) -> dict[str, list[Event]]:
-    """Return what a run has taken, by stage.
-
-    Args:
-        node: its last node.
-        names: of the stages, by their numbers.
-    """
+    """Return the events that a run took, by stage; `node` is its last node."""
     taken: dict[int, list[Event]] = {}
     last: RunNode | None = node
     while last is not None:
-        known = taken.get(last.stage)
-        if known is None:
+        stage_events = taken.get(last.stage)
+        if stage_events is None:
             taken[last.stage] = [last.event]
         else:
-            known.append(last.event)
+            stage_events.append(last.event)
         last = last.previous
-    found = {}
+    result = {}
     for stage in sorted(taken):
         events = taken[stage]
         if len(events) > 1:
             events.reverse()
-        found[names[stage]] = events
-    return found
+        result[names[stage]] = events
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """How much one key may keep of one rule.
+    """Limits of the partial matches of one rule in one key.
 
     Attributes:
-        runs: partial matches and matches that wait; None for any number.
-        policy: what goes beyond: ``drop_oldest`` gives up those that began first, ``refuse`` begins
-            no new ones, ``fail`` stops the rule.
-        unchecked_runs: how many runs need no look at them.
+        runs: maximum number of partial matches, without matches that wait for earlier runs; None
+            for no limit.
+        policy: what happens beyond it: ``drop_oldest`` drops those that began first, ``refuse``
+            begins no new ones, ``fail`` stops the rule.
+        unchecked_runs: number of runs up to which the matcher applies no policy.
     """
 
     runs: int | None = 10_000
@@ -133,21 +125,14 @@ _DEFAULT_LIMITS = RunLimits()
 
 
 class Matcher:
-    """The runs of one key.
-
-    Args:
-        automaton: of the pattern.
-        condition_bits: says what holds of events.
-        limits: how many runs it may have.
+    """Runs of one pattern in one key.
 
     Attributes:
-        runs: partial matches, in the order in which they are asked; the run that has not begun is
-            not among them.
-        held: matches that wait for earlier runs, which is only so with a skip strategy.
-        due: when time next ends a run.
-        dropped: runs given up because of the limits.
-        changed: whether runs are others than at first.
-        unchecked_runs: how many runs need no look at the limits.
+        runs: partial matches, in the order in which they are processed.
+        held: complete matches that wait for earlier runs; only with a skip strategy.
+        due: no run ends by time before this.
+        dropped: number of runs dropped because of the limits.
+        changed: the runs differ from those at the start.
     """
 
     __slots__ = (
@@ -176,50 +161,48 @@ class Matcher:
     def process(
         self, event: Event, bits: int | None = None
     ) -> tuple[list[PatternMatch], list[Timeout]]:
-        """Take the next event of the key.
+        """Process the next event of the key, by sequence number and time.
 
-        Args:
-            event: behind all events before, in order and so in time.
-            bits: which local conditions hold; None to ask them.
+        `bits` has the local conditions that hold; None to evaluate them here.
 
         Raises:
-            RunError: a function raised, a skip has no target, or the limit says to fail. What the
-                runs are then is not promised; the rule has to be given up.
+            RunError: a function raised, a skip has no target, or a limit with policy ``fail`` is
+                exceeded. The runs are then undefined; the caller must drop the rule.
         """
         matches, timeouts = ([], []) if event.time < self.due else self.advance(event.time)
-        truths, automaton = self.condition_bits, self.automaton
+        conditions, automaton = self.condition_bits, self.automaton
         if bits is None:
-            bits = truths.evaluate_local(event)
+            bits = conditions.evaluate_local(event)
         runs: list[Run] = []
-        found: list[Run] = []
-        same = True
-        asked, made = automaton.needed_bits, automaton.decisions
-        open_ = truths.run_bits & bits  # of the others the event alone has decided
+        completed: list[Run] = []
+        unchanged = True
+        needed_bits, decisions = automaton.needed_bits, automaton.decisions
+        undecided = conditions.run_bits & bits  # the event alone decides the others
         for run in self.runs:
-            state, own = run.state, bits
-            ask = asked[state]
-            if ask & open_:
-                own = truths.evaluate_run(bits, ask, event, run.node)
-            decision = made[state].get(own & ask) or automaton.decide(state, own)
+            state, run_bits = run.state, bits
+            needed = needed_bits[state]
+            if needed & undecided:
+                run_bits = conditions.evaluate_run(bits, needed, event, run.node)
+            decision = decisions[state].get(run_bits & needed) or automaton.decide(state, run_bits)
             if decision.is_unchanged:
                 runs.append(run)
             else:
-                same = False
-                self._continue_run(run, event, decision, runs, found)
-        state, own = automaton.start, bits
-        ask = asked[state]
-        if ask & open_:
-            own = truths.evaluate_run(bits, ask, event, None)
-        decision = made[state].get(own & ask) or automaton.decide(state, own)
-        if (decision.steps and self._begin_runs(event, decision, runs, found)) or not same:
+                unchanged = False
+                self._continue_run(run, event, decision, runs, completed)
+        state, run_bits = automaton.start, bits
+        needed = needed_bits[state]
+        if needed & undecided:
+            run_bits = conditions.evaluate_run(bits, needed, event, None)
+        decision = decisions[state].get(run_bits & needed) or automaton.decide(state, run_bits)
+        if (decision.steps and self._begin_runs(event, decision, runs, completed)) or not unchanged:
             self.changed = True
             self.runs = runs if len(runs) <= self.unchecked_runs else self._apply_limits(runs)
-        if found or self.held:
-            matches += self._release(found, event.time)
+        if completed or self.held:
+            matches += self._release(completed, event.time)
         return matches, timeouts
 
     def advance(self, now: int) -> tuple[list[PatternMatch], list[Timeout]]:
-        """Let time go on: what it ends becomes a match or a timed-out partial match.
+        """Advance time: due runs become matches or timed-out partial matches.
 
         Raises:
             RunError: a skip has no target.
@@ -228,29 +211,29 @@ class Matcher:
             return [], []
         states = self.automaton.states
         self.changed = True
-        over: list[Run] = []
-        left: list[Run] = []
+        expired: list[Run] = []
+        remaining: list[Run] = []
         due = NEVER
         for run in self.runs:
             if run.due <= now:
-                over.append(run)
+                expired.append(run)
             else:
-                left.append(run)
+                remaining.append(run)
                 due = min(due, run.due)
-        self.runs, self.due = left, due
-        pending = [run for run in over if states[run.state].kind == "pending"]
+        self.runs, self.due = remaining, due
+        pending = [run for run in expired if states[run.state].kind == "pending"]
         timeouts = [
             Timeout(run.node, self.automaton.stages, run.due, states[run.state].waits_for)
-            for run in over
+            for run in expired
             if states[run.state].kind != "pending" and not self._is_duplicate(run)
         ]
         return self._release(pending, now), timeouts
 
     def _is_duplicate(self, run: Run) -> bool:
-        """Tell whether another run with the same past goes on, as this one is only its twin."""
+        """Return whether the run only duplicates another run that continues with the same past."""
         window = self.automaton.window
-        in_whole = bool(window) and run.due == run.began + window
-        return self.automaton.states[run.state].is_duplicate and not in_whole
+        ends_with_window = bool(window) and run.due == run.began + window
+        return self.automaton.states[run.state].is_duplicate and not ends_with_window
 
     def _continue_run(
         self, run: Run, event: Event, decision: Decision, runs: list[Run], completed: list[Run]
@@ -269,7 +252,7 @@ class Matcher:
     def _begin_runs(
         self, event: Event, decision: Decision, runs: list[Run], completed: list[Run]
     ) -> bool:
-        """Begin runs with an event; return whether any, or a match, began."""
+        """Begin runs with an event; return whether one began or matched."""
         began = False
         for step in decision.steps:
             if step.takes_event:
@@ -297,7 +280,7 @@ class Matcher:
             completed.append(_new_run(Run, (FINAL, node, start, began, NEVER)))
 
     def make_run(self, state: int, node: RunNode, start: int, began: int) -> Run:
-        """Return a run in a state, with the time at which it is over."""
+        """Return a run in a state, and lower `due` to its end."""
         window, longest = self.automaton.window, self.automaton.time_limits[state]
         due = began + window if window else NEVER
         if longest:
@@ -307,7 +290,7 @@ class Matcher:
         return _new_run(Run, (state, node, start, began, due))
 
     def set_runs(self, runs: list[Run]) -> None:
-        """Have other runs, in the order in which they are asked."""
+        """Replace the runs; they are in processing order."""
         self.runs, self.changed = runs, True
         self.due = min((run.due for run in runs), default=NEVER)
 
@@ -342,7 +325,7 @@ class Matcher:
         return matches
 
     def _prune_filter(self, skip: Skip, match: Run) -> Callable[[Run], bool]:
-        """Return what a match ends: itself has been told already."""
+        """Return a predicate for the runs that a released match discards."""
         if skip.strategy == "skip_to_next":
             return lambda run: run.start == match.start
         if skip.strategy == "skip_past_last":

@@ -1,8 +1,7 @@
-"""The automaton of a pattern: states, edges, and what an event does to a run in a state.
+"""Automaton of a pattern (NFA): states, edges, and decisions for a run and an event.
 
-Edges TAKE an event, IGNORE it, or PROCEED to another state with the same event. What holds of an
-event is a number with a bit for each condition; what a state does with such a number is worked out
-once and looked up afterwards.
+An edge takes an event, ignores it, or proceeds to another state with the same event. The
+conditions that hold for an event are an integer with one bit per condition.
 """
 
 from __future__ import annotations
@@ -17,37 +16,35 @@ from streambroker_core.cep.pattern.pattern import Pattern
 EdgeAction: TypeAlias = Literal["take", "ignore", "proceed"]
 EventNeed: TypeAlias = Literal["matching", "gaps", "all"]
 FINAL, STOP = 0, 1
-"""The states of a match, and of a run that a negated stage ends."""
+"""Numbers of the state of a match, and of the state of a run that a negated stage ends."""
 
 
 class Guard(NamedTuple):
-    """Bits that must all be there, and bits of which none may be."""
+    """Condition bits that must all be set, and bits of which none may be set."""
 
     need: int = 0
     deny: int = 0
 
     def holds(self, bits: int) -> bool:
-        """Tell whether it holds of an event."""
+        """Return whether the guard holds for condition bits."""
         return bits & self.need == self.need and not bits & self.deny
 
     def combine(self, other: Guard) -> Guard | None:
-        """Return both in one; None if they contradict each other."""
+        """Return the conjunction of two guards, or None if they contradict each other."""
         need, deny = self.need | other.need, self.deny | other.deny
         return None if need & deny else Guard(need, deny)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A way out of a state.
+    """An edge out of a state.
 
     Attributes:
-        action: what becomes of the event.
-        target: the state behind it.
-        guard: when it is open.
-        blocked_by: it is closed whenever one of these holds.
+        guard: condition under which the edge is open.
+        blocked_by: the edge is closed if one of these guards holds.
         stage: number of the stage that takes the event.
-        gap: longest time since the event taken before, exclusive; 0 for no limit. On the way past
-            a state it is that of every edge behind.
+        gap: longest time since the previously taken event, exclusive; 0 for no limit. The gap of a
+            proceed edge applies to all edges after it.
     """
 
     action: EdgeAction
@@ -58,20 +55,20 @@ class Edge:
     gap: int = 0
 
     def is_open(self, bits: int) -> bool:
-        """Tell whether an event may go this way."""
+        """Return whether the edge is open for condition bits."""
         return self.guard.holds(bits) and not any(bar.holds(bits) for bar in self.blocked_by)
 
 
 @dataclass(slots=True)
 class NfaState:
-    """A state; built by the compiler, fixed afterwards.
+    """A state; the compiler builds it, and it is fixed afterwards.
 
     Attributes:
         kind: ``pending`` is a match once its time has passed.
-        waits_for: what it waits for, for people.
-        is_duplicate: it repeats what another run waits for, so its end is not told.
-        gap: of a pending state: time since the event before, after which it is a match; 0 for none.
-        edges: the ways out, in the order in which their runs follow each other.
+        waits_for: human-readable description of what it waits for.
+        is_duplicate: it repeats what another run waits for, so its end is not reported.
+        gap: for a pending state, time since the previous event after which it matches; 0 for none.
+        edges: outgoing edges; their order is the order of the resulting runs.
     """
 
     kind: Literal["normal", "final", "stop", "pending"]
@@ -82,13 +79,12 @@ class NfaState:
 
 
 class RunStep(NamedTuple):
-    """What an event does to a run: one of its continuations.
+    """One continuation of a run after an event.
 
     Attributes:
-        takes_event: it takes the event; else it goes on without.
-        target: the state it is in then.
-        stage: number of the stage that takes the event.
-        gap: only if so little time has passed since the event before; 0 for always.
+        takes_event: the run takes the event for `stage`.
+        target: number of its next state.
+        gap: the step applies only within this time since the previous event, exclusive; 0: always.
         is_match: the run is (also) a match with this event.
     """
 
@@ -103,9 +99,9 @@ class Decision(NamedTuple):
     """What an event does to a run in a state.
 
     Attributes:
-        steps: its continuations, in order.
-        is_stopped: a negated stage has seen its event: only matches survive.
-        is_unchanged: the run just stays where it is.
+        steps: continuations of the run, in order.
+        is_stopped: a negated stage matched: only steps that are matches apply.
+        is_unchanged: the run only stays in its state.
     """
 
     steps: tuple[RunStep, ...]
@@ -118,15 +114,14 @@ class Nfa:
     """A compiled pattern.
 
     Attributes:
-        pattern: what it was compiled from.
-        stages: names of the stages by their numbers.
-        conditions: by their bits.
+        stages: stage names by number.
+        conditions: conditions in the order of their bits.
         states: all states; 0 is a match, 1 the end by a negated stage.
-        start: where every run begins.
-        window: time of a match, exclusive, in microseconds; 0 for no limit.
-        event_need: which events it has to see: those that match some condition; also whether
-            others stood between them; or all.
-        warnings: what is allowed and hardly meant.
+        start: number of the state in which every run begins.
+        window: time limit of a match, exclusive, in microseconds; 0 for no limit.
+        event_need: ``matching``: it needs only events that fulfil a condition; ``gaps``: also
+            whether others lie between them; ``all``: every event.
+        warnings: constructs that are allowed but probably not intended.
     """
 
     pattern: Pattern
@@ -138,11 +133,11 @@ class Nfa:
     warnings: tuple[str, ...] = ()
     event_need: EventNeed = "all"
     needed_bits: list[int] = field(default_factory=list)
-    """By state: the bits that what it does depends on."""
+    """By state: the condition bits on which its decisions depend."""
     time_limits: list[int] = field(default_factory=list)
-    """By state: the time after the event before at which it is over; 0 for never."""
+    """By state: time since the previous event at which a run ends, in microseconds; 0 for never."""
     decisions: list[dict[int, Decision]] = field(default_factory=list)
-    """By state and the bits that it depends on: the decisions that were worked out."""
+    """By state and condition bits: cached decisions."""
 
     def __post_init__(self) -> None:
         reached = [self.closure(number) for number in range(len(self.states))]
@@ -154,7 +149,7 @@ class Nfa:
         self.event_need = self._compute_event_need()
 
     def decide(self, state: int, bits: int) -> Decision:
-        """Return what an event, of which these conditions hold, does to a run."""
+        """Return the decision for a run in a state and the condition bits of an event."""
         bits &= self.needed_bits[state]
         decision = self.decisions[state].get(bits)
         if decision is None:
@@ -162,7 +157,7 @@ class Nfa:
         return decision
 
     def can_be_empty(self) -> bool:
-        """Tell whether every stage may be left out; an empty match is never told."""
+        """Return whether every stage is optional. An empty match is never reported."""
         return FINAL in self.closure(self.start)
 
     def shortest_timeout(self) -> int:
@@ -171,13 +166,13 @@ class Nfa:
         return min((time for time in times if time), default=0)
 
     def closure(self, state: int) -> list[int]:
-        """Return a state and all that are reached by proceeding, whatever the event."""
-        seen, waiting = {state: None}, [state]
-        while waiting:
-            for edge in self.states[waiting.pop()].edges:
+        """Return a state and all states reachable by proceed edges, regardless of guards."""
+        seen, stack = {state: None}, [state]
+        while stack:
+            for edge in self.states[stack.pop()].edges:
                 if edge.action == "proceed" and edge.target not in seen:
                     seen[edge.target] = None
-                    waiting.append(edge.target)
+                    stack.append(edge.target)
         return list(seen)
 
     def _guard_bits(self, states: Iterable[int]) -> int:
@@ -214,23 +209,21 @@ class Nfa:
         return max(gaps) if gaps and all(gaps) else 0
 
     def _reachable_edges(self, state: int, bits: int | None = None) -> Iterator[tuple[Edge, int]]:
-        """Yield the edges that are reached by proceeding, with the least gap on the way there.
+        """Yield the edges reachable by proceed edges, each with the shortest gap on the path to it.
 
-        Args:
-            state: where to begin.
-            bits: only edges that are open with these conditions; None for all.
+        With `bits` only edges that are open with these bits are followed.
         """
-        seen, waiting = {(state, 0)}, [(state, 0)]
-        while waiting:
-            current, gap = waiting.pop()
+        seen, stack = {(state, 0)}, [(state, 0)]
+        while stack:
+            current, gap = stack.pop()
             for edge in self.states[current].edges:
                 if bits is not None and not edge.is_open(bits):
                     continue
                 yield edge, gap
-                behind = (edge.target, _shorter(gap, edge.gap))
-                if edge.action == "proceed" and behind not in seen:
-                    seen.add(behind)
-                    waiting.append(behind)
+                following = (edge.target, _shorter(gap, edge.gap))
+                if edge.action == "proceed" and following not in seen:
+                    seen.add(following)
+                    stack.append(following)
 
     def _resting_states(self) -> set[int]:
         """Return the states in which a run can be between two events."""
@@ -246,22 +239,22 @@ class Nfa:
             for edge in state.edges:
                 if not edge.guard.need and (edge.action == "take" or edge.target == STOP):
                     return "all"
-        restless = [state for state in self._resting_states() if not self._is_idle(state)]
-        after = [step.target for state in restless for step in self._decide(state, 0).steps]
-        if not all(target <= STOP or self._is_idle(target) for target in after):
+        active = [state for state in self._resting_states() if not self._is_idle(state)]
+        targets = [step.target for state in active for step in self._decide(state, 0).steps]
+        if not all(target <= STOP or self._is_idle(target) for target in targets):
             return "all"
-        return "gaps" if restless else "matching"
+        return "gaps" if active else "matching"
 
     def _is_idle(self, state: int) -> bool:
-        """Tell whether an event that matches nothing leaves a run able to do what it could do."""
+        """Return whether an event without matching conditions leaves a run's options unchanged."""
         decision = self._decide(state, 0)
         if decision.is_stopped or not decision.steps or any(one.is_match for one in decision.steps):
             return False
-        able = [ability for step in decision.steps for ability in self._enabled_edges(step.target)]
-        return set(self._enabled_edges(state)) == set(able)
+        enabled = [edge for step in decision.steps for edge in self._enabled_edges(step.target)]
+        return set(self._enabled_edges(state)) == set(enabled)
 
     def _enabled_edges(self, state: int) -> list[tuple[object, ...]]:
-        """Return what a run in a state may come to do with some next event, or without any."""
+        """Return what a run in a state may do with a later event or by time."""
         pending = self.states[state].kind == "pending"
         return [("pending", state)] * pending + [
             (edge.action, edge.target, edge.stage, edge.guard, edge.blocked_by, edge.gap)
@@ -278,8 +271,8 @@ class Nfa:
                 stopped = stopped or edge.target == STOP
             else:
                 steps.append(self._step(edge, _shorter(gap, edge.gap), bits))
-        same = not stopped and steps == [RunStep(False, state)]
-        return Decision(tuple(steps), stopped, same)
+        unchanged = not stopped and steps == [RunStep(False, state)]
+        return Decision(tuple(steps), stopped, unchanged)
 
     def _step(self, edge: Edge, gap: int, bits: int) -> RunStep:
         if edge.action == "ignore":
@@ -288,19 +281,19 @@ class Nfa:
         return RunStep(True, edge.target, edge.stage, gap, match)
 
     def _reaches_match(self, state: int, bits: int) -> bool:
-        """Tell whether a match is reached from a state by proceeding with the event just taken."""
-        seen, waiting = {state}, [state]
-        while waiting:
-            for edge in self.states[waiting.pop()].edges:
+        """Return whether proceed edges lead from a state to a match with the event just taken."""
+        seen, stack = {state}, [state]
+        while stack:
+            for edge in self.states[stack.pop()].edges:
                 if edge.action != "proceed" or edge.target in seen or not edge.is_open(bits):
                     continue
                 if edge.target == FINAL:
                     return True
                 seen.add(edge.target)
-                waiting.append(edge.target)
+                stack.append(edge.target)
         return False
 
 
 def _shorter(gap: int, other: int) -> int:
-    """Return the shorter of two times, of which 0 is none."""
+    """Return the shorter of two gaps, where 0 is no limit."""
     return min(gap, other) if gap and other else gap or other

@@ -1,7 +1,7 @@
-"""The runs of one key as bytes: every event once, every shared past once, however many runs.
+"""Serialization of the runs of one key. Each event and each shared chain node is written once.
 
-A blob is JSON in UTF-8, which C code reads and writes; values that JSON does not have are bytes of
-`codec` in it. It begins with the version of its form; one of a newer release is refused.
+A blob is UTF-8 JSON. Values that JSON lacks are embedded as Base64 bytes of `value_codec`. The
+first field is the format version; a version of a newer release is rejected.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ VERSION = 1
 RuleVersionKey: TypeAlias = "tuple[str, int]"
 """Id and version of a rule."""
 MatcherFactory: TypeAlias = "Callable[[RuleVersionKey], Matcher | None]"
-"""Returns a matcher without runs; None for a rule that is gone, whose runs are left out."""
+"""Returns a matcher without runs, or None for a removed rule, whose runs are left out."""
 
 _PLAIN = frozenset((type(None), bool, int, float, str))
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def collect_nodes(matchers: Iterable[Matcher]) -> dict[int, RunNode]:
-    """Return all nodes of runs by their identity, each behind the one before it in its chain."""
+    """Return all nodes of runs by identity; each node follows its predecessor in the chain."""
     seen: dict[int, RunNode] = {}
     for matcher in matchers:
         for runs in (matcher.runs, matcher.held):
@@ -46,40 +46,38 @@ def collect_nodes(matchers: Iterable[Matcher]) -> dict[int, RunNode]:
 def write(
     matchers: Mapping[RuleVersionKey, Matcher], nodes: Mapping[int, RunNode] | None = None
 ) -> bytes | None:
-    """Return the runs of all rules of a key; None if there are none.
+    """Serialize the runs of all rules of a key; return None if there are none.
 
-    Args:
-        matchers: of all rules.
-        nodes: what `collect_nodes` returns for them, if it is known.
+    `nodes` is the result of `collect_nodes` for the matchers, if already computed.
     """
-    alive = {rule: each for rule, each in matchers.items() if each.runs or each.held}
-    if not alive:
+    active = {rule: each for rule, each in matchers.items() if each.runs or each.held}
+    if not active:
         return None
-    nodes = collect_nodes(alive.values()) if nodes is None else nodes
-    places: dict[int, int] = {}
+    nodes = collect_nodes(active.values()) if nodes is None else nodes
+    event_indices: dict[int, int] = {}
     events: list[Event] = []
     numbers: dict[int, int] = {}
     chains: list[int] = []
-    for number, (mark, node) in enumerate(nodes.items()):
-        event, before = node.event, node.previous
-        place = places.get(id(event))
-        if place is None:
-            place = places[id(event)] = len(events)
+    for number, (identity, node) in enumerate(nodes.items()):
+        event, previous = node.event, node.previous
+        index = event_indices.get(id(event))
+        if index is None:
+            index = event_indices[id(event)] = len(events)
             events.append(event)
-        chains += (place, node.stage, -1 if before is None else numbers[id(before)])
-        numbers[mark] = number
+        chains += (index, node.stage, -1 if previous is None else numbers[id(previous)])
+        numbers[identity] = number
     names = list(events[0].row)
     if len(events) > 1:
         names = list(dict.fromkeys(name for event in events for name in event.row))
     rules = [
         [name, version, _encode_runs(matcher.runs, numbers), _encode_runs(matcher.held, numbers)]
-        for (name, version), matcher in alive.items()
+        for (name, version), matcher in active.items()
     ]
     return _encode([VERSION, names, _encode_events(events, names), chains, rules]).encode()
 
 
 def _encode_events(events: list[Event], names: list[str]) -> list[list[Any]]:
-    """Return number, time since the event before, clock and fields of each event."""
+    """Return for each event: sequence number, time since the previous event, clock and fields."""
     out, time = [], 0
     for event in events:
         row = event.row
@@ -110,16 +108,13 @@ def read(
     successors: Mapping[RuleVersionKey, RuleVersionKey] | None = None,
     removed: list[RuleVersionKey] | None = None,
 ) -> dict[RuleVersionKey, Matcher]:
-    """Return the matchers of a key.
+    """Deserialize the matchers of a key.
 
-    Args:
-        data: what `write` returned.
-        make_matcher: makes matchers.
-        successors: rules that take over the runs of others, whose automata have the same states.
-        removed: takes the rules whose runs are left out.
+    `successors` names rules that take over the runs of others; their automata have the same states.
+    Rules whose runs are left out are appended to `removed`.
 
     Raises:
-        StateError: the blob is damaged, or of a newer release.
+        StateError: the blob is damaged or from a newer release.
     """
     try:
         version, *parts = _decode(data)
@@ -128,14 +123,14 @@ def read(
                 f"state of patterns has form {version}, of a newer release; this one reads up to"
                 f" {VERSION}. Start that release."
             )
-        names, given, chains, rules = parts
-        events = _read_events(names, given)
+        names, encoded, chains, rules = parts
+        events = _read_events(names, encoded)
         nodes: list[RunNode] = []
         firsts: list[Event] = []
         for at in range(0, len(chains), 3):
-            event, before = events[chains[at]], chains[at + 2]
-            nodes.append(RunNode(event, chains[at + 1], None if before < 0 else nodes[before]))
-            firsts.append(event if before < 0 else firsts[before])
+            event, previous = events[chains[at]], chains[at + 2]
+            nodes.append(RunNode(event, chains[at + 1], None if previous < 0 else nodes[previous]))
+            firsts.append(event if previous < 0 else firsts[previous])
         matchers: dict[RuleVersionKey, Matcher] = {}
         for name, number, runs, held in rules:
             rule = name, number
@@ -148,7 +143,7 @@ def read(
                 continue
             if held:
                 matcher.held = _read_runs(held, nodes, firsts, matcher)
-                matcher.due = NEVER  # the end of those that are held does not count
+                matcher.due = NEVER  # the due times of held matches do not count
             matcher.runs = _read_runs(runs, nodes, firsts, matcher)
             matchers[rule] = matcher
         return matchers
@@ -164,13 +159,13 @@ _raw = json.JSONDecoder(object_hook=_read_rare).raw_decode
 
 
 def _decode(data: bytes) -> list[Any]:
-    """Return the one JSON value that data is, with no blanks around it."""
+    """Decode data that is exactly one JSON value without surrounding whitespace."""
     text = data.decode()
     value, end = _raw(text)
     if end != len(text):
         raise ValueError(f"more than one value: it goes on at {end}")
-    found: list[Any] = value
-    return found
+    fields: list[Any] = value
+    return fields
 
 
 def _read_events(names: list[str], encoded: list[list[Any]]) -> list[Event]:

@@ -1,7 +1,7 @@
-"""Values as bytes: small, exact, the same for equal values.
+"""Binary codec for row values: compact and deterministic.
 
-Kinds that a row of a stream can have: null, boolean, integer, float, text, bytes, list, mapping,
-decimal, date, timestamp. Integers are of any size and take as many bytes as they need.
+Supported kinds: null, boolean, integer, float, text, bytes, list, mapping, decimal, date and
+timestamp. Integers have any size and a variable length. A timestamp with a zone is stored in UTC.
 """
 
 from __future__ import annotations
@@ -20,18 +20,13 @@ _NULL, _FALSE, _TRUE, _INT, _REAL, _TEXT, _BYTES, _LIST, _MAP, _DECIMAL, _DATE, 
 )
 _BYTE = [bytes([number]) for number in range(128)]
 INTEGER_TAG = _BYTE[_INT]
-"""Stands before an integer that is a value."""
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - timestamps without a zone stay so
+"""Tag byte of an integer value."""
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - timestamps without a zone have none after decoding
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def encode_integer(value: int, prefix: bytes = b"") -> bytes:
-    """Return an integer as bytes: seven bits a byte, the sign in the lowest.
-
-    Args:
-        value: the integer.
-        prefix: what stands before it.
-    """
+    """Encode an integer after a prefix: 7 bits per byte, low bits first, sign in the lowest bit."""
     value = value << 1 if value >= 0 else (-value << 1) - 1
     if value < 128:
         return prefix + _BYTE[value]
@@ -44,38 +39,30 @@ def encode_integer(value: int, prefix: bytes = b"") -> bytes:
 
 
 class ValueWriter:
-    """Collects bytes.
-
-    Args:
-        prefix: what stands before them.
-    """
+    """Encodes values into bytes, after a prefix."""
 
     def __init__(self, prefix: bytes = b"") -> None:
         self._out = bytearray(prefix)
 
     def to_bytes(self) -> bytes:
-        """Return all that was written."""
+        """Return all bytes written so far."""
         return bytes(self._out)
 
     def write_integer(self, value: int) -> None:
-        """Write an integer, as `encode_integer` does."""
+        """Write an integer with `encode_integer`."""
         self._out += encode_integer(value)
 
     def write_text(self, value: str) -> None:
-        """Write a text."""
+        """Write a text as UTF-8 with its length."""
         self.write_bytes(value.encode("utf-8", "surrogatepass"))
 
     def write_bytes(self, value: bytes) -> None:
-        """Write bytes, with their number."""
+        """Write the length and the bytes."""
         self.write_integer(len(value))
         self._out += value
 
     def write_value(self, value: Any) -> None:  # noqa: C901 - one branch for each kind
-        """Write a value of a row.
-
-        Raises:
-            StateError: it is of no kind that can be kept.
-        """
+        """Write a value of a row; raise StateError if its kind is not supported."""
         match value:
             case None:
                 self._out.append(_NULL)
@@ -130,7 +117,7 @@ def _in_utc(value: datetime) -> datetime:
 
 
 class ValueReader:
-    """Reads what a `ValueWriter` wrote."""
+    """Decodes the bytes of a `ValueWriter`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -154,7 +141,7 @@ class ValueReader:
             raise StateError(f"state of patterns is damaged: {error}.") from error
 
     def read_bytes(self) -> bytes:
-        """Read bytes."""
+        """Read bytes with their length."""
         size = self.read_integer()
         self._at += size
         if size < 0 or self._at > len(self._data):
@@ -162,11 +149,7 @@ class ValueReader:
         return self._data[self._at - size : self._at]
 
     def read_value(self) -> Any:
-        """Read a value of a row.
-
-        Raises:
-            StateError: there is none.
-        """
+        """Read a value of a row; raise StateError if the bytes are damaged."""
         try:
             return self._decode_value()
         except (struct.error, ValueError, ArithmeticError, RecursionError) as error:

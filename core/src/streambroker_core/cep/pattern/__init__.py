@@ -1,1 +1,1 @@
-"""The pattern language: stages, conditions, durations and their errors."""
+"""Pattern language: stages, conditions, durations and their errors."""

@@ -1,4 +1,4 @@
-"""The types of conditions: whether they can be asked of these columns, and of what runs took."""
+"""Type check of conditions against the columns of a stream and the terms of a run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ _COUNTS = ("count", "timestamp", "processing_time")
 
 
 def check_condition(condition: Condition | None, schema: Schema) -> None:
-    """Refuse a condition of which a part cannot be asked of these columns, as filters are refused.
-
-    Python functions are not looked at.
+    """Check a condition against columns, with the rules of filters; functions are not checked.
 
     Raises:
-        ExpressionError: a column is unknown, or of another type than it is compared with.
+        ExpressionError: a column is unknown, or compared with another type.
     """
     if isinstance(condition, All | Some):
         for item in condition.items:
@@ -39,33 +37,33 @@ def check_condition(condition: Condition | None, schema: Schema) -> None:
 
 
 def _term_type(condition: TextCondition, term: Term, types: dict[str, str]) -> str:
-    """Return the type of a term's answers."""
+    """Return the type of a term's value."""
     if term.function in _COUNTS or term.field is None:
         return "bigint"
     column, *path = term.field.split(".")
     if column not in types:
         raise _make_error(condition, term, f"unknown column `{column}`", "a column of the stream")
-    found = types[column]
+    field_type = types[column]
     for name in path:
-        fields = _struct_fields(found)
+        fields = _struct_fields(field_type)
         if name not in fields:
             known = ", ".join(fields) or "none"
             raise _make_error(
                 condition, term, f"`{term.field}`", f"a field of a struct; it has {known}"
             )
-        found = fields[name]
-    kind = column_type(found).kind
+        field_type = fields[name]
+    kind = column_type(field_type).kind
     if term.function not in ("sum", "avg"):
-        return found
+        return field_type
     if kind not in ("integer", "float"):
         raise _make_error(
-            condition, term, f"`{format_term(term)}` of type {found}", "a column of numbers"
+            condition, term, f"`{format_term(term)}` of type {field_type}", "a column of numbers"
         )
     return "double" if kind == "float" or term.function == "avg" else "bigint"
 
 
 def _struct_fields(struct: str) -> dict[str, str]:
-    """Return the fields of a type that Spark writes as ``struct<x:int,y:struct<z:string>>``."""
+    """Return the fields of a struct type in Spark's form: ``struct<x:int,y:struct<z:string>>``."""
     if not struct.startswith("struct<"):
         return {}
     parts, depth = [""], 0

@@ -1,10 +1,10 @@
-"""Conditions: our expressions over the fields of an event and the past of a run, or functions.
+"""Conditions: expressions over the fields of an event and the past of a run, or functions.
 
-A text is an expression with further values, the *terms*: ``sum(a.price)``, ``count(a)``,
-``previous(price)`` and so on. A term is read by replacing it with a name of the same length, so
-that the places in errors stay those of the text, and is then a column like any other.
+A text condition is an expression with additional values, the *terms*: ``sum(a.price)``,
+``count(a)``, ``previous(price)`` and others. The parser replaces each term with a name of equal
+length, so that error positions stay valid, and treats it as a column.
 
-A condition that asks nothing of the past is *local*: it can be decided for many events at once.
+A condition without terms is *local*: it can be evaluated for many events at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streambroker_core.expression import Expression, parse, tree
 from streambroker_core.expression.strings import quote, unquote
 
 ConditionFunction: TypeAlias = "Callable[[Row, Any], bool]"
-"""A function of the event's row and a `RunView`; what is not true is false."""
+"""Function of the event's row and a `RunView`; any result except True counts as false."""
 
 _OF_FIELD = ("sum", "avg", "min", "max", "first", "last")
 _TIMES = ("timestamp", "processing_time")
@@ -45,12 +45,7 @@ _FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class TextCondition:
-    """An expression over the event's fields and terms.
-
-    Attributes:
-        expression: a filter; terms are names in it.
-        terms: the terms by the names they have in the expression, which are their texts.
-    """
+    """Expression over the event's fields and terms; a term's text is its name in the expression."""
 
     expression: Expression
     terms: tuple[tuple[str, Term], ...] = ()
@@ -61,7 +56,7 @@ class TextCondition:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCondition:
-    """A Python function, known by name; conditions with one name are equal."""
+    """A Python function with a name; conditions with equal names are equal."""
 
     name: str
     function: ConditionFunction
@@ -78,7 +73,7 @@ class FunctionCondition:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every one of several conditions."""
+    """Conjunction of conditions."""
 
     items: tuple[Condition, ...]
 
@@ -88,7 +83,7 @@ class All:
 
 @dataclass(frozen=True, slots=True)
 class Some:
-    """At least one of several conditions."""
+    """Disjunction of conditions."""
 
     items: tuple[Condition, ...]
 
@@ -102,15 +97,13 @@ Condition: TypeAlias = "TextCondition | FunctionCondition | All | Some"
 def to_condition(
     source: str | Condition | ConditionFunction, stage: str | None = None
 ) -> Condition:
-    """Return what was given as a condition.
+    """Convert a text or function to a condition; return a condition unchanged.
 
-    Args:
-        source: a text, a function, or a condition.
-        stage: where it stands, for messages.
+    `stage` is its stage, for error messages.
 
     Raises:
-        ConditionError: the text is no condition; says where and what to write instead.
-        PatternArgumentError: it is blank, or none of these.
+        ConditionError: the text is not a condition; the error has the position and a hint.
+        PatternArgumentError: the text is blank, or the value is none of these.
     """
     if isinstance(source, TextCondition | FunctionCondition | All | Some):
         return source
@@ -128,7 +121,7 @@ def to_condition(
 
 
 def iter_calls(condition: Condition | None) -> Iterator[FunctionCondition]:
-    """Yield the functions of a condition."""
+    """Yield the function conditions in a condition."""
     if isinstance(condition, FunctionCondition):
         yield condition
     elif isinstance(condition, All | Some):
@@ -137,7 +130,7 @@ def iter_calls(condition: Condition | None) -> Iterator[FunctionCondition]:
 
 
 def combine_and(left: Condition | None, right: Condition) -> Condition:
-    """Return the condition that both hold; None holds always."""
+    """Return the conjunction of two conditions; None always holds."""
     if left is None:
         return right
     if isinstance(left, TextCondition) and isinstance(right, TextCondition):
@@ -146,7 +139,7 @@ def combine_and(left: Condition | None, right: Condition) -> Condition:
 
 
 def combine_or(left: Condition | None, right: Condition) -> Condition | None:
-    """Return the condition that one of them holds; None holds always."""
+    """Return the disjunction of two conditions; None always holds."""
     if left is None:
         return None
     if isinstance(left, TextCondition) and isinstance(right, TextCondition):
@@ -167,10 +160,10 @@ def _join_texts(
 
 
 def parse_text(text: str) -> TextCondition:
-    """Read a condition.
+    """Parse a text condition.
 
     Raises:
-        ConditionError: it is no expression, or a term has a wrong form.
+        ConditionError: it is not an expression, or a term has an invalid form.
     """
     if _PLACEHOLDER in text:
         raise _make_error(
@@ -180,21 +173,21 @@ def parse_text(text: str) -> TextCondition:
             "a name that does not begin so",
             None,
         )
-    marks: dict[str, tuple[str, Term]] = {}
-    plain = _CALL.sub(lambda found: _mark_term(text, found, marks), text)
+    placeholders: dict[str, tuple[str, Term]] = {}
+    plain = _CALL.sub(lambda found: _mark_term(text, found, placeholders), text)
     try:
         expression = parse(plain, "filter")
     except ExpressionError as error:
-        raise _restore_terms(text, error, marks) from None
+        raise _restore_terms(text, error, placeholders) from None
     node = expression.tree
     assert node is not None  # noqa: S101 - blank texts are refused before
-    names = {mark: format_term(term) for mark, (_, term) in marks.items()}
-    terms = tuple({format_term(term): term for _, term in marks.values()}.items())
+    names = {mark: format_term(term) for mark, (_, term) in placeholders.items()}
+    terms = tuple({format_term(term): term for _, term in placeholders.values()}.items())
     return TextCondition(Expression(kind="filter", tree=_rename(node, names), source=text), terms)
 
 
 def format_term(term: Term) -> str:
-    """Return a term as it is written."""
+    """Return a term in source form."""
     if term.function == "part":
         return term.field or ""
     if term.stage is None:
@@ -241,7 +234,7 @@ def _make_error(text: str, at: int, actual: str, expected: str, hint: str | None
 def _restore_terms(
     text: str, error: ExpressionError, placeholders: Mapping[str, tuple[str, Term]]
 ) -> ConditionError:
-    """Return the error with the terms as they were written."""
+    """Return the error with placeholders replaced by the source of their terms."""
 
     def plain(sentence: str) -> str:
         for mark, (source, _) in placeholders.items():
@@ -256,7 +249,7 @@ def _restore_terms(
 
 
 def _rename(node: Any, names: Mapping[str, str]) -> Any:
-    """Return a tree with other names."""
+    """Return a tree with names replaced."""
     match node:
         case tree.Name() | tree.Has() | tree.Subscript():
             return replace(node, name=names.get(node.name, node.name))
@@ -279,12 +272,12 @@ def _rename(node: Any, names: Mapping[str, str]) -> Any:
 
 
 def is_local(condition: Condition) -> bool:
-    """Tell whether a condition depends on the event alone."""
+    """Return whether a condition depends on the event alone."""
     return isinstance(condition, TextCondition) and not condition.terms
 
 
 def local_part(condition: Condition) -> Expression | None:
-    """Return what the event alone has to fulfil for a condition to hold; None for nothing."""
+    """Return what the event alone must fulfil for a condition to hold; None for nothing."""
     match condition:
         case TextCondition():
             node = condition.expression.tree
@@ -298,15 +291,17 @@ def local_part(condition: Condition) -> Expression | None:
             nodes = [part for part in parts if part is not None]
             return _make_filter(tree.And, nodes) if nodes else None
         case Some():
-            found = [local_part(item) for item in condition.items]
-            every = [part.tree for part in found if part is not None and part.tree is not None]
-            return _make_filter(tree.Or, every) if len(every) == len(found) else None
+            local_parts = [local_part(item) for item in condition.items]
+            trees = [
+                part.tree for part in local_parts if part is not None and part.tree is not None
+            ]
+            return _make_filter(tree.Or, trees) if len(trees) == len(local_parts) else None
         case _:
             return None
 
 
 def remaining_condition(condition: Condition) -> Condition:
-    """Return what is left of a condition where `local_part` holds; of a local one, itself."""
+    """Return what remains of a condition where `local_part` holds; all of it for a local one."""
     match condition:
         case TextCondition() if isinstance(condition.expression.tree, tree.And):
             terms = frozenset(name for name, _ in condition.terms)
@@ -315,10 +310,10 @@ def remaining_condition(condition: Condition) -> Condition:
                 return condition
             return TextCondition(_make_filter(tree.And, items), condition.terms)
         case All():
-            rests = tuple(
+            remaining = tuple(
                 remaining_condition(item) for item in condition.items if not is_local(item)
             )
-            return All(rests) if rests else condition
+            return All(remaining) if remaining else condition
         case _:
             return condition
 
@@ -340,7 +335,7 @@ def _make_filter(kind: type[tree.And] | type[tree.Or], nodes: list[Any]) -> Expr
 
 
 def list_terms(condition: Condition | None) -> list[Term]:
-    """Return what a condition asks of the past."""
+    """Return the terms of a condition."""
     match condition:
         case TextCondition():
             return [term for _, term in condition.terms]
@@ -351,16 +346,16 @@ def list_terms(condition: Condition | None) -> list[Term]:
 
 
 def list_fields(condition: Condition | None) -> frozenset[str] | None:
-    """Return the fields that a condition reads; None if that cannot be known."""
+    """Return the fields that a condition reads; None if unknown."""
     match condition:
         case None:
             return frozenset()
         case TextCondition():
-            asked = {term.field and term.field.split(".")[0] for term in list_terms(condition)} - {
-                None
-            }
+            term_fields = {
+                term.field and term.field.split(".")[0] for term in list_terms(condition)
+            } - {None}
             names = condition.expression.names() - {name for name, _ in condition.terms}
-            return frozenset(names | {field for field in asked if field is not None})
+            return frozenset(names | {field for field in term_fields if field is not None})
         case All() | Some():
             parts = [list_fields(item) for item in condition.items]
             known = [part for part in parts if part is not None]

@@ -1,4 +1,4 @@
-"""Durations: microseconds inside, texts as ``10s`` in documents."""
+"""Durations: microseconds in code, and texts such as ``10s`` in documents."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def to_microseconds(value: Duration, *, stage: str | None = None) -> int:
-    """Return a duration as whole microseconds, 0 or more.
+    """Convert a duration to whole microseconds, 0 or more.
 
     Raises:
-        PatternArgumentError: it is negative, or is no duration.
+        PatternArgumentError: it is negative, or not a duration.
     """
-    whole = in_microseconds(value)
-    if whole is None:
+    micros = in_microseconds(value)
+    if micros is None:
         raise PatternArgumentError(f"{value!r} is not a duration", stage=stage, remedy=FORMS)
-    return whole
+    return micros
 
 
 def to_instant(value: object) -> int | None:
-    """Return a time as microseconds since 1970; None for always.
+    """Convert a time to microseconds since 1970; None for always.
 
-    Args:
-        value: a datetime or a text in ISO 8601 with a zone, or microseconds since 1970; the least
-            number of 64 bits, or None, for always.
+    A time is a datetime or ISO 8601 text with a zone, or microseconds since 1970. None and -2^63
+    mean always.
 
     Raises:
         PatternArgumentError: it is none of these.
@@ -54,7 +53,7 @@ def to_instant(value: object) -> int | None:
 
 
 def format_instant(micros: int) -> str | int:
-    """Return microseconds since 1970 as ISO 8601; as they are where no calendar has them."""
+    """Return microseconds since 1970 as ISO 8601; unchanged if outside of the calendar."""
     try:
         time = _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
@@ -63,7 +62,7 @@ def format_instant(micros: int) -> str | int:
 
 
 def format_micros(duration: int) -> str:
-    """Return microseconds as text, in the largest unit that leaves a whole number."""
+    """Return microseconds as text, in the largest unit that yields a whole number."""
     for unit in ("d", "h", "m", "s", "ms"):
         if duration and duration % _UNITS[unit] == 0:
             return f"{duration // _UNITS[unit]}{unit}"

@@ -1,7 +1,7 @@
-"""What is wrong with patterns, their conditions and their runs.
+"""Errors of patterns, their conditions and their runs; the user must correct all of them.
 
-All of these are the user's to mend. A pattern is refused while it is written or compiled; only
-what depends on events, as a function that raises, is told while it runs.
+A pattern is refused while it is written or compiled. Only errors that depend on events, such as an
+exception of a function, occur at run time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from streambroker_core.errors import ExpressionError, StreambrokerError
 
 
 class PatternError(StreambrokerError):
-    """A pattern that means nothing, or contradicts itself.
+    """A pattern that is invalid or contradicts itself.
 
     Attributes:
-        stage: the stage at fault; None for the pattern as a whole.
-        problem: what is wrong.
-        remedy: what to write instead; None if there is nothing to say.
+        stage: name of the stage with the error; None for the whole pattern.
+        remedy: what to write instead; None without advice.
     """
 
     code = "PatternInvalid"
@@ -29,42 +28,36 @@ class PatternError(StreambrokerError):
 
 
 class PatternUnsupportedError(PatternError):
-    """A pattern that could have a meaning, but has none here."""
+    """A pattern that is meaningful, but not supported."""
 
     code = "PatternUnsupported"
 
 
 class PatternArgumentError(PatternError, ValueError):
-    """A number, a name or a duration that cannot be."""
+    """An invalid number, name or duration."""
 
 
 class ConditionError(ExpressionError):
-    """A text that is not a condition.
-
-    Attributes:
-        path: the field of a document that it stands in; empty for none.
-    """
+    """A text that is not a condition; `path` is its field in a document, empty outside of one."""
 
     code = "ConditionInvalid"
     kind = "condition"
     path = ""
 
     def at(self, path: str) -> ConditionError:
-        """Return the error of a field of a document."""
-        found = ConditionError(
+        """Return the error with the path of its field in a document."""
+        located = ConditionError(
             position=self.position, found=self.found, expected=self.expected, hint=self.hint
         )
-        found.path = path
-        found.args = (str(self).replace(" at ", f" at {path}, ", 1),)
-        return found
+        located.path = path
+        located.args = (str(self).replace(" at ", f" at {path}, ", 1),)
+        return located
 
 
 class RunError(StreambrokerError):
-    """A rule that cannot go on with an event: a function raised, or a skip has no target.
+    """A rule that cannot process an event: a function raised, or a skip has no target.
 
-    Attributes:
-        where: which part of the pattern.
-        problem: what happened.
+    `where` names the part of the pattern.
     """
 
     code = "RuleFailed"
@@ -75,12 +68,7 @@ class RunError(StreambrokerError):
 
 
 class RuleError(StreambrokerError):
-    """A rule that is not taken into the set; the set is as before.
-
-    Attributes:
-        rule: the rule's id.
-        reason: see `rules.Outcome`.
-    """
+    """A rule that the set refuses; the set is unchanged. See `RuleUpdate.reason`."""
 
     code = "RuleRefused"
 
@@ -90,10 +78,9 @@ class RuleError(StreambrokerError):
 
 
 class RowPatternError(StreambrokerError):
-    """A MATCH_RECOGNIZE text that cannot be read, or asks for what is not built.
+    """A MATCH_RECOGNIZE text that cannot be parsed, or needs an unsupported feature.
 
-    Attributes:
-        position: where, as line, column and offset; None if it is about the whole.
+    `position` has line, column and offset; None for the whole text.
     """
 
     code = "RowPatternInvalid"

@@ -1,7 +1,4 @@
-"""What the keys of rules are made of: columns, or expressions over them.
-
-A rule without a key of its own has the key of the stream.
-"""
+"""Keys of rules: columns, or expressions over them; by default the key of the stream."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from streambroker_core.expression import parse, tree
 from streambroker_core.expression.evaluate import compile_fetch, compile_test
 
 Selector: TypeAlias = "tuple[str, ...]"
-"""What a key is made of: names of columns, or expressions."""
+"""Parts of a key: column names or expressions."""
 
 _OPERANDS = (tree.Name, tree.Subscript, tree.Negate, tree.Invert, tree.Arithmetic)
 
 
 @lru_cache(maxsize=1_024)
 def key_expression(text: str) -> tuple[Callable[[Mapping[str, Any]], Any], frozenset[str]]:
-    """Return the function that computes a part of a key of a row, and the columns that it asks for.
+    """Return the function that computes a part of a key from a row, and the columns that it reads.
 
     Raises:
-        FilterError: the text is no expression, or asks for no column.
+        FilterError: the text is not an expression, or reads no column.
     """
     node: Any
     try:
@@ -58,5 +55,5 @@ def compute_key(selector: Selector, row: Row) -> list[Any]:
 
 
 def selector_text(selector: Selector) -> str:
-    """Return a selector as one text."""
+    """Return a selector as a text."""
     return json.dumps(list(selector), separators=(",", ":"))

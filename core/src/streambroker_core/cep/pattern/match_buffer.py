@@ -1,8 +1,7 @@
-"""What a run has taken: a chain of nodes that runs with a common past share.
+"""Events that runs took, as linked nodes; runs with a common past share nodes.
 
-A run that branches hands its chain to all its branches, so an event is kept once however many
-runs hold it, and goes with the last of them. What conditions ask of the past, sums for instance,
-is kept in the nodes, so asking again costs nothing.
+A run that branches shares its chain with all branches. Each event is stored once, and is freed with
+the last run that holds it. Nodes cache the values of terms such as sums.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from streambroker_core.model.properties import INT64_MAX, INT64_MIN
 Row: TypeAlias = "Mapping[str, Any]"
 Fold: TypeAlias = "Callable[[Any, Any], Any]"
 _NOTHING = object()
-"""No event of the stage was taken yet."""
+"""Marks that no event of the stage was taken yet."""
 
 
 class FieldSource(Protocol):
-    """Where the fields of events come from that were not asked for yet."""
+    """Source of event fields that are not loaded yet."""
 
     def fields(self, rows: list[int]) -> list[dict[str, Any]]:
         """Return all fields of rows."""
 
     def value(self, name: str, row: int) -> Any:
-        """Return a field of a row; None if there is none."""
+        """Return a field of a row; None without it."""
 
 
 class Event:
-    """One event of a key. Its fields are read when they are first asked for.
+    """One event of a key; its fields are loaded on first use.
 
     Attributes:
-        seq: its place in the order of the key's events.
+        seq: sequence number in the order of the key's events.
         time: event time, or the pinned clock in processing time, in microseconds.
-        clock: the processing time in microseconds.
-        text: its fields as JSON, once they were told.
+        clock: processing time in microseconds.
+        text: cached JSON of its fields.
     """
 
     __slots__ = ("_row", "_source", "_source_row", "clock", "seq", "text", "time")
@@ -50,16 +49,7 @@ class Event:
         source: FieldSource | None = None,
         source_row: int = 0,
     ) -> None:
-        """Make one.
-
-        Args:
-            seq: its place in the order.
-            time: its time in microseconds.
-            row: its fields; None if ``source`` has them.
-            clock: the processing time in microseconds.
-            source: gives fields, instead of ``row``.
-            source_row: the row in the source.
-        """
+        """Create an event, with the fields in `row` or, if that is None, in a row of `source`."""
         self.seq = seq
         self.time = time
         self.clock = clock
@@ -68,13 +58,13 @@ class Event:
 
     @property
     def row(self) -> Row:
-        """All its fields."""
+        """All fields."""
         if self._row is None:
             load_fields([self])
         return self._row  # type: ignore[return-value]
 
     def get(self, name: str) -> Any:
-        """Return a field; None if there is none."""
+        """Return a field; None without it."""
         if self._row is not None:
             return self._row.get(name)
         return self._source.value(name, self._source_row)  # type: ignore[union-attr]
@@ -84,24 +74,24 @@ class Event:
 
 
 def load_fields(events: Iterable[Event]) -> None:
-    """Read the fields of events that were not read yet, those of one source at once."""
-    lacking: dict[int, list[Event]] = {}
+    """Load the missing fields of events, one call per source."""
+    missing: dict[int, list[Event]] = {}
     for event in events:
         if event._row is None:
-            lacking.setdefault(id(event._source), []).append(event)
-    for given in lacking.values():
-        source = given[0]._source
-        rows = source.fields([event._source_row for event in given])  # type: ignore[union-attr]
-        for event, row in zip(given, rows, strict=True):
+            missing.setdefault(id(event._source), []).append(event)
+    for source_events in missing.values():
+        source = source_events[0]._source
+        rows = source.fields([event._source_row for event in source_events])  # type: ignore[union-attr]
+        for event, row in zip(source_events, rows, strict=True):
             event._row, event._source = row, None
 
 
 class RunNode:
-    """An event that a run took, for which stage, and what it took before.
+    """An event that a run took for a stage, linked to the node before it.
 
     Attributes:
-        memo: answers to terms so far, by their texts; None if there are none.
-        text: what was taken up to it as JSON without its end, once it was told what came of it.
+        memo: cached values of terms by text; None without any.
+        text: cached JSON of the events up to this node, without its end.
     """
 
     __slots__ = ("event", "memo", "previous", "stage", "text")
@@ -116,13 +106,13 @@ class RunNode:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A question about the past of a run.
+    """Reference of a condition to the past of a run.
 
     Attributes:
         function: count, sum, avg, min, max, first, last, previous, timestamp, processing_time; part
-            for a field of a struct of the tested event.
-        stage: the stage asked about; None for previous, part and the times.
-        field: the field asked for, of a struct its path with dots; None for count and the times.
+            for a nested field of the tested event.
+        stage: stage it refers to; None for previous, part and the times.
+        field: field it reads, nested ones as a path with dots; None for count and the times.
     """
 
     function: str
@@ -131,11 +121,11 @@ class Term:
 
 
 TermEvaluator: TypeAlias = "Callable[[RunNode | None, Event], Any]"
-"""Answers a term: of the last node of a run, None before it has begun, and the tested event."""
+"""Evaluates a term for the last node of a run (None before it began) and the tested event."""
 
 
 def list_chain(node: RunNode | None) -> list[RunNode]:
-    """Return the nodes from the first event taken to the last."""
+    """Return the nodes from the first event to the last."""
     nodes: list[RunNode] = []
     while node is not None:
         nodes.append(node)
@@ -145,18 +135,16 @@ def list_chain(node: RunNode | None) -> list[RunNode]:
 
 
 def _get_nested(value: Any, path: list[str]) -> Any:
-    """Return a field of a struct within structs; None if there is none."""
+    """Return a nested field; None without it."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
 def make_evaluator(term: Term, stages: frozenset[int]) -> TermEvaluator:
-    """Return the function that answers a term; its None is unknown.
+    """Return the function that evaluates a term; it returns None for unknown.
 
-    Args:
-        term: the question.
-        stages: the numbers of the term's stage.
+    `stages` has the numbers of the term's stage.
     """
     if term.function == "timestamp":
         return lambda node, event: event.time
@@ -175,8 +163,8 @@ def make_evaluator(term: Term, stages: frozenset[int]) -> TermEvaluator:
 
     def ask(node: RunNode | None, event: Event) -> Any:
         del event
-        answer = fold(node)
-        return None if answer is _NOTHING else answer
+        value = fold(node)
+        return None if value is _NOTHING else value
 
     return ask
 
@@ -194,25 +182,25 @@ def _make_average(term: Term, stages: frozenset[int]) -> TermEvaluator:
 
 
 def _make_fold(term: Term, stages: frozenset[int]) -> Callable[[RunNode | None], Any]:
-    """Return what folds over the events of a stage, from the last node on that knows the answer."""
+    """Return a function that folds over the events of a stage, starting at a cached value."""
     name, field = f"{term.function} {term.stage}.{term.field}", term.field
     column, *path = (field or "").split(".")
     step, nothing = _FOLDS[term.function]
 
     def fold(node: RunNode | None) -> Any:
-        waiting: list[RunNode] = []
+        uncached: list[RunNode] = []
         value = nothing
         while node is not None:
             memo = node.memo
             if memo is not None and name in memo:
                 value = memo[name]
                 break
-            waiting.append(node)
+            uncached.append(node)
             node = node.previous
-        for each in reversed(waiting):
+        for each in reversed(uncached):
             if each.stage in stages:
-                found = None if field is None else _get_nested(each.event.get(column), path)
-                value = step(value, found)
+                field_value = None if field is None else _get_nested(each.event.get(column), path)
+                value = step(value, field_value)
             if each.memo is None:
                 each.memo = {}
             each.memo[name] = value

@@ -1,11 +1,11 @@
-"""Patterns: what a match is, as a chain of stages that is written from left to right.
+"""Patterns: the shape of a match, as a chain of stages written from left to right.
 
 >>> shape = Pattern.begin("a").where("price > 10").followed_by("b").one_or_more().within("10s")
 >>> [stage.name for stage in shape.stages()]
 ['a', 'b']
 
-A pattern is never changed: each call returns a new one. What can be known to be wrong is refused at
-the call that makes it so, the rest when the pattern is compiled.
+A pattern is immutable: each call returns a new one. A call raises an error as soon as it makes the
+pattern invalid; `compile_pattern` detects the remaining errors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SKIPS: tuple[SkipStrategy, ...] = (
     "no_skip", "skip_to_next", "skip_past_last", "skip_to_first", "skip_to_last",
 )  # fmt: skip
 _MAX_COPIES = 1_000
-"""Copies of a stage: each is a state of the automaton."""
+"""Maximum number of copies of a stage; each is a state of the automaton."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,16 @@ class Quantifier:
 
     Attributes:
         kind: ``one``; ``times`` from ``low`` to ``high``; ``at_least`` ``low``.
-        low: the least number of events of a stage that is not left out.
-        high: the greatest; None for no limit.
+        low: minimum number of events, unless the stage is left out.
+        high: maximum number of events; None for no limit.
         inner: contiguity between the events of the stage.
-        has_inner: it was chosen, and cannot be chosen again.
+        has_inner: `inner` was set, and cannot be set again.
         optional: the stage may be left out.
-        greedy: what follows takes no event that the stage could take.
-        gap: longest time to each event of the stage from the event before it, exclusive, in
-            microseconds; 0 for no limit. It limits the first event of the stage, too, measured from
-            the event of the stage before, unless the stage is optional.
-        gap_between: the same, but the first event of the stage is not limited.
+        greedy: later stages take no event that the stage could take.
+        gap: longest time from the previous event to each event of the stage, exclusive, in
+            microseconds; 0 for no limit. For the first event it counts from the event of the stage
+            before, unless the stage is optional.
+        gap_between: like `gap`, but without a limit for the first event of the stage.
     """
 
     kind: Literal["one", "times", "at_least"] = "one"
@@ -74,12 +74,12 @@ class Quantifier:
 
     @property
     def first_gap(self) -> int:
-        """The longest time from the event of the stage before to the first one; 0 for no limit."""
+        """Longest time from the event of the stage before to the first event; 0 for no limit."""
         return 0 if self.optional else self.gap
 
     @property
     def inner_gap(self) -> int:
-        """The longest time from one event of the stage to the next; 0 for no limit."""
+        """Longest time from one event of the stage to the next; 0 for no limit."""
         return self.gap or self.gap_between
 
 
@@ -89,12 +89,13 @@ class PatternStage:
 
     Attributes:
         name: unique in the whole pattern.
-        contiguity: how it joins what is before it.
-        condition: which events it takes; None for every event.
-        quantifier: how often.
-        until: ends a loop; None for never.
-        within: longest time of a whole match, exclusive, in microseconds; None if it says nothing.
-        within_previous: longest time since the event before, exclusive; None for no limit.
+        contiguity: how it joins the element before it.
+        condition: events that it takes; None for every event.
+        quantifier: how often it is taken.
+        until: condition that ends a loop; None for never.
+        within: longest time of a whole match, exclusive, in microseconds; None if not set here.
+        within_previous: longest time since the previous event, exclusive, in microseconds; None for
+            no limit.
     """
 
     name: str
@@ -108,10 +109,10 @@ class PatternStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A pattern in the place of a stage; fields as those of `PatternStage`.
+    """A pattern in the place of a stage; fields are as in `PatternStage`.
 
     Attributes:
-        elements: the first of them joins as ``begin``, which stands for the group's contiguity.
+        elements: the first has contiguity ``begin`` and joins with the contiguity of the group.
     """
 
     elements: tuple[Element, ...]
@@ -127,13 +128,13 @@ Element: TypeAlias = "PatternStage | Group"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
-    """What is given up when a match has been found.
+    """Which runs and matches are discarded when a match is found.
 
     Attributes:
-        strategy: ``no_skip``: nothing; ``skip_to_next``: what starts with the same event;
-            ``skip_past_last``: what starts up to the match's last event; ``skip_to_first`` and
-            ``skip_to_last``: what starts before the first or last event of ``stage``.
-        stage: the stage of the last two.
+        strategy: ``no_skip``: none; ``skip_to_next``: those that start with the same event;
+            ``skip_past_last``: those that start up to the match's last event; ``skip_to_first`` and
+            ``skip_to_last``: those that start before the first or last event of ``stage``.
+        stage: stage for ``skip_to_first`` and ``skip_to_last``.
         throw_on_miss: fail the rule if the stage took no event, or if its event is the first of
             the match; otherwise that match skips nothing.
     """
@@ -156,11 +157,11 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A chain of stages; begins with `Pattern.begin`.
+    """A chain of stages; starts with `Pattern.begin`.
 
     Attributes:
         elements: stages and groups, in order.
-        skip: what is given up after a match.
+        skip: which runs and matches a match discards.
     """
 
     elements: tuple[Element, ...]
@@ -168,7 +169,7 @@ class Pattern:
 
     @staticmethod
     def begin(first: str | Pattern, *, skip: Skip | None = None) -> Pattern:
-        """Begin a pattern with a stage, or with a pattern as a group."""
+        """Start a pattern with a stage, or with a pattern as a group."""
         return Pattern((), skip or Skip())._add(first, "begin")
 
     def next(self, stage: str | Pattern) -> Pattern:
@@ -180,29 +181,32 @@ class Pattern:
         return self._add(stage, "followed_by")
 
     def followed_by_any(self, stage: str | Pattern) -> Pattern:
-        """Add a stage that takes any later event that matches, each in a match of its own."""
+        """Add a stage that takes any later event that matches, each in its own match."""
         return self._add(stage, "followed_by_any")
 
     def not_next(self, stage: str) -> Pattern:
-        """Add that the very next event does not match."""
+        """Require that the very next event does not match."""
         return self._add(stage, "not_next")
 
     def not_followed_by(self, stage: str) -> Pattern:
-        """Add that no event matches until the next stage, or, at the end, until time is over."""
+        """Require that no event matches until the next stage or, at the end, until time is over."""
         return self._add(stage, "not_followed_by")
 
     def where(self, given: str | Condition | ConditionFunction) -> Pattern:
-        """Let the last stage take only events that also fulfil this.
+        """Restrict the last stage to events that also fulfil a condition.
 
         Raises:
-            ConditionError: the text is no condition.
+            ConditionError: the text is not a condition.
         """
         stage = self._last_stage("where")
         joined = combine_and(stage.condition, to_condition(given, stage.name))
         return self._replace_last(replace(stage, condition=joined))
 
     def or_(self, given: str | Condition | ConditionFunction) -> Pattern:
-        """Let the last stage take events that fulfil this as well, instead of all so far."""
+        """Let the last stage also take events that fulfil this condition.
+
+        A stage without a condition takes only these events.
+        """
         stage = self._last_stage("or_")
         if stage.condition is None:
             return self._replace_last(replace(stage, condition=to_condition(given, stage.name)))
@@ -210,7 +214,7 @@ class Pattern:
         return self._replace_last(replace(stage, condition=joined))
 
     def subtype(self, name: str, *, column: str = "type") -> Pattern:
-        """Let the last stage take only events whose type, as a column says, is this."""
+        """Restrict the last stage to events with this type, as given by a column."""
         stage = self._last_stage("subtype")
         typed = tree.Comparison("==", tree.Name(column), tree.Text(name))
         from streambroker_core.cep.pattern.conditions import TextCondition
@@ -219,7 +223,7 @@ class Pattern:
         return self._replace_last(replace(stage, condition=joined))
 
     def until(self, given: str | Condition | ConditionFunction) -> Pattern:
-        """End the last stage's loop at an event that fulfils this."""
+        """End the loop of the last stage at an event that fulfils a condition."""
         last = self.elements[-1]
         if last.until is not None:
             raise self._make_error("until is given twice", "join the two with `||`")
@@ -230,11 +234,11 @@ class Pattern:
         return self._replace_last(replace(last, until=to_condition(given, element_name(last))))
 
     def one_or_more(self, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
-        """Let the last stage be taken once or more often; gaps as for `times`."""
+        """Take the last stage one or more times; gaps as in `times`."""
         return self._with_count("at_least", 1, None, gap, gap_between)
 
     def times_or_more(self, low: int, *, gap: Duration = 0, gap_between: Duration = 0) -> Pattern:
-        """Let the last stage be taken this often or more; gaps as for `times`."""
+        """Take the last stage at least `low` times; gaps as in `times`."""
         return self._with_count("at_least", low, None, gap, gap_between)
 
     def times(
@@ -245,23 +249,23 @@ class Pattern:
         gap: Duration = 0,
         gap_between: Duration = 0,
     ) -> Pattern:
-        """Let the last stage be taken so often; from 0 on means optional.
+        """Take the last stage a number of times; a range from 0 makes it optional.
 
         Args:
-            low: how often at least; exactly, without ``high``.
-            high: how often at most.
-            gap: longest time to each event of the stage from the event before, exclusive. The first
-                event of the stage is measured from the event of the stage before; that of a stage
-                that may be left out is not limited.
+            low: minimum; without ``high`` the exact number.
+            high: maximum.
+            gap: longest time from the previous event to each event of the stage, exclusive. For the
+                first event it counts from the event of the stage before, unless the stage is
+                optional.
             gap_between: longest time from one event of the stage to the next, exclusive.
         """
         if high is not None and low == 0 and high > 0:
-            counted = self._with_count("times", 1, high, gap, gap_between)
-            return counted if counted._last_quantifier().optional else counted.optional()
+            pattern = self._with_count("times", 1, high, gap, gap_between)
+            return pattern if pattern._last_quantifier().optional else pattern.optional()
         return self._with_count("times", low, low if high is None else high, gap, gap_between)
 
     def optional(self) -> Pattern:
-        """Let the last stage be left out."""
+        """Allow a match to leave out the last stage."""
         self._check_not_negated("optional")
         if self._last_quantifier().optional:
             raise self._make_error("optional is given twice", "once is enough")
@@ -272,15 +276,15 @@ class Pattern:
         return self._with_quantifier(replace(self._last_quantifier(), optional=True))
 
     def consecutive(self) -> Pattern:
-        """Let nothing stand between the events of the last stage."""
+        """Allow no other events between the events of the last stage."""
         return self._with_inner("consecutive", "strict")
 
     def allow_combinations(self) -> Pattern:
-        """Let matching events between those of the last stage be left out."""
+        """Allow a match to leave out matching events between those of the last stage."""
         return self._with_inner("allow_combinations", "combinations")
 
     def greedy(self) -> Pattern:
-        """Let the last stage keep every event that it could take."""
+        """Reserve for the last stage every event that it could take."""
         quantifier = self._last_quantifier()
         self._check_not_negated("greedy")
         if isinstance(self.elements[-1], Group):
@@ -303,10 +307,10 @@ class Pattern:
         """Limit the time of a match, exclusive.
 
         Args:
-            time: 0 for no limit. The least of all that are given for the whole counts.
-            of: from the first event of the match to its last, wherever it is written; or from the
-                event before to that of the last stage, which is ignored on a stage that is taken
-                several times: give those a ``gap``.
+            time: 0 for no limit. For the whole match, the shortest of all limits counts.
+            of: ``first_and_last``: from the first event of the match to its last, on any stage.
+                ``previous_and_current``: from the previous event to that of the last stage. It is
+                ignored on a stage that is taken several times; use ``gap`` there.
         """
         last = self.elements[-1]
         limit = to_microseconds(time, stage=element_name(last))
@@ -314,14 +318,14 @@ class Pattern:
             raise PatternArgumentError(
                 f"{of!r} is no kind of window", remedy="first_and_last or previous_and_current"
             )
-        whole = of == "first_and_last"
-        known = last.within if whole else last.within_previous
+        is_whole_match = of == "first_and_last"
+        known = last.within if is_whole_match else last.within_previous
         if known is not None and known != limit:
             raise self._make_error(
                 f"within is given twice, as {format_micros(known)} and as {format_micros(limit)}",
                 "keep one",
             )
-        if whole:
+        if is_whole_match:
             return self._replace_last(replace(last, within=limit))
         return self._replace_last(replace(last, within_previous=limit or None))
 
@@ -330,10 +334,10 @@ class Pattern:
         return replace(self, skip=skip)
 
     def stages(self) -> Iterator[PatternStage]:
-        """Yield all stages in the order of the pattern, those of groups too."""
+        """Yield all stages in the order of the pattern, including those of groups."""
         return _iter_stages(self.elements)
 
-    # Each of these makes the next pattern, or says why there is none.
+    # ---- builders: return the new pattern or raise ----
 
     def _add(self, added: str | Pattern, contiguity: Contiguity) -> Pattern:
         if self.elements and contiguity in NEGATED and self._last_quantifier().optional:
@@ -350,10 +354,12 @@ class Pattern:
             new = {stage.name for stage in added.stages()}
         else:
             element, new = PatternStage(name=_check_name(added), contiguity=contiguity), {added}
-        twice = new & {stage.name for stage in self.stages()}
-        if twice:
+        duplicates = new & {stage.name for stage in self.stages()}
+        if duplicates:
             raise PatternError(
-                "the name is given twice", stage=min(twice), remedy="stages have names of their own"
+                "the name is given twice",
+                stage=min(duplicates),
+                remedy="stages have names of their own",
             )
         return replace(self, elements=(*self.elements, element))
 
@@ -380,8 +386,8 @@ class Pattern:
         before, last = self._last_quantifier(), self.elements[-1]
         if before.kind != "one":
             raise self._make_error("a quantifier is given twice", "one says how often")
-        wrong = type(low) is not int or (high is not None and type(high) is not int)
-        if wrong or low < 1 or (high is not None and high < low) or (high or low) > _MAX_COPIES:
+        invalid = type(low) is not int or (high is not None and type(high) is not int)
+        if invalid or low < 1 or (high is not None and high < low) or (high or low) > _MAX_COPIES:
             raise PatternArgumentError(
                 f"{low} to {'any number' if high is None else high} times is no number of times",
                 stage=element_name(last),
@@ -427,7 +433,7 @@ _COUNT_FIRST = "write one_or_more(), times(n) or times_or_more(n) before it"
 
 
 def element_name(element: Element) -> str:
-    """Return the name of a stage, or those in a group, in parentheses."""
+    """Return the name of a stage, or the names in a group in parentheses."""
     if isinstance(element, PatternStage):
         return element.name
     return f"({' '.join(element_name(each) for each in element.elements)})"

@@ -1,4 +1,4 @@
-"""Rules: patterns with an id, a version and what becomes of their matches."""
+"""Rules: patterns with an id, a version, and settings for their matches."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ POLICIES = ("drop_oldest", "refuse", "fail")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternProcessor:
-    """One rule.
+    """A rule.
 
     Attributes:
-        id: who it is; unique in a set, but for its versions.
-        version: a higher one replaces a lower one.
-        pattern: what it looks for.
-        key: what events must have in common: columns, or expressions over them such as
-            ``user % 10``; none for the key of the stream. A single text is one part.
-        scheduled: a time, kept as microseconds since 1970. The rule sees only events from then on,
-            and the version before it none. None, or the least number of 64 bits, for always.
-        function: name of the function, registered in the job, that makes rows of a match; None for
-            the match as a row.
+        id: unique in a set, except among its versions.
+        version: a higher version replaces a lower one.
+        pattern: the pattern.
+        key: what the events of a match have in common: columns, or expressions over them such as
+            ``user % 10``; empty for the key of the stream. A single text is one part.
+        scheduled: start time, stored as microseconds since 1970. From then on the rule sees events,
+            and its previous version sees none. None, or the least 64-bit integer, for always.
+        function: name of the function, registered in the job, that creates rows of a match; None
+            for the match as a row.
         on_error: ``fail`` the query, or ``disable`` the rule, when a function raises or a skip has
             no target.
-        keep_matches: as a new version that differs in conditions only, take over partial matches.
-        limits: what one key may keep.
-        labels: whatever people want to know of it; they are not looked at.
+        keep_matches: a new version that differs only in conditions takes over partial matches.
+        limits: limits for one key.
+        labels: free-form information, which is not evaluated.
     """
 
     id: str

@@ -1,1 +1,1 @@
-"""Rule documents and the set of rules that is active."""
+"""Rule documents and the set of active rules."""

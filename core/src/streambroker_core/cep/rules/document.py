@@ -1,7 +1,7 @@
-"""Rules and patterns as documents: plain mappings, as YAML and JSON give them.
+"""Rules and patterns as documents: plain mappings, as in YAML and JSON.
 
-What the Python form can say a document can say, and the other way round: reading what was written
-gives an equal rule. The form's schema is in `schema`; here is what a schema cannot say.
+Documents and Python rules are equally expressive: reading a written document returns an equal rule.
+`document_schema` has the JSON Schema; this module checks what a schema cannot express.
 """
 
 from __future__ import annotations
@@ -56,40 +56,40 @@ def read_rule(document: Any, functions: Functions | None = None) -> PatternProce
     """Return the rule of a document.
 
     Raises:
-        ManifestError: a field is missing, unknown or of a wrong type; names its path.
+        ManifestError: a field is missing, unknown or of a wrong type; the error has its path.
         PatternError: the pattern contradicts itself.
         ConditionError: a condition cannot be read.
     """
-    given = _read_fields(document, "", RULE_FIELDS, ("id", "version", "pattern"))
-    key = given.get("key", ())
+    fields = _read_fields(document, "", RULE_FIELDS, ("id", "version", "pattern"))
+    key = fields.get("key", ())
     names = [key] if isinstance(key, str) else _require_list(key, "key")
     return PatternProcessor(
-        id=_require_type(given["id"], str, "id"),
-        version=_require_type(given["version"], int, "version"),
-        pattern=read_pattern(given["pattern"], functions, "pattern"),
-        key=tuple(_require_type(each, str, f"key[{place}]") for place, each in enumerate(names)),
-        scheduled=_read_time(given.get("scheduled")),
-        function=_require_type(given["function"], str, "function")
-        if given.get("function")
+        id=_require_type(fields["id"], str, "id"),
+        version=_require_type(fields["version"], int, "version"),
+        pattern=read_pattern(fields["pattern"], functions, "pattern"),
+        key=tuple(_require_type(each, str, f"key[{index}]") for index, each in enumerate(names)),
+        scheduled=_read_time(fields.get("scheduled")),
+        function=_require_type(fields["function"], str, "function")
+        if fields.get("function")
         else None,
-        on_error=given.get("onError", "fail"),
-        keep_matches=_require_type(given.get("keepMatches", False), bool, "keepMatches"),
-        limits=_read_limits(given.get("limits", {})),
-        labels=dict(_require_type(given.get("labels", {}), dict, "labels")),
+        on_error=fields.get("onError", "fail"),
+        keep_matches=_require_type(fields.get("keepMatches", False), bool, "keepMatches"),
+        limits=_read_limits(fields.get("limits", {})),
+        labels=dict(_require_type(fields.get("labels", {}), dict, "labels")),
     )
 
 
 def _read_limits(document: Any) -> RunLimits:
-    given = _read_fields(document, "limits", ("runs", "policy"))
-    limits = RunLimits(policy=given.get("policy", RunLimits().policy))
-    if "runs" not in given:
+    fields = _read_fields(document, "limits", ("runs", "policy"))
+    limits = RunLimits(policy=fields.get("policy", RunLimits().policy))
+    if "runs" not in fields:
         return limits
-    runs = given["runs"]
+    runs = fields["runs"]
     return replace(limits, runs=None if runs is None else _require_type(runs, int, "limits.runs"))
 
 
 def write_rule(rule: PatternProcessor) -> dict[str, Any]:
-    """Return the document of a rule; reading it gives an equal one."""
+    """Return the document of a rule; reading it returns an equal rule."""
     out: dict[str, Any] = {"id": rule.id, "version": rule.version}
     if rule.key:
         out["key"] = list(rule.key)
@@ -111,21 +111,23 @@ def write_rule(rule: PatternProcessor) -> dict[str, Any]:
 def read_pattern(
     document: Any, functions: Functions | None = None, path: str = "pattern"
 ) -> Pattern:
-    """Return the pattern of a document; raises as `read_rule`."""
-    given = _read_fields(document, path, PATTERN_FIELDS, ("stages",))
-    skip = _read_fields(given.get("skip", {}), f"{path}.skip", ("strategy", "stage", "throwOnMiss"))
-    chosen = Skip(
-        strategy=skip.get("strategy", "no_skip"),
-        stage=skip.get("stage"),
+    """Return the pattern of a document; raises the errors of `read_rule`."""
+    fields = _read_fields(document, path, PATTERN_FIELDS, ("stages",))
+    skip_fields = _read_fields(
+        fields.get("skip", {}), f"{path}.skip", ("strategy", "stage", "throwOnMiss")
+    )
+    skip = Skip(
+        strategy=skip_fields.get("strategy", "no_skip"),
+        stage=skip_fields.get("stage"),
         throw_on_miss=_require_type(
-            skip.get("throwOnMiss", False), bool, f"{path}.skip.throwOnMiss"
+            skip_fields.get("throwOnMiss", False), bool, f"{path}.skip.throwOnMiss"
         ),
     )
     pattern = _read_stages(
-        given["stages"], f"{path}.stages", {} if functions is None else functions, chosen
+        fields["stages"], f"{path}.stages", {} if functions is None else functions, skip
     )
-    if given.get("within") is not None:
-        return pattern.within(given["within"])
+    if fields.get("within") is not None:
+        return pattern.within(fields["within"])
     return pattern
 
 
@@ -133,24 +135,26 @@ def _read_stages(
     document: Any, path: str, functions: Functions, skip: Skip | None = None
 ) -> Pattern:
     pattern: Pattern | None = None
-    for place, each in enumerate(_require_list(document, path)):
-        here = f"{path}[{place}]"
-        given = _read_fields(each, here, STAGE_FIELDS)
-        if ("name" in given) == ("group" in given):
-            raise ManifestError(path=here, reason="needs either `name` or `group`")
+    for index, each in enumerate(_require_list(document, path)):
+        stage_path = f"{path}[{index}]"
+        fields = _read_fields(each, stage_path, STAGE_FIELDS)
+        if ("name" in fields) == ("group" in fields):
+            raise ManifestError(path=stage_path, reason="needs either `name` or `group`")
         inner: str | Pattern = (
-            _require_type(given["name"], str, f"{here}.name")
-            if "name" in given
-            else _read_stages(given["group"], f"{here}.group", functions)
+            _require_type(fields["name"], str, f"{stage_path}.name")
+            if "name" in fields
+            else _read_stages(fields["group"], f"{stage_path}.group", functions)
         )
-        join = given.get("join", "begin" if pattern is None else None)
+        join = fields.get("join", "begin" if pattern is None else None)
         if pattern is None:
             if join != "begin":
-                raise ManifestError(path=f"{here}.join", reason="is for stages behind the first")
+                raise ManifestError(
+                    path=f"{stage_path}.join", reason="is for stages behind the first"
+                )
             pattern = Pattern.begin(inner, skip=skip)
         else:
-            pattern = _join(pattern, join, inner, here)
-        pattern = _read_stage(pattern, given, here, functions)
+            pattern = _join(pattern, join, inner, stage_path)
+        pattern = _read_stage(pattern, fields, stage_path, functions)
     if pattern is None:
         raise ManifestError(path=path, reason="needs at least one stage")
     return pattern
@@ -185,13 +189,13 @@ def _read_stage(
 def _read_times(pattern: Pattern, document: Any, path: str) -> Pattern:
     if type(document) is int:
         return pattern.times(document)
-    given = _read_fields(document, path, TIMES_FIELDS, ("from",))
-    low, gap, between = given["from"], given.get("gap", 0), given.get("gapBetween", 0)
-    if given.get("to") is None:
+    fields = _read_fields(document, path, TIMES_FIELDS, ("from",))
+    low, gap, between = fields["from"], fields.get("gap", 0), fields.get("gapBetween", 0)
+    if fields.get("to") is None:
         pattern = pattern.times_or_more(low, gap=gap, gap_between=between)
     else:
-        pattern = pattern.times(low, given["to"], gap=gap, gap_between=between)
-    inner = given.get("inner", "relaxed")
+        pattern = pattern.times(low, fields["to"], gap=gap, gap_between=between)
+    inner = fields.get("inner", "relaxed")
     if inner not in ("relaxed", "strict", "combinations"):
         raise ManifestError(
             path=f"{path}.inner", reason="has to be one of relaxed, strict, combinations"
@@ -207,10 +211,10 @@ def _read_condition(document: Any, path: str, functions: Functions) -> Condition
             return to_condition(document)
         except ConditionError as error:
             raise error.at(path) from None
-    given = _read_fields(document, path, ("function", "all", "any"))
-    if len(given) != 1:
+    fields = _read_fields(document, path, ("function", "all", "any"))
+    if len(fields) != 1:
         raise ManifestError(path=path, reason="needs one of `function`, `all` and `any`")
-    ((kind, value),) = given.items()
+    ((kind, value),) = fields.items()
     if kind == "function":
         if value not in functions:
             known = ", ".join(sorted(functions)) or "none"
@@ -220,14 +224,14 @@ def _read_condition(document: Any, path: str, functions: Functions) -> Condition
             )
         return FunctionCondition(value, functions[value])
     items = tuple(
-        _read_condition(each, f"{path}.{kind}[{place}]", functions)
-        for place, each in enumerate(_require_list(value, f"{path}.{kind}"))
+        _read_condition(each, f"{path}.{kind}[{index}]", functions)
+        for index, each in enumerate(_require_list(value, f"{path}.{kind}"))
     )
     return All(items) if kind == "all" else Some(items)
 
 
 def write_pattern(pattern: Pattern) -> dict[str, Any]:
-    """Return the document of a pattern; reading it gives an equal one."""
+    """Return the document of a pattern; reading it returns an equal pattern."""
     skip = pattern.skip
     out: dict[str, Any] = {}
     if skip != Skip():
@@ -281,7 +285,7 @@ def _write_quantifier(quantifier: Quantifier) -> dict[str, Any]:
 
 
 def write_condition(condition: Condition) -> Any:
-    """Return a condition as a document: a text, or a mapping."""
+    """Return a condition as a document: a text or a mapping."""
     match condition:
         case TextCondition():
             return str(condition)
@@ -324,7 +328,7 @@ def _require_type(value: Any, kind: type, path: str) -> Any:
 
 
 def _read_time(value: Any) -> int | None:
-    """Return microseconds since 1970 of a timestamp, which has to say its zone."""
+    """Return a timestamp, which must have a zone, as microseconds since 1970."""
     try:
         return to_instant(value)
     except PatternArgumentError:

@@ -1,4 +1,4 @@
-"""The JSON Schema of rule documents, and the fields that there are."""
+"""JSON Schema of rule documents, and the names of their fields."""
 
 from __future__ import annotations
 
@@ -129,4 +129,4 @@ RULE_SCHEMA: dict[str, Any] = {
         "condition": _CONDITION, "duration": _DURATION, "pattern": _PATTERN, "stage": _STAGE,
     },
 }  # fmt: skip
-"""Draft 2020-12. What it refuses `read_rule` refuses; `read_rule` refuses more."""
+"""JSON Schema draft 2020-12. `read_rule` refuses everything that it refuses, and more."""

@@ -1,7 +1,7 @@
-"""Which rows a set of rules can be interested in at all, as a filter for who sends them.
+"""Push-down: the filter for exporters that passes every row that a set of rules can need.
 
-Only rules that an event which matches nothing leaves as they are allow it; one rule that does not
-makes every row relevant.
+A filter is possible only if no rule changes state on an event that matches none of its conditions.
+A single other rule makes every row relevant.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ TOO_LONG = f"the filter would have more than {MAX_BYTES:,} bytes, or be nested t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relevance:
-    """Which rows rules have to see.
+    """The filter that passes the rows that rules need, as canonical text; None for all rows.
 
-    Attributes:
-        filter: canonical text of the filter that lets these rows pass; None for every row.
-        why: why every row has to pass; empty if there is a filter.
+    `why` is the reason why all rows must pass; empty if there is a filter.
     """
 
     filter: str | None = None
@@ -36,11 +34,9 @@ class Relevance:
 
 
 def compute_relevance(rules: RuleSet, schema: Schema) -> Relevance:
-    """Return which rows a set of rules has to see, with those that are scheduled or off.
+    """Return the rows that a set of rules needs, including scheduled and disabled rules.
 
-    Args:
-        rules: the set.
-        schema: columns of the rows, on which the filter has to make sense.
+    The filter must be valid for the columns of `schema`.
     """
     automata = []
     for name in sorted(rules.rules):
@@ -55,7 +51,7 @@ def compute_relevance(rules: RuleSet, schema: Schema) -> Relevance:
 
 
 def _find_problem(automaton: Nfa, schema: Schema) -> str:
-    """Return why a rule has to see every row; empty if it has not."""
+    """Return why a rule needs every row; empty if it does not."""
     if automaton.event_need != "matching":
         return "takes any row, or asks what stands between its rows (`next`, `consecutive`, …)"
     for each in automaton.conditions:
@@ -70,15 +66,11 @@ def _find_problem(automaton: Nfa, schema: Schema) -> str:
 
 
 def joint_predicate(automata: Iterable[Nfa]) -> Expression | None:
-    """Return the filter that lets all rows pass that some rule has to see.
+    """Return the filter that passes all rows that any automaton needs; no row without automata.
 
-    Args:
-        automata: those of all rules.
-
-    Returns:
-        None if all rows have to pass: a rule looks at what stands between, takes every event, or
-        asks a function, or the filter would be too long. One that would be is tried with less of
-        each condition, so that more rows pass. Without rules a filter that no row passes.
+    Returns None if all rows must pass: a rule depends on rows between its events, takes every
+    event, or calls a function, or the filter is too long. A filter that is too long is first
+    widened to one part of each condition.
     """
     parts: dict[str, tree.Predicate] = {}
     for automaton in automata:
@@ -101,18 +93,16 @@ def joint_predicate(automata: Iterable[Nfa]) -> Expression | None:
 
 @lru_cache(maxsize=256)
 def _disjuncts(text: str) -> frozenset[str]:
-    """Return the parts of a filter of which a row has to pass one."""
+    """Return the alternatives of a filter; a row must pass one."""
     node = parse(text, "filter").tree
     items = node.items if isinstance(node, tree.Or) else [] if node is None else [node]
     return frozenset(str(Expression(kind="filter", tree=item)) for item in items)
 
 
 def filter_covers(sent: str | None, automaton: Nfa) -> bool:
-    """Tell whether all rows that a rule has to see certainly passed a filter.
+    """Return whether a filter certainly passed all rows that a rule needs.
 
-    Args:
-        sent: the filter, as `Relevance` has it; None for every row.
-        automaton: of the rule.
+    `sent` is a `Relevance.filter`; None for all rows.
     """
     if sent is None:
         return True
@@ -126,15 +116,15 @@ def _disjunction(parts: Mapping[str, tree.Predicate]) -> Expression:
 
 
 def _widen(node: tree.Predicate) -> tree.Predicate:
-    """Return one part of a conjunction, which lets pass all that the whole does."""
+    """Return one part of a conjunction, which passes at least the same rows."""
     if not isinstance(node, tree.And):
         return node
-    equal = [one for one in node.items if isinstance(one, tree.Comparison) and one.op == "=="]
-    return (equal or node.items)[0]
+    equalities = [one for one in node.items if isinstance(one, tree.Comparison) and one.op == "=="]
+    return (equalities or node.items)[0]
 
 
 def intersect_filters(left: Expression | None, right: Expression | None) -> Expression | None:
-    """Return a filter that lets pass what both let pass; None lets everything pass."""
+    """Return the conjunction of two filters; None passes all rows."""
     both = [each.tree for each in (left, right) if each is not None and each.tree is not None]
     if not both:
         return None
@@ -146,19 +136,17 @@ def intersect_filters(left: Expression | None, right: Expression | None) -> Expr
 
 @lru_cache(maxsize=64)
 def narrow_filter(relevant: str, import_filter: str | None) -> str | None:
-    """Return the text of the filter that both let pass; None if it would be too long.
+    """Return the conjunction of the filter that rules need and an import's filter.
 
-    Args:
-        relevant: what some rule has to see.
-        import_filter: the filter that rows have to pass anyway; None for none.
+    Returns None if it would be too long. `import_filter` is None if the import has no filter.
     """
-    given = None if import_filter is None else parse(import_filter, "filter")
-    both = intersect_filters(parse(relevant, "filter"), given)
+    import_expression = None if import_filter is None else parse(import_filter, "filter")
+    both = intersect_filters(parse(relevant, "filter"), import_expression)
     return str(both) if both is not None and _is_readable(both) else None
 
 
 def _is_readable(expression: Expression) -> bool:
-    """Tell whether who is sent the text can read it, within the limits of the language."""
+    """Return whether the receiver can parse the text within the limits of the language."""
     try:
         parse(str(expression), "filter")
     except ExpressionError:

@@ -1,7 +1,8 @@
-"""The set of rules of a query: what is taken in, what it replaces, and what is refused and why.
+"""Set of the rules of a query, and its updates: which rules are accepted, replaced or refused.
 
-A set never changes; an update gives the next one. The whole list of wanted rules is given each
-time, so the same list twice is the same set. What is wrong with one rule concerns that one alone.
+- A set is immutable; an update returns a new set.
+- An update has the complete list of wanted rules, so repeating it changes nothing.
+- An error in one rule affects only that rule.
 """
 
 from __future__ import annotations
@@ -28,24 +29,22 @@ from streambroker_core.errors import (
 from streambroker_core.model.schema import Schema
 
 FORMAT = 2
-"""From 2 on, `gap` limits the first event of a stage as well; before, it was `gapBetween`."""
+"""Format version. Since 2, `gap` also limits the first event of a stage, unlike `gapBetween`."""
 MAX_BYTES = 262_144
-"""Of the document of one rule, as JSON."""
+"""Maximum size of a rule's document as JSON."""
 RuleChange: TypeAlias = Literal["added", "kept", "replaced", "scheduled", "removed", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleUpdate:
-    """What became of one rule of an update.
+    """Result of an update for one rule.
 
     Attributes:
-        rule: its id, or its place in the list if it has none.
-        version: its version, if it has one.
-        change: what was done.
+        rule: id of the rule, or its position in the list without one.
         reason: why it was refused: Invalid, VersionTooLow, ContentDiffers, KeyUnknown, KeyInvalid,
             KeyNotCopied, FieldUnknown, FunctionUnknown; empty if it was not.
-        message: a sentence, for what was refused.
-        warnings: what is allowed and hardly meant.
+        message: explanation of the refusal.
+        warnings: constructs that are allowed but probably not intended.
     """
 
     rule: str
@@ -58,13 +57,7 @@ class RuleUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadableRule:
-    """A rule that its source has and cannot read; it is refused alone.
-
-    Attributes:
-        rule: its id, or where it stands.
-        problem: why.
-        version: its version, if that is known.
-    """
+    """A rule that its source cannot read, with its id or location; an update refuses it alone."""
 
     rule: str
     problem: str
@@ -73,16 +66,14 @@ class UnreadableRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleContext:
-    """What rules of a job may refer to.
+    """What the rules of a job may refer to.
 
     Attributes:
-        functions: conditions by name.
-        outputs: names of functions that make rows of matches.
-        fields: the columns of the stream; None if they are not known.
-        schema: the same with their types; None if these are not known.
-        selectors: keys that rules may have besides that of the stream, because rows are copied for
-            them; None for any.
-        fixed_key: no other keys can be added to the query.
+        outputs: names of functions that create rows of matches.
+        fields: columns of the stream; None if unknown.
+        schema: columns with their types; None if unknown.
+        selectors: keys, other than the stream's, for which rows are copied; None for any key.
+        fixed_key: no key can be added to the query.
     """
 
     functions: Functions = field(default_factory=dict)
@@ -95,32 +86,31 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """Rules by id; of each id the versions in order, all but the first scheduled.
+    """Rules by id, with the versions of each id in order; all but the first are scheduled.
 
-    Attributes:
-        rules: each version is in force until the time of the one behind it.
-        disabled: (id, version) of rules that failed and are off.
+    A version is in force until the start of the next one. `disabled` has the id and version of
+    rules that failed and are off.
     """
 
     rules: Mapping[str, tuple[PatternProcessor, ...]] = field(default_factory=dict)
     disabled: frozenset[tuple[str, int]] = frozenset()
 
     def __iter__(self) -> Any:
-        """Yield all rules that are on, in the order of their ids and versions."""
+        """Yield all enabled rules, ordered by id and version."""
         for name in sorted(self.rules):
             for rule in self.rules[name]:
                 if (rule.id, rule.version) not in self.disabled:
                     yield rule
 
     def selectors(self, stream: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Return the distinct keys of the rules that are on, as copies of rows are made for them.
+        """Return the distinct keys of the enabled rules, for copies of rows.
 
-        A rule without one has that of the stream; without rules there is that alone.
+        A rule without a key uses that of the stream. Without rules, only that key is returned.
         """
         return sorted({rule.key or stream for rule in self} or {stream})
 
     def rule(self, name: str, version: int) -> PatternProcessor:
-        """Return the rule with an id and a version, on or off.
+        """Return the rule with an id and a version, enabled or not.
 
         Raises:
             KeyError: there is none.
@@ -131,10 +121,10 @@ class RuleSet:
         raise KeyError((name, version))
 
     def until(self, rule: PatternProcessor) -> int | None:
-        """Return the time from which a later version holds; None for never."""
+        """Return the time at which a later version replaces the rule; None for never."""
         versions = self.rules[rule.id]
-        place = versions.index(rule)
-        return versions[place + 1].starts if place + 1 < len(versions) else None
+        index = versions.index(rule)
+        return versions[index + 1].starts if index + 1 < len(versions) else None
 
     def apply_update(
         self,
@@ -142,29 +132,27 @@ class RuleSet:
         context: RuleContext | None = None,
         listed: Collection[tuple[str, int]] = (),
     ) -> tuple[RuleSet, list[RuleUpdate]]:
-        """Return the set after an update, and what became of each rule.
+        """Return the set after an update, and the result for each rule.
 
-        Of several versions of an id those count that are not below the highest one without a
-        schedule.
+        Versions of an id below its highest version without a schedule are ignored.
 
         Args:
-            desired: all rules that there are to be, as documents, `PatternProcessor` or, where
-                their source could not read them, `UnreadableRule`.
-            context: what they may refer to.
-            listed: id and version of the rules of the last update. One of them takes the place of
-                a higher version that is not in the list any more.
+            desired: all wanted rules; `UnreadableRule` for those that their source could not read.
+            context: what the rules may refer to.
+            listed: id and version of each rule of the last update. Such a rule may replace a higher
+                version that is no longer listed (rollback).
         """
         outcomes: list[RuleUpdate] = []
-        read = _drop_outdated(_read_all(desired, context or RuleContext(), outcomes))
+        accepted = _drop_outdated(_read_all(desired, context or RuleContext(), outcomes))
         rules: dict[str, tuple[PatternProcessor, ...]] = {}
         refused = {outcome.rule for outcome in outcomes}
-        for rule in sorted(read, key=lambda each: (each.id, each.version)):
-            before = rules.get(rule.id, self._retained_versions(rule.id, read))
-            taken_back = (rule.id, rule.version) in listed and rule.id not in rules
-            taken_back = taken_back and _is_rollback(before, rule, read)
+        for rule in sorted(accepted, key=lambda each: (each.id, each.version)):
+            before = rules.get(rule.id, self._retained_versions(rule.id, accepted))
+            rollback = (rule.id, rule.version) in listed and rule.id not in rules
+            rollback = rollback and _is_rollback(before, rule, accepted)
             change: RuleChange = "replaced"
             try:
-                if taken_back:
+                if rollback:
                     rules[rule.id] = (rule,)
                 else:
                     rules[rule.id], change = _add_version(before, rule, self.rules.get(rule.id, ()))
@@ -188,42 +176,41 @@ class RuleSet:
             for name in sorted(self.rules)
             if name not in rules
         ]
-        kept = {name: versions for name, versions in rules.items() if versions}
-        return RuleSet(kept, self.disabled & _rule_keys(kept)), outcomes
+        remaining = {name: versions for name, versions in rules.items() if versions}
+        return RuleSet(remaining, self.disabled & _rule_keys(remaining)), outcomes
 
     def _retained_versions(
         self, name: str, read: list[PatternProcessor]
     ) -> tuple[PatternProcessor, ...]:
-        """Return the versions that stay: those named again, and the one in force."""
-        named = {(rule.id, rule.version) for rule in read}
+        """Return the versions to keep: those listed again, and the one in force."""
+        listed = {(rule.id, rule.version) for rule in read}
         return tuple(
             rule
-            for place, rule in enumerate(self.rules.get(name, ()))
-            if place == 0 or (rule.id, rule.version) in named
+            for index, rule in enumerate(self.rules.get(name, ()))
+            if index == 0 or (rule.id, rule.version) in listed
         )
 
     def with_disabled(self, name: str, version: int) -> RuleSet:
-        """Return the set with a rule off, until a new version comes or it is enabled."""
+        """Return the set with a rule disabled, until it has a new version or is enabled."""
         return replace(self, disabled=self.disabled | {(name, version)} & _rule_keys(self.rules))
 
     def with_enabled(self, name: str) -> RuleSet:
-        """Return the set with a rule on again."""
+        """Return the set with a rule enabled."""
         return replace(self, disabled=frozenset(each for each in self.disabled if each[0] != name))
 
     def without_expired(self, time: int) -> RuleSet:
-        """Return the set without versions that a scheduled one has replaced up to a time.
-
-        It is this set where nothing was replaced.
-        """
-        rules, settled = {}, True
+        """Return the set without versions replaced up to a time, or this set if there are none."""
+        rules, unchanged = {}, True
         for name, versions in self.rules.items():
-            gone = sum(1 for rule in versions[1:] if (rule.starts is None or rule.starts <= time))
-            rules[name] = versions[gone:]
-            settled = settled and not gone
-        return self if settled else RuleSet(rules, self.disabled & _rule_keys(rules))
+            expired = sum(
+                1 for rule in versions[1:] if (rule.starts is None or rule.starts <= time)
+            )
+            rules[name] = versions[expired:]
+            unchanged = unchanged and not expired
+        return self if unchanged else RuleSet(rules, self.disabled & _rule_keys(rules))
 
     def document(self) -> dict[str, Any]:
-        """Return the set as a document, the same for equal sets."""
+        """Return the set as a document; equal sets have equal documents."""
         return {
             "format": FORMAT,
             "rules": [write_rule(each) for name in sorted(self.rules) for each in self.rules[name]],
@@ -235,8 +222,8 @@ class RuleSet:
         """Return the set of a document.
 
         Raises:
-            FormatTooNewError: it was written by a newer release.
-            ManifestError: it is no set of rules; so for the other errors of `read_rule`.
+            FormatTooNewError: a newer release wrote it.
+            ManifestError: it is not a set of rules; the other errors of `read_rule` also apply.
         """
         version = document.get("format")
         if not isinstance(version, int):
@@ -251,7 +238,7 @@ class RuleSet:
 
 
 def _upgrade_format_1(part: Any) -> Any:
-    """Return a part of a rule's document with `gap` under its name of today."""
+    """Rename `gap` of format 1 to `gapBetween` in a part of a rule's document."""
     if isinstance(part, list):
         return [_upgrade_format_1(each) for each in part]
     if not isinstance(part, dict):
@@ -263,10 +250,10 @@ def _upgrade_format_1(part: Any) -> Any:
 def _is_rollback(
     before: tuple[PatternProcessor, ...], rule: PatternProcessor, read: list[PatternProcessor]
 ) -> bool:
-    """Tell whether the versions before are higher, and not in the list of wanted rules any more."""
-    named = {each.version for each in read if each.id == rule.id}
+    """Return whether there are higher versions before, none of which is listed any more."""
+    listed = {each.version for each in read if each.id == rule.id}
     higher = [each.version for each in before if each.version > rule.version]
-    return bool(higher) and not named & set(higher)
+    return bool(higher) and not listed & set(higher)
 
 
 def _rule_keys(rules: Mapping[str, tuple[PatternProcessor, ...]]) -> frozenset[tuple[str, int]]:
@@ -277,11 +264,11 @@ def _read_all(
     desired: Iterable[Any], context: RuleContext, outcomes: list[RuleUpdate]
 ) -> list[PatternProcessor]:
     read: list[PatternProcessor] = []
-    for place, each in enumerate(desired):
+    for index, each in enumerate(desired):
         if isinstance(each, UnreadableRule):
             outcomes.append(_refused_update(each.rule, each.version, "Invalid", each.problem))
             continue
-        name, version = _read_name(each, place)
+        name, version = _read_name(each, index)
         try:
             rule = (
                 each if isinstance(each, PatternProcessor) else read_rule(each, context.functions)
@@ -289,7 +276,7 @@ def _read_all(
             _check_rule(rule, context)
         except RuleError as error:
             outcomes.append(_refused_update(rule.id, rule.version, error.reason, error.problem))
-        except Exception as error:  # whatever is wrong with one rule concerns that one alone
+        except Exception as error:  # an error in one rule affects only that rule
             outcomes.append(_refused_update(name, version, "Invalid", describe_error(error)))
         else:
             read.append(rule)
@@ -297,7 +284,7 @@ def _read_all(
 
 
 def describe_error(error: Exception) -> str:
-    """Return why a rule cannot be read, without a full stop."""
+    """Return why a rule cannot be read, without a period at the end."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, StreambrokerError):
@@ -306,12 +293,12 @@ def describe_error(error: Exception) -> str:
 
 
 def _drop_outdated(read: list[PatternProcessor]) -> list[PatternProcessor]:
-    """Leave out the versions of an id below the highest one that has no schedule."""
-    least: dict[str, int] = {}
+    """Drop versions below the highest version of the same id that has no schedule."""
+    lowest: dict[str, int] = {}
     for rule in read:
         if rule.starts is None:
-            least[rule.id] = max(rule.version, least.get(rule.id, rule.version))
-    return [rule for rule in read if rule.version >= least.get(rule.id, rule.version)]
+            lowest[rule.id] = max(rule.version, lowest.get(rule.id, rule.version))
+    return [rule for rule in read if rule.version >= lowest.get(rule.id, rule.version)]
 
 
 def _read_name(source: Any, index: int) -> tuple[str, int | None]:
@@ -344,24 +331,24 @@ def _check_rule(rule: PatternProcessor, context: RuleContext) -> None:
         _check_types(rule, context.schema)
     if rule.key and context.selectors is not None and rule.key not in context.selectors:
         copied = ", ".join(sorted(f"({', '.join(each)})" for each in context.selectors))
-        own = f"({', '.join(rule.key)})"
-        fixed = (
-            f"the query has the key {copied} for good, and the rule has {own}; begin a new query"
+        key = f"({', '.join(rule.key)})"
+        if_fixed = (
+            f"the query has the key {copied} for good, and the rule has {key}; begin a new query"
             " without `key`, whose rules may have any keys"
         )
-        later = (
-            f"rows are not copied for the key {own}, but for {copied}; start the query again from"
+        if_added = (
+            f"rows are not copied for the key {key}, but for {copied}; start the query again from"
             " its checkpoint, which adds the key"
         )
-        problem = fixed if context.fixed_key else later
+        problem = if_fixed if context.fixed_key else if_added
         raise RuleError(rule.id, "KeyNotCopied", problem)
 
 
 def _check_fields(rule: PatternProcessor, fields: frozenset[str]) -> None:
     _check_key(rule, fields)
     for stage in rule.pattern.stages():
-        for given in (stage.condition, stage.until):
-            for name in sorted((list_fields(given) or frozenset()) - fields):
+        for condition in (stage.condition, stage.until):
+            for name in sorted((list_fields(condition) or frozenset()) - fields):
                 raise RuleError(
                     rule.id,
                     "FieldUnknown",
@@ -371,9 +358,9 @@ def _check_fields(rule: PatternProcessor, fields: frozenset[str]) -> None:
 
 def _check_types(rule: PatternProcessor, schema: Schema) -> None:
     for stage in rule.pattern.stages():
-        for given in (stage.condition, stage.until):
+        for condition in (stage.condition, stage.until):
             try:
-                check_condition(given, schema)
+                check_condition(condition, schema)
             except ExpressionError as error:
                 raise RuleError(
                     rule.id, "Invalid", f"stage `{stage.name}`: {error}".rstrip(".")

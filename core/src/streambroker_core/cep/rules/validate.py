@@ -1,6 +1,6 @@
-"""What of a rule's document can be said without the job that runs it, and without Arrow.
+"""Validation of rule documents without the job that runs them, and without Arrow.
 
-Which functions a job has registered, and which columns its stream has, only the job knows.
+Only the job knows its registered functions and the columns of its stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streambroker_core.errors import ManifestError, StreambrokerError
 
 
 class _AnyFunction(Mapping[str, ConditionFunction]):
-    """Has a function of every name; none of them is ever called."""
+    """Has a function of every name; none is ever called."""
 
     def __getitem__(self, name: str) -> ConditionFunction:
         return lambda row, run: False
@@ -34,9 +34,9 @@ _ANY = _AnyFunction()
 
 
 def find_document_problem(document: Any) -> StreambrokerError | None:
-    """Return what is wrong with a rule whatever the job is; None if nothing is.
+    """Return a rule's first error that does not depend on the job, with its location, or None.
 
-    It is a `ManifestError`, a `PatternError` or a `ConditionError`, and says where.
+    It is a `ManifestError`, a `PatternError` or a `ConditionError`.
     """
     try:
         compile_pattern(read_rule(document, _ANY).pattern)

@@ -1,7 +1,7 @@
-"""Patterns in SQL: the row-pattern subset of MATCH_RECOGNIZE, and MATCH_RECOGNIZE_DYNAMIC.
+"""Patterns in SQL: a subset of MATCH_RECOGNIZE, and MATCH_RECOGNIZE_DYNAMIC.
 
-A text becomes the same rule that Python or a document would make. What is outside of the subset is
-refused by its name.
+A statement yields the same rule as Python or a document. The parser refuses constructs outside of
+the subset by name.
 """
 
 from streambroker_core.cep.sql.parser import (

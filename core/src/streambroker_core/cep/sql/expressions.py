@@ -1,7 +1,7 @@
-"""SQL's expressions in our language.
+"""Translation of SQL expressions to the expression language.
 
-In the definition of a variable ``x`` and ``B.x`` are columns of the row that is tested, ``A.x`` of
-the last row of A. Aggregates over the variable itself count the tested row in, as SQL says.
+In the definition of variable ``B``, ``x`` and ``B.x`` are columns of the tested row, and ``A.x`` is
+that of the last row of ``A``. Aggregates over ``B`` itself include the tested row, as in SQL.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ _JOINED = {"either": " || ", "both": " && "}
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where an expression stands.
+    """Context of an expression.
 
     Attributes:
         text: the whole statement.
-        variable: the variable that is defined.
-        variables: all of the pattern.
-        first: it is the first of the pattern.
+        variable: variable that is being defined.
+        first: it is the first variable of the pattern.
     """
 
     text: str
@@ -41,15 +40,15 @@ class Scope:
 
 
 def unquote_name(token: Any) -> str:
-    """Return a name without its backticks."""
+    """Return a name without backticks."""
     return str(token).strip("`")
 
 
 def render(node: Any, scope: Scope) -> str:
-    """Return an expression in our language.
+    """Translate an SQL expression to the expression language.
 
     Raises:
-        RowPatternError: it has no counterpart.
+        RowPatternError: it has no equivalent.
     """
     children = node.children
     match node.data:
@@ -82,8 +81,8 @@ def _render_predicate(node: Any, scope: Scope) -> str:
     tested, *rest = node.children
     match node.data:
         case "is_null" | "is_value":
-            answer = f"has({_render_operand(tested, scope)})"
-            return answer if node.data == "is_value" else f"!{answer}"
+            test = f"has({_render_operand(tested, scope)})"
+            return test if node.data == "is_value" else f"!{test}"
         case "within":
             if all(each.data in ("number", "text", "true", "false") for each in rest):
                 items = ", ".join(_render_literal(each) for each in rest)

@@ -1,4 +1,4 @@
-"""The grammar of the subset, LALR(1), and the words that are refused before it is asked."""
+"""LALR(1) grammar of the subset, and the constructs that are refused before parsing."""
 
 GRAMMAR = r"""
 start: "SELECT"i columns "FROM"i NAME clause [_alias] [";"]
@@ -86,4 +86,4 @@ REFUSED = {
     r"\^": "the anchor ^",
     r"\$": "the anchor $",
 }
-"""What is refused by its name wherever it stands, texts and comments apart."""
+"""Constructs that are refused by name anywhere outside of text literals and comments."""

@@ -1,7 +1,7 @@
-"""From a text in SQL to a rule.
+"""Parser from SQL to a rule.
 
-SQL's row patterns are strict: variables stand right behind one another, and quantifiers are greedy
-unless ``?`` follows. So a variable joins with ``next`` and repeats with ``consecutive().greedy()``.
+SQL row patterns are strict: variables follow each other directly, and quantifiers are greedy unless
+``?`` follows. Therefore a variable joins with ``next`` and repeats with ``consecutive().greedy()``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ class Measure:
     """A column of the result.
 
     Attributes:
-        name: of the column.
         function: first, last, count, sum, avg, min or max.
-        stage: of which variable; None for all rows of the match.
-        field: of which column; None to count rows.
+        stage: variable that is measured; None for all rows of the match.
+        field: column that is measured; None to count rows.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Measure:
     field: str | None
 
     def evaluate(self, events: Mapping[str, list[Event]]) -> Any:
-        """Return its value for a match; None if there is none."""
+        """Return the value for a match; None if there is none."""
         stages = events.values() if self.stage is None else [events.get(self.stage, [])]
         rows = sorted((each for taken in stages for each in taken), key=lambda each: each.seq)
         if self.function == "count" and self.field is None:
@@ -52,29 +51,26 @@ class Measure:
         values = [row.row.get(self.field or "") for row in rows]
         if self.function in ("first", "last"):
             return values[0 if self.function == "first" else -1] if values else None
-        given = [value for value in values if value is not None]
+        present = [value for value in values if value is not None]
         match self.function:
             case "count":
-                return len(given)
+                return len(present)
             case "min" | "max":
-                return (min if self.function == "min" else max)(given, default=None)
+                return (min if self.function == "min" else max)(present, default=None)
             case "sum":
-                return sum(given) if given else None
+                return sum(present) if present else None
             case _:
-                return sum(given) / len(given) if given else None
+                return sum(present) / len(present) if present else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPattern:
-    """A MATCH_RECOGNIZE.
+    """A MATCH_RECOGNIZE clause.
 
     Attributes:
-        table: the stream.
         key: PARTITION BY.
-        order: ORDER BY: the event time first, then what orders rows of one time.
-        measures: the columns of the result.
-        columns: those that are selected; empty for all.
-        pattern: the pattern.
+        order: ORDER BY: the event time first, then columns that order rows of equal time.
+        columns: selected columns; empty for all.
     """
 
     table: str
@@ -87,7 +83,7 @@ class RowPattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicRowPattern:
-    """A MATCH_RECOGNIZE_DYNAMIC: its rules come from a discoverer that the job has registered."""
+    """A MATCH_RECOGNIZE_DYNAMIC clause; its rules come from a discoverer registered in the job."""
 
     table: str
     key: tuple[str, ...]
@@ -102,16 +98,13 @@ def read_row_pattern(
     tables: Collection[str] | Mapping[str, Any],
     factories: Collection[str] | Mapping[str, Any] = (),
 ) -> RowPattern | DynamicRowPattern:
-    """Read a statement.
+    """Parse a statement: ``SELECT … FROM table MATCH_RECOGNIZE (…)``.
 
-    Args:
-        text: ``SELECT … FROM table MATCH_RECOGNIZE (…)``.
-        tables: the streams that it may name.
-        factories: the discoverers that it may name.
+    It may name only the streams in `tables` and the discoverers in `factories`.
 
     Raises:
-        RowPatternError: it cannot be read, is outside of the subset, or names what is not there.
-        PatternError: it can be read, but the pattern contradicts itself.
+        RowPatternError: it cannot be parsed, is outside of the subset, or has an unknown name.
+        PatternError: the pattern contradicts itself.
     """
     if len(text.encode()) > _MAX_BYTES:
         raise RowPatternError(f"the text has more than {_MAX_BYTES} bytes")
@@ -123,14 +116,17 @@ def read_row_pattern(
     columns, table, clause = tree.children[0], tree.children[1], tree.children[2]
     _check_name(text, table, tables, "stream")
     names = () if columns.data == "everything" else tuple(map(unquote_name, columns.children))
-    given = {"table": unquote_name(table), "columns": names}
+    arguments = {"table": unquote_name(table), "columns": names}
     parts = {part.data: part for part in clause.children}
-    given["key"], given["order"] = _read_names(parts["partition"]), _read_names(parts["order"])
-    if not given["order"]:
+    arguments["key"], arguments["order"] = (
+        _read_names(parts["partition"]),
+        _read_names(parts["order"]),
+    )
+    if not arguments["order"]:
         raise RowPatternError("ORDER BY is missing; it names the column with the event time")
     if clause.data == "dynamic":
-        return _build_dynamic(text, parts, factories, given)
-    return _build_fixed(text, parts, given)
+        return _build_dynamic(text, parts, factories, arguments)
+    return _build_fixed(text, parts, arguments)
 
 
 def _check_unsupported(text: str) -> None:
@@ -211,13 +207,13 @@ def _build_fixed(text: str, parts: dict[str, Any], arguments: dict[str, Any]) ->
 
 
 def _list_variables(body: Any) -> list[str]:
-    found: list[str] = []
+    variables: list[str] = []
     for factor in body.children:
         if factor.data == "group":
-            found += _list_variables(factor.children[0])
+            variables += _list_variables(factor.children[0])
         else:
-            found.append(unquote_name(factor.children[0]))
-    return found
+            variables.append(unquote_name(factor.children[0]))
+    return variables
 
 
 def _read_skip(part: Any) -> Skip:
@@ -246,7 +242,7 @@ def _build_sequence(
             pattern = pattern.where(conditions[stage])
         if quantifier is not None:
             pattern = _apply_quantifier(text, pattern, quantifier, factor)
-    assert pattern is not None  # noqa: S101 - the grammar wants one factor
+    assert pattern is not None  # noqa: S101 - the grammar requires a factor
     return pattern
 
 
@@ -316,7 +312,7 @@ def _read_interval(text: str, interval: Token, unit: Any) -> str:
 
 def _read_measure(text: str, part: Any, variables: list[str]) -> Measure:
     expression, name = part.children
-    given = Measure(name=unquote_name(name), function="last", stage=None, field=None)
+    measure = Measure(name=unquote_name(name), function="last", stage=None, field=None)
     data, children = expression.data, expression.children
     function = "last"
     if data == "call":
@@ -326,16 +322,16 @@ def _read_measure(text: str, part: Any, variables: list[str]) -> Measure:
         else:
             data, children = argument.data, argument.children
     if data == "rows_" and function == "count":
-        return Measure(name=given.name, function="count", stage=None, field=None)
+        return Measure(name=measure.name, function="count", stage=None, field=None)
     if data == "column":
         return Measure(
-            name=given.name, function=function, stage=None, field=unquote_name(children[0])
+            name=measure.name, function=function, stage=None, field=unquote_name(children[0])
         )
     if data == "qualified" and unquote_name(children[0]) in variables:
         stage, column = map(unquote_name, children)
-        return Measure(name=given.name, function=function, stage=stage, field=column)
+        return Measure(name=measure.name, function=function, stage=stage, field=column)
     raise RowPatternError(
-        f"measure `{given.name}` is not supported; write A.x, or one of FIRST, LAST, COUNT, SUM,"
+        f"measure `{measure.name}` is not supported; write A.x, or one of FIRST, LAST, COUNT, SUM,"
         " AVG, MIN, MAX of it",
         position=locate(text, name.start_pos),
     )

@@ -1,10 +1,10 @@
-"""State of many keys in one bucket, sorted, in blobs of which a window reads and writes few.
+"""Keyed state of one bucket: a sorted map in blobs, of which a window reads and writes few.
 
-Two levels: a *root* blob says which block holds which range of keys; a *block* holds up to
-``BLOCK_KEYS`` keys with their values. A window reads the root and the blocks of the keys that it
-touches, and writes the blocks that it changed; the root is written when a block came or went.
+A *root* blob maps ranges of keys to blocks. A *block* holds up to ``BLOCK_KEYS`` keys with their
+values. A window reads the root and the blocks of the keys that it uses, and writes the blocks that
+it changed. The root is written when a block was added or removed.
 
-Keys and values are bytes, keys are compared as bytes. For things that are due at times, use keys
+Keys and values are bytes; keys are compared as bytes. For entries that are due at a time, use keys
 that begin with :func:`time_key`, and :meth:`KeyedState.scan`.
 """
 
@@ -25,12 +25,12 @@ _HEAD = struct.Struct("<BII")
 _ENTRY = struct.Struct("<II")
 _BLOCK = struct.Struct("<II")
 _MARK = 2**32 - 1
-"""Begins a block of form 2; in form 1 the size of a key stands there."""
+"""First field of a block of format 2; in format 1 it is the size of a key."""
 _SIGN = 1 << 63
 
 
 def time_key(time: int) -> bytes:
-    """Return eight bytes that compare as the time does."""
+    """Return eight bytes that compare like the times."""
     return (time + _SIGN).to_bytes(8, "big")
 
 
@@ -41,7 +41,7 @@ def time_from_key(key: bytes) -> int:
 
 @dataclass(slots=True)
 class _Block:
-    """Some keys in order, their values, and about how many bytes they will take."""
+    """Sorted keys, their values, and their approximate size in bytes."""
 
     keys: list[bytes] = field(default_factory=list)
     values: dict[bytes, bytes] = field(default_factory=dict)
@@ -60,10 +60,10 @@ class _Block:
         self.size -= len(key) + _ENTRY.size + len(self.values.pop(key))
 
     def split_upper(self) -> _Block:
-        """Take out the upper half of the keys."""
-        half = len(self.keys) // 2
-        keys = self.keys[half:]
-        del self.keys[half:]
+        """Remove and return the upper half of the keys."""
+        middle = len(self.keys) // 2
+        keys = self.keys[middle:]
+        del self.keys[middle:]
         values = {key: self.values.pop(key) for key in keys}
         size = sum(map(len, keys)) + sum(map(len, values.values())) + len(keys) * _ENTRY.size
         self.size -= size
@@ -76,12 +76,12 @@ class _Block:
 class KeyedState:
     """A sorted map from bytes to bytes, in the blobs that begin with a name.
 
-    An operator makes one in ``restore`` (or, without state, in ``begin_window``), and adds
-    :meth:`changes` to what its ``snapshot`` returns. Several names are several maps.
+    An operator creates it in ``restore`` (or, without state, in ``begin_window``), and adds
+    :meth:`changes` to the result of ``snapshot``. Each name is a separate map.
     """
 
     def __init__(self, name: str, blobs: Blobs | None = None) -> None:
-        """Take up the map.
+        """Restore the map.
 
         Args:
             name: begins with a letter; its blobs are ``<name>`` and ``<name>/<number>``.
@@ -137,14 +137,14 @@ class KeyedState:
         return True
 
     def scan(self, start: bytes = b"", below: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Give keys and values from ``start`` on, in order, up to before ``below``.
+        """Yield keys and values in order, from ``start`` up to but excluding ``below``.
 
-        Keys may be put and deleted meanwhile: those that were not yet given may or may not be.
-        Reads one block at a time.
+        Keys may be put and deleted meanwhile; the scan may or may not yield such keys that are
+        still ahead. Reads one block at a time.
         """
-        found = self._find_from(start, below)
-        while found is not None:
-            block, low = found
+        cursor = self._find_from(start, below)
+        while cursor is not None:
+            block, low = cursor
             high = len(block.keys) if below is None else bisect_left(block.keys, below)
             keys = block.keys[low:high]
             if not keys:
@@ -153,14 +153,14 @@ class KeyedState:
                 value = block.values.get(key)
                 if value is not None:
                     yield key, value
-            found = self._find_from(keys[-1] + b"\0", below)
+            cursor = self._find_from(keys[-1] + b"\0", below)
 
     def first(self) -> bytes | None:
         """Return the lowest key; None if there is none."""
         return next((key for key, _ in self.scan()), None)
 
     def changes(self) -> Changes:
-        """Return the blobs to write and, as None, those to remove."""
+        """Return the blobs to write; None marks a removed blob."""
         out: Changes = {
             f"{self._name}/{number}": None
             for number in sorted(self._removed)
@@ -212,18 +212,18 @@ class KeyedState:
         self._add(at + 1, upper, upper.keys[0])
 
     def _merge_small(self, at: int) -> None:
-        """Put a small block into the one before it, if there is room; an empty one goes."""
+        """Merge a small block into the previous one if there is room; drop an empty one."""
         block = self._block(at)
         if block.keys:
             if not at:
                 return
-            before = self._block(at - 1)
-            if len(before.keys) + len(block.keys) > BLOCK_KEYS // 2:
+            previous = self._block(at - 1)
+            if len(previous.keys) + len(block.keys) > BLOCK_KEYS // 2:
                 return
-            if before.size + block.size > BLOCK_BYTES // 2:
+            if previous.size + block.size > BLOCK_BYTES // 2:
                 return
             for key in block.keys:
-                before.put(key, block.values[key])
+                previous.put(key, block.values[key])
             self._changed.add(self._numbers[at - 1])
         self._removed.add(self._numbers.pop(at))
         del self._first[at]
@@ -256,7 +256,7 @@ class KeyedState:
 
 
 def _write(block: _Block) -> bytes:
-    """Return the sizes of all keys, those of all values, then keys and values."""
+    """Encode a block: sizes of all keys, sizes of all values, keys, values."""
     values = [block.values[key] for key in block.keys]
     sizes = [*map(len, block.keys), *map(len, values)]
     head = _BLOCK.pack(_MARK, len(values)), struct.pack(f"<{len(sizes)}I", *sizes)
@@ -274,13 +274,13 @@ def _read(data: bytes, name: str) -> _Block:
     ends = list(accumulate(sizes, initial=_BLOCK.size + 4 * len(sizes)))
     if ends[-1] != len(data):
         raise StateError(f"state {name} is damaged: it has {len(data)} bytes and not {ends[-1]}.")
-    whole = bytes(data)
-    parts = [whole[low:high] for low, high in pairwise(ends)]
+    content = bytes(data)
+    parts = [content[low:high] for low, high in pairwise(ends)]
     return _Block(parts[:count], dict(zip(parts[:count], parts[count:], strict=True)), len(data))
 
 
 def _read_format_1(data: bytes) -> _Block:
-    """Read a block of form 1: each key with its value, behind the sizes of both."""
+    """Read a block of format 1: for each key the sizes of key and value, the key, the value."""
     block, at = _Block(size=len(data)), 0
     while at < len(data):
         key_size, value_size = _ENTRY.unpack_from(data, at)

@@ -1,11 +1,11 @@
-"""What an aligned operator is: the contract between control, patterns, side inputs and a runtime.
+"""Contract between aligned operators and the runtime that drives them.
 
-*Bucket.* Keys are hashed into a fixed number of buckets. An operator runs in each bucket by
-itself: it sees the rows of that bucket alone, has the state of that bucket alone, and may keep
-nothing outside of it. An object lives for one window of one bucket.
+*Bucket.* Keys are hashed into a fixed number of buckets. An operator runs in each bucket
+independently: it sees only the rows and the state of that bucket, and must keep nothing elsewhere.
+An object lives for one window of one bucket.
 
-*Window.* One micro-batch. In each window in which a bucket has rows, control tuples or something
-due, a runtime makes an operator and calls, in this order::
+*Window.* One micro-batch. For each window in which a bucket has rows, control tuples or something
+due, a runtime creates an operator and calls, in this order::
 
     restore          once, if the bucket has state
     begin_window
@@ -13,24 +13,26 @@ due, a runtime makes an operator and calls, in this order::
     advance          event time has passed; before each AT_TIME tuple up to its time, then
     process_control  for AT_TIME tuples that are due, between those steps
     process          rows, port by port in the order of ``inputs``, or merged by a column, and
-    process_control  for IMMEDIATE tuples, at their places between the rows
-    advance          once more behind another operator, to ``window.later``, as above
+    process_control  for IMMEDIATE tuples, at their positions between the rows
+    advance          after another operator: once more, to ``window.later``, also with the
+                     AT_TIME tuples that are due until then
     process_control  for END_WINDOW tuples: all rows of all ports have been processed
     end_window
     snapshot, wake_at, held_at
 
-In all callbacks from ``begin_window`` to ``end_window`` an operator may ``emit`` and
-``emit_control``.
+An operator may call ``emit`` and ``emit_control`` in all callbacks from ``begin_window`` to
+``end_window``.
 
-*Deterministic.* Called again with the same state, rows and control, an operator does the same, to
-the byte: no clock but ``window.time`` and event time, no randomness, no order of hashes. Where
-``process`` is cut into batches depends on rows and control tuples alone, not on how they arrived.
+*Deterministic.* Called again with the same state, rows and control, an operator must do the same,
+to the byte. It uses no clock except ``window.time`` and event time, no randomness, and no order of
+hashes. Where ``process`` is cut into batches depends only on rows and control tuples, not on how
+they arrived.
 
-*Watermark.* ``window.watermark`` comes from earlier windows and holds for all rows of this one. A
-row is late if its event time is not after it. No row is taken away: what is late is the operator's
-decision. An operator behind another hears of time in the window in which it passes, together with
-the rows that were held back until then. These are not late: that time passes behind all rows, and
-``window.watermark`` is it from there on.
+*Watermark.* ``window.watermark`` comes from earlier windows and applies to all rows of this one. A
+row is late if its event time is not after it. No row is dropped: the operator decides about late
+rows. An operator after another one receives time in the window in which it passes, together with
+the rows that were held back until then. These rows are not late: that time passes after all rows,
+and becomes ``window.watermark`` from there on.
 
 *Times* are event times in microseconds since 1970, int64; ``END_OF_TIME`` when an input has ended.
 """
@@ -48,15 +50,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Blobs = Mapping[str, bytes]
-"""State of one bucket by name, as it was at the end of the last window. ``blobs[name]`` and
-``blobs.get(name)`` read one blob, so what is not asked for costs nothing; iteration reads names."""
+"""State of one bucket by name, at the end of the last window. ``blobs[name]`` and
+``blobs.get(name)`` read one blob, so unused blobs cost nothing; iteration reads names."""
 
 Changes = dict[str, bytes | None]
 """Blobs that a window wrote, by name; None for a removed one. Names begin with a letter."""
 
 
 class OperatorError(StreambrokerError):
-    """An operator called its runtime in a way that is not allowed; the window fails."""
+    """A definition, call or input of an operator that is not allowed; the window fails."""
 
     code = "OperatorInvalid"
 
@@ -74,7 +76,7 @@ class Input:
     Attributes:
         name: the port.
         key: columns whose values decide the bucket; without, rows are spread.
-        broadcast: every bucket gets every row; for few rows, as deltas of a side input.
+        broadcast: every bucket gets every row; for few rows, such as updates of a side input.
         event_time: the timestamp column with the event time; None if rows have none.
     """
 
@@ -93,8 +95,8 @@ class Window:
         time: the pinned clock of the batch in microseconds, the same in every bucket and replay.
         watermark: event time that has passed; None if there is none yet.
         bucket: this bucket.
-        buckets: how many there are.
-        later: event time that passes behind the rows of the window; None for none.
+        buckets: number of buckets.
+        later: event time that passes after the rows of the window; None for none.
     """
 
     number: int
@@ -106,10 +108,10 @@ class Window:
 
 
 class Emitter(Protocol):
-    """Where an operator's emissions go; a runtime gives it."""
+    """Receiver of an operator's emissions, implemented by the runtime."""
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
-        """Take rows for an output."""
+        """Add rows for an output."""
 
     def emit_control(
         self,
@@ -121,18 +123,18 @@ class Emitter(Protocol):
         output: str | None,
         once: str | None,
     ) -> ControlTuple:
-        """Take a control tuple for an output, or for all."""
+        """Add a control tuple for an output, or for all."""
 
 
 class Operator:
-    """The base of every aligned operator; a subclass overrides what it needs.
+    """Base class of every aligned operator; a subclass overrides what it needs.
 
     Attributes:
-        inputs: its ports, in the order in which a window's rows are processed; a side input stands
-            before the main one.
-        outputs: the tags of its outputs; the first is the one meant where none is named. All
-            batches emitted to one output have one schema.
-        state_version: version of the form of its state.
+        inputs: its ports, in the order in which a window's rows are processed; side inputs precede
+            the main input.
+        outputs: the tags of its outputs; the first is the default. All batches emitted to one
+            output have one schema.
+        state_version: version of the format of its state.
         window: the window; set by the runtime before ``restore``.
     """
 
@@ -143,17 +145,17 @@ class Operator:
     _emitter: Emitter | None = None
 
     def bind(self, window: Window, emitter: Emitter | None) -> None:
-        """Enter a window, or leave it: without an emitter every emission is refused."""
+        """Enter or leave a window; without an emitter every emission is rejected."""
         self.window, self._emitter = window, emitter
 
-    # What a runtime calls.
+    # Called by the runtime.
 
     def restore(self, version: int, blobs: Blobs) -> None:
-        """Take up the state of the bucket.
+        """Restore the state of the bucket.
 
         Args:
-            version: ``state_version`` of the operator that wrote it; never a higher one than ours,
-                which the runtime refuses. An older one is to be read, or refused.
+            version: ``state_version`` of the operator that wrote it; the runtime rejects a higher
+                one than this operator's. The operator reads or rejects an older one.
             blobs: the state. It may be kept, and read until ``snapshot`` has returned.
 
         Raises:
@@ -164,62 +166,62 @@ class Operator:
         """Begin a window."""
 
     def advance(self, time: int) -> None:
-        """Do what is due: no row with an event time up to ``time`` is on time any more.
+        """Process what is due: a row with an event time up to ``time`` is now late.
 
-        Called in every window that has a watermark, also if it has not moved; ``time`` never goes
-        back within a bucket. Last it is ``window.watermark``.
+        Called in every window that has a watermark, also if it has not moved. ``time`` never goes
+        back within a bucket. The last call has ``window.watermark``.
         """
 
     def process(self, port: str, batch: pa.RecordBatch) -> None:
-        """Take rows of a port, in order; at least one row."""
+        """Process rows of a port, in order; at least one row."""
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Take a control tuple.
+        """Process a control tuple.
 
         Returns:
-            False: it goes on to all outputs, with its identity. True: it is the operator's
-            business, and goes on only if it is emitted.
+            False: it goes on to all outputs, with its identity. True: the operator consumes it, and
+                it goes on only if the operator emits it.
         """
         del port, control
         return False
 
     def end_window(self) -> None:
-        """End a window; what is emitted here still belongs to it."""
+        """End a window; emissions here still belong to it."""
 
     def snapshot(self) -> Changes:
-        """Return what this window changed of the state, and nothing else.
+        """Return only the state that this window changed.
 
-        What is not named stays as it was. For many keys see ``keyed.KeyedState``.
+        Blobs that are not named stay unchanged. For many keys see ``keyed_state.KeyedState``.
         """
         return {}
 
     def wake_at(self) -> int | None:
         """Return the earliest event time at which something is due; None for never.
 
-        Asked after each window and answered from the whole state. The bucket gets a window, if need
-        be without rows, once the watermark is not before this time.
+        Called after each window; the result must cover the whole state. The bucket gets a window,
+        if necessary without rows, once the watermark is not before this time.
         """
         return None
 
     def held_at(self) -> int | None:
         """Return the earliest event time of what still waits to be emitted; None for nothing.
 
-        What follows sees a watermark before it.
+        Operators downstream see a watermark before it.
         """
         return None
 
-    # What an operator calls.
+    # Called by the operator.
 
     def emit(self, batch: pa.RecordBatch, output: str | None = None) -> None:
-        """Hand out rows.
+        """Emit rows.
 
         Args:
             batch: the rows.
             output: a tag of ``outputs``; None for the first.
 
         Raises:
-            OperatorError: no such output, another schema than before, no window, or not the
-                thread of the window.
+            OperatorError: no such output, another schema than before, no window, or not the thread
+                of the window.
         """
         self._bound().emit(batch, output)
 
@@ -233,25 +235,25 @@ class Operator:
         output: str | None = None,
         once: str | None = None,
     ) -> ControlTuple:
-        """Hand out a control tuple; it belongs to this window.
+        """Emit a control tuple; it belongs to this window.
 
         Args:
-            payload: a dataclass, or a ControlTuple that was received: it keeps its identity and all
-                else, and the other arguments but ``output`` are not used.
-            delivery: when it is to be delivered; its name will do.
+            payload: a dataclass, or a ControlTuple that was received. A received tuple keeps its
+                identity and all else; of the other arguments only ``output`` is used.
+            delivery: when it is to be delivered, also by name.
             at: event time in microseconds, with ``AT_TIME``.
-            target: for whom.
+            target: the addressed operator, bucket or key.
             output: a tag of ``outputs``; None for all.
             once: a name. Tuples that several buckets emit in one window under one name are one
                 tuple; without it each bucket's is a tuple of its own.
 
         Returns:
-            What was emitted.
+            The emitted tuple.
 
         Raises:
             OperatorError: as for ``emit``.
-            ControlError: the payload cannot be written, there is no such delivery, or there are
-                too many tuples.
+            ControlError: the payload cannot be written, or there is no such delivery.
+            ControlLimitError: there are too many tuples, or they are too large.
         """
         return self._bound().emit_control(
             payload, delivery=delivery, at=at, target=target, output=output, once=once

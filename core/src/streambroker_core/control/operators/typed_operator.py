@@ -1,4 +1,4 @@
-"""Operators with a method for each type of control tuple, given payloads as objects."""
+"""Operators with a method for each type of control tuple, called with payload objects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MARK = "_handled_payload"
 
 
 def handles(payload: type) -> Callable[[_F], _F]:
-    """Mark a method of a TypedOperator as the one for a payload type.
+    """Mark a method of a TypedOperator as the handler of a payload type.
 
-    The method is called with port, payload and control tuple, and answers as ``process_control``.
+    The method is called with port, payload and control tuple, and returns like ``process_control``.
     """
 
     def mark(method: _F) -> _F:
@@ -28,7 +28,7 @@ def handles(payload: type) -> Callable[[_F], _F]:
 
 
 class TypedOperator(Operator):
-    """An operator whose control tuples are handled type by type.
+    """An operator that handles control tuples by type.
 
     Attributes:
         strict: a tuple of a type without a method is an error; otherwise it goes on.
@@ -45,8 +45,8 @@ class TypedOperator(Operator):
             ControlError: two methods of one class handle one type.
         """
         super().__init_subclass__()
-        own: dict[str, Handler] = {}
-        known: dict[str, type] = {}
+        handlers: dict[str, Handler] = {}
+        payload_types: dict[str, type] = {}
         for base in reversed(cls.__mro__):
             seen = set[str]()
             for method in vars(base).values():
@@ -57,11 +57,11 @@ class TypedOperator(Operator):
                 if name in seen:
                     raise ControlError(f"{base.__qualname__} has two methods for {name}.")
                 seen.add(name)
-                own[name], known[name] = method, payload
-        cls._handlers, cls._payloads = own, Payloads(known.values())
+                handlers[name], payload_types[name] = method, payload
+        cls._handlers, cls._payloads = handlers, Payloads(payload_types.values())
 
     def process_control(self, port: str, control: ControlTuple) -> bool:
-        """Hand a tuple to the method of its type.
+        """Call the method for the type of a tuple.
 
         Raises:
             UndeliverableError: the payload does not have its type's fields, or there is no method

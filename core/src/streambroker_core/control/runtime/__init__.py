@@ -1,1 +1,1 @@
-"""Run one window of one bucket of an operator."""
+"""Runtime of one window of one bucket of an operator."""

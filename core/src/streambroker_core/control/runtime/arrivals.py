@@ -1,8 +1,8 @@
-"""What arrived for one window of one bucket: rows in order, each control tuple once per port.
+"""Input of one window of one bucket: rows in order, each control tuple once per port.
 
-A tuple comes in as many copies as there are partitions upstream. Its identity tells the copies, of
-which the first position counts. What is held is limited, so that too many tuples are
-an error with a name and not the end of the process.
+Each upstream partition sends a copy of a tuple. Copies share an identity, and the lowest position
+counts. The number of tuples is limited, so too many raise a named error instead of exhausting
+memory.
 """
 
 from __future__ import annotations
@@ -30,15 +30,11 @@ from streambroker_core.control.tuples import (
 class ArrivedControl:
     """The control tuples of one window, each identity once per port.
 
-    Every bucket is sent the same ones, so what is found out about them is found out once.
+    Every bucket receives the same ones, so results are computed once and cached.
     """
 
     def __init__(self, arrivals: Iterable[Arrival] = ()) -> None:
-        """Put together what arrived.
-
-        Raises:
-            IdentityError: two tuples have one identity.
-        """
+        """Merge arrivals; raise IdentityError if two different tuples have one identity."""
         self._ports: dict[str, dict[str, PositionedControl]] = {}
         self.duplicates: Counter[Delivery] = Counter()
         for one in arrivals:
@@ -54,24 +50,24 @@ class ArrivedControl:
         self._sorted: dict[tuple[Sequence[str], Delivery], list[tuple[str, ControlTuple]]] = {}
 
     def _add(self, port: str, positioned: Iterable[PositionedControl]) -> None:
-        known = self._ports.setdefault(port, {})
+        by_id = self._ports.setdefault(port, {})
         for position, control in positioned:
-            other = known.get(control.id)
-            if other is None:
-                known[control.id] = (position, control)
+            existing = by_id.get(control.id)
+            if existing is None:
+                by_id[control.id] = (position, control)
                 continue
-            if other[1].differs_from(control):
-                raise IdentityError(other[1], control)
+            if existing[1].differs_from(control):
+                raise IdentityError(existing[1], control)
             self.duplicates[control.delivery] += 1
-            if position < other[0]:
-                known[control.id] = (position, control)
+            if position < existing[0]:
+                by_id[control.id] = (position, control)
 
     def positioned_tuples(self, port: str) -> Sequence[PositionedControl]:
-        """Return the ``IMMEDIATE`` tuples of a port in the order of their places."""
+        """Return the ``IMMEDIATE`` tuples of a port by position."""
         if port not in self._positioned:
-            given = self._ports.get(port, {}).values()
+            entries = self._ports.get(port, {}).values()
             self._positioned[port] = sort_by_position(
-                one for one in given if one[1].delivery is Delivery.IMMEDIATE
+                one for one in entries if one[1].delivery is Delivery.IMMEDIATE
             )
         return self._positioned[port]
 
@@ -85,29 +81,29 @@ class ArrivedControl:
         if not self.received[delivery]:
             return ()
         if (ports, delivery) not in self._sorted:
-            found = [
-                (position, sort_key(one), at, port, one)
-                for at, port in enumerate(ports)
+            entries = [
+                (position, sort_key(one), port_index, port, one)
+                for port_index, port in enumerate(ports)
                 for position, one in self._ports.get(port, {}).values()
                 if one.delivery is delivery
             ]
-            found.sort(key=lambda it: it[:3])
-            self._sorted[ports, delivery] = [(port, one) for *_, port, one in found]
+            entries.sort(key=lambda it: it[:3])
+            self._sorted[ports, delivery] = [(port, one) for *_, port, one in entries]
         return self._sorted[ports, delivery]
 
     def check_limits(self, stage: Stage) -> None:
-        """Refuse too many of those that operators of the query have emitted.
+        """Check the number and size of tuples that operators of the query emitted.
 
-        What was sent to the query is let through: it would come again with each try.
+        Tuples sent to the query do not count: they would arrive again with each retry.
 
         Raises:
             ControlLimitError: they are too many, or too large.
         """
         limits = stage.limits
-        for port, given in self._ports.items():
-            if len(given) <= limits.tuples and self._bytes[port] <= limits.bytes:
+        for port, by_id in self._ports.items():
+            if len(by_id) <= limits.tuples and self._bytes[port] <= limits.bytes:
                 continue
-            own = [one for _, one in given.values() if one.is_emitted_by(stage.query)]
+            own = [one for _, one in by_id.values() if one.is_emitted_by(stage.query)]
             size = sum(len(one.text) for one in own)
             if len(own) <= limits.tuples and size <= limits.bytes:
                 continue
@@ -123,13 +119,11 @@ class ArrivedControl:
 
 @dataclass(slots=True)
 class WindowInput:
-    """What a window has.
+    """Input of a window.
 
     Attributes:
-        tables: rows by port, by rising ``_seq``.
+        tables: rows by port, by ascending ``_seq``.
         layouts: text of the layout of each port that has rows.
-        control: its control tuples.
-        rows: how many rows there are.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
@@ -139,38 +133,38 @@ class WindowInput:
 
 
 def collect(packed: Iterable[Packed], stage: Stage, ports: Sequence[str]) -> WindowInput:
-    """Unpack and order what arrived.
+    """Unpack and order packed rows.
 
     Raises:
-        OperatorError: rows are for a port that the operator does not have, for another number of
-            buckets, or their columns or sequences do not fit.
-        ControlError: a payload cannot be read, or two tuples have one identity.
+        OperatorError: rows are for a port that the operator lacks or for another number of buckets,
+            or their columns or sequences do not fit.
+        ControlError: a payload cannot be read, or two different tuples have one identity.
         ControlLimitError: operators of the query have emitted too many control tuples.
     """
     arrived, batches = WindowInput(), dict[str, list[pa.RecordBatch]]()
-    told: list[Arrival] = []
-    for one in packed:
-        found = unpack(one)
-        if found.port not in ports:
+    control_arrivals: list[Arrival] = []
+    for packed_row in packed:
+        arrival = unpack(packed_row)
+        if arrival.port not in ports:
             raise OperatorError(
-                f"operator {stage.operator} has no input {found.port}; it has {', '.join(ports)}."
+                f"operator {stage.operator} has no input {arrival.port}; it has {', '.join(ports)}."
             )
-        if found.rows is None:
-            told.append(found)
+        if arrival.rows is None:
+            control_arrivals.append(arrival)
             continue
-        _check_layout(arrived, found.port, found.layout, stage)
-        batches.setdefault(found.port, []).append(found.rows)
-        arrived.rows += found.rows.num_rows
-    for port, given in batches.items():
-        arrived.tables[port] = sort_rows(port, given)
-    if told:
-        arrived.control = _merge_arrivals(told)
+        _check_layout(arrived, arrival.port, arrival.layout, stage)
+        batches.setdefault(arrival.port, []).append(arrival.rows)
+        arrived.rows += arrival.rows.num_rows
+    for port, port_batches in batches.items():
+        arrived.tables[port] = sort_rows(port, port_batches)
+    if control_arrivals:
+        arrived.control = _merge_arrivals(control_arrivals)
         arrived.control.check_limits(stage)
     return arrived
 
 
 def _merge_arrivals(arrivals: Sequence[Arrival]) -> ArrivedControl:
-    """Put control tuples together; the last ones are remembered, as ``unpack`` remembers them."""
+    """Merge control tuples; cache the last results, like ``unpack`` does."""
     key = tuple(map(id, arrivals))
     if key not in _CACHE:
         if len(_CACHE) >= _MAX_CACHED:
@@ -181,14 +175,14 @@ def _merge_arrivals(arrivals: Sequence[Arrival]) -> ArrivedControl:
 
 _MAX_CACHED = 4
 _CACHE: dict[tuple[int, ...], tuple[Sequence[Arrival], ArrivedControl]] = {}
-"""By the objects that were unpacked, which are kept, so that no other ones have their ids."""
+"""By ids of the arrivals; the arrivals are kept, so that no other objects get their ids."""
 
 
 def _check_layout(arrived: WindowInput, port: str, layout: str, stage: Stage) -> None:
-    known = arrived.layouts.setdefault(port, layout)
-    if known != layout:
+    first = arrived.layouts.setdefault(port, layout)
+    if first != layout:
         raise OperatorError(
-            f"rows of input {port} of operator {stage.operator} were packed as {known} and as"
+            f"rows of input {port} of operator {stage.operator} were packed as {first} and as"
             f" {layout}: one input has one layout."
         )
     buckets = layout.split(";")[1]

@@ -1,8 +1,8 @@
-"""Which bucket a row belongs to: a hash of its key's values, fixed for the life of a checkpoint.
+"""Assigns rows to buckets by a hash of their key, which is fixed for the life of a checkpoint.
 
-Values are cast to the key's declared types first, so an int32 of one input and an int64 of another
-meet; -0.0 is 0.0, and all NaN are one. The hash is ours (``HASH``), so that it is the same wherever
-it is computed, and a change of it is a change of format.
+- Values are cast to the key's declared types first, so int32 and int64 of two inputs match.
+- -0.0 equals 0.0, and all NaN are equal.
+- The hash (``HASH``) is defined here and the same everywhere. Changing it changes the format.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ _U64 = pa.uint64()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the rows of one port are spread over buckets.
+    """How the rows of one port are partitioned into buckets.
 
     Attributes:
-        port: the input.
-        buckets: how many there are.
         key: names and types of the key columns; without, rows are spread by their sequence.
         broadcast: every bucket gets every row.
-        nulls: rows with a null in their key go to bucket 0; otherwise they are refused.
+        nulls: rows with a null in their key go to bucket 0; otherwise they are rejected.
     """
 
     port: str
@@ -51,7 +49,7 @@ class Layout:
             )
 
     def text(self) -> str:
-        """Return what has to stay the same for a checkpoint."""
+        """Return the part of the layout that must not change within a checkpoint."""
         how = ",".join(f"{name}:{kind}" for name, kind in self.key)
         if not how:
             how = "broadcast" if self.broadcast else "sequence"
@@ -59,16 +57,16 @@ class Layout:
 
 
 def make_layout(input_: Input, schema: pa.Schema, buckets: int, *, nulls: bool = False) -> Layout:
-    """Return how an operator's input is spread, its key's types taken from the rows' schema.
+    """Return the layout of an operator's input, with key types from the rows' schema.
 
     Raises:
-        OperatorError: the rows do not have a key column.
+        OperatorError: the rows lack a key column.
     """
-    lost = [name for name in input_.key if name not in schema.names]
-    if lost:
+    missing = [name for name in input_.key if name not in schema.names]
+    if missing:
         raise OperatorError(
             f"input {input_.name} has the key {', '.join(input_.key)}, and its rows have no column"
-            f" {lost[0]}; they have {', '.join(schema.names)}."
+            f" {missing[0]}; they have {', '.join(schema.names)}."
         )
     return Layout(
         port=input_.name,
@@ -140,8 +138,8 @@ def _buckets(columns: Sequence[pa.Array], layout: Layout) -> pa.Array:
     for column in columns:
         number = _number(column, layout)
         mixed = _mix_bits(number if mixed is None else pc.bit_wise_xor(mixed, number))
-    found = _scale_to_buckets(mixed, layout.buckets)
-    return pc.fill_null(found, 0) if found.null_count else found
+    buckets = _scale_to_buckets(mixed, layout.buckets)
+    return pc.fill_null(buckets, 0) if buckets.null_count else buckets
 
 
 def _number(column: pa.Array, layout: Layout) -> pa.Array:
@@ -176,7 +174,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _mix_bits(number: pa.Array) -> pa.Array:
-    """Return well mixed uint64; the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Return hashed uint64: the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
     mixed = pc.add(number, pa.scalar(0x9E3779B97F4A7C15, _U64))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = pc.bit_wise_xor(mixed, pc.shift_right(mixed, pa.scalar(shift, _U64)))
@@ -185,7 +183,7 @@ def _mix_bits(number: pa.Array) -> pa.Array:
 
 
 def _scale_to_buckets(mixed: pa.Array, buckets: int) -> pa.Array:
-    """Return the upper half of a hash, scaled to the number of buckets."""
+    """Scale the upper half of a hash to the number of buckets."""
     upper = pc.shift_right(mixed, pa.scalar(32, _U64))
     scaled = pc.multiply(upper, pa.scalar(buckets, _U64))
     return pc.shift_right(scaled, pa.scalar(32, _U64)).cast(pa.int32())

@@ -1,7 +1,7 @@
-"""Control tuples as Arrow rows: how they travel on the path of the data.
+"""Arrow form of control tuples, which travel with the rows.
 
-One row per tuple, with ``position``: the tuple stands before the first row of its port whose
-sequence is not lower. The version is in the schema's metadata; a newer one is refused by name.
+One row is one tuple. Its ``position`` puts it before the first row of its port whose sequence is
+not lower. The format version is in the schema metadata; a newer one is rejected by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARK = b"streambroker.control"
 
 @cache
 def schema() -> pa.Schema:
-    """Return the Arrow schema: ``position`` is where an ``IMMEDIATE`` tuple stands in its port."""
+    """Return the Arrow schema; ``position`` places an ``IMMEDIATE`` tuple in its port."""
     text, number = pa.string(), pa.int64()
     return pa.schema(
         [
@@ -50,19 +50,19 @@ def schema() -> pa.Schema:
 
 
 PositionedControl = tuple[int, ControlTuple]
-"""A control tuple and its position: it stands before the first row whose sequence is not lower."""
+"""A position and its control tuple, which is before the first row whose sequence is not lower."""
 
 
 def to_batch(positioned: Sequence[PositionedControl]) -> pa.RecordBatch:
-    """Return Arrow rows, in the order given."""
+    """Return tuples as Arrow rows, in the same order."""
     positions = pa.array([position for position, _ in positioned], pa.int64())
-    told = _cached_columns([one for _, one in positioned])
-    return pa.RecordBatch.from_arrays([positions, *told], schema=schema())
+    columns = _cached_columns([one for _, one in positioned])
+    return pa.RecordBatch.from_arrays([positions, *columns], schema=schema())
 
 
 def _cached_columns(controls: Sequence[ControlTuple]) -> list[pa.Array]:
-    """Return what tuples say; the last are remembered, because each bucket sends on every tuple."""
-    global _last  # one assignment, so that no thread sees a half
+    """Return the columns of tuples; cache the last, because each bucket forwards every tuple."""
+    global _last  # assigned at once, so that no thread sees a partial state
     key, last = tuple(map(id, controls)), _last
     if last is None or last[0] != key:
         _last = last = (key, controls, _to_columns(controls))
@@ -70,7 +70,7 @@ def _cached_columns(controls: Sequence[ControlTuple]) -> list[pa.Array]:
 
 
 _last: tuple[tuple[int, ...], Sequence[ControlTuple], list[pa.Array]] | None = None
-"""Ids, the objects that have them, which so nothing else has, and their columns."""
+"""Ids, the tuples with these ids (kept so that ids are not reused), and their columns."""
 
 
 def _to_columns(controls: Sequence[ControlTuple]) -> list[pa.Array]:
@@ -98,46 +98,43 @@ def from_batch(batch: pa.RecordBatch) -> list[PositionedControl]:
 
     Raises:
         FormatTooNewError: they are of a newer release.
-        ControlError: they are no control tuples.
+        ControlError: they are not control tuples.
     """
     _check_batch(batch)
     return _read_batch(batch)
 
 
 def merge_batch(batch: pa.RecordBatch, into: dict[str, PositionedControl]) -> None:
-    """Read Arrow rows into what is there by identity; of copies the first place stays.
+    """Merge Arrow rows into ``into`` by identity; of copies the lowest position wins.
 
-    Of copies only identity and place are read: each bucket of an operator that takes control sends
-    every tuple on.
-
-    Raises:
-        FormatTooNewError, ControlError: as for :func:`from_batch`.
+    Of copies only identity and position are read, because each bucket of an operator forwards every
+    tuple. Raises like :func:`from_batch`.
     """
     _check_batch(batch)
     names, positions = (batch.column(name).to_pylist() for name in ("id", "position"))
     new = []
-    for at, (name, position) in enumerate(zip(names, positions, strict=True)):
-        known = into.get(name)
-        if known is None:
-            new.append(at)
-        elif position < known[0]:
-            into[name] = (position, known[1])
+    for index, (name, position) in enumerate(zip(names, positions, strict=True)):
+        existing = into.get(name)
+        if existing is None:
+            new.append(index)
+        elif position < existing[0]:
+            into[name] = (position, existing[1])
     for position, control in _read_batch(batch.take(new)) if new else ():
         add_if_first(into, position, control)
 
 
 def add_if_first(into: dict[str, PositionedControl], position: int, control: ControlTuple) -> None:
-    """Add a tuple by its identity; of copies the first place stays."""
-    known = into.get(control.id)
-    if known is None or position < known[0]:
+    """Add a tuple by its identity; of copies the lowest position wins."""
+    existing = into.get(control.id)
+    if existing is None or position < existing[0]:
         into[control.id] = (position, control)
 
 
 def _check_batch(batch: pa.RecordBatch) -> None:
-    found = (batch.schema.metadata or {}).get(_MARK)
-    if found is not None and found.isdigit() and int(found) > VERSION:
-        raise FormatTooNewError(path=_MARK.decode(), found=int(found), newest=VERSION, what=WHAT)
-    if found is None or not batch.schema.equals(schema()):
+    version = (batch.schema.metadata or {}).get(_MARK)
+    if version is not None and version.isdigit() and int(version) > VERSION:
+        raise FormatTooNewError(path=_MARK.decode(), found=int(version), newest=VERSION, what=WHAT)
+    if version is None or not batch.schema.equals(schema()):
         raise ControlError(
             f"rows with the columns {', '.join(batch.schema.names)} are not control tuples: a"
             " control column has been changed on the way. Let control go around that step."
@@ -146,7 +143,7 @@ def _check_batch(batch: pa.RecordBatch) -> None:
 
 def _read_batch(batch: pa.RecordBatch) -> list[PositionedControl]:
     columns = (column.to_pylist() for column in batch.columns)
-    return [(position, _parse_row(*of)) for position, *of in zip(*columns, strict=True)]
+    return [(position, _parse_row(*fields)) for position, *fields in zip(*columns, strict=True)]
 
 
 def _parse_row(
@@ -161,20 +158,20 @@ def _parse_row(
     target: str | None,
 ) -> ControlTuple:
     try:
-        of = DELIVERIES[delivery]
-        whom = ALL_TARGETS
+        parsed_delivery = DELIVERIES[delivery]
+        parsed_target = ALL_TARGETS
         if target is not None:
-            whom = decode_target(Fields(json.loads(target), "target"))
+            parsed_target = decode_target(Fields(json.loads(target), "target"))
     except (KeyError, ValueError, ManifestError) as error:
         raise ControlError(f"control tuple {id_} cannot be read: {error}") from error
     return ControlTuple(
         type=type_,
         id=id_,
-        delivery=of,
+        delivery=parsed_delivery,
         at=at,
         epoch=epoch,
         emitter=emitter,
         seq=seq,
         text=text,
-        target=whom,
+        target=parsed_target,
     )

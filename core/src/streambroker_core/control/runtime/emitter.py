@@ -1,9 +1,11 @@
-"""What an operator emits in one window of one bucket: numbered, identified, counted, limited.
+"""Emissions of an operator in one window of one bucket: numbered, identified, counted, limited.
 
-Rows of an output are numbered by bucket and running number, so their order downstream does not
-depend on how many partitions there are. An ``IMMEDIATE`` tuple takes the next number of its output,
-so it has a place of its own between the rows. The position of any other tuple says when in the
-window it was emitted, in the same terms in every bucket: see :class:`WindowPhase`.
+- Rows of an output are numbered by bucket and running number, so their order downstream does not
+  depend on the number of partitions.
+- An ``IMMEDIATE`` tuple takes the next number of its output, which is its position between the
+  rows.
+- The position of any other tuple says when in the window it was emitted, comparably in every
+  bucket: see :class:`WindowPhase`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from streambroker_core.control.tuples.payloads import encode
 
 
 class WindowPhase(IntEnum):
-    """What an operator is doing when it emits; in order, and the same in all buckets."""
+    """Phase of the window in which an operator emits; ordered, the same in all buckets."""
 
     BEGIN_WINDOW = 0
     BEGIN = 1
@@ -41,8 +43,8 @@ class WindowPhase(IntEnum):
 
 
 _PHASE_BITS, _STEP_BITS = 53, 24
-"""A position is a moment, the number of the tuple that is being handed over, and a count of tuples
-that go on: what is emitted after such a one comes after it."""
+"""A position is the phase, the number of the tuple being delivered, and a count of forwarded
+tuples. So an emission after a forwarded tuple sorts after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +52,12 @@ class Stage:
     """An operator's place in a query.
 
     Attributes:
-        query: id of the stream or query; part of the identity of what is emitted.
-        operator: the operator's name, unique in the query and given by the user.
-        buckets: how many; fixed for a checkpoint.
+        query: id of the stream or query; part of the identity of emitted tuples.
+        operator: the operator's name, unique in the query and chosen by the user.
+        buckets: number of buckets; fixed for a checkpoint.
         order_by: column by which the rows of all inputs are merged; None for input after input.
-        limits: of control tuples in one window.
-        pass_invalid: what the operator cannot be handed goes on; otherwise the window fails.
+        limits: limits on control tuples in one window.
+        pass_invalid: forward undeliverable tuples; otherwise the window fails.
     """
 
     query: str
@@ -68,7 +70,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmittedRows:
-    """Rows for one output; ``seq`` is that of the first, the others follow."""
+    """Rows for one output; ``seq`` is the sequence of the first, the others follow."""
 
     output: str
     seq: int
@@ -78,8 +80,8 @@ class EmittedRows:
 class EmittedControl(NamedTuple):
     """A control tuple for one output.
 
-    With ``IMMEDIATE`` it is before the first row whose sequence is not lower. Positions of the
-    others are compared among tuples of one delivery only.
+    An ``IMMEDIATE`` tuple is before the first row whose sequence is not lower. Positions of other
+    tuples are comparable only within one delivery.
     """
 
     output: str
@@ -91,7 +93,7 @@ Emission = EmittedRows | EmittedControl
 
 
 class EmitBuffer:
-    """Takes what an operator emits; the runtime's side of ``operator.Emitter``."""
+    """Collects an operator's emissions; implements ``operator.Emitter``."""
 
     def __init__(
         self, stage: Stage, window: Window, outputs: tuple[str, ...], thread: Callable[[], int]
@@ -108,29 +110,24 @@ class EmitBuffer:
         self.rows = 0
 
     def enter_phase(self, phase: WindowPhase, number: int = 0) -> None:
-        """Note what the operator does next.
-
-        Args:
-            phase: what it does.
-            number: which of the tuples of that moment it is handed.
-        """
+        """Set the phase of the next emissions, and the index of the tuple being delivered in it."""
         self._phase = (phase << _PHASE_BITS) | (number << _STEP_BITS)
         self._forward_counts.clear()
 
     def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
-        """Take rows for an output.
+        """Add rows for an output.
 
         Raises:
             OperatorError: another thread, no such output, or another schema than before.
         """
         self._check_thread()
         tag = self._output(output)
-        known = self._schemas.setdefault(tag, batch.schema)
-        if not known.equals(batch.schema):
+        schema = self._schemas.setdefault(tag, batch.schema)
+        if not schema.equals(batch.schema):
             raise OperatorError(
                 f"operator {self._stage.operator} emits rows with the columns"
                 f" {_describe_columns(batch.schema)} to output {tag}, and before with"
-                f" {_describe_columns(known)}:"
+                f" {_describe_columns(schema)}:"
                 " an output has one schema."
             )
         if batch.num_rows:
@@ -148,7 +145,7 @@ class EmitBuffer:
         output: str | None,
         once: str | None,
     ) -> ControlTuple:
-        """Take a control tuple; one that was received keeps its identity.
+        """Add a control tuple; a received one keeps its identity.
 
         Raises:
             OperatorError: another thread, or no such output.
@@ -165,7 +162,7 @@ class EmitBuffer:
         return control
 
     def forward(self, control: ControlTuple) -> bool:
-        """Pass a received tuple on to all outputs; False if it went there before."""
+        """Forward a received tuple to all outputs; return False if they all have it already."""
         return self._emit_to(control, self._outputs, new=False)
 
     def _make_control(
@@ -207,14 +204,14 @@ class EmitBuffer:
         )
 
     def _emit_to(self, control: ControlTuple, outputs: tuple[str, ...], *, new: bool) -> bool:
-        name, sent = control.id, False
+        id_, sent = control.id, False
         for tag in outputs:
-            if name in self._sent[tag]:
+            if id_ in self._sent[tag]:
                 continue
             if new and not sent:
                 self._check_limits(control)
             sent = True
-            self._sent[tag].add(name)
+            self._sent[tag].add(id_)
             self.emitted.append(EmittedControl(tag, self._position(control, tag, new), control))
         if not sent:
             return False

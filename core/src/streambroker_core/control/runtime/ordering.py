@@ -1,7 +1,7 @@
-"""Rows of one window put in order again, and cut where control tuples stand between them.
+"""Orders the rows of one window and splits them at control tuples.
 
-How rows arrive, in how many batches and from whom first, must not show. So batches are joined,
-sorted by sequence if need be, and cut anew: at ports, at control tuples, and every ``CHUNK`` rows.
+The result must not depend on how rows arrive. So batches are joined, sorted by sequence if needed,
+and cut at ports, at control tuples, and every ``CHUNK`` rows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from streambroker_core.control.runtime.packing import SEQ
 from streambroker_core.control.tuples import ControlTuple, sort_key
 
 CHUNK = 65_536
-"""Rows that ``process`` gets at once, at most."""
+"""Maximum number of rows in one call of ``process``."""
 
 InputStep = tuple[str, pa.RecordBatch | ControlTuple]
-"""Something for a port: rows without their sequence, or a control tuple."""
+"""A port, and rows without their sequence or a control tuple."""
 
 
 def sort_rows(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """Return the rows of a port by rising ``_seq``.
+    """Return the rows of a port by ascending ``_seq``.
 
     Raises:
-        OperatorError: batches have different columns, or two rows one sequence.
+        OperatorError: batches have different columns, or two rows have one sequence.
     """
     for batch in batches[1:]:
         if not batch.schema.equals(batches[0].schema):
@@ -53,16 +53,16 @@ def sort_rows(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     seq = table.column(SEQ)
     same = pc.equal(seq.slice(1), seq.slice(0, len(seq) - 1))
     if pc.any(same).as_py():
-        place = seq[pc.index(same, True).as_py()].as_py()
+        duplicate = seq[pc.index(same, True).as_py()].as_py()
         raise OperatorError(
-            f"two rows of input {port} have the sequence {place}: a sequence is of one row. Do"
+            f"two rows of input {port} have the sequence {duplicate}: a sequence is of one row. Do"
             " two sources of a union have one rank?"
         )
     return table
 
 
 def sort_by_position(positioned: Iterable[PositionedControl]) -> list[PositionedControl]:
-    """Return control tuples of one port by their places; those of one place in their order."""
+    """Return control tuples of one port by position, then by ``sort_key``."""
     return sorted(positioned, key=lambda one: (one[0], sort_key(one[1])))
 
 
@@ -71,21 +71,18 @@ def iter_by_port(
     control: Mapping[str, Sequence[PositionedControl]],
     ports: Sequence[str],
 ) -> Iterator[InputStep]:
-    """Give rows and ``IMMEDIATE`` tuples, port by port, each port in its order.
+    """Yield rows and ``IMMEDIATE`` tuples, port by port, each port in its order.
 
-    Args:
-        tables: rows of each port.
-        control: tuples of each port, by their places: see :func:`sort_by_position`.
-        ports: the order.
+    ``control`` is ordered like the result of :func:`sort_by_position`.
     """
     for port in ports:
-        placed = control.get(port, ())
+        positioned = control.get(port, ())
         table = tables.get(port)
         if table is None:
-            yield from ((port, one) for _, one in placed)
+            yield from ((port, one) for _, one in positioned)
             continue
         rows, seq, first = _drop_sequence(table), _sequences(table), 0
-        for position, one in placed:
+        for position, one in positioned:
             until = bisect_left(seq, position, lo=first)
             yield from _iter_chunks(port, rows, first, until)
             yield port, one
@@ -96,16 +93,16 @@ def iter_by_port(
 def iter_by_column(
     tables: Mapping[str, pa.Table], column: str, ports: Sequence[str]
 ) -> Iterator[InputStep]:
-    """Give rows of all ports merged by a column; at ties by port, then by sequence.
+    """Yield rows of all ports merged by a column; at ties by port, then by sequence.
 
-    Nulls come last.
+    Nulls are last.
 
     Raises:
-        OperatorError: a port does not have the column, or with another type.
+        OperatorError: a port lacks the column, or has it with another type.
     """
-    found = [port for port in ports if port in tables]
-    _check_column(tables, column, found)
-    if not found:
+    present = [port for port in ports if port in tables]
+    _check_column(tables, column, present)
+    if not present:
         return
     keys = pa.concat_tables(
         [
@@ -115,23 +112,23 @@ def iter_by_column(
                     "port": pa.repeat(pa.scalar(at, pa.int32()), tables[port].num_rows),
                 }
             )
-            for at, port in enumerate(found)
+            for at, port in enumerate(present)
         ]
     )
     starts, total = [], 0
-    for port in found:
+    for port in present:
         starts.append(total)
         total += tables[port].num_rows
     order = pc.sort_indices(
         keys.append_column("row", pa.array(range(total), pa.int64())),
         sort_keys=[("value", "ascending"), ("row", "ascending")],
     )
-    of = keys.column("port").combine_chunks().take(order)
-    runs, first = pc.run_end_encode(of), 0
+    port_indices = keys.column("port").combine_chunks().take(order)
+    runs, first = pc.run_end_encode(port_indices), 0
     for at, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         rows = pc.subtract(order.slice(first, end - first).cast(pa.int64()), starts[at])
-        part = _drop_sequence(tables[found[at]].take(rows))
-        yield from _iter_chunks(found[at], part, 0, end - first)
+        merged = _drop_sequence(tables[present[at]].take(rows))
+        yield from _iter_chunks(present[at], merged, 0, end - first)
         first = end
 
 
@@ -144,9 +141,9 @@ def _check_column(tables: Mapping[str, pa.Table], column: str, ports: Sequence[s
             )
         kinds[port] = tables[port].schema.field(column).type
     if len(set(kinds.values())) > 1:
-        told = ", ".join(f"{kind} in {port}" for port, kind in kinds.items())
+        types = ", ".join(f"{kind} in {port}" for port, kind in kinds.items())
         raise OperatorError(
-            f"column {column}, by which the inputs are ordered, is {told}: cast it to one type."
+            f"column {column}, by which the inputs are ordered, is {types}: cast it to one type."
         )
 
 
@@ -157,10 +154,10 @@ def _drop_sequence(table: pa.Table) -> list[pa.RecordBatch]:
 
 
 def _sequences(table: pa.Table) -> Sequence[int]:
-    """Return the sequences of a table's rows; a view, so that a search costs no objects."""
+    """Return the sequences of a table's rows as a view, so that a search creates no objects."""
     column = table.column(SEQ).combine_chunks()
-    whole = memoryview(column.buffers()[1]).cast("B").cast("q")
-    return whole[column.offset : column.offset + len(column)]
+    view = memoryview(column.buffers()[1]).cast("B").cast("q")
+    return view[column.offset : column.offset + len(column)]
 
 
 def _iter_chunks(

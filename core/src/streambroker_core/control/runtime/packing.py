@@ -1,9 +1,12 @@
-"""Rows packed for the way to their buckets: one packed row per bucket and Arrow batch given.
+"""Packs rows for the shuffle: one packed row per bucket and Arrow batch.
 
-A packed row is ``bucket, seq, n, event_time, payload``. The payload is an Arrow IPC stream: the
-bucket's rows of one batch with their sequence as first column, or control tuples. Its schema's
-metadata say the format's version, the port and, for rows, the layout. ``event_time`` is null but in
-watermark rows, which have no payload, so that nobody on the way takes rows for late.
+A packed row is ``bucket, seq, n, event_time, payload``.
+
+- The payload is an Arrow IPC stream: the bucket's rows of one batch, with their sequence as first
+  column, or control tuples.
+- Its schema metadata hold the format version, the port and, for rows, the layout.
+- ``event_time`` is null except in watermark rows, which have no payload. So no packed row counts as
+  late on the way.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ SEQ = "_seq"
 RESERVED = ("_control", "_seq", "_pid", "_now")
 NO_BUCKET = -1
 RUNNING_BITS, PART_BITS, RANK_BITS = 40, 16, 7
-"""A sequence is an int64: the rank of an input, a part (task or bucket), a running number."""
+"""Bits of a sequence (int64): rank of an input, part (task or bucket), running number."""
 
 PACKED = pa.schema(
     [
@@ -53,7 +56,7 @@ class Packed:
 
     Attributes:
         seq: sequence of its first row.
-        n: rows in it; for control, tuples.
+        n: number of its rows or control tuples.
         payload: Arrow IPC stream; empty for a watermark.
     """
 
@@ -64,7 +67,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A payload that was unpacked: rows with ``_seq`` as first column, or control tuples.
+    """An unpacked payload: rows with ``_seq`` as first column, or control tuples.
 
     Attributes:
         layout: text of the rows' layout; empty for control.
@@ -77,15 +80,15 @@ class Arrival:
 
 
 def sequence(*, rank: int = 0, part: int = 0, number: int = 0) -> int:
-    """Return the place of a row among all rows of a port in one window.
+    """Return the position of a row among all rows of a port in one window.
 
     Args:
-        rank: which of the frames that a port's rows come from; frames stand one after the other.
+        rank: index of the frame among those that feed the port; their rows follow each other.
         part: task or bucket of that frame.
         number: running number of the row in the part.
 
     Raises:
-        OperatorError: one of them is too large.
+        OperatorError: an argument is out of range.
     """
     for name, value, bits in (
         ("inputs of one port", rank, RANK_BITS),
@@ -98,7 +101,7 @@ def sequence(*, rank: int = 0, part: int = 0, number: int = 0) -> int:
 
 
 def consecutive_numbers(first: int, count: int) -> pa.Array:
-    """Return ``count`` int64 in a row."""
+    """Return ``count`` consecutive int64."""
     if not count:
         return pa.array([], pa.int64())
     ones = pa.repeat(pa.scalar(1, pa.int64()), count)
@@ -110,8 +113,8 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
 
     Args:
         batch: rows in their order.
-        layout: where they go.
-        seq: sequence of the first row, the others follow; or of each row, rising.
+        layout: how they are partitioned.
+        seq: sequence of the first row, the others follow; or of each row, ascending.
 
     Returns:
         Packed rows, by bucket.
@@ -133,18 +136,20 @@ def pack(batch: pa.RecordBatch, layout: Layout, seq: int | pa.Array) -> pa.Recor
         else _check_ascending(seq, layout)
     )
     schema = _packed_schema(batch.schema.remove_metadata(), layout)
-    whole = pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
+    numbered = pa.RecordBatch.from_arrays([order, *batch.columns], schema=schema)
     if layout.broadcast:
-        one = _pack_row(whole)
-        return packed_rows((bucket, one) for bucket in range(layout.buckets))
-    found = assign_buckets(batch, layout, order)
-    return packed_rows((bucket, _pack_row(rows)) for bucket, rows in _split_by_bucket(whole, found))
+        packed = _pack_row(numbered)
+        return packed_rows((bucket, packed) for bucket in range(layout.buckets))
+    buckets = assign_buckets(batch, layout, order)
+    return packed_rows(
+        (bucket, _pack_row(rows)) for bucket, rows in _split_by_bucket(numbered, buckets)
+    )
 
 
 def pack_control(
     positioned: Iterable[PositionedControl], port: str, buckets: int
 ) -> pa.RecordBatch:
-    """Pack control tuples, for all buckets. Of copies of one tuple the first in order stays."""
+    """Pack control tuples for all buckets; of copies the lowest position wins."""
     first: dict[str, PositionedControl] = {}
     for position, control in positioned:
         add_if_first(first, position, control)
@@ -155,21 +160,20 @@ def pack_control(
 
 
 def pack_control_row(positioned: Sequence[PositionedControl], port: str) -> Packed:
-    """Pack control tuples, each of which is there once, by rising position; at least one."""
-    whole = to_batch(positioned)
-    meta = {**(whole.schema.metadata or {}), _VERSION: str(VERSION), _PORT: port}
+    """Pack control tuples of one port: at least one, without copies, by ascending position."""
+    batch = to_batch(positioned)
+    meta = {**(batch.schema.metadata or {}), _VERSION: str(VERSION), _PORT: port}
     return Packed(
         seq=positioned[0][0],
         n=len(positioned),
-        payload=_write(whole.replace_schema_metadata(meta), _CONTROL_OPTIONS),
+        payload=_write(batch.replace_schema_metadata(meta), _CONTROL_OPTIONS),
     )
 
 
 def pack_watermark(time: int | None) -> pa.RecordBatch:
-    """Return the row that each task has for no bucket of rows.
+    """Return a task's watermark row, which belongs to no bucket.
 
-    Args:
-        time: the largest event time of the task's rows, in microseconds; None for none.
+    ``time`` is the largest event time of the task's rows, in microseconds; None for none.
     """
     return pa.RecordBatch.from_arrays(
         [
@@ -184,22 +188,22 @@ def pack_watermark(time: int | None) -> pa.RecordBatch:
 
 
 def packed_rows(rows: Iterable[tuple[int, Packed]]) -> pa.RecordBatch:
-    """Return packed rows as Arrow."""
-    given = list(rows)
+    """Return packed rows as an Arrow batch."""
+    entries = list(rows)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([bucket for bucket, _ in given], pa.int32()),
-            pa.array([row.seq for _, row in given], pa.int64()),
-            pa.array([row.n for _, row in given], pa.int32()),
-            pa.nulls(len(given), pa.timestamp("us", "UTC")),
-            pa.array([row.payload for _, row in given], pa.binary()),
+            pa.array([bucket for bucket, _ in entries], pa.int32()),
+            pa.array([row.seq for _, row in entries], pa.int64()),
+            pa.array([row.n for _, row in entries], pa.int32()),
+            pa.nulls(len(entries), pa.timestamp("us", "UTC")),
+            pa.array([row.payload for _, row in entries], pa.binary()),
         ],
         schema=PACKED,
     )
 
 
 def by_bucket(batch: pa.RecordBatch) -> Iterator[tuple[int, Packed]]:
-    """Give the packed rows of an Arrow batch with their buckets, watermark rows left out."""
+    """Yield the packed rows of an Arrow batch with their buckets, without watermark rows."""
     for bucket, seq, n, payload in zip(
         *(batch.column(name).to_pylist() for name in ("bucket", "seq", "n", "payload")),
         strict=True,
@@ -213,25 +217,24 @@ def unpack(packed: Packed) -> Arrival:
 
     Raises:
         FormatTooNewError: it is of a newer release.
-        ControlError: it is no packed row, or damaged.
+        ControlError: it is not a packed row, or damaged.
     """
-    for payload, known in _CACHE.get((packed.n, len(packed.payload)), ()):
+    for payload, cached in _CACHE.get((packed.n, len(packed.payload)), ()):
         if payload == packed.payload:
-            return known
+            return cached
     metadata, batch = _open_payload(packed)
     port = metadata[_PORT].decode()
     if _LAYOUT in metadata:
         return Arrival(port=port, layout=metadata[_LAYOUT].decode(), rows=batch)
-    found = Arrival(port=port, control=tuple(from_batch(_strip_metadata(batch, metadata))))
-    _cache_arrival(packed, found)
-    return found
+    arrival = Arrival(port=port, control=tuple(from_batch(_strip_metadata(batch, metadata))))
+    _cache_arrival(packed, arrival)
+    return arrival
 
 
 def merge_control(packed: Packed, into: dict[str, PositionedControl]) -> None:
-    """Read the control tuples of a packed row into what is there; see ``rows.merge``.
+    """Merge the tuples of a packed row into ``into``; see ``control_rows.merge_batch``.
 
-    Raises:
-        FormatTooNewError, ControlError: as for :func:`unpack`.
+    Raises like :func:`unpack`.
     """
     metadata, batch = _open_payload(packed)
     merge_batch(_strip_metadata(batch, metadata), into)
@@ -262,9 +265,9 @@ def _open_payload(packed: Packed) -> tuple[Mapping[bytes, bytes], pa.RecordBatch
 
 
 def _strip_metadata(batch: pa.RecordBatch, metadata: Mapping[bytes, bytes]) -> pa.RecordBatch:
-    """Return control tuples without what packing has added."""
-    kept = {key: value for key, value in metadata.items() if key not in (_VERSION, _PORT)}
-    return batch.replace_schema_metadata(kept)
+    """Return control tuples without the metadata that packing adds."""
+    remaining = {key: value for key, value in metadata.items() if key not in (_VERSION, _PORT)}
+    return batch.replace_schema_metadata(remaining)
 
 
 def _check_ascending(seq: pa.Array, layout: Layout) -> pa.Array:
@@ -279,18 +282,18 @@ def _check_ascending(seq: pa.Array, layout: Layout) -> pa.Array:
 
 
 def _cache_arrival(packed: Packed, arrival: Arrival) -> None:
-    """Remember the last control tuples read: every bucket gets the same ones."""
+    """Cache the last control tuples read, because every bucket receives the same ones."""
     if sum(map(len, _CACHE.values())) >= _MAX_CACHED:
         _CACHE.clear()
-    of = _CACHE.setdefault((packed.n, len(packed.payload)), [])
-    of.append((packed.payload, arrival))
+    entries = _CACHE.setdefault((packed.n, len(packed.payload)), [])
+    entries.append((packed.payload, arrival))
 
 
 _MAX_CACHED = 16
 _CACHE: dict[tuple[int, int], list[tuple[bytes, Arrival]]] = {}
-"""By number of rows and length, so that payloads of rows cost one look: payloads, what they are."""
+"""By number of rows and length, so that a payload of rows costs one lookup: payload, arrival."""
 _CONTROL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-"""Tuples of one emitter look much alike, and each bucket is sent a copy of all of them."""
+"""Compressed: tuples of one emitter are similar, and each bucket receives a copy of all."""
 
 
 @lru_cache(maxsize=64)

@@ -1,8 +1,8 @@
-"""Rows of one task, packed many at once.
+"""Packs the rows of a task in large batches.
 
-A packed row costs about the same whatever it has: a header in Arrow's format, a row of Spark's, an
-object in Python. With as many packed rows as there are buckets in each Arrow batch that cost would
-be a third of all. So rows wait until there are enough of them, or enough bytes.
+A packed row costs about the same for any content: an Arrow header, a Spark row, a Python object.
+With one packed row per bucket and Arrow batch, that would be a third of the total cost. So rows are
+buffered up to a number of rows or bytes.
 """
 
 from __future__ import annotations
@@ -20,27 +20,19 @@ BATCH_BYTES = 16 << 20
 
 
 class RowPacker:
-    """Packs the rows of one port; those that are left come with ``flush``."""
+    """Packs the rows of one port; ``flush`` packs the remaining ones."""
 
     def __init__(self, layout: Layout, *, rows: int = BATCH_ROWS, size: int = BATCH_BYTES) -> None:
-        """Begin with nothing.
-
-        Args:
-            layout: where rows go.
-            rows: so many are packed at once.
-            size: or so many bytes.
-        """
+        """Create an empty packer that packs at ``rows`` buffered rows or ``size`` bytes."""
         self._layout, self._max_rows, self._max_bytes = layout, rows, size
         self._batches: list[pa.RecordBatch] = []
         self._numbers: list[pa.Array] = []
         self._rows = self._bytes = 0
 
     def add(self, batch: pa.RecordBatch, seq: int | pa.Array) -> Iterator[pa.RecordBatch]:
-        """Take rows, which have the columns of those before; give packed rows if there are enough.
+        """Add rows with the same columns as before; yield packed rows if there are enough.
 
-        Args:
-            batch: the rows.
-            seq: sequence of the first row, the others follow; or of each row.
+        ``seq`` is the sequence of the first row, the others follow; or of each row.
         """
         if not batch.num_rows:
             return
@@ -54,7 +46,7 @@ class RowPacker:
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Give packed rows of what is left."""
+        """Yield the buffered rows, packed."""
         if not self._rows:
             return
         rows, seq = _concat(self._batches), pa.concat_arrays(self._numbers)

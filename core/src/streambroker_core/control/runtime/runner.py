@@ -1,9 +1,9 @@
-"""Runs one window of one bucket: the pure part of the runtime of aligned operators.
+"""Runs an aligned operator for one window of one bucket, as a pure function.
 
-Given packed rows as they arrived and the bucket's state, the runner restores the order, puts each
-control tuple at its place, drives an ``Operator`` through the window and returns what it emitted
-and what of the state has changed. If anything raises, nothing is returned and nothing is to be
-written: the window is run again from the same state, and comes to the same.
+The input is the packed rows in any order and the bucket's state. The runner restores the order of
+rows and control tuples, drives an ``Operator`` through the window, and returns its emissions and
+state changes. If anything raises, nothing is returned and nothing must be written. Running the
+window again from the same state gives the same result.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from streambroker_core.control.tuples import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedControl:
-    """A control tuple that was handed to the operator.
+    """A control tuple that was delivered to the operator.
 
     Attributes:
-        forwarded: the operator let it go on.
+        forwarded: the operator let it pass on.
     """
 
     id: str
@@ -54,15 +54,15 @@ class AppliedControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlCounts:
-    """Control tuples of one window and bucket with one delivery; rows are counted apart.
+    """Counts of control tuples of one window, bucket and delivery.
 
     Attributes:
         received: arrived, each identity once per port.
-        duplicates: further copies, left out.
-        delivered: handed to the operator.
+        duplicates: further copies, dropped.
+        delivered: delivered to the operator.
         emitted: sent on: forwarded, emitted again, or new.
-        waiting: held for their time at the end of the window.
-        refused: could not be handed to the operator, and went on.
+        waiting: waiting for their time at the end of the window.
+        refused: not deliverable to the operator, and forwarded.
     """
 
     received: int = 0
@@ -75,20 +75,18 @@ class ControlCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowResult:
-    """What a window came to.
+    """Result of a window.
 
     Attributes:
         emitted: rows and control tuples, in order.
         changes: blobs to write; None removes one.
-        wake_at: event time at which the bucket wants a window, rows or not; None for never.
-        held_at: earliest event time of what waits in this bucket; None for nothing. It holds also
-            in later windows in which the bucket has nothing to do.
-        watermark: what operators after this one may take for passed, as far as this bucket is
-            concerned; None for nothing yet.
-        applied: the control tuples that were handed to the operator, in order; empty for a runner
-            that does not report.
-        control: counts by delivery.
-        refused: why control tuples could not be handed to the operator, which went on.
+        wake_at: event time at which the bucket needs a window even without rows; None for never.
+        held_at: earliest event time that waits in this bucket; None for nothing. It stays valid in
+            later windows in which the bucket has nothing to do.
+        watermark: watermark that this bucket allows for operators after this one; None for none
+            yet.
+        applied: the delivered control tuples, in order; empty if the runner does not report.
+        refused: reasons why control tuples could not be delivered and were forwarded.
         rows_in: rows processed.
         rows_out: rows emitted.
     """
@@ -117,17 +115,17 @@ class AlignedRunner:
         thread: Callable[[], int] = int,
         report: bool = True,
     ) -> None:
-        """Take up an operator.
+        """Create a runner for an operator.
 
         Args:
-            make: makes one; called for each window and bucket.
-            stage: where it stands.
-            layouts: how its inputs are spread, for tuples that are addressed to a key.
-            thread: tells the calling thread, so that emissions from others can be refused.
-            report: outcomes have what was applied.
+            make: creates an operator; called for each window and bucket.
+            stage: the operator's place in the query.
+            layouts: how its inputs are partitioned, for tuples addressed to a key.
+            thread: returns the id of the calling thread, to reject emissions from other threads.
+            report: fill ``WindowResult.applied``.
 
         Raises:
-            OperatorError: inputs or outputs have no names, or one name twice.
+            OperatorError: an input or output has no name, or a name is used twice.
         """
         self._make, self._stage, self._thread = make, stage, thread
         self._layouts, self._report = dict(layouts or {}), report
@@ -148,9 +146,9 @@ class AlignedRunner:
         """Run one window of one bucket.
 
         Args:
-            window: the window; its bucket and number of buckets are the stage's.
-            packed: what arrived, in any order.
-            blobs: the bucket's state after the window before.
+            window: the window; its bucket and number of buckets fit the stage.
+            packed: the packed rows that arrived, in any order.
+            blobs: the bucket's state after the previous window.
 
         Raises:
             OperatorError: rows, state or calls of the operator do not fit.
@@ -164,15 +162,15 @@ class AlignedRunner:
                 f" has {stage.buckets}."
             )
         operator = self._make()
-        kept = keeping.read_runner_state(blobs, stage, operator.state_version, self._ports)
+        runner_state = keeping.read_runner_state(blobs, stage, operator.state_version, self._ports)
         arrived = collect(packed, stage, self._ports)
-        keeping.check_layouts(kept, arrived.layouts, stage)
+        keeping.check_layouts(runner_state, arrived.layouts, stage)
         emissions = EmitBuffer(stage, window, self.outputs, self._thread)
         operator.bind(window, None)
-        if kept.state is not None:
-            operator.restore(kept.state, keeping.OperatorBlobs(blobs))
+        if runner_state.state is not None:
+            operator.restore(runner_state.state, keeping.OperatorBlobs(blobs))
         operator.bind(window, emissions)
-        delivering = _Deliverer(
+        deliverer = _Deliverer(
             operator,
             window,
             stage,
@@ -182,10 +180,10 @@ class AlignedRunner:
             report=self._report,
         )
         try:
-            self._drive(operator, arrived, kept, emissions, delivering)
+            self._drive(operator, arrived, runner_state, emissions, deliverer)
         finally:
             operator.bind(operator.window, None)
-        return self._build_result(operator, arrived, kept, emissions, delivering)
+        return self._build_result(operator, arrived, runner_state, emissions, deliverer)
 
     def _drive(
         self,
@@ -253,21 +251,21 @@ class AlignedRunner:
     def _due_tuples(
         self, runner_state: keeping.RunnerState, now: int
     ) -> list[tuple[int, str, ControlTuple]]:
-        """Return the tuples whose time has passed; those of one time in the order of arrival."""
+        """Return tuples whose time has passed, ordered by time, then by arrival."""
         due = [
-            (one.at, port, one)
-            for (port, _), one in runner_state.waiting.items()
-            if one.at is not None and one.at <= now
+            (control.at, port, control)
+            for (port, _), control in runner_state.waiting.items()
+            if control.at is not None and control.at <= now
         ]
         return sorted(due, key=lambda it: it[0])
 
     def _iter_steps(self, arrived: WindowInput) -> Iterator[InputStep]:
-        placed = {port: arrived.control.positioned_tuples(port) for port in self._ports}
+        positioned = {port: arrived.control.positioned_tuples(port) for port in self._ports}
         if self._stage.order_by is None:
-            yield from iter_by_port(arrived.tables, placed, self._ports)
+            yield from iter_by_port(arrived.tables, positioned, self._ports)
             return
         for port in self._ports:
-            for _, control in placed[port]:
+            for _, control in positioned[port]:
                 if self._handles_control:
                     raise ControlError(
                         f"control tuple {control.id} is IMMEDIATE, and the inputs of operator"
@@ -286,14 +284,16 @@ class AlignedRunner:
         deliverer: _Deliverer,
     ) -> WindowResult:
         changes = runner_state.changes(self._stage, operator.snapshot(), operator.state_version)
-        wakes = [one.at for one in runner_state.waiting.values() if one.at is not None]
-        own, held = operator.wake_at(), operator.held_at()
+        wake_times = [one.at for one in runner_state.waiting.values() if one.at is not None]
+        operator_wake, held_at = operator.wake_at(), operator.held_at()
         return WindowResult(
             emitted=tuple(emissions.emitted),
             changes=changes,
-            wake_at=min(wakes if own is None else [*wakes, own], default=None),
-            held_at=held,
-            watermark=_output_watermark(operator.window.watermark, held),
+            wake_at=min(
+                wake_times if operator_wake is None else [*wake_times, operator_wake], default=None
+            ),
+            held_at=held_at,
+            watermark=_output_watermark(operator.window.watermark, held_at),
             applied=tuple(deliverer.applied),
             control=_count_controls(arrived, runner_state, emissions, deliverer),
             refused=tuple(deliverer.refused),
@@ -303,7 +303,7 @@ class AlignedRunner:
 
 
 class _Deliverer:
-    """Hands control tuples to an operator, or past it."""
+    """Delivers control tuples to an operator, or forwards them past it."""
 
     def __init__(
         self,
@@ -325,32 +325,32 @@ class _Deliverer:
         self.refused: list[str] = []
 
     def deliver(self, port: str, control: ControlTuple) -> None:
-        """Hand it to the operator if it is for this bucket of it, and pass it on if it goes on.
+        """Deliver a tuple if it is addressed to this bucket; forward it if it is not consumed.
 
-        Past an operator that does not take it, one copy is enough: the first bucket's.
+        Bucket 0 alone forwards tuples that are not for the operator, because one copy is enough.
         """
-        everybody = self._handles_control and control.target is ALL_TARGETS  # nearly all of them
+        for_all = self._handles_control and control.target is ALL_TARGETS  # the most frequent case
         try:
-            if not everybody and not self._is_addressed(port, control):
+            if not for_all and not self._is_addressed(port, control):
                 if self._window.bucket == 0:
                     self._emissions.forward(control)
                 return
-            if not everybody and not self._is_my_bucket(port, control):
+            if not for_all and not self._is_my_bucket(port, control):
                 return
-            kept = self._operator.process_control(port, control)
+            consumed = self._operator.process_control(port, control)
         except UndeliverableError as error:
             self._refuse(control, error)
             return
-        if not isinstance(kept, bool):
+        if not isinstance(consumed, bool):
             raise OperatorError(
-                f"process_control of operator {self._stage.operator} returned {kept!r} for"
+                f"process_control of operator {self._stage.operator} returned {consumed!r} for"
                 f" {control.type}: return False to let it go on, True to keep it."
             )
-        if not kept:
+        if not consumed:
             self._emissions.forward(control)
         self.delivered[control.delivery] += 1
         if self._report:
-            self._record_applied(port, control, forwarded=not kept)
+            self._record_applied(port, control, forwarded=not consumed)
 
     def _refuse(self, control: ControlTuple, error: UndeliverableError) -> None:
         if not self._stage.pass_invalid:
@@ -373,10 +373,10 @@ class _Deliverer:
         )
 
     def is_for_bucket(self, port: str, control: ControlTuple) -> bool:
-        """Whether this bucket's operator is handed the tuple.
+        """Return whether a tuple is delivered to this bucket's operator.
 
         Raises:
-            UndeliverableError: nobody has its address, and such tuples do not go on.
+            UndeliverableError: no bucket has its address, and such tuples are not forwarded.
         """
         try:
             return self._is_addressed(port, control) and self._is_my_bucket(port, control)
@@ -386,7 +386,7 @@ class _Deliverer:
             return False
 
     def _is_addressed(self, port: str, control: ControlTuple) -> bool:
-        """Whether some bucket of the operator is handed the tuple."""
+        """Return whether the tuple is for some bucket of the operator."""
         target, stage = control.target, self._stage
         if not self._handles_control or target.operator not in (None, stage.operator):
             return False
@@ -422,8 +422,8 @@ class _Deliverer:
         return bucket_for_key(target.key, layout) == self._window.bucket
 
     def _find_keyed_layout(self, port: str) -> Layout | None:
-        found = [self._layouts.get(port), *self._layouts.values()]
-        return next((one for one in found if one is not None and one.key), None)
+        candidates = [self._layouts.get(port), *self._layouts.values()]
+        return next((layout for layout in candidates if layout is not None and layout.key), None)
 
 
 def _output_watermark(watermark: int | None, held: int | None) -> int | None:

@@ -1,8 +1,11 @@
-"""What the runner itself keeps for a bucket, beside the operator's state.
+"""State that the runner itself keeps for a bucket, next to the operator's state.
 
-``~meta`` says whose state it is, ``~waiting`` holds control tuples until their time, ``~clock`` the
-time that has passed. State of another operator, of another number of buckets or key, or of a newer
-release is refused before anything is changed.
+- ``~meta`` identifies the operator, its state version, the buckets and the key.
+- ``~waiting`` holds control tuples until their time.
+- ``~clock`` is the event time to which the operator was last advanced.
+
+State of another operator, number of buckets or key, or of a newer release is rejected before any
+change.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from streambroker_core.control.tuples.envelope import decode, encode
 from streambroker_core.wire.encoding.canonical import canonical
 
 VERSION = 2
-"""Up to 1 waiting tuples were written by name, from 2 on in the order in which they came."""
+"""Format 1 stored waiting tuples by name; format 2 stores them in arrival order."""
 RUNNER_PREFIX = "~"
 _META, _WAITING, _CLOCK = "~meta", "~waiting", "~clock"
 
 WaitingControl = tuple[str, ControlTuple]
-"""A port and a tuple that waits there for its time."""
+"""A port and a tuple that waits at it for its time."""
 
 
 class OperatorBlobs(Mapping[str, bytes]):
@@ -60,9 +63,9 @@ class RunnerState:
 
     Attributes:
         state: ``state_version`` of the operator that wrote blobs; None if none did.
-        layouts: of the ports seen so far.
-        waiting: tuples that wait for their time, by port and id, in the order in which they came.
-        clock: the event time that the operator was last advanced to.
+        layouts: layout texts of the ports seen so far.
+        waiting: tuples that wait for their time, by port and id, in arrival order.
+        clock: the event time to which the operator was last advanced.
     """
 
     state: int | None = None
@@ -74,27 +77,24 @@ class RunnerState:
     _new: set[tuple[str, str]] = field(default_factory=set)
 
     def add_waiting(self, port: str, control: ControlTuple) -> None:
-        """Keep a tuple until its time.
-
-        Raises:
-            IdentityError: another tuple with its identity waits.
-        """
-        known = self.waiting.get((port, control.id))
-        if known is not None:
-            if known.differs_from(control):
-                raise IdentityError(known, control)
+        """Store a tuple until its time; raise IdentityError if a different one has its identity."""
+        existing = self.waiting.get((port, control.id))
+        if existing is not None:
+            if existing.differs_from(control):
+                raise IdentityError(existing, control)
             return
         self.waiting[port, control.id] = control
         self._waiting_changed = True
         self._new.add((port, control.id))
 
     def check_waiting_limit(self, stage: Stage) -> None:
-        """Refuse too many that have waited since windows before.
+        """Check the number of tuples that wait since earlier windows.
 
-        Those that came with this one may be many where a query catches up, and be due in the next.
+        Tuples of this window do not count: when a query catches up they may be many and due in the
+        next window.
 
         Raises:
-            ControlLimitError: they are too many.
+            ControlLimitError: too many wait.
         """
         limit = stage.limits.tuples
         if len(self.waiting) <= limit:
@@ -108,15 +108,15 @@ class RunnerState:
             )
 
     def remove_waiting(self, port: str, control: ControlTuple) -> None:
-        """Forget a tuple that was delivered."""
+        """Remove a tuple that was delivered."""
         del self.waiting[port, control.id]
         self._waiting_changed = True
 
     def changes(self, stage: Stage, written: Changes, state_version: int) -> Changes:
-        """Return all blobs to write: the operator's, and what changed of our own.
+        """Return all blobs to write: the operator's, and the runner's changed ones.
 
         Raises:
-            StateError: the operator names a blob that it may not.
+            StateError: the operator uses a blob name that is not allowed.
         """
         for name in written:
             if not name[:1].isalpha():
@@ -152,7 +152,7 @@ class RunnerState:
 
 
 def operator_name(blobs: Blobs) -> str | None:
-    """Return the name of the operator whose state it is; None if there is none yet."""
+    """Return the name of the operator that owns the state; None if there is none yet."""
     meta = blobs.get(_META)
     return None if meta is None else str(json.loads(meta)["operator"])
 
@@ -164,33 +164,35 @@ def read_runner_state(
 
     Raises:
         StateError: it is not, or it is damaged.
-        FormatTooNewError: a tuple that waits is of a newer release.
+        FormatTooNewError: a waiting tuple is of a newer release.
     """
-    kept = RunnerState()
+    runner_state = RunnerState()
     for name in (_META, _WAITING, _CLOCK):
         blob = blobs.get(name)
         if blob is not None:
-            kept._read[name] = bytes(blob)
-    if _META not in kept._read:
-        return kept
+            runner_state._read[name] = bytes(blob)
+    if _META not in runner_state._read:
+        return runner_state
     try:
-        meta = json.loads(kept._read[_META])
+        meta = json.loads(runner_state._read[_META])
         _check_meta(meta, stage, state_version)
-        kept.state, kept.layouts = meta["state"], dict(meta["layouts"])
-        kept.clock = int(kept._read[_CLOCK]) if _CLOCK in kept._read else None
-        waiting = json.loads(kept._read.get(_WAITING, b"[]"))
-        given = [(port, decode(one, "waiting")) for port, one in waiting]
+        runner_state.state, runner_state.layouts = meta["state"], dict(meta["layouts"])
+        runner_state.clock = (
+            int(runner_state._read[_CLOCK]) if _CLOCK in runner_state._read else None
+        )
+        waiting = json.loads(runner_state._read.get(_WAITING, b"[]"))
+        waiting_tuples = [(port, decode(one, "waiting")) for port, one in waiting]
         if meta["v"] < VERSION:
-            given.sort(key=lambda one: sort_key(one[1]))
+            waiting_tuples.sort(key=lambda one: sort_key(one[1]))
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"state of operator {stage.operator} is damaged: {error!r}.") from error
-    for port, control in given:
+    for port, control in waiting_tuples:
         if port not in ports:
             raise _state_error(
                 stage, f"has tuples that wait at input {port}, which the operator does not have"
             )
-        kept.waiting[port, control.id] = control
-    return kept
+        runner_state.waiting[port, control.id] = control
+    return runner_state
 
 
 def _check_meta(meta: Mapping[str, Any], stage: Stage, state_version: int) -> None:
@@ -211,16 +213,12 @@ def _check_meta(meta: Mapping[str, Any], stage: Stage, state_version: int) -> No
 
 
 def check_layouts(runner_state: RunnerState, layouts: Mapping[str, str], stage: Stage) -> None:
-    """Compare how rows are spread with how they were when the state was made.
-
-    Raises:
-        StateError: another number of buckets, or another key.
-    """
+    """Store the layouts of new ports; raise StateError if that of a known port differs."""
     for port, layout in layouts.items():
-        known = runner_state.layouts.setdefault(port, layout)
-        if known != layout:
+        stored = runner_state.layouts.setdefault(port, layout)
+        if stored != layout:
             raise _state_error(
-                stage, f"has input {port} spread as {known} and the query as {layout}"
+                stage, f"has input {port} spread as {stored} and the query as {layout}"
             )
 
 

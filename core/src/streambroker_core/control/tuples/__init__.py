@@ -1,7 +1,7 @@
-"""The control tuple: what it is, when it is delivered, and in which order.
+"""Control tuples: identity, delivery and order.
 
-An *identity* is made of who emitted the tuple, in which epoch, and as which one of it. It never
-changes: who forwards a tuple forwards its identity. Two tuples with equal payload are two tuples.
+An *identity* consists of the emitter, the epoch, and a number or name within it. It never changes,
+also when a tuple is forwarded. Two tuples with equal payloads are two tuples.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MAX_BYTES = 16 << 20
 MAX_PAYLOAD = 1 << 20
 
 ALL_BUCKETS = "*"
-"""Stands in an emitter for the bucket, where all buckets emitted one and the same tuple."""
+"""Bucket in an emitter's name if all buckets emitted one and the same tuple."""
 END_OF_TIME = (1 << 63) - 1
-"""The event time that is after every other: the watermark of an input that has ended."""
+"""The greatest event time: the watermark of an input that has ended."""
 _TIME = END_OF_TIME
 
 KeyValue = str | int | float | bool
@@ -35,7 +35,7 @@ class ControlError(StreambrokerError):
 
 
 class UndeliverableError(ControlError):
-    """A control tuple that its receiver cannot be handed: type, payload or address do not fit.
+    """A control tuple that cannot be delivered: type, payload or address do not fit.
 
     Attributes:
         why: the reason.
@@ -50,7 +50,7 @@ class UndeliverableError(ControlError):
 
 
 class IdentityError(ControlError):
-    """Two control tuples have one identity and differ; the window fails as a whole."""
+    """Two different control tuples with one identity; the window fails as a whole."""
 
     def __init__(self, first: ControlTuple, second: ControlTuple) -> None:
         super().__init__(
@@ -62,18 +62,18 @@ class IdentityError(ControlError):
 
 
 class ControlLimitError(StreambrokerError):
-    """More control tuples of one window than a query may emit; the window fails as a whole."""
+    """Control tuples above a limit of number or size; the window fails as a whole."""
 
     code = "ControlLimit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many control tuples the operators of a query may emit in a window.
+    """Limits on the control tuples that operators of a query emit in a window.
 
-    They hold for one bucket, and for what comes of all operators before at one port. What a query
-    was sent, and passes on, is none of it: its sources cut what they bring, and who has emitted it
-    was within limits. So a query that has to catch up is never stopped by what it was sent.
+    They apply to one bucket, and to all tuples from upstream operators at one port. Tuples that the
+    query received and passes on do not count: sources cut what they bring, and the emitter was
+    within limits. So a query that catches up is never stopped by tuples sent to it.
 
     Attributes:
         tuples: their number; copies of one tuple count once.
@@ -101,11 +101,12 @@ class SideTick:
 
 
 class Delivery(enum.Enum):
-    """When a control tuple is handed to an operator.
+    """When a control tuple is delivered to an operator.
 
-    ``BEGIN``: before all data of the window. ``IMMEDIATE``: at its place between the data of its
-    port. ``END_WINDOW``: after all data of the window, from all ports. ``AT_TIME``: when event time
-    passes ``at``, in this window or a later one.
+    - ``BEGIN``: before all data of the window.
+    - ``IMMEDIATE``: at its position between the data of its port.
+    - ``END_WINDOW``: after all data of the window, from all ports.
+    - ``AT_TIME``: when event time passes ``at``, in this window or a later one.
     """
 
     BEGIN = "BEGIN"
@@ -117,11 +118,7 @@ class Delivery(enum.Enum):
 
 
 def parse_delivery(value: Delivery | str) -> Delivery:
-    """Return a delivery, which may be given by its name.
-
-    Raises:
-        ControlError: there is none of that name.
-    """
+    """Return a delivery, also by its name; raise ControlError if there is none."""
     if isinstance(value, Delivery):
         return value
     if isinstance(value, str) and value in Delivery.__members__:
@@ -134,12 +131,12 @@ def parse_delivery(value: Delivery | str) -> Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """For whom a control tuple is meant; others pass it on. None is everybody.
+    """Addressee of a control tuple; others pass it on. None addresses all.
 
     Attributes:
         operator: name of an operator.
         bucket: a bucket of it.
-        key: values of an input's key columns; the bucket that holds them gets the tuple.
+        key: values of an input's key columns; addresses the bucket that holds them.
     """
 
     operator: str | None = None
@@ -151,11 +148,7 @@ ALL_TARGETS = Target()
 
 
 def check_target(value: object) -> None:
-    """Refuse what is no target.
-
-    Raises:
-        ControlError: it is none.
-    """
+    """Raise ControlError if a value is not a target."""
     if not isinstance(value, Target):
         raise ControlError(
             f"the target of a control tuple is {value!r}: it has to be a Target, such as"
@@ -170,13 +163,13 @@ class ControlTuple:
     Attributes:
         type: name of the payload's type.
         id: the identity, as text.
-        delivery: when it is handed to operators.
+        delivery: when it is delivered to operators.
         at: event time in microseconds, for ``AT_TIME`` alone; else None.
-        epoch: where it was emitted: the emitter's epoch or window, or 0 for a control log.
-        emitter: who emitted it: ``<stream or query>.<operator>.<bucket>``, or a control log's id.
-        seq: which one of this emitter and epoch, from 0.
+        epoch: the emitter's epoch or window in which it was emitted, or 0 for a control log.
+        emitter: ``<stream or query>.<operator>.<bucket>``, or a control log's id.
+        seq: number within this emitter and epoch, from 0.
         text: the payload as canonical JSON.
-        target: for whom it is meant.
+        target: its addressee.
     """
 
     type: str
@@ -204,7 +197,7 @@ class ControlTuple:
             )
 
     def differs_from(self, other: ControlTuple) -> bool:
-        """Whether two tuples of one identity are not copies of one tuple."""
+        """Return whether two tuples of one identity are not copies of one tuple."""
         return (self.type, self.delivery, self.at, self.target, self.text) != (
             other.type,
             other.delivery,
@@ -215,11 +208,11 @@ class ControlTuple:
 
     @property
     def payload(self) -> Any:
-        """The payload as JSON value; a new one each time, so nobody changes another's."""
+        """The payload as JSON value; a new object each time, so changes do not affect others."""
         return json.loads(self.text)
 
     def is_emitted_by(self, query: str) -> bool:
-        """Whether an operator of a query has emitted it."""
+        """Return whether an operator of a query has emitted it."""
         return self.emitter.startswith(f"{query}.")
 
 
@@ -233,16 +226,9 @@ def make_logged_tuple(
     at: int | None = None,
     target: Target = ALL_TARGETS,
 ) -> ControlTuple:
-    """Return the tuple that stands in a control log; log and sequence are its identity.
+    """Return the tuple of a control log entry; log id and sequence are its identity.
 
-    Args:
-        log: id of the log.
-        seq: place in it.
-        type_: name of the payload's type.
-        text: the payload as canonical JSON.
-        delivery: when it is delivered in the window that the log's offset pins it to.
-        at: event time in microseconds, with ``AT_TIME``.
-        target: for whom.
+    It is delivered in the window to which the log's offset pins it.
     """
     return ControlTuple(
         type=type_,
@@ -258,11 +244,11 @@ def make_logged_tuple(
 
 
 def sort_key(control: ControlTuple) -> SortKey:
-    """Return the key by which tuples of one position are ordered: epoch, emitter, sequence.
+    """Return the key that orders tuples of one position: epoch, emitter, sequence.
 
-    Buckets are compared as numbers, so that bucket 10 comes after bucket 2; what all buckets of an
-    emitter emitted as one comes before what each emitted by itself. The tuple keeps its key: it
-    is asked for in every bucket.
+    Buckets are compared as numbers, so bucket 10 is after bucket 2. Tuples that all buckets of an
+    emitter emitted as one precede those of single buckets. The tuple caches its key, which is used
+    in every bucket.
     """
     if control._order is None:
         object.__setattr__(control, "_order", _compute_sort_key(control))

@@ -1,7 +1,8 @@
-"""A control tuple as JSON, for people and protocols; ``rows`` has the Arrow form.
+"""JSON form of a control tuple, for people and protocols.
 
-``{"v": 1, "type", "id", "delivery", "epoch", "emitter", "seq", "payload"}`` with ``at`` and
-``target`` where there is one. It is read back to an equal tuple; a newer one is refused by name.
+``{"v": 1, "type", "id", "delivery", "epoch", "emitter", "seq", "payload"}``, with ``at`` and
+``target`` if present. Decoding gives an equal tuple; a newer version is rejected by name. The Arrow
+form is in ``runtime.control_rows``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DELIVERIES: Mapping[str, Delivery] = {one.value: one for one in Delivery}
 
 
 def encode(control: ControlTuple) -> dict[str, Any]:
-    """Return the JSON object."""
+    """Return the JSON object of a control tuple."""
     out: dict[str, Any] = {
         "v": VERSION,
         "type": control.type,
@@ -50,7 +51,7 @@ def encode(control: ControlTuple) -> dict[str, Any]:
 
 
 def decode(data: Any, path: str = "") -> ControlTuple:
-    """Read the JSON object.
+    """Read the JSON object of a control tuple.
 
     Raises:
         FormatTooNewError: it has a higher ``v`` than this release reads.
@@ -90,18 +91,14 @@ def decode(data: Any, path: str = "") -> ControlTuple:
 
 
 def encode_target(target: Target) -> dict[str, Any]:
-    """Return the JSON object of a target; an empty one for everybody."""
+    """Return the JSON object of a target; empty if it addresses all."""
     key = None if target.key is None else list(target.key)
-    given = {"operator": target.operator, "bucket": target.bucket, "key": key}
-    return {name: value for name, value in given.items() if value is not None}
+    settings = {"operator": target.operator, "bucket": target.bucket, "key": key}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def decode_target(fields: Fields) -> Target:
-    """Read the JSON object of a target.
-
-    Raises:
-        ManifestError: a field is wrong.
-    """
+    """Read the JSON object of a target; raise ManifestError if a field is wrong."""
     fields.allow_only(("operator", "bucket", "key"))
     key: tuple[KeyValue, ...] | None = None
     if fields.has("key"):

@@ -1,7 +1,7 @@
-"""The control tuples of one epoch: each once, with its place between the rows, within limits.
+"""The control tuples of one epoch: each once, with its row index, within limits.
 
-A place is a number of rows: the tuple stands behind so many rows of the epoch, counted before any
-filter. As JSON they are ``{"v": 1, "tuples": [[place, tuple], …]}``.
+A row index is the number of rows of the epoch before the tuple, counted before any filter. The JSON
+form is ``{"v": 1, "tuples": [[row index, tuple], …]}``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streambroker_core.wire.encoding.canonical import canonical
 
 VERSION = 1
 MAX_EPOCH_BYTES = 8 << 20
-"""Bytes of payload that control tuples may have which a query emits into one epoch."""
+"""Limit on the payload bytes of control tuples that a query emits into one epoch."""
 
 IndexedControl = tuple[int, ControlTuple]
 
@@ -33,46 +33,47 @@ IndexedControl = tuple[int, ControlTuple]
 def deduplicate_indexed(
     indexed: Iterable[IndexedControl], rows: int, epoch_name: str, query: str
 ) -> list[IndexedControl]:
-    """Return the tuples of an epoch by their places; of copies of one the first place counts.
+    """Return the tuples of an epoch by row index; of copies the lowest index counts.
 
-    Tuples of one place stay in the order in which they are given: it is that of their emission.
+    Tuples with one index keep their order, which is that of their emission.
 
     Args:
-        indexed: as the tasks of the epoch have them.
-        rows: how many rows the epoch has.
-        epoch_name: whose epoch it is, for messages.
+        indexed: the tuples from the tasks of the epoch.
+        rows: number of rows of the epoch.
+        epoch_name: the epoch, for messages.
         query: id of the query that publishes it.
 
     Raises:
-        ControlError: a place is not in the epoch.
+        ControlError: an index is not in the epoch.
         IdentityError: two tuples with one identity differ.
         ControlLimitError: a payload is too large, or the query has emitted too many.
     """
     first: dict[str, IndexedControl] = {}
-    for at, one in indexed:
-        if not 0 <= at <= rows:
+    for index, control in indexed:
+        if not 0 <= index <= rows:
             raise ControlError(
-                f"control tuple {one.id} stands behind {at} rows of {epoch_name}, which has {rows}."
+                f"control tuple {control.id} stands behind {index} rows of {epoch_name}, which has"
+                f" {rows}."
             )
-        known = first.get(one.id)
-        if known is not None and known[1].differs_from(one):
-            raise IdentityError(known[1], one)
-        if known is None or at < known[0]:
-            first[one.id] = (at, one)
-    check_epoch([one for _, one in first.values()], epoch_name, query)
+        existing = first.get(control.id)
+        if existing is not None and existing[1].differs_from(control):
+            raise IdentityError(existing[1], control)
+        if existing is None or index < existing[0]:
+            first[control.id] = (index, control)
+    check_epoch([control for _, control in first.values()], epoch_name, query)
     return sorted(first.values(), key=lambda p: p[0])
 
 
 def check_epoch(
     controls: Sequence[ControlTuple], epoch_name: str, query: str | None = None
 ) -> None:
-    """Refuse more control tuples than are emitted into one epoch.
+    """Check the limits on the control tuples of one epoch.
 
     Args:
-        controls: those of the epoch.
-        epoch_name: whose epoch it is, for messages.
-        query: id of the query that publishes it. What it was sent, and passes on, is let through:
-            it would come again with each try. None if all of them are new.
+        controls: the tuples of the epoch.
+        epoch_name: the epoch, for messages.
+        query: id of the query that publishes it. Tuples that the query received and passes on do
+            not count: they would arrive again with each retry. None if all of them are new.
 
     Raises:
         ControlLimitError: they are too many, or one is too large.
@@ -97,17 +98,17 @@ def check_epoch(
 
 
 def encode(indexed: Iterable[IndexedControl]) -> bytes:
-    """Return placed tuples as JSON."""
-    tuples = [[at, envelope.encode(one)] for at, one in indexed]
+    """Return indexed tuples as JSON."""
+    tuples = [[index, envelope.encode(one)] for index, one in indexed]
     return canonical({"v": VERSION, "tuples": tuples})
 
 
 def decode(text: bytes) -> list[IndexedControl]:
-    """Read placed tuples.
+    """Read indexed tuples.
 
     Raises:
         FormatTooNewError: they are of a newer release.
-        ControlError: they are none.
+        ControlError: they cannot be read.
     """
     try:
         data = json.loads(text)
@@ -122,22 +123,22 @@ def decode(text: bytes) -> list[IndexedControl]:
 
 
 def parse_indexed(data: Any) -> list[IndexedControl]:
-    """Read ``[[place, tuple], …]``.
+    """Read ``[[row index, tuple], …]``.
 
     Raises:
         ManifestError, FormatTooNewError: an entry is wrong; the error has its path.
-        ControlError: it is no such list.
+        ControlError: it is not such a list.
     """
     if not isinstance(data, list):
         raise ControlError("control tuples have to be a list of places and tuples.")
-    found: list[IndexedControl] = []
+    result: list[IndexedControl] = []
     for number, entry in enumerate(data):
         if not isinstance(entry, list) or len(entry) != 2 or not _is_row_index(entry[0]):
             raise ControlError(f"entry {number} is no place and control tuple: {entry!r:.80}")
         if not isinstance(entry[1], Mapping):
             raise ControlError(f"entry {number} has no control tuple: {entry[1]!r:.80}")
-        found.append((entry[0], envelope.decode(entry[1], f"control[{number}]")))
-    return found
+        result.append((entry[0], envelope.decode(entry[1], f"control[{number}]")))
+    return result
 
 
 def _is_row_index(value: object) -> bool:

@@ -1,9 +1,9 @@
-"""Typed payloads: dataclasses to JSON and back, checked on both ways.
+"""Typed payloads: dataclasses to JSON and back, checked both ways.
 
-A payload is a dataclass of texts, numbers, booleans, bytes, times with a zone, lists, tuples,
-mappings with texts as keys, other dataclasses, ``X | None`` and ``Any``, which is any JSON value.
-Its type's name is the class's ``control_type`` or, without, the name of the class. A class with
-``mergeable = True`` says that of several tuples of one emitter the last one holds.
+- Fields hold texts, numbers, booleans, bytes, times with a zone, lists, tuples, mappings with text
+  keys, other dataclasses, or ``X | None``. ``Any`` is any JSON value.
+- The type's name is the class's ``control_type`` or, without, the name of the class.
+- ``mergeable = True`` declares that of several tuples of one emitter only the last one counts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from streambroker_core.wire.encoding.fields import json_type
 
 _DEPTH = 32
 _MAX_CACHED = 10_000
-"""Payloads that a receiver remembers, as many as one window has control tuples."""
+"""Decoded payloads that a receiver caches, as many as one window may have control tuples."""
 
 
 def type_name(payload: type) -> str:
-    """Return the name under which tuples with this payload travel."""
+    """Return the type name of tuples with this payload."""
     return str(getattr(payload, "control_type", payload.__name__))
 
 
@@ -35,7 +35,7 @@ def encode(payload: object) -> tuple[str, str]:
     """Return type name and canonical JSON of a payload.
 
     Raises:
-        ControlError: it is no dataclass, or a field holds what cannot be written.
+        ControlError: it is not a dataclass, or a field's value cannot be written.
     """
     kind = type(payload)
     if not dataclasses.is_dataclass(payload) or isinstance(payload, type):
@@ -48,36 +48,36 @@ def encode(payload: object) -> tuple[str, str]:
 
 
 class Payloads:
-    """The payload types that a receiver knows, by name."""
+    """The payload types of a receiver, by name."""
 
     def __init__(self, payload_types: Iterable[type]) -> None:
-        """Take up types.
+        """Register types.
 
         Raises:
-            ControlError: one is no dataclass, or two have one name.
+            ControlError: one is not a dataclass, or two have one name.
         """
         self._known: dict[str, type] = {}
         self._hints: dict[type, Mapping[str, Any]] = {}
         self._last: dict[tuple[str, str], Any] = {}
-        for one in payload_types:
-            if not dataclasses.is_dataclass(one):
-                raise ControlError(f"payload type {one.__qualname__} is no dataclass.")
-            if self._known.setdefault(type_name(one), one) is not one:
+        for payload_type in payload_types:
+            if not dataclasses.is_dataclass(payload_type):
+                raise ControlError(f"payload type {payload_type.__qualname__} is no dataclass.")
+            if self._known.setdefault(type_name(payload_type), payload_type) is not payload_type:
                 raise ControlError(
-                    f"two payload types have the name {type_name(one)}: give one of them another"
-                    " control_type."
+                    f"two payload types have the name {type_name(payload_type)}: give one of them"
+                    " another control_type."
                 )
             with suppress(ControlError):  # a type of its fields may be defined further down
-                _add_hints(one, self._hints)
+                _add_hints(payload_type, self._hints)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what goes to another process, in which names of ``__main__`` mean nothing.
+        """Resolve all types before pickling, because names of ``__main__`` mean nothing elsewhere.
 
         Raises:
             ControlError: a payload type names a type that cannot be found.
         """
-        for one in self._known.values():
-            _add_hints(one, self._hints)
+        for payload_type in self._known.values():
+            _add_hints(payload_type, self._hints)
         return {"_known": self._known, "_hints": self._hints, "_last": {}}
 
     def __contains__(self, name: object) -> bool:
@@ -86,31 +86,33 @@ class Payloads:
     def decode(self, control: ControlTuple) -> Any:
         """Return a control tuple's payload as an object of its type.
 
-        Equal payloads that nobody can change may be one object: each bucket is handed every tuple.
+        Equal immutable payloads may be one object, because each bucket receives every tuple.
 
         Raises:
             ControlError: the type is not known here, or the payload does not have its fields.
         """
-        known = self._known.get(control.type)
-        if known is None:
+        payload_type = self._known.get(control.type)
+        if payload_type is None:
             names = ", ".join(sorted(self._known)) or "none"
             raise ControlError(
                 f"control tuple {control.id} has type {control.type}, which is not known to this"
                 f" receiver; it knows {names}. Name the type there, or pass the tuple on."
             )
-        _add_hints(known, self._hints)
-        if not _is_constant(known, self._hints[known]):
-            return _PayloadReader(self._hints).read(control.payload, known, control.type)
+        _add_hints(payload_type, self._hints)
+        if not _is_constant(payload_type, self._hints[payload_type]):
+            return _PayloadReader(self._hints).read(control.payload, payload_type, control.type)
         key = (control.type, control.text)
         if key not in self._last:
             if len(self._last) >= _MAX_CACHED:
                 self._last.clear()
-            self._last[key] = _PayloadReader(self._hints).read(control.payload, known, control.type)
+            self._last[key] = _PayloadReader(self._hints).read(
+                control.payload, payload_type, control.type
+            )
         return self._last[key]
 
 
 def list_mergeable(payload_types: Iterable[type]) -> frozenset[str]:
-    """Return the names of those types of which the last tuple holds."""
+    """Return the names of the mergeable types."""
     return frozenset(type_name(one) for one in payload_types if getattr(one, "mergeable", False))
 
 
@@ -169,7 +171,7 @@ def _check_number(value: float, path: str) -> float:
 
 
 def _is_constant(payload_type: type, hints: Mapping[str, Any]) -> bool:
-    """Whether objects of a payload type can never change, nor what they hold."""
+    """Return whether objects of a payload type and their contents are immutable."""
     frozen: bool = payload_type.__dataclass_params__.frozen  # type: ignore[attr-defined]
     return frozen and all(_is_scalar(hints[one.name]) for one in dataclasses.fields(payload_type))
 
@@ -181,7 +183,7 @@ def _is_scalar(hint: Any) -> bool:
 
 
 def _add_hints(payload_type: type, hints: dict[type, Mapping[str, Any]]) -> None:
-    """Add the types of the fields of a payload type, and of the dataclasses that these name.
+    """Add the field types of a payload type, and of the dataclasses that these name.
 
     Raises:
         ControlError: a type cannot be found.
@@ -189,18 +191,18 @@ def _add_hints(payload_type: type, hints: dict[type, Mapping[str, Any]]) -> None
     if payload_type in hints:
         return
     try:
-        found = get_type_hints(payload_type)
+        field_types = get_type_hints(payload_type)
     except NameError as error:
         raise ControlError(
             f"payload type {type_name(payload_type)} names a type that cannot be found: {error}."
             f" Define"
             " the types of its fields in a module, not in a function."
         ) from error
-    hints[payload_type] = found
+    hints[payload_type] = field_types
     try:
-        for one in found.values():
-            for each in _iter_dataclasses(one):
-                _add_hints(each, hints)
+        for hint in field_types.values():
+            for nested in _iter_dataclasses(hint):
+                _add_hints(nested, hints)
     except ControlError:
         del hints[payload_type]
         raise
@@ -215,7 +217,7 @@ def _iter_dataclasses(hint: Any) -> Iterator[type]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PayloadReader:
-    """Reads JSON values as objects; ``hints`` are the types of fields of each dataclass."""
+    """Reads JSON values as objects; ``hints`` are the field types of each dataclass."""
 
     hints: Mapping[type, Mapping[str, Any]]
 
@@ -232,8 +234,8 @@ class _PayloadReader:
         if origin in (dict, Mapping) or hint is dict:
             if not isinstance(value, Mapping):
                 raise ControlError(f"{path} has to be an object, not {json_type(value)}.")
-            of = inner[1] if inner else Any
-            return {key: self.read(one, of, f"{path}.{key}") for key, one in value.items()}
+            item_hint = inner[1] if inner else Any
+            return {key: self.read(one, item_hint, f"{path}.{key}") for key, one in value.items()}
         reader = _READERS.get(hint)
         if reader is None:
             raise ControlError(f"{path} has a type that payloads cannot have: {hint}.")
@@ -280,11 +282,11 @@ class _PayloadReader:
             hints = list(inner)
         else:
             hints = [inner[0] if inner else Any] * len(value)
-        read = [
+        items = [
             self.read(one, hint, f"{path}[{at}]")
             for at, (one, hint) in enumerate(zip(value, hints, strict=True))
         ]
-        return tuple(read) if into is tuple else read
+        return tuple(items) if into is tuple else items
 
 
 def _make_reader(kind: type) -> Callable[[Any, str], Any]:

@@ -1,7 +1,7 @@
-"""What somebody outside of operators asks to emit: a control tuple that has no identity yet.
+"""Request to emit a control tuple from outside of operators; it has no identity yet.
 
 ``{"type", "payload", "delivery", "at", "target"}`` as JSON; only the type is required. The log that
-takes it gives it its identity, which is the log's id and a number.
+accepts it assigns its identity, which is the log's id and a number.
 """
 
 from __future__ import annotations
@@ -34,15 +34,7 @@ _LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest:
-    """A control tuple without identity.
-
-    Attributes:
-        type: name of the payload's type.
-        text: the payload as canonical JSON.
-        delivery: when it is handed to operators.
-        at: event time in microseconds, for ``AT_TIME`` alone; else None.
-        target: for whom it is meant.
-    """
+    """A control tuple without identity; for the attributes see :class:`ControlTuple`."""
 
     type: str
     text: str = "null"
@@ -51,10 +43,10 @@ class ControlRequest:
     target: Target = ALL_TARGETS
 
     def with_identity(self, log: str, seq: int) -> ControlTuple:
-        """Return the tuple with the identity that a log gives it.
+        """Return the tuple with the identity that a log assigns.
 
         Raises:
-            ControlError: an event time is there and not needed, or the other way round.
+            ControlError: an event time is missing with ``AT_TIME``, or present without.
         """
         return make_logged_tuple(
             log,
@@ -67,7 +59,7 @@ class ControlRequest:
         )
 
     def encode(self) -> dict[str, Any]:
-        """Return the JSON object, without the payload's text: see :func:`parse_control_request`."""
+        """Return the JSON object that :func:`parse_control_request` reads."""
         named = self.with_identity("log", 0)
         out: dict[str, Any] = {
             "type": self.type,
@@ -82,11 +74,7 @@ class ControlRequest:
 
 
 def parse_control_request(data: object, default: Delivery = Delivery.BEGIN) -> ControlRequest:
-    """Read what is asked for.
-
-    Args:
-        data: the JSON object.
-        default: the delivery, where none is named.
+    """Read a request; ``default`` is the delivery if none is named.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
@@ -100,15 +88,15 @@ def parse_control_request(data: object, default: Delivery = Delivery.BEGIN) -> C
     if name not in DELIVERIES:
         raise fields.error_at("delivery", f"is {name!r}; it has to be {' or '.join(DELIVERIES)}")
     delivery = DELIVERIES[name]
-    timed = delivery is Delivery.AT_TIME
-    if fields.has("at") != timed:
-        raise fields.error_at("at", "is required with AT_TIME" if timed else "needs AT_TIME")
+    has_time = delivery is Delivery.AT_TIME
+    if fields.has("at") != has_time:
+        raise fields.error_at("at", "is required with AT_TIME" if has_time else "needs AT_TIME")
     kind = fields.text("type", longest=MAX_ID)
     return ControlRequest(
         type=kind,
         text=_read_payload(fields, kind),
         delivery=delivery,
-        at=fields.integer("at", low=-_LARGEST, high=_LARGEST) if timed else None,
+        at=fields.integer("at", low=-_LARGEST, high=_LARGEST) if has_time else None,
         target=decode_target(fields.child("target")) if fields.has("target") else ALL_TARGETS,
     )
 
@@ -127,5 +115,5 @@ def _read_payload(fields: Fields, kind: str) -> str:
 
 
 def canonical_text(data: Mapping[str, Any]) -> str:
-    """Return the one text form of an emission, by which two requests are compared."""
+    """Return the canonical text of a request, by which two requests are compared."""
     return canonical(data).decode()

@@ -1,10 +1,11 @@
-"""Which epochs a batch of a control reader may take, so that windows hold what they promise.
+"""Decides which epochs one batch of a control reader may contain.
 
-A window delivers ``END_WINDOW`` tuples after all its data. So that no row of a later epoch comes
-before such a tuple, a batch ends with the first epoch that carries one; and it ends before an epoch
-that carries a ``BEGIN`` tuple, unless it begins with it. Tuples of *mergeable* types do not cut:
-of one emitter the last one holds. ``IMMEDIATE`` tuples have a place and ``AT_TIME`` tuples a time,
-so they do not cut either. Streams are cut each by itself; nothing is promised between them.
+- A window delivers ``END_WINDOW`` tuples after all its data. So a batch ends with the first epoch
+  that carries one, and no row of a later epoch precedes it.
+- A batch ends before an epoch that carries a ``BEGIN`` tuple, unless it begins with it.
+- Tuples of *mergeable* types do not cut: of one emitter the last one counts.
+- ``IMMEDIATE`` tuples have a position and ``AT_TIME`` tuples a time, so they do not cut either.
+- Each stream is cut by itself; nothing is guaranteed between streams.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from streambroker_core.control.tuples import ControlTuple, Delivery, Target, sor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlHead:
-    """What the head of an epoch tells of its control tuples.
+    """Summary of an epoch's control tuples in its head.
 
     Attributes:
         number: the epoch.
         begin: types of its ``BEGIN`` tuples.
         end: types of its ``END_WINDOW`` tuples.
-        tuples: how many control tuples it has.
-        bytes: what their payloads come to.
+        tuples: number of its control tuples.
+        bytes: total size of their payloads.
     """
 
     number: int
@@ -55,9 +56,8 @@ def count_window_epochs(
 ) -> int:
     """Return how many of a stream's next epochs one batch may take; 0 only if there are none.
 
-    Args:
-        heads: of the next epochs, in order; those that a batch could have by size.
-        mergeable: types that do not cut.
+    ``heads`` are those of the next epochs that fit by size, in order. Types in ``mergeable`` do not
+    cut.
     """
     for taken, head in enumerate(heads):
         if taken and head.begin - mergeable:
@@ -68,12 +68,9 @@ def count_window_epochs(
 
 
 def count_fitting_epochs(heads: Sequence[ControlHead], tuples: int, size: int) -> int:
-    """Return how many of a stream's next epochs fit a window by number and bytes of their tuples.
+    """Return how many of a stream's next epochs fit a window.
 
-    Args:
-        heads: of the next epochs, in order.
-        tuples: how many control tuples the window has room for.
-        size: bytes of payload that it has room for.
+    ``tuples`` and ``size`` are the number of control tuples and payload bytes that still fit.
     """
     for taken, head in enumerate(heads):
         tuples, size = tuples - head.tuples, size - head.bytes
@@ -85,18 +82,20 @@ def count_fitting_epochs(heads: Sequence[ControlHead], tuples: int, size: int) -
 def merge_controls(
     controls: Iterable[ControlTuple], mergeable: frozenset[str] = frozenset()
 ) -> list[ControlTuple]:
-    """Return the tuples of one stream's epochs in a batch, without those that a later one replaces.
+    """Return the control tuples of a batch of one stream, without those that a later one replaces.
 
     Of mergeable ``BEGIN`` and ``END_WINDOW`` tuples with one type, emitter and target the last one
-    stays. Others stay as they are: each of them has a place or a time of its own.
+    stays. All others stay: each has a position or a time of its own.
     """
-    given = list(controls)
+    all_controls = list(controls)
     last: dict[tuple[str, str, Delivery, Target], ControlTuple] = {}
-    for one in sorted(given, key=sort_key):
+    for one in sorted(all_controls, key=sort_key):
         if _is_replaceable(one, mergeable):
             last[one.type, one.emitter, one.delivery, one.target] = one
-    kept = {one.id for one in last.values()}
-    return [one for one in given if one.id in kept or not _is_replaceable(one, mergeable)]
+    retained = {one.id for one in last.values()}
+    return [
+        one for one in all_controls if one.id in retained or not _is_replaceable(one, mergeable)
+    ]
 
 
 def _is_replaceable(control: ControlTuple, mergeable: frozenset[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Columns of side inputs, added to main rows without a function."""
+"""Adds columns of side inputs to main rows without a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EnrichedRows:
 
     Attributes:
         batch: all rows.
-        lacking: of each, whether a value is missing that is an error; None if none is.
+        lacking: for each row, whether it lacks a value and that is an error; None if no row does.
     """
 
     batch: pa.RecordBatch
@@ -25,7 +25,7 @@ class EnrichedRows:
 
 
 def enriched_schema(join: SideJoin) -> pa.Schema:
-    """Return the columns of main rows after all enriching."""
+    """Return the columns of main rows after all enrichments."""
     fields = list(join.schema)
     for enrich in join.enrich:
         side = join.input(enrich.input)
@@ -41,16 +41,16 @@ def enriched_schema(join: SideJoin) -> pa.Schema:
 def add_columns(
     enrich: Enrich, side: SideInput, batch: pa.RecordBatch, views: Views
 ) -> EnrichedRows:
-    """Return rows with the columns of one side input."""
+    """Add the columns of one side input to rows."""
     view = views[side.name]
     names = [field for _, field in added_columns(enrich, side)]
     size = batch.num_rows
     if isinstance(view, SingletonView):
-        known = pa.repeat(pa.scalar(not view.empty), size)
+        has_value = pa.repeat(pa.scalar(not view.empty), size)
         added = [pa.repeat(_singleton_value(side, view, name), size) for name in names]
     else:
         assert isinstance(view, MapView | MultimapView)  # noqa: S101 - checked at the definition
-        known, added = view.columns(*(batch.column(name) for name in enrich.on), names=names)
+        has_value, added = view.columns(*(batch.column(name) for name in enrich.on), names=names)
     fields = [
         pa.field(new, column.type)
         for (new, _), column in zip(added_columns(enrich, side), added, strict=True)
@@ -59,10 +59,10 @@ def add_columns(
         fields.append(pa.field(enrich.version, pa.string()))
         added = [*added, pa.repeat(pa.scalar(view.version, pa.string()), size)]
     schema = pa.schema([*batch.schema, *fields])
-    made = pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
-    if enrich.missing != "error" or side.has_default or pc.all(known).as_py():
-        return EnrichedRows(made, None)
-    return EnrichedRows(made, pc.invert(known))
+    result = pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
+    if enrich.missing != "error" or side.has_default or pc.all(has_value).as_py():
+        return EnrichedRows(result, None)
+    return EnrichedRows(result, pc.invert(has_value))
 
 
 def _singleton_value(side: SideInput, view: SingletonView, name: str) -> pa.Scalar:

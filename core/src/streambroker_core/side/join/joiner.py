@@ -1,7 +1,7 @@
-"""Main rows meet their views: in which window, ready or not, and what is called then.
+"""Joins main rows with views: finds windows, holds back rows that must wait, calls the function.
 
-A *pair* is a main row and one of its windows. A pair is looked at when its row comes, and again
-when what it waited for is there; it is processed once, when nothing holds it back any more.
+A *pair* is a main row and one of its windows. It is tried when its row arrives, and again when what
+it waited for is there. It is processed once, when nothing holds it back any more.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ Result: TypeAlias = "pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch] | None
 Function: TypeAlias = "Callable[[pa.RecordBatch, Views], Result]"
 """Called with main rows of one window and its views; returns rows for the output ``out``.
 
-One with a true attribute ``own_keys`` asks maps by the columns alone by which rows wait for their
-keys, or not at all; then rows of many keys are released together.
+A true attribute ``own_keys`` declares that it looks up maps only by the columns by which rows wait
+for keys, or not at all. Then rows of many keys are released together.
 """
 EmitRows: TypeAlias = "Callable[[pa.RecordBatch], None]"
 ReportMissing: TypeAlias = "Callable[[str, pa.RecordBatch], None]"
-"""Takes main rows for which a side input has no value, with its name."""
+"""Called with the name of a side input and the main rows for which it has no value."""
 
 
 class Joiner:
-    """The pairs of one bucket in one window of the runtime.
+    """Joins the pairs of one bucket in one window of the runtime.
 
     Attributes:
-        passed: event time that has passed, as far as rows have been taken; None for none.
+        passed: event time that has passed, as far as rows were processed; None for none.
         now: the pinned clock in microseconds.
         late_at: event time up to which windows are over for side rows; None for none.
-        has_main_windows: whether main rows have windows.
     """
 
     def __init__(
@@ -67,9 +66,9 @@ class Joiner:
         self._join, self._sides, self._waiting = join, sides, waiting
         self._function, self._emit_rows, self._report_missing = function, emit_rows, report_missing
         sees_all = function is not None and not getattr(function, "own_keys", False)
-        asked = [{e.on for e in join.enrich if e.input == one.name} for one in join.inputs]
-        self._sees_other_keys = [sees_all or len(on) > 1 for on in asked]
-        """By side input: rows that wait for a key are shown other keys, too."""
+        key_columns = [{e.on for e in join.enrich if e.input == one.name} for one in join.inputs]
+        self._sees_other_keys = [sees_all or len(on) > 1 for on in key_columns]
+        """By side input: rows that wait for a key can also read other keys."""
         self.passed: int | None = None
         self.late_at: int | None = None
         self.now = 0
@@ -83,12 +82,12 @@ class Joiner:
             and not self._sees_other_keys[n]
             for n, one in enumerate(join.inputs)
         ]
-        """By side input: rows are shown the key alone that they wait for."""
+        """By side input: rows can read only the key that they wait for."""
         self._wait_order = layout.wait_order
         self._schema = layout.pair_schema
         self._names = join.schema.names
         self._window_ends: list[tuple[int, int, int]] = []
-        """A heap: when windows end that are, or were, waited for or staged."""
+        """Heap of (end, side input, start) of windows that have, or had, waits or staged rows."""
         self._begun = {(n, start) for n in self._windowed_sides for start in sides[n].staged}
 
     def make_pairs(
@@ -105,33 +104,33 @@ class Joiner:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def find_expired(self, pairs: pa.RecordBatch, watermark: int, lateness: int) -> pa.Array | None:
-        """Tell of each pair whether its window is over; None if none can be."""
+        """Return for each pair whether its window is over; None if there are no windows."""
         if self.has_main_windows and self._join.windows is not None:
             last = pc.add(pairs[WINDOW], self._join.windows.size - 1)
             return pc.less_equal(pc.add(last, lateness), watermark)
-        over = None
+        expired = None
         for number in self._windowed_sides:
             windows = self._join.inputs[number].windows
             last = pc.add(side_start(windows, None, pairs[TIME]), windows.size - 1 + lateness)
             mask = pc.less_equal(last, watermark)
-            over = mask if over is None else pc.or_(over, mask)
-        return over
+            expired = mask if expired is None else pc.or_(expired, mask)
+        return expired
 
     def process_pairs(self, pairs: pa.RecordBatch) -> None:
-        """Process the pairs that nothing holds back, and let the others wait."""
+        """Process the pairs that nothing holds back; store the others as waiting."""
         if self._join.grouped:
             pairs = self._wait_for_windows(pairs)
         for starts, group in self._group_by_window(pairs):
-            left = group
+            remaining = group
             for number in self._wait_order:
-                if not left.num_rows:
+                if not remaining.num_rows:
                     break
-                left = self._hold_back(number, starts[number], left)
-            if left.num_rows:
-                self._process(starts, left)
+                remaining = self._hold_back(number, starts[number], remaining)
+            if remaining.num_rows:
+                self._process(starts, remaining)
 
     def retry(self, released: list[pa.RecordBatch]) -> None:
-        """Look at pairs again that have waited, in the order in which their rows came."""
+        """Retry pairs that have waited, in the order in which their rows arrived."""
         if not released:
             return
         table = pa.Table.from_batches(released)
@@ -139,66 +138,66 @@ class Joiner:
         self.process_pairs(table.take(order).combine_chunks().to_batches()[0])
 
     def add_side_rows(self, number: int, rows: SortedRun) -> None:
-        """Give rows to a side input, and look again at what waited for them."""
+        """Add rows to a side input and retry the pairs that waited for them."""
         state = self._sides[number]
         for start, part in state.split_by_window(rows):
-            rest = part
-            while len(rest):
-                piece, rest = self._next_rows(number, start, rest)
-                if state.add_rows(start, piece, self.late_at):
-                    self._retry_for_keys(number, start, piece.keys)
+            remaining = part
+            while len(remaining):
+                chunk, remaining = self._next_rows(number, start, remaining)
+                if state.add_rows(start, chunk, self.late_at):
+                    self._retry_for_keys(number, start, chunk.keys)
                 else:
                     self._begun.add((number, start))
         state.check_size()
 
     def _next_rows(self, number: int, start: int, rows: SortedRun) -> tuple[SortedRun, SortedRun]:
-        """Return the rows to take next, and the rest.
+        """Return the rows to add next, and the rest.
 
-        What a row waited for is there with the first row that brings it. It must not see a later
-        one that happens to come in the same batch, or results would depend on how rows are cut.
+        A waiting row is ready at the first row that brings what it waits for. It must not see a
+        later row of the same batch, or results would depend on how batches are cut.
         """
         side = self._sides[number].side
         none = rows.slice(0, 0)
         first = side.readiness == "first data" and not self._sees_only_key[number]
         if first and self._waiting.has_waiting(number, start):
             return rows.slice(0, 1), rows.slice(1, len(rows) - 1)
-        wanted = self._waiting.waited_keys(number, start)
-        awaited = None if wanted is None else pc.is_in(rows.keys, value_set=wanted)
+        waited_keys = self._waiting.waited_keys(number, start)
+        awaited = None if waited_keys is None else pc.is_in(rows.keys, value_set=waited_keys)
         if awaited is None or not pc.any(awaited).as_py():
             return rows, none
         if self._sees_other_keys[number] and not side.keyed:
             end = pc.index(awaited, True).as_py() + 1
             return rows.slice(0, end), rows.slice(end, len(rows) - end)
-        places = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
-        here = pc.and_(awaited, pc.equal(places, pa.arange(0, len(rows))))
-        return rows.filter(here), rows.filter(pc.invert(here))
+        first_index = pc.cast(pc.index_in(rows.keys, value_set=rows.keys), pa.int64())
+        selected = pc.and_(awaited, pc.equal(first_index, pa.arange(0, len(rows))))
+        return rows.filter(selected), rows.filter(pc.invert(selected))
 
     def _retry_for_keys(self, number: int, start: int, keys: pa.Array) -> None:
-        """Look again at what waited for a window that has new rows, with these keys."""
+        """Retry the pairs that waited for a window with new rows, or for these keys in it."""
         released = self._waiting.release_keys(number, start, keys)
         if self._sides[number].is_ready(start, self.passed):
             released += self._waiting.release(number, start)
         self.retry(released)
 
     def _wait_for_windows(self, pairs: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the pairs whose main window has passed; the others wait for its end."""
+        """Return the pairs whose main window has passed; store the others until it ends."""
         windows = self._join.windows
         if windows is None or not pairs.num_rows:
             return pairs
-        over = pa.repeat(pa.scalar(False), pairs.num_rows)
+        ended = pa.repeat(pa.scalar(False), pairs.num_rows)
         if self.passed is not None:
-            over = pc.less_equal(pc.add(pairs[WINDOW], windows.size - 1), self.passed)
-        left = pairs.filter(pc.invert(over))
-        for start, places in group_by_start(left[WINDOW]):
-            self._waiting.put(GROUP, start, left.take(places), None)
-        return pairs.filter(over)
+            ended = pc.less_equal(pc.add(pairs[WINDOW], windows.size - 1), self.passed)
+        open_pairs = pairs.filter(pc.invert(ended))
+        for start, indices in group_by_start(open_pairs[WINDOW]):
+            self._waiting.put(GROUP, start, open_pairs.take(indices), None)
+        return pairs.filter(ended)
 
     def retry_window(self, number: int, start: int | None) -> None:
-        """Look again at all that waited for a window of a side input; None for every window."""
+        """Retry all pairs that waited for a window of a side input; None for every window."""
         self.retry(self._take_released(number, start))
 
     def retry_all(self) -> None:
-        """Look again at all that waits, and at what is staged: other policies hold than before."""
+        """Publish stages no longer needed and retry all waiting pairs, after policies changed."""
         released = []
         for number, state in enumerate(self._sides):
             if state.side.readiness != "complete":
@@ -208,17 +207,17 @@ class Joiner:
         self.retry(released)
 
     def _take_released(self, number: int, start: int | None) -> list[pa.RecordBatch]:
-        """Take out all that waits for a window of a side input; None for every window."""
+        """Remove and return all pairs that wait for a side input's window; None for all windows."""
         released = []
-        for one in self._waiting.waited_windows(number) if start is None else [start]:
-            released += self._waiting.release(number, one)
-            released += self._waiting.release_by_key(number, one)
+        for window in self._waiting.waited_windows(number) if start is None else [start]:
+            released += self._waiting.release(number, window)
+            released += self._waiting.release_by_key(number, window)
         if number == GROUP:
             released = [_set_column(pairs, SINCE, self.now) for pairs in released]
         return released
 
     def advance_to(self, time: int) -> None:
-        """Let event time pass: windows end, one after the other, and are ready."""
+        """Advance event time; windows end, and become ready, one after the other."""
         self._track_window_ends()
         while self._window_ends and self._window_ends[0][0] <= time:
             last = self._window_ends[0][0]
@@ -229,12 +228,12 @@ class Joiner:
             for number, start in sorted(ended):
                 if number != GROUP:
                     self._sides[number].publish_staged(start)
-            self.retry([each for at in sorted(ended) for each in self._take_released(*at)])
+            self.retry([pairs for at in sorted(ended) for pairs in self._take_released(*at)])
             self._track_window_ends()
         self.passed = time if self.passed is None else max(self.passed, time)
 
     def _track_window_ends(self) -> None:
-        """Note when windows end that rows have begun to wait for, or to be staged in."""
+        """Record the ends of windows that have new waiting or staged rows."""
         for number, start in self._begun | self._waiting.pop_begun():
             if (end := self.window_end(number, start)) is not None:
                 heapq.heappush(self._window_ends, (end, number, start))
@@ -242,18 +241,18 @@ class Joiner:
 
     def tracked_windows(self) -> list[EventTimeWindows]:
         """Return the windows whose ends matter."""
-        found = [self._join.inputs[number].windows for number in self._windowed_sides]
+        tracked = [self._join.inputs[number].windows for number in self._windowed_sides]
         if self._join.grouped and self._join.windows is not None:
-            found.append(self._join.windows)
-        return found
+            tracked.append(self._join.windows)
+        return tracked
 
     def window_end(self, number: int, start: int) -> int | None:
-        """Return the last instant of a window that is waited for; None of the global one."""
+        """Return the last instant of a window; None for the global one."""
         windows = self._join.windows if number == GROUP else self._join.inputs[number].windows
         return last_instant(windows, start) if windows is not None and windows.is_windowed else None
 
     def _group_by_window(self, pairs: pa.RecordBatch) -> list[tuple[list[int], pa.RecordBatch]]:
-        """Return the pairs of equal windows together, with the side window of each side input."""
+        """Group pairs by window; return the start of each side input's window with each group."""
         if not pairs.num_rows:
             return []
         columns = [
@@ -267,16 +266,16 @@ class Joiner:
         if self.has_main_windows:
             columns.append(pairs[WINDOW])
         groups = _group_rows(columns, pairs.num_rows)
-        found = []
-        for key, places in groups:
+        result = []
+        for key, indices in groups:
             starts = [GLOBAL_START] * len(self._join.inputs)
-            for place, number in enumerate(self._windowed_sides):
-                starts[number] = key[place]
-            found.append((starts, pairs if len(groups) == 1 else pairs.take(places)))
-        return found
+            for index, number in enumerate(self._windowed_sides):
+                starts[number] = key[index]
+            result.append((starts, pairs if len(groups) == 1 else pairs.take(indices)))
+        return result
 
     def _hold_back(self, number: int, start: int, pairs: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the pairs that a side input lets pass; the others wait for it."""
+        """Return the pairs that a side input lets pass; store the others as waiting."""
         state = self._sides[number]
         if not state.is_ready(start, self.passed):
             if state.side.keyed and state.side.readiness == "first data":
@@ -284,9 +283,8 @@ class Joiner:
                 pairs = self._wait_unless(
                     number, start, pairs, state.find_ready_keys(start, keys), keys
                 )
-            elif self._sees_only_key[
-                number
-            ]:  # a row with a key waits for that, in the order of all rows
+            elif self._sees_only_key[number]:
+                # A row with a key waits for that key below, in the order of all rows.
                 [enrich] = {one.on: one for one in self._key_waits[number]}.values()
                 keys = make_keys([pairs.column(name) for name in enrich.on])
                 pairs = self._wait_unless(number, start, pairs, pc.is_valid(keys), None)
@@ -299,13 +297,13 @@ class Joiner:
             or self._has_window_passed(number, start)
         ):
             return pairs
-        whole = state.is_complete(start)
+        complete = state.is_complete(start)
         for enrich in self._key_waits[number]:
-            if whole and enrich.missing is None:
+            if complete and enrich.missing is None:
                 continue
             keys = make_keys([pairs.column(name) for name in enrich.on])
-            free = pc.or_(state.has_values(start, keys), pc.is_null(keys))
-            pairs = self._wait_unless(number, start, pairs, free, keys)
+            ready = pc.or_(state.has_values(start, keys), pc.is_null(keys))
+            pairs = self._wait_unless(number, start, pairs, ready, keys)
         return pairs
 
     def _wait_unless(
@@ -320,9 +318,9 @@ class Joiner:
         free = pc.or_(free, waived)
         if pc.all(free).as_py():
             return pairs
-        held = pc.invert(free)
+        waiting = pc.invert(free)
         self._waiting.put(
-            number, start, pairs.filter(held), None if keys is None else keys.filter(held)
+            number, start, pairs.filter(waiting), None if keys is None else keys.filter(waiting)
         )
         return pairs.filter(free)
 
@@ -350,12 +348,12 @@ class Joiner:
         for enrich in self._join.enrich:
             if enrich.only_wait and enrich.missing != "error":
                 continue
-            made = add_columns(enrich, self._join.input(enrich.input), batch, views)
-            batch = made.batch
-            if made.lacking is not None:
-                self._report_missing(enrich.input, pairs.filter(made.lacking))
-                pairs = pairs.filter(pc.invert(made.lacking))
-                batch = batch.filter(pc.invert(made.lacking))
+            enriched = add_columns(enrich, self._join.input(enrich.input), batch, views)
+            batch = enriched.batch
+            if enriched.lacking is not None:
+                self._report_missing(enrich.input, pairs.filter(enriched.lacking))
+                pairs = pairs.filter(pc.invert(enriched.lacking))
+                batch = batch.filter(pc.invert(enriched.lacking))
         for key, rows in self._group_by_key(batch) if self._join.grouped else [((), batch)]:
             self._call(rows, views.of_key(key))
 
@@ -367,7 +365,7 @@ class Joiner:
                 self._emit_rows(rows)
 
     def _group_by_key(self, batch: pa.RecordBatch) -> list[tuple[tuple[Any, ...], pa.RecordBatch]]:
-        """Return the rows of each key together, in their order; keys in the order they came."""
+        """Group rows by key, keeping their order; keys are in order of arrival."""
         names = list(self._join.key)
         if not names or not batch.num_rows:
             return [((), batch)]
@@ -375,23 +373,23 @@ class Joiner:
         order = pc.sort_indices(codes)
         batch = batch.take(order)
         ends = pc.run_end_encode(codes.take(order), run_end_type=pa.int64()).run_ends.to_pylist()
-        found = []
+        groups = []
         for start, end in zip([0, *ends], ends, strict=False):
             rows = batch.slice(start, end - start)
-            found.append((tuple(rows.column(name)[0].as_py() for name in names), rows))
-        return found
+            groups.append((tuple(rows.column(name)[0].as_py() for name in names), rows))
+        return groups
 
 
 def _key_codes(columns: list[pa.Array]) -> pa.Array:
-    """Return a number for each key, in the order in which keys came; a null is a part, too."""
+    """Return a number for each key, in order of arrival; null parts are distinguished too."""
     keys = make_keys(columns)
     if not keys.null_count:
         return keys.dictionary_encode().indices
     parts = [column.dictionary_encode(null_encoding="encode").indices for column in columns]
     spelled = pc.binary_join_element_wise(*(part.cast(pa.string()) for part in parts), ":")
-    lacking = pc.if_else(pc.is_null(keys), spelled.dictionary_encode().indices, -1)
-    known = pc.fill_null(keys.dictionary_encode().indices.cast(pa.int64()), -1)
-    return pc.add(pc.multiply(known, len(keys)), lacking).dictionary_encode().indices
+    null_codes = pc.if_else(pc.is_null(keys), spelled.dictionary_encode().indices, -1)
+    codes = pc.fill_null(keys.dictionary_encode().indices.cast(pa.int64()), -1)
+    return pc.add(pc.multiply(codes, len(keys)), null_codes).dictionary_encode().indices
 
 
 def _set_column(pairs: pa.RecordBatch, name: str, value: int) -> pa.RecordBatch:
@@ -400,39 +398,39 @@ def _set_column(pairs: pa.RecordBatch, name: str, value: int) -> pa.RecordBatch:
 
 
 def waive(pairs: pa.RecordBatch, number: int) -> pa.RecordBatch:
-    """Return pairs that do not wait for a side input any longer."""
+    """Return pairs that no longer wait for a side input."""
     at = pairs.schema.get_field_index(WAIVED)
     bits = pc.bit_wise_or(pairs.column(at), 1 << number)
     return pairs.set_column(at, WAIVED, bits)
 
 
 def _group_rows(columns: list[pa.Array], size: int) -> list[tuple[tuple[int, ...], pa.Array]]:
-    """Return the different rows of columns, ascending, each with its places, which ascend, too."""
-    found: list[tuple[tuple[int, ...], pa.Array]] = [((), pa.arange(0, size))]
+    """Return the distinct rows of columns, ascending, each with its indices, also ascending."""
+    groups: list[tuple[tuple[int, ...], pa.Array]] = [((), pa.arange(0, size))]
     for column in columns:
-        found = [
-            ((*key, start), places if len(at) == len(places) else places.take(at))
-            for key, places in found
-            for start, at in group_by_start(column.take(places))
+        groups = [
+            ((*key, start), indices if len(at) == len(indices) else indices.take(at))
+            for key, indices in groups
+            for start, at in group_by_start(column.take(indices))
         ]
-    return found
+    return groups
 
 
 def iter_batches(result: Any) -> Iterator[pa.RecordBatch]:
-    """Give what a function has returned, batch by batch.
+    """Yield the batches of a function's result.
 
     Raises:
-        SideError: it is no Arrow batch, no table, and not several of them.
+        SideError: the result is not an Arrow batch, a table or an iterable of these.
     """
     if isinstance(result, pa.RecordBatch):
         yield result
     elif isinstance(result, pa.Table):
         yield from result.to_batches()
     elif isinstance(result, Iterable) and not isinstance(result, str | bytes | Mapping):
-        for one in result:
-            if not isinstance(one, pa.RecordBatch | pa.Table):
-                raise _result_error(f"{type(result).__name__} of {type(one).__name__}")
-            yield from iter_batches(one)
+        for item in result:
+            if not isinstance(item, pa.RecordBatch | pa.Table):
+                raise _result_error(f"{type(result).__name__} of {type(item).__name__}")
+            yield from iter_batches(item)
     elif result is not None:
         raise _result_error(type(result).__name__)
 

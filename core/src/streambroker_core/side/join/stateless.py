@@ -1,7 +1,7 @@
-"""Main rows that meet whole tables, and nothing else: no state, no order, nothing waits.
+"""Joins main rows with whole static tables, without state, ordering or waiting.
 
-For an operator whose side inputs are all static tables. Somebody else says which version of each
-holds; what a row sees of it is what it sees in an operator with state.
+For operators whose side inputs are all static tables. The caller chooses the version of each. A row
+sees the same content as in an operator with state.
 """
 
 from __future__ import annotations
@@ -18,32 +18,24 @@ from streambroker_core.side.state.input_state import Content
 
 
 def build_views(join: SideJoin, versions: Mapping[str, tuple[str, Content]]) -> Views:
-    """Return what rows see.
-
-    Args:
-        join: the definition.
-        versions: name and content of the version that holds, of each side input.
-    """
-    found = {}
+    """Return the views of the chosen versions (name, content) by side input."""
+    views = {}
     for side in join.inputs:
         version, content = versions[side.name]
-        found[side.name] = make_view(side, content, version)
-    return Views(found, None)
+        views[side.name] = make_view(side, content, version)
+    return Views(views, None)
 
 
 def join_rows(
     join: SideJoin, function: Function | None, batch: pa.RecordBatch, views: Views
 ) -> Iterator[pa.RecordBatch]:
-    """Give what becomes of main rows that meet their views.
+    """Yield the result of main rows joined with their views.
 
-    Args:
-        join: the definition, checked.
-        function: called after columns were added; None for enriching alone.
-        batch: main rows, with exactly the columns of the definition.
-        views: what they see.
+    The definition was checked, and the batch has exactly its columns. Without a function only
+    columns are added.
 
     Raises:
-        SideError: the function gave something else than rows.
+        SideError: the function returned something other than rows.
     """
     for enrich in join.enrich:
         batch = add_columns(enrich, join.input(enrich.input), batch, views).batch

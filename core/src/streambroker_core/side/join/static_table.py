@@ -1,7 +1,7 @@
-"""Static tables: versions that are read as a whole, and kept once per process.
+"""Static tables: versions that are read as a whole and cached once per process.
 
-Somebody else reads files. Here a table that was read is checked, sorted, and kept for as long as
-it is among the last versions of its side input that were asked for.
+The caller reads the files. This module checks, sorts and caches the last versions used of each side
+input.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _REMEDY = "take fewer columns or rows: Arrow has no larger ones"
 
 
 class TableCache:
-    """The versions of static tables of one process.
+    """Cache of the versions of static tables in one process.
 
     Args:
-        read: returns the rows of a version, given the side input's name and the version; raises
-            what it likes if it cannot.
+        read: returns the rows of a version for a side input's name and a version. Its OSError,
+            KeyError, ArrowException and SideError become a ``SideVersionError``.
     """
 
     def __init__(self, read: Callable[[str, str], pa.Table]) -> None:
@@ -41,7 +41,7 @@ class TableCache:
         """Return a version.
 
         Raises:
-            SideVersionError: it cannot be read, or its rows cannot be used; the reason is in it.
+            SideVersionError: the version cannot be read or used; the error has the reason.
         """
         versions = self._versions.setdefault(side.name, OrderedDict())
         if version not in versions:
@@ -56,12 +56,9 @@ class TableCache:
 
 
 def sort_by_key(side: SideInput, table: pa.Table) -> pa.Table | None:
-    """Return a table with its rows in the order of their keys, those of one key as they were.
+    """Return a table sorted by key, stably; None if it is sorted already.
 
-    Content that is made of it is the same, and costs less.
-
-    Returns:
-        The table; None if its rows are so already.
+    Content built from it is the same and costs less.
     """
     keys = make_keys([table.column(name) for name in side.key])
     order = pc.sort_indices(keys)
@@ -71,11 +68,11 @@ def sort_by_key(side: SideInput, table: pa.Table) -> pa.Table | None:
 
 
 def build_content(side: SideInput, table: pa.Table) -> Content:
-    """Return a whole table as content; also the check before a version is announced.
+    """Return a whole table as content; also checks a version before it is announced.
 
     Raises:
         SideSchemaError: its columns do not fit.
-        SideRowError: a key is null, or there twice under ``refuse``; a singleton has two rows.
+        SideRowError: a key is null, or repeated under ``refuse``; a singleton has two rows.
         SideTooLargeError: it is above a limit.
     """
     batches = table.combine_chunks().to_batches()
@@ -89,24 +86,24 @@ def build_content(side: SideInput, table: pa.Table) -> Content:
         raise SideTooLargeError(
             side.name, "rows of a version", batch.num_rows, side.max_entries, "raise the limit"
         )
-    rows, refusals = read_rows(side, batch, needs_time=False)
-    for refusal in refusals:
-        raise refusal.error
+    rows, rejections = read_rows(side, batch, needs_time=False)
+    for rejected in rejections:
+        raise rejected.error
     if side.kind == "list":
         _check_size(side, rows.values.nbytes)
         return RowLog.from_columns(rows.values)
-    level = run_of_lists(rows) if side.many else run_from_rows(rows, latest=False)
-    if side.updating == "refuse" and len(level) < len(rows):
+    run = run_of_lists(rows) if side.many else run_from_rows(rows, latest=False)
+    if side.updating == "refuse" and len(run) < len(rows):
         first = pc.index_in(rows.keys, value_set=rows.keys)
-        again = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))
+        repeated = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))
         raise reject_rows(
             side,
-            rows.filter(again),
+            rows.filter(repeated),
             "a table with several rows for one value, and the policy is refuse",
             "send each once, or say update='replace'",
         ).error
-    _check_size(side, level.nbytes)
-    return PagedMap.from_run(level)
+    _check_size(side, run.nbytes)
+    return PagedMap.from_run(run)
 
 
 def _check_size(side: SideInput, size: int) -> None:

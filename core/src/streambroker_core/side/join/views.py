@@ -1,7 +1,7 @@
-"""What a function sees of its side inputs: views that cannot be changed.
+"""Read-only views of side inputs, passed to functions.
 
-A view answers for one key, or for a whole Arrow column of keys at once. Values are as
-``SideInput.value`` says: of one column that column's, else a mapping of names to values.
+A view looks up one key, or a whole Arrow column of keys at once. ``SideInput.value`` defines its
+values: one column gives that column's value, otherwise a mapping of names to values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from streambroker_core.side.state.row_log import RowLog
 from streambroker_core.side.state.sorted_runs import LookupResult, SortedRun, flatten
 
 ONLY = pa.array([0], pa.int64())
-"""The key of a singleton's value."""
+"""Key of a singleton's value."""
 
 
 class View:
-    """What all views have in common.
+    """Base class of all views.
 
     Attributes:
-        name: the side input.
-        version: version of the content: of a static table, or as ``SideComplete`` named it.
+        name: name of the side input.
+        version: version of the content: of a static table, or as named by ``SideComplete``.
     """
 
     __slots__ = ("_side", "name", "version")
@@ -57,7 +57,7 @@ class View:
         object.__setattr__(self, name, value)
 
     def _field(self, name: str | None) -> str | None:
-        """Return the value column that is meant; None for all of them."""
+        """Return the value column that a name selects; None for all columns."""
         value = self._side.value
         return name if name is not None else value if isinstance(value, str) else None
 
@@ -69,31 +69,31 @@ class View:
         default = self._side.default
         if isinstance(default, Mapping) and field is not None and self._field(None) is None:
             default = default.get(field)
-        return deepcopy(default)  # what a function does to it is not for the rows behind
+        return deepcopy(default)  # a function may change its copy; later rows must not see that
 
 
 class SingletonView(View):
-    """At most one value."""
+    """View of at most one value."""
 
     __slots__ = ("_row",)
     _row: pa.StructScalar | None
 
     def __init__(self, side: SideInput, content: PagedMap, version: str | None) -> None:
         super().__init__(side, version)
-        found = content.lookup(ONLY)
-        self._set("_row", found.values[0] if found.has_value[0].as_py() else None)
+        result = content.lookup(ONLY)
+        self._set("_row", result.values[0] if result.has_value[0].as_py() else None)
 
     @property
     def empty(self) -> bool:
-        """Whether there is no value; a default is none."""
+        """Whether there is no value; a default does not count as one."""
         return self._row is None
 
     @property
     def value(self) -> Any:
-        """The value, else the default.
+        """The value, or the default.
 
         Raises:
-            NoValueError: there is neither.
+            NoValueError: there is no value and no default.
         """
         if self._row is not None:
             return self._to_value(self._row.as_py())
@@ -102,12 +102,12 @@ class SingletonView(View):
         return self._default(None)
 
     def get(self, default: Any = None) -> Any:
-        """Return the value, else its own default, else this one."""
+        """Return the value, else the side input's default, else ``default``."""
         return default if self.empty and not self._side.has_default else self.value
 
 
 class ListView(View):
-    """Values in the order in which they came."""
+    """View of values in arrival order."""
 
     __slots__ = ("_values",)
     _values: pa.StructArray
@@ -118,11 +118,11 @@ class ListView(View):
 
     @property
     def table(self) -> pa.Table:
-        """All values, a column for each name."""
+        """All values, one column per name."""
         return pa.Table.from_batches([pa.RecordBatch.from_struct_array(self._values)])
 
     def column(self, name: str | None = None) -> pa.Array:
-        """Return one value of each row as an array; without a name the only one, or structs."""
+        """Return one value column as an array; without a name the only column, or structs."""
         field = self._field(name)
         return self._values if field is None else pc.struct_field(self._values, field)
 
@@ -137,8 +137,6 @@ class ListView(View):
 
 
 class _KeyedView(View):
-    """Values by key."""
-
     __slots__ = ("_content", "_types")
     _content: PagedMap
     _types: list[pa.DataType]
@@ -149,17 +147,20 @@ class _KeyedView(View):
         self._set("_types", [side.schema.field(name).type for name in side.key])
 
     def contains(self, *columns: pa.Array) -> pa.Array:
-        """Tell of each key of a column, or of several columns, whether it has a value.
+        """Return for each key whether it has a value.
+
+        Args:
+            columns: one column for each part of the key.
 
         Raises:
-            SideSchemaError: such columns never equal the key, like in every look-up.
+            SideSchemaError: such columns can never equal the key; every lookup raises it.
         """
         return self._lookup_columns(columns).has_value
 
     def keys(self) -> list[Any]:
-        """Return the keys that have a value, as they are compared, ascending."""
-        found: list[Any] = self._read_all().keys.to_pylist()
-        return found
+        """Return the keys that have a value, in their comparison form, ascending."""
+        keys: list[Any] = self._read_all().keys.to_pylist()
+        return keys
 
     def __len__(self) -> int:
         return len(self._read_all().keys)
@@ -194,7 +195,7 @@ class _KeyedView(View):
 
 
 class MapView(_KeyedView):
-    """One value by key."""
+    """View of one value by key."""
 
     __slots__ = ()
 
@@ -202,42 +203,46 @@ class MapView(_KeyedView):
         """Return the value of each key, in the order of the keys.
 
         Args:
-            columns: a column for each part of the key; keys may repeat, and be null.
-            name: one of several values; without, that of ``value="…"``, or structs of all.
+            columns: a column for each part of the key; keys may repeat and be null.
+            name: the value column to return; default: the column of ``value="…"``, or structs of
+                all.
 
         Returns:
-            An array of their length. Keys without a value have the default, else null.
+            An array of the same length. Keys without a value have the default, else null.
         """
         return self.columns(*columns, names=(self._field(name),))[1][0]
 
     def columns(
         self, *columns: pa.Array, names: Sequence[str | None]
     ) -> tuple[pa.Array, list[pa.Array]]:
-        """Return of each key whether it has a value, and several of its values: one look-up.
+        """Return for each key whether it has a value, and several of its values, in one lookup.
 
         Args:
             columns: as for ``lookup``.
-            names: which values; None stands for structs of all.
+            names: the value columns to return; None selects structs of all.
         """
-        found = self._lookup_columns(columns)
-        known = found.has_value
-        every = found.values
-        values = [every if name is None else pc.struct_field(every, name) for name in names]
-        if self._side.has_default or found.has_deleted:
+        result = self._lookup_columns(columns)
+        has_value = result.has_value
+        structs = result.values
+        values = [structs if name is None else pc.struct_field(structs, name) for name in names]
+        if self._side.has_default or result.has_deleted:
             values = [
-                pc.if_else(known, column, self._filler(name, column.type))
+                pc.if_else(has_value, column, self._filler(name, column.type))
                 for name, column in zip(names, values, strict=True)
             ]
-        return known, values
+        return has_value, values
 
     def _filler(self, name: str | None, type_: pa.DataType) -> pa.Scalar:
         return pa.scalar(self._default(name) if self._side.has_default else None, type_)
 
     def get(self, key: object, default: Any = None) -> Any:
-        """Return the value of a key; a tuple for several parts. Else its default, else this one."""
-        found = self._lookup_key(key)
-        if found.has_value[0].as_py():
-            return self._to_value(found.values[0].as_py())
+        """Return the value of a key, else its default, else ``default``.
+
+        A key of several parts is a tuple.
+        """
+        result = self._lookup_key(key)
+        if result.has_value[0].as_py():
+            return self._to_value(result.values[0].as_py())
         return self._default(None) if self._side.has_default else default
 
     def __getitem__(self, key: object) -> Any:
@@ -253,35 +258,38 @@ class MapView(_KeyedView):
 
 
 class MultimapView(_KeyedView):
-    """Any number of values by key, in the order in which they came."""
+    """View of any number of values by key, in arrival order."""
 
     __slots__ = ()
 
     def lookup(self, *columns: pa.Array, name: str | None = None) -> pa.Array:
-        """Return the values of each key, in the order of the keys: an array of lists."""
+        """Return the values of each key, in the order of the keys, as an array of lists."""
         return self.columns(*columns, names=(self._field(name),))[1][0]
 
     def columns(
         self, *columns: pa.Array, names: Sequence[str | None]
     ) -> tuple[pa.Array, list[pa.Array]]:
-        """Return of each key whether it has values, and several of them, as lists."""
-        found = self._lookup_columns(columns)
-        lists = found.values
-        every = flatten(lists)
+        """Return for each key whether it has values, and several of its values, as lists."""
+        result = self._lookup_columns(columns)
+        lists = result.values
+        structs = flatten(lists)
         lengths = pc.fill_null(pc.cast(pc.list_value_length(lists), pa.int64()), 0)
         offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
-        return found.has_value, [
+        return result.has_value, [
             pa.ListArray.from_arrays(
                 pc.cast(offsets, pa.int32()),
-                every if name is None else pc.struct_field(every, name),
+                structs if name is None else pc.struct_field(structs, name),
             )
             for name in names
         ]
 
     def get(self, key: object) -> list[Any]:
-        """Return the values of a key; a tuple for several parts. Empty if there are none."""
-        found = self._lookup_key(key).values[0].as_py() or []
-        return [self._to_value(value) for value in found]
+        """Return the values of a key; empty if there are none.
+
+        A key of several parts is a tuple.
+        """
+        values = self._lookup_key(key).values[0].as_py() or []
+        return [self._to_value(value) for value in values]
 
     def __getitem__(self, key: object) -> list[Any]:
         return self.get(key)
@@ -289,17 +297,19 @@ class MultimapView(_KeyedView):
     def items(self) -> list[tuple[Any, list[Any]]]:
         """Return keys and their values, ascending by key."""
         level = self._read_all()
-        values = [[self._to_value(one) for one in several] for several in level.values.to_pylist()]
+        values = [
+            [self._to_value(value) for value in several] for several in level.values.to_pylist()
+        ]
         return list(zip(level.keys.to_pylist(), values, strict=True))
 
 
 class Views(Mapping[str, View]):
-    """The views of one call.
+    """Views of one call, by name of the side input.
 
     Attributes:
-        window: first instant of the main window, and first instant after it, in microseconds;
-            None if main rows stand alone.
-        key: values of the main key, where rows are grouped; else empty.
+        window: first instant of the main window, and first instant after it, in microseconds; None
+            if main rows have no windows.
+        key: values of the main key if rows are grouped; else empty.
     """
 
     __slots__ = ("_views", "key", "window")

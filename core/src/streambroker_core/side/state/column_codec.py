@@ -1,6 +1,6 @@
-"""Columns as bytes, and back: one Arrow record batch without its schema.
+"""Codec of columns as bytes: one Arrow record batch without its schema.
 
-Whoever reads knows the types. A blob begins with a byte for the version of this form.
+The reader must know the types. The first byte of a blob is the format version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FORMAT = 1
 
 
 def pack(*columns: pa.Array) -> bytes:
-    """Return columns of one length as bytes."""
+    """Encode columns of equal length."""
     names = [str(number) for number in range(len(columns))]
     batch = pa.RecordBatch.from_arrays(list(columns), names=names)
     data: bytes = batch.serialize().to_pybytes()
@@ -23,11 +23,7 @@ def pack(*columns: pa.Array) -> bytes:
 
 
 def unpack(blobs: Blobs, name: str, types: Sequence[pa.DataType]) -> list[pa.Array]:
-    """Return the columns of a blob.
-
-    Raises:
-        StateError: the blob is missing, damaged or of a newer release.
-    """
+    """Decode a blob's columns; raise StateError if it is missing, damaged or of a newer release."""
     data = blobs.get(name)
     if data is None:
         raise StateError(f"state {name} is missing: the store has lost a blob.")

@@ -1,7 +1,11 @@
-"""Rows that wait for their turn in event time: all inputs as one sequence.
+"""Queue of rows that are not due yet, in event-time order over all inputs.
 
-Rows are kept, sorted by time, until the watermark has passed them. At one time side inputs come
-first, in their order, then what control tuples say, then main rows, then the ends of windows.
+Rows are kept until the watermark has passed them. Order at equal times:
+
+1. side inputs, in their order
+2. control messages
+3. main rows
+4. ends of windows
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from streambroker_core.side.windows import EventTimeWindows, first_start
 
 @dataclass(frozen=True, slots=True)
 class RowsDue:
-    """Rows of one input whose turn it is, with their order of arrival in the last column."""
+    """Rows of one input that are due; the last column is their order of arrival."""
 
     port: int
     rows: pa.RecordBatch
@@ -29,7 +33,7 @@ class RowsDue:
 
 @dataclass(frozen=True, slots=True)
 class ControlDue:
-    """What a control tuple says, at its turn."""
+    """A control message that is due."""
 
     message: dict[str, Any]
 
@@ -45,12 +49,9 @@ QueueStep: TypeAlias = "RowsDue | ControlDue | TimeAdvanced"
 
 
 class EventQueue:
-    """The rows of all inputs that are not due yet.
+    """Rows of all inputs that are not due yet.
 
-    Args:
-        schemas: columns of each input, side inputs first, the main one last.
-        blobs: the bucket's state.
-        dumped: what :meth:`dump` returned.
+    ``schemas`` are the columns of the side inputs, then of the main input.
     """
 
     def __init__(self, schemas: list[pa.Schema], blobs: Blobs, dumped: list[list[Any]]) -> None:
@@ -62,7 +63,7 @@ class EventQueue:
         self._control = dumped
 
     def add_rows(self, port: int, batch: pa.RecordBatch, times: pa.Array, seqs: pa.Array) -> None:
-        """Keep rows; every time is known."""
+        """Add rows; no time may be null."""
         schema = self._schemas[port]
         rows = pa.RecordBatch.from_arrays([*batch.columns, seqs], schema=schema)
         size = batch.num_rows
@@ -78,28 +79,29 @@ class EventQueue:
         )
 
     def add_control(self, time: int, message: dict[str, Any]) -> None:
-        """Keep what a control tuple says, for after the side rows of a time."""
+        """Add a control message, due after the side rows of a time."""
         self._control.append([time, message])
 
     def pop_until(self, time: int, windows: list[EventTimeWindows]) -> list[QueueStep]:
-        """Return and forget what is due up to a time, in order.
+        """Remove and return what is due up to a time, in order.
 
         Args:
             time: the watermark.
-            windows: where one of these ends between two rows, the sequence says that it has passed.
+            windows: where one of these ends between two rows, the result has a
+                :class:`TimeAdvanced`.
         """
         rows = [self._pop(port, time) for port in range(len(self._ports))]
         control = sorted((c for c in self._control if c[0] <= time), key=lambda c: c[0])
         self._control = [c for c in self._control if c[0] > time]
         main = len(rows) - 1
-        told = pa.array([c[0] for c in control], pa.int64())
-        ends = _ends([told, *(times for times, _ in rows)], windows)
+        control_times = pa.array([c[0] for c in control], pa.int64())
+        ends = _ends([control_times, *(times for times, _ in rows)], windows)
         parts = [
             *(
                 (times, port if port < main else main + 1, port)
                 for port, (times, _) in enumerate(rows)
             ),
-            (told, main, main + 1),
+            (control_times, main, main + 1),
             (pa.array(sorted({*ends, time}), pa.int64()), main + 2, main + 2),
         ]
         table = pa.table(
@@ -121,36 +123,36 @@ class EventQueue:
             if what <= main:
                 steps.append(RowsDue(what, rows[what][1].slice(first, count)))
             elif what == main + 1:
-                steps += [ControlDue(said) for _, said in control[first : first + count]]
+                steps += [ControlDue(message) for _, message in control[first : first + count]]
             else:
                 steps += [TimeAdvanced(t) for t in table["time"].slice(begin, count).to_pylist()]
             begin = end
         return steps
 
     def first_time(self) -> int | None:
-        """Return the least time of what is kept; None if nothing is."""
+        """Return the least time in the queue; None if it is empty."""
         firsts = [port.first_key() for port in self._ports]
         times = [*firsts, *(time for time, _ in self._control)]
         return min((time for time in times if time is not None), default=None)
 
     def first_main_time(self) -> int | None:
-        """Return the least time of main rows that are kept; None if there are none."""
-        found: int | None = self._ports[-1].first_key() if self._ports else None
-        return found
+        """Return the least time of queued main rows; None if there are none."""
+        first: int | None = self._ports[-1].first_key() if self._ports else None
+        return first
 
     def sizes(self) -> tuple[int, int]:
-        """Return how many rows are kept at most, and their bytes in Arrow."""
+        """Return an upper bound of the number of rows, and their bytes in Arrow."""
         return sum(port.max_count for port in self._ports), sum(port.size for port in self._ports)
 
     def changes(self) -> Changes:
-        """Return the blobs to write and, as None, those to remove."""
+        """Return the blobs to write; None marks a removed blob."""
         out: Changes = {}
         for port in self._ports:
             out.update(port.changes())
         return out
 
     def dump(self) -> list[list[Any]]:
-        """Return what is not in blobs, as JSON value."""
+        """Return the state outside the blobs, as a JSON value."""
         return self._control
 
     def _pop(self, port: int, time: int) -> tuple[pa.Array, pa.RecordBatch]:
@@ -165,18 +167,19 @@ class EventQueue:
 
 
 def _ends(times: list[pa.Array], windows: list[EventTimeWindows]) -> list[int]:
-    """Return the instants before those times that are the first after the end of a window.
+    """Return the instant before each time that is the first after the end of a window.
 
-    The earliest window that contains a time is another one exactly when a window has ended.
+    A window has ended exactly when the earliest window that contains the time differs. The least
+    time always counts.
     """
-    every = pc.unique(pa.concat_arrays(times))
-    every = every.take(pc.sort_indices(every))
-    found = every.slice(0, 1).to_pylist()
-    for one in windows:
-        starts = first_start(one, every)
-        moved = pc.not_equal(starts.slice(1), starts.slice(0, max(0, len(starts) - 1)))
-        found += every.slice(1).filter(moved).to_pylist()
-    return [time - 1 for time in found]
+    ordered = pc.unique(pa.concat_arrays(times))
+    ordered = ordered.take(pc.sort_indices(ordered))
+    after_ends = ordered.slice(0, 1).to_pylist()
+    for window in windows:
+        starts = first_start(window, ordered)
+        changed = pc.not_equal(starts.slice(1), starts.slice(0, max(0, len(starts) - 1)))
+        after_ends += ordered.slice(1).filter(changed).to_pylist()
+    return [time - 1 for time in after_ends]
 
 
 def _repeat(value: int, size: int) -> pa.Array:

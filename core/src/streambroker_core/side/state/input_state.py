@@ -1,4 +1,4 @@
-"""One side input in one bucket: its rows become content, window by window, under its policies."""
+"""State of one side input in one bucket: applies rows to content by window and policy."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from streambroker_core.side.windows import (
 
 Content: TypeAlias = "PagedMap | RowLog"
 TableReader: TypeAlias = "Callable[[SideInput, str], Content]"
-"""Returns a version of a static table; see ``tables.Shelf``."""
+"""Returns a version of a static table."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came and what became of it, since the state began.
+    """Counts since the state began.
 
     Attributes:
-        rows: (row, window) pairs that were taken.
-        late: pairs that came after their window, and were dropped.
-        refused: rows that the policy did not take.
+        rows: accepted (row, window) pairs.
+        late: pairs that were dropped because they arrived after their window.
+        refused: rows that the policy rejected.
     """
 
     rows: int = 0
@@ -46,14 +46,13 @@ class Tally:
 
 
 class SideState:
-    """A side input in a bucket.
+    """State of a side input in a bucket.
 
     Attributes:
-        side: its definition.
-        version: of what is there: of a static table, or as the last ``SideComplete`` named it.
-        version_since: pinned time at which that version came, in microseconds.
-        tally: counts.
-        rejected_rows: rows refused in this window that are to go to ``errors``.
+        version: version of the content: of a static table, or as named by the last
+            ``SideComplete``.
+        version_since: pinned time at which that version arrived, in microseconds.
+        rejected_rows: rows rejected in this window, to be written to ``errors``.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class SideState:
         dumped: dict[str, Any] | None,
         tables: TableReader | None,
     ) -> None:
-        """Take up its state; ``dumped`` is what :meth:`tell` returned."""
+        """Restore the state; ``dumped`` is what :meth:`dump` returned."""
         side = self.side = layout.join.inputs[number]
         self._number, self._blobs, self._tables = number, blobs, tables
         self._by_time, self._lateness = layout.is_by_time, layout.lateness
@@ -86,7 +85,7 @@ class SideState:
     # Reading.
 
     def content(self, start: int) -> Content:
-        """Return what is there for a window; an empty one if nothing is."""
+        """Return the content of a window, which may be empty."""
         if self.side.static:
             if self.version is None or self._tables is None:
                 return self._store(start)
@@ -94,7 +93,7 @@ class SideState:
         return self._store(start)
 
     def is_ready(self, start: int, passed: int | None) -> bool:
-        """Tell whether a window is ready for rows of all keys."""
+        """Return whether a window is ready for rows of all keys."""
         policy = self.side.readiness
         if policy == "not required" or self.is_complete(start):
             return True
@@ -103,17 +102,17 @@ class SideState:
         return policy == "first data" and not self.side.keyed and start in self._arrived
 
     def is_complete(self, start: int) -> bool:
-        """Return whether a window was declared complete, so that no key of it is to come."""
+        """Return whether a window was declared complete: no further key will arrive."""
         return self._all_complete or start in self._complete
 
     def find_ready_keys(self, start: int, keys: pa.Array) -> pa.Array:
-        """Tell of each key of a keyed one whether data came for it; null is not waited for."""
+        """Return for each key of a keyed side input whether data arrived; null keys are ready."""
         content = self.content(start)
         assert isinstance(content, PagedMap)  # noqa: S101 - a keyed one has keys
         return pc.or_(content.lookup(keys).has_entry, pc.is_null(keys))
 
     def has_values(self, start: int, keys: pa.Array) -> pa.Array:
-        """Tell of each key whether it has a value."""
+        """Return for each key whether it has a value."""
         content = self.content(start)
         assert isinstance(content, PagedMap)  # noqa: S101 - checked when the operator was defined
         return content.lookup(keys).has_value
@@ -121,15 +120,15 @@ class SideState:
     # Writing.
 
     def parse_rows(self, batch: pa.RecordBatch) -> SortedRun:
-        """Return rows in their order; what cannot be taken is refused.
+        """Return the accepted rows in their order; reject the others.
 
         Raises:
-            SideRowError: a row cannot be taken, and the policy is to fail.
+            SideRowError: a row is rejected, and the policy is to fail.
         """
         needs = self.side.windows.is_windowed or self._latest or self._by_time
-        rows, refusals = read_rows(self.side, batch, needs_time=needs)
-        for refusal in refusals:
-            self._reject(refusal)
+        rows, rejected_rows = read_rows(self.side, batch, needs_time=needs)
+        for rejected in rejected_rows:
+            self._reject(rejected)
         return rows
 
     def split_by_window(self, rows: SortedRun) -> list[tuple[int, SortedRun]]:
@@ -140,13 +139,13 @@ class SideState:
         return [(start, rows.take(numbers.take(at))) for start, at in group_by_start(starts)]
 
     def add_rows(self, start: int, rows: SortedRun, passed: int | None) -> bool:
-        """Put rows into a window, or on its stage if they are to be seen at once.
+        """Add rows to a window, or stage them if they must become visible at once.
 
         Returns:
-            Whether they are seen.
+            Whether the rows are visible now.
 
         Raises:
-            SideRowError: the policy does not take one, and is to fail.
+            SideRowError: the policy rejects a row, and is to fail.
         """
         if self._has_passed(start, passed, self._lateness):
             self.tally.late += len(rows)
@@ -161,11 +160,7 @@ class SideState:
         return True
 
     def check_size(self) -> None:
-        """Refuse too many values, or bytes.
-
-        Raises:
-            SideTooLargeError: there are.
-        """
+        """Raise SideTooLargeError if there are too many values or bytes."""
         names = self._store_names()
         size = sum(self._size(name) for name in names)
         if size > self.side.max_bytes:
@@ -176,17 +171,17 @@ class SideState:
                 raise self._too_large("values in one bucket", entries, self.side.max_entries)
 
     def complete(self, start: int | None, *, whole: bool, version: str | None, now: int) -> None:
-        """Let what is on the stage be seen, at once; the windows are complete.
+        """Publish staged rows at once and mark the windows complete.
 
         Args:
-            start: the window; None for all, also those to come.
-            whole: what was there before goes.
-            version: name of what is there now; None keeps the name.
+            start: the window; None for all windows, also future ones.
+            whole: drop the previous content.
+            version: name of the content from now on; None keeps the name.
             now: the pinned clock.
 
         Raises:
-            SideError: ``whole``, and rows are seen as they come, so there is no load to replace by;
-                or there is no such window.
+            SideError: the side input is a table; there is no such window; or ``whole`` is set
+                although rows are visible on arrival, so there is no load to replace.
         """
         name = self.side.name
         if self.side.static:
@@ -203,20 +198,20 @@ class SideState:
                 f"Side input `{name}` has no window that begins at {start}: {self.side.windows}.",
             )
         if whole:
-            for each in [*self._windows] if start is None else [start]:
-                self._store(each).clear()
+            for window in [*self._windows] if start is None else [start]:
+                self._store(window).clear()
         if start is None:
             self._all_complete = True
         else:
             self._complete.add(start)
         if version is not None:
             self.version, self.version_since = version, now
-        for each in sorted(self._staged) if start is None else [start]:
-            self.publish_staged(each)
+        for window in sorted(self._staged) if start is None else [start]:
+            self.publish_staged(window)
         self.check_size()
 
     def publish_staged(self, start: int) -> None:
-        """Let what is on the stage of a window be seen."""
+        """Make the staged rows of a window visible."""
         if start not in self._staged:
             return
         self._staged.discard(start)
@@ -230,22 +225,18 @@ class SideState:
         self._apply(start, rows)
 
     def set_version(self, version: str, now: int) -> None:
-        """Take another version of a static table.
-
-        Raises:
-            SideVersionError: it is not there, or cannot be used.
-        """
+        """Switch to another version of a static table; raise SideVersionError if it is unusable."""
         if self._tables is not None:
             self._tables(self.side, version)
         self.version, self.version_since, self._all_complete = version, now, True
 
     @property
     def staged(self) -> list[int]:
-        """The windows with rows on their stage."""
+        """The windows with staged rows."""
         return sorted(self._staged)
 
     def expire(self, watermark: int, low: int | None) -> None:
-        """Free windows that nothing maps to any more, and no waiting row needs."""
+        """Free windows to which nothing maps any more and that no waiting row needs."""
         for start in sorted({*self._windows, *self._staged, *self._arrived, *self._complete}):
             needed = low is not None and last_instant(self.side.windows, start) >= low
             if self._has_passed(start, watermark, self._lateness) and not needed:
@@ -253,30 +244,30 @@ class SideState:
                     self._store(start).clear()
                 if start in self._staged:
                     self._stage(start).clear()
-                for known in (self._windows, self._staged, self._arrived, self._complete):
-                    known.discard(start)
+                for starts in (self._windows, self._staged, self._arrived, self._complete):
+                    starts.discard(start)
 
     def wake_times(self) -> list[int]:
-        """Return the times at which windows expire, or their stage is seen."""
+        """Return the times at which windows expire or staged rows become visible."""
         if not self.side.windows.is_windowed:
             return []
-        known = {*self._windows, *self._arrived, *self._complete}
+        starts = {*self._windows, *self._arrived, *self._complete}
         return [
-            *(last_instant(self.side.windows, start) + self._lateness for start in known),
+            *(last_instant(self.side.windows, start) + self._lateness for start in starts),
             *(last_instant(self.side.windows, start) for start in self._staged),
         ]
 
-    # State and figures.
+    # State and metrics.
 
     def changes(self) -> Changes:
-        """Return the blobs to write and, as None, those to remove."""
+        """Return the blobs to write; None marks a removed blob."""
         out: Changes = {}
         for store in self._stores.values():
             out.update(store.changes())
         return out
 
     def dump(self) -> dict[str, Any]:
-        """Return what is not in blobs, as JSON value."""
+        """Return the state outside the blobs, as a JSON value."""
         return {
             "version": self.version,
             "since": self.version_since,
@@ -290,7 +281,7 @@ class SideState:
         }
 
     def metrics(self) -> dict[str, int]:
-        """Return values, bytes and windows of what is seen, and rows on the stage."""
+        """Return values, bytes and windows of visible content, and staged rows."""
         stages = [self._stage_name(start) for start in self._staged]
         return {
             **self._visible_metrics(),
@@ -329,7 +320,7 @@ class SideState:
             content.add(_drop_older(content, run) if self._latest else run)
 
     def _append(self, content: RowLog, rows: SortedRun) -> None:
-        """Append to a list; a row that removes empties it."""
+        """Append to a list; a deletion row empties it."""
         for part in _split_by_deletion(rows):
             if part.deleted[0].as_py():
                 content.clear()
@@ -343,15 +334,15 @@ class SideState:
             return
         first = pc.index_in(rows.keys, value_set=rows.keys)
         again = pc.not_equal(pc.cast(first, pa.int64()), pa.arange(0, len(rows)))
-        taken = pc.or_(content.lookup(rows.keys).has_value, again)
-        if pc.any(taken).as_py():
+        duplicate = pc.or_(content.lookup(rows.keys).has_value, again)
+        if pc.any(duplicate).as_py():
             again = "value for a key" if self.side.key else "value"
             what = f"a second {again}, and the policy of the {self.side.kind} is refuse"
-            refused = rows.filter(taken)
+            rejected = rows.filter(duplicate)
             latest = " or 'latest'" if self.side.event_time is not None else ""
             remedy = f"send each once, or say update='replace'{latest}"
-            self._reject(reject_rows(self.side, refused, what, remedy))
-            rows = rows.filter(pc.invert(taken))
+            self._reject(reject_rows(self.side, rejected, what, remedy))
+            rows = rows.filter(pc.invert(duplicate))
         if len(rows):
             content.add(run_from_rows(rows, latest=False))
 
@@ -365,19 +356,19 @@ class SideState:
         return SideTooLargeError(self.side.name, what, actual, limit, _REMEDY)
 
     def _store_names(self) -> list[str]:
-        """Return the names of all there is, of windows that are seen and of stages."""
-        seen = [self._name(start) for start in sorted(self._windows)]
-        return seen + [self._stage_name(start) for start in sorted(self._staged)]
+        """Return the names of all stores: of visible windows, then of stages."""
+        visible = [self._name(start) for start in sorted(self._windows)]
+        return visible + [self._stage_name(start) for start in sorted(self._staged)]
 
     def _count(self, name: str, *, at_most: bool = False) -> int:
-        """Return how many values a store has; one that was not opened is not read for that."""
+        """Return the number of values in a store; a store that was not opened is not read."""
         if name not in self._stores and name in self._sizes:
             return self._sizes[name][0]
         store = self._open(name)
         return store.max_count if at_most else len(store)
 
     def _size(self, name: str) -> int:
-        """Return the bytes of a store, as :meth:`_count` does."""
+        """Return the bytes of a store; a store that was not opened is not read."""
         if name not in self._stores and name in self._sizes:
             return self._sizes[name][1]
         return self._open(name).size
@@ -425,7 +416,7 @@ def _window_name(start: int) -> str:
 
 
 def _split_by_deletion(rows: SortedRun) -> list[SortedRun]:
-    """Cut rows where those that remove and those that do not meet."""
+    """Split rows into runs of deletions and runs of other rows."""
     if not len(rows):
         return []
     if not pc.any(rows.deleted).as_py():
@@ -436,18 +427,18 @@ def _split_by_deletion(rows: SortedRun) -> list[SortedRun]:
 
 def _hide_keys(content: PagedMap, keys: pa.Array) -> None:
     """Hide the values of keys; the keys stay known."""
-    known = pc.unique(keys)
-    size = len(known)
+    unique = pc.unique(keys)
+    size = len(unique)
     types = (pa.int64(), content.value_type)
     times, values = (pa.nulls(size, type_) for type_ in types)
-    gone = pa.repeat(pa.scalar(True), size)
+    deleted = pa.repeat(pa.scalar(True), size)
     empty = pa.ListArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), size + 1), flatten(values))
-    order = pc.sort_indices(known)
-    content.add(SortedRun(known.take(order), times, gone, empty))
+    order = pc.sort_indices(unique)
+    content.add(SortedRun(unique.take(order), times, deleted, empty))
 
 
 def _drop_older(content: PagedMap, run: SortedRun) -> SortedRun:
-    """Return the entries of a run that are not older than what is there."""
-    known = content.lookup(run.keys).times
-    kept = pc.fill_null(pc.greater_equal(run.times, known), True)
-    return run if pc.all(kept).as_py() else run.filter(kept)
+    """Return the entries of a run that are not older than the current ones."""
+    current = content.lookup(run.keys).times
+    retained = pc.fill_null(pc.greater_equal(run.times, current), True)
+    return run if pc.all(retained).as_py() else run.filter(retained)

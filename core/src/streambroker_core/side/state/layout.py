@@ -1,4 +1,4 @@
-"""What follows from a definition, worked out once: types of keys, values and waiting rows."""
+"""State layout derived from a definition: types of keys, values and waiting rows."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from streambroker_core.side.windows import SECOND
 SEQ, WINDOW, TIME = RESERVED + "seq", RESERVED + "window", RESERVED + "time"
 SINCE, WAIVED = RESERVED + "since", RESERVED + "waived"
 WAIT_COLUMNS = (SEQ, WINDOW, TIME, SINCE, WAIVED)
-"""Columns of a waiting row beside its own: order of arrival, start of the main window, event time,
-pinned time at which it began to wait, bits of side inputs that it waits for no longer."""
+"""Additional columns of a waiting row: order of arrival, start of the main window, event time;
+pinned time at which it began to wait; bits of side inputs for which it waits no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLayout:
-    """A definition that was checked.
+    """Layout of a checked definition.
 
     Attributes:
         join: the definition.
-        key_types: type of the keys of each side input, as they are compared.
+        key_types: type of the keys of each side input, in comparison form.
         value_types: type of one value of each side input: a struct.
         pair_schema: columns of (row, window) pairs.
         lateness: in microseconds.
-        form_digests: of each side input, and of the main one, a digest of what its state depends
+        form_digests: for each side input, and for the main one, a digest of what its state depends
             on.
-        policy_digest: a digest of what decides which rows wait, and what is seen.
-        limits: of each side input, the microseconds after which rows wait for it no longer; None
-            for no limit.
-        wait_order: side inputs by number, in the order in which rows wait for them: those with a
-            limit first, the shortest before the others, so that each limit counts.
+        policy_digest: digest of the policies that decide which rows wait and what is visible.
+        limits: for each side input, the microseconds after which rows stop waiting; None for no
+            limit.
+        wait_order: numbers of side inputs in the order in which rows wait for them. The shortest
+            limit comes first and no limit last, so that each limit counts.
         default_wait_bits: bits of the side inputs where rows wait for their key by default.
     """
 
@@ -54,16 +54,12 @@ class StateLayout:
 
     @property
     def is_by_time(self) -> bool:
-        """Whether rows are taken in the order of event time."""
+        """Whether rows are processed in event-time order."""
         return self.join.order == "event time"
 
 
 def build_layout(join: SideJoin) -> StateLayout:
-    """Check a definition and work out what follows from it.
-
-    Raises:
-        SideDefinitionError: it could never work.
-    """
+    """Check a definition and derive its layout; raise SideDefinitionError if it can never work."""
     check(join)
     types = [[one.schema.field(name).type for name in one.key] for one in join.inputs]
     limits = [join.limit(one) for one in join.inputs]
@@ -86,7 +82,7 @@ def build_layout(join: SideJoin) -> StateLayout:
 
 def _default_wait_bits(join: SideJoin) -> int:
     waits = [any(one.missing is None for one in join.waits(side)) for side in join.inputs]
-    return sum(1 << number for number, found in enumerate(waits) if found)
+    return sum(1 << number for number, is_set in enumerate(waits) if is_set)
 
 
 def _digest_policies(join: SideJoin) -> str:
@@ -96,12 +92,12 @@ def _digest_policies(join: SideJoin) -> str:
 
 
 def _digest_side(join: SideJoin, side: SideInput) -> str:
-    told = [side.name, side.kind, *_column_types(side.schema, side.key)]
+    parts = [side.name, side.kind, *_column_types(side.schema, side.key)]
     if not side.static:
-        told += [str(side.windows), str(side.keyed), *_column_types(side.schema, side.fields)]
+        parts += [str(side.windows), str(side.keyed), *_column_types(side.schema, side.fields)]
         if join.order == "event time":
-            told += _column_types(side.schema, side.schema.names)
-    return _digest(told)
+            parts += _column_types(side.schema, side.schema.names)
+    return _digest(parts)
 
 
 def _digest_main(join: SideJoin) -> str:

@@ -1,9 +1,9 @@
-"""Keys and values of one bucket in blobs, of which a window reads and writes few.
+"""Sorted map of one bucket, paged into blobs so that a window reads and writes few of them.
 
-Keys are kept sorted in *leaves* of up to ``PAGE_ENTRIES`` entries. A lookup reads the leaves in
-which its keys could be, all keys of a column at once. New entries are *runs* until the window ends;
-then they are merged into their leaves, and only these are written. A directory blob says which leaf
-begins with which key, and how old the oldest row in it is.
+Keys are sorted in *pages* of up to twice ``PAGE_ENTRIES`` keys. A lookup reads the pages that can
+contain its keys, for all keys of a column at once. New entries stay in *runs* until the window
+ends. Then they are merged into their pages, and only changed pages are written. A directory blob
+records each page's first key, counts, and least values of tracked fields.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Page:
 
 
 class PagedMap:
-    """A sorted map from keys to values, in the blobs that begin with a name."""
+    """Sorted map from keys to values, in the blobs that begin with a name."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class PagedMap:
         keep_deleted: bool = False,
         min_fields: tuple[str, ...] = (),
     ) -> None:
-        """Take up the map.
+        """Restore the map.
 
         Args:
-            name: of its directory blob; leaves are ``<name>/<number>``.
+            name: name of its directory blob; pages are ``<name>/<number>``.
             key_type: type of the keys.
             value_type: struct, or list of struct.
             blobs: the bucket's state; None for none.
             latest: the greatest event time of a key wins.
             keep_deleted: keys without value stay known.
-            min_fields: up to two fields of the values, whose least values are kept of each leaf.
+            min_fields: up to two fields of the values, whose least values are tracked per page.
         """
         self.name, self.key_type, self.value_type = name, key_type, value_type
         self._blobs = blobs if blobs is not None else {}
@@ -82,30 +82,30 @@ class PagedMap:
 
     @classmethod
     def from_run(cls, run: SortedRun) -> PagedMap:
-        """Return a map of one level, without state."""
-        made = cls("t", run.keys.type, run.values.type)
-        made._pages = [made._make_page(run)]
-        return made
+        """Return a map of one run, without state."""
+        result = cls("t", run.keys.type, run.values.type)
+        result._pages = [result._make_page(run)]
+        return result
 
     def __len__(self) -> int:
-        """Return how many values there are; those of one key counted each."""
+        """Return the number of values; each value of a list counts."""
         self.merge_runs()
-        return sum(leaf.entries for leaf in self._pages)
+        return sum(page.entries for page in self._pages)
 
     @property
     def size(self) -> int:
         """Bytes in Arrow."""
-        return sum(leaf.size for leaf in self._pages) + sum(run.nbytes for run in self._runs)
+        return sum(page.size for page in self._pages) + sum(run.nbytes for run in self._runs)
 
     @property
     def max_count(self) -> int:
-        """A number of values that ``len`` does not exceed, without the work of counting."""
-        return sum(leaf.entries for leaf in self._pages) + sum(run.entries for run in self._runs)
+        """Upper bound of ``len``, known without merging runs."""
+        return sum(page.entries for page in self._pages) + sum(run.entries for run in self._runs)
 
     def min_value(self, number: int) -> int | None:
-        """Return the least value of a field that is watched; None if there is none."""
+        """Return the least value of a tracked field; None if there is none."""
         self.merge_runs()
-        return min_present(leaf.minima[number] for leaf in self._pages)
+        return min_present(page.minima[number] for page in self._pages)
 
     def first_key(self) -> Any:
         """Return the least key; None if there is none."""
@@ -113,7 +113,7 @@ class PagedMap:
         return self._pages[0].first if self._pages else None
 
     def add(self, run: SortedRun) -> None:
-        """Take a level that is newer than everything."""
+        """Add a run that is newer than all content."""
         if not len(run):
             return
         self._runs.append(run)
@@ -123,55 +123,52 @@ class PagedMap:
             self._runs[-1] = merge([self._runs[-1], newest], latest=self._latest)
 
     def lookup(self, keys: Keys) -> LookupResult:
-        """Return the entry of each key, in their order.
-
-        Keys may be null and repeat.
-        """
+        """Return the entry of each key, in their order; keys may be null and repeat."""
         if is_list(self.value_type):
             self.merge_runs()
-        levels = [self._load_for(keys), *self._runs]
-        places, offset = None, 0
-        for level in levels:
-            found = pc.add(find_indices(level, keys), offset)
-            places = found if places is None else pc.coalesce(found, places)
-            offset += len(level)
-        return LookupResult(concat([level for level in levels if len(level)] or levels[:1]), places)
+        runs = [self._load_for(keys), *self._runs]
+        indices, offset = None, 0
+        for run in runs:
+            shifted = pc.add(find_indices(run, keys), offset)
+            indices = shifted if indices is None else pc.coalesce(shifted, indices)
+            offset += len(run)
+        return LookupResult(concat([run for run in runs if len(run)] or runs[:1]), indices)
 
     def read_all(self) -> SortedRun:
-        """Return every entry that has a value, ascending."""
+        """Return all entries that have a value, ascending."""
         self.merge_runs()
         return drop_deleted(self._load_all())
 
     def remove(self, keys: Keys) -> None:
-        """Forget keys at once: nothing of them stays known."""
+        """Remove keys at once, also those kept as deleted."""
         self.merge_runs()
-        for place, inside in self._keys_by_page(keys):
-            level = self._load_page(self._pages[place])
-            kept = pc.invert(pc.is_in(level.keys, value_set=inside))
-            self._replace_page(place, level.filter(kept))
+        for index, page_keys in self._keys_by_page(keys):
+            run = self._load_page(self._pages[index])
+            remaining = pc.invert(pc.is_in(run.keys, value_set=page_keys))
+            self._replace_page(index, run.filter(remaining))
         self._drop_empty()
 
     def pop_until(self, key: Any) -> SortedRun | None:
-        """Return and forget all entries up to a key, ascending; None if there are none."""
+        """Remove and return all entries up to a key, ascending; None if there are none."""
         self.merge_runs()
-        found: list[SortedRun] = []
-        for place, leaf in enumerate(self._pages):
-            if leaf.first > key:
+        popped: list[SortedRun] = []
+        for index, page in enumerate(self._pages):
+            if page.first > key:
                 break
-            level = self._load_page(leaf)
-            count = int(pc.sum(pc.less_equal(level.keys, key)).as_py() or 0)
-            found.append(level.slice(0, count))
-            self._replace_page(place, level.slice(count, len(level) - count))
+            run = self._load_page(page)
+            count = int(pc.sum(pc.less_equal(run.keys, key)).as_py() or 0)
+            popped.append(run.slice(0, count))
+            self._replace_page(index, run.slice(count, len(run) - count))
         self._drop_empty()
-        return concat(found) if found else None
+        return concat(popped) if popped else None
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._removed += [leaf.number for leaf in self._pages]
+        """Remove all entries."""
+        self._removed += [page.number for page in self._pages]
         self._pages, self._runs, self._base, self._changed = [], [], None, True
 
     def merge_runs(self) -> None:
-        """Merge the runs into their leaves."""
+        """Merge the runs into their pages."""
         if not self._runs:
             return
         run = self._runs[0] if len(self._runs) == 1 else merge(self._runs, latest=self._latest)
@@ -180,22 +177,22 @@ class PagedMap:
             self._pages = self._split_pages(self._drop_deleted(run))
             self._base = None
             return
-        for place, start, end in reversed(self._ranges(run.keys)):
+        for index, start, end in reversed(self._ranges(run.keys)):
             part = run.slice(start, end - start)
-            made = merge([self._load_page(self._pages[place]), part], latest=self._latest)
-            self._replace_page(place, self._drop_deleted(made))
+            merged = merge([self._load_page(self._pages[index]), part], latest=self._latest)
+            self._replace_page(index, self._drop_deleted(merged))
         self._drop_empty()
 
     def changes(self) -> Changes:
-        """Return the blobs to write and, as None, those to remove."""
+        """Return the blobs to write; None marks a removed blob."""
         self.merge_runs()
         out: Changes = {}
         for number in self._removed:
             if f"{self.name}/{number}" in self._blobs:
                 out[f"{self.name}/{number}"] = None
-        for leaf in self._pages:
-            if leaf.changed and leaf.run is not None:
-                out[f"{self.name}/{leaf.number}"] = pack(*leaf.run.columns)
+        for page in self._pages:
+            if page.changed and page.run is not None:
+                out[f"{self.name}/{page.number}"] = pack(*page.run.columns)
         if self._pages and (out or self._changed):
             out[self.name] = self._write_directory()
         elif not self._pages and self.name in self._blobs:
@@ -206,31 +203,31 @@ class PagedMap:
         return run if self._keep_deleted else drop_deleted(run)
 
     def _load_for(self, keys: Keys) -> SortedRun:
-        """Return the leaves in which keys could be, as one level; others may be in it."""
-        if any(leaf.run is None for leaf in self._pages):
-            for place in _distinct_indices(self._page_indices(keys)):
-                if self._pages[place].run is None:
-                    self._load_page(self._pages[place])
+        """Return the pages that can contain keys, as one run, with any others already loaded."""
+        if any(page.run is None for page in self._pages):
+            for index in _distinct_indices(self._page_indices(keys)):
+                if self._pages[index].run is None:
+                    self._load_page(self._pages[index])
                     self._base = None
         return self._merge_loaded()
 
     def _load_all(self) -> SortedRun:
-        for leaf in self._pages:
-            if leaf.run is None:
-                self._load_page(leaf)
+        for page in self._pages:
+            if page.run is None:
+                self._load_page(page)
                 self._base = None
         return self._merge_loaded()
 
     def _merge_loaded(self) -> SortedRun:
         if self._base is None:
-            leaves = [leaf for leaf in self._pages if leaf.run is not None]
+            loaded = [page for page in self._pages if page.run is not None]
             self._base = concat(
-                [leaf.run for leaf in leaves if leaf.run is not None] or [self._empty()]
+                [page.run for page in loaded if page.run is not None] or [self._empty()]
             )
             start = 0
-            for leaf in leaves:
-                leaf.run = self._base.slice(start, leaf.keys)
-                start += leaf.keys
+            for page in loaded:
+                page.run = self._base.slice(start, page.keys)
+                start += page.keys
         return self._base
 
     def _empty(self) -> SortedRun:
@@ -238,31 +235,31 @@ class PagedMap:
         return SortedRun(*(pa.array([], type_) for type_ in types))
 
     def _page_indices(self, keys: Keys) -> pa.Array:
-        firsts = pa.array([leaf.first for leaf in self._pages], self.key_type)
-        places = pc.cast(pc.search_sorted(firsts, keys, side="right"), pa.int64())
-        return pc.max_element_wise(pc.subtract(places, 1), 0, skip_nulls=False)
+        firsts = pa.array([page.first for page in self._pages], self.key_type)
+        indices = pc.cast(pc.search_sorted(firsts, keys, side="right"), pa.int64())
+        return pc.max_element_wise(pc.subtract(indices, 1), 0, skip_nulls=False)
 
     def _keys_by_page(self, keys: Keys) -> list[tuple[int, pa.Array]]:
         if not self._pages:
             return []
-        places = self._page_indices(keys)
+        indices = self._page_indices(keys)
         return [
-            (place, keys.filter(pc.equal(places, place))) for place in _distinct_indices(places)
+            (index, keys.filter(pc.equal(indices, index))) for index in _distinct_indices(indices)
         ]
 
     def _ranges(self, keys: Keys) -> list[tuple[int, int, int]]:
-        """Return leaf, first and end of ascending keys, for each leaf that they touch."""
+        """Return (page index, start, end) of ascending keys, for each page that they touch."""
         ends = pc.run_end_encode(self._page_indices(keys), run_end_type=pa.int64())
         starts = [0, *ends.run_ends.to_pylist()]
         return [
-            (place, starts[n], starts[n + 1]) for n, place in enumerate(ends.values.to_pylist())
+            (index, starts[n], starts[n + 1]) for n, index in enumerate(ends.values.to_pylist())
         ]
 
     def _make_page(self, run: SortedRun) -> _Page:
-        made = _Page(self._next, None, 0, 0, 0, [None, None])
+        page = _Page(self._next, None, 0, 0, 0, [None, None])
         self._next += 1
-        self._set_page(made, run)
-        return made
+        self._set_page(page, run)
+        return page
 
     def _set_page(self, page: _Page, run: SortedRun) -> None:
         page.run, page.changed, self._changed = run, True, True
@@ -287,8 +284,8 @@ class PagedMap:
         self._pages[index : index + 1] = self._split_pages(run)
 
     def _drop_empty(self) -> None:
-        self._removed += [leaf.number for leaf in self._pages if not leaf.keys]
-        self._pages = [leaf for leaf in self._pages if leaf.keys]
+        self._removed += [page.number for page in self._pages if not page.keys]
+        self._pages = [page for page in self._pages if page.keys]
         self._base = None
 
     def _load_page(self, page: _Page) -> SortedRun:
@@ -300,8 +297,8 @@ class PagedMap:
 
     def _write_directory(self) -> bytes:
         rows = [
-            (leaf.number, leaf.first, leaf.keys, leaf.entries, leaf.size, *leaf.minima)
-            for leaf in self._pages
+            (page.number, page.first, page.keys, page.entries, page.size, *page.minima)
+            for page in self._pages
         ]
         columns = [list(column) for column in zip(*rows, strict=True)]
         types = self._directory_types()
@@ -327,9 +324,9 @@ def min_values(values: pa.Array, fields: Sequence[str]) -> list[int | None]:
 
 
 def min_present(values: Iterable[int | None]) -> int | None:
-    """Return the least of numbers of which some may be missing."""
+    """Return the least of the values that are not None; None if there is none."""
     return min((value for value in values if value is not None), default=None)
 
 
 def _distinct_indices(indices: pa.Array) -> list[int]:
-    return sorted(place for place in pc.unique(indices).to_pylist() if place is not None)
+    return sorted(index for index in pc.unique(indices).to_pylist() if index is not None)

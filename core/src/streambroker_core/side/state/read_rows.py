@@ -1,4 +1,4 @@
-"""Rows of a side input as keys, times and values; those that cannot be taken are named."""
+"""Reads rows of a side input into keys, times and values, and collects rejected rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from streambroker_core.side.state.sorted_runs import SortedRun
 
 @dataclass(frozen=True, slots=True)
 class RejectedRows:
-    """Rows that were not taken, to be told one by one.
+    """Rows that were rejected for one reason.
 
     Attributes:
-        error: what would be raised.
+        error: the error to raise if the policy is to fail.
         rows: all of them, as JSON text.
         times: their event times; None where there is none.
     """
@@ -34,7 +34,7 @@ def select_columns(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Re
     """Return the columns of a schema, in its order.
 
     Raises:
-        SideSchemaError: one is missing, or has another type.
+        SideSchemaError: a column is missing or has another type.
     """
     if batch.schema.equals(schema):
         return batch
@@ -61,7 +61,7 @@ def select_columns(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Re
 
 
 def event_micros(batch: pa.RecordBatch, column: str | None) -> pa.Array:
-    """Return event times as int64 microseconds; nulls if there is no such column."""
+    """Return event times as int64 microseconds; nulls if ``column`` is None."""
     if column is None:
         return pa.nulls(batch.num_rows, pa.int64())
     times = batch.column(column)
@@ -71,15 +71,10 @@ def event_micros(batch: pa.RecordBatch, column: str | None) -> pa.Array:
 def read_rows(
     side: SideInput, batch: pa.RecordBatch, *, needs_time: bool
 ) -> tuple[SortedRun, list[RejectedRows]]:
-    """Return rows in their order, and what was refused of them.
+    """Return accepted rows in their order, and the rejected ones.
 
-    Args:
-        side: the side input; the batch has its schema.
-        batch: the rows.
-        needs_time: whether a row without event time is of no use.
-
-    Returns:
-        Keys (0 if there is no key), times, whether a row removes, and values; in no order of keys.
+    Accepted rows are keys (0 if there is no key), times, deletion flags and values, not sorted by
+    key. The batch has the side input's schema. ``needs_time`` rejects rows without event time.
     """
     keys = (
         make_keys([batch.column(name) for name in side.key])
@@ -87,7 +82,7 @@ def read_rows(
         else pa.nulls(batch.num_rows, pa.int64()).fill_null(0)
     )
     times = event_micros(batch, side.event_time)
-    gone = (
+    deleted = (
         pc.fill_null(batch.column(side.deleted), False)
         if side.deleted
         else pa.nulls(batch.num_rows, pa.bool_()).fill_null(False)
@@ -95,24 +90,24 @@ def read_rows(
     values = pa.StructArray.from_arrays(
         [batch.column(name) for name in side.fields], fields=list(side.value_type)
     )
-    rows, refusals = SortedRun(keys, times, gone, values), []
+    rows, rejections = SortedRun(keys, times, deleted, values), []
     if keys.null_count:
         problem = f"rows whose key ({', '.join(side.key)}) is null"
-        refusals.append(_reject(side, batch, pc.is_null(keys), problem, "give each row a key"))
+        rejections.append(_reject(side, batch, pc.is_null(keys), problem, "give each row a key"))
     if needs_time and times.null_count:
         problem = f"rows whose event time ({side.event_time}) is null"
-        lacking = pc.and_(pc.is_null(times), pc.is_valid(keys))
-        refusals.append(_reject(side, batch, lacking, problem, "give each row a time"))
-    if refusals:
-        kept = pc.is_valid(keys)
+        timeless = pc.and_(pc.is_null(times), pc.is_valid(keys))
+        rejections.append(_reject(side, batch, timeless, problem, "give each row a time"))
+    if rejections:
+        accepted = pc.is_valid(keys)
         if needs_time:
-            kept = pc.and_(kept, pc.is_valid(times))
-        rows = rows.filter(kept)
-    return rows, [refusal for refusal in refusals if refusal.rows]
+            accepted = pc.and_(accepted, pc.is_valid(times))
+        rows = rows.filter(accepted)
+    return rows, [rejected for rejected in rejections if rejected.rows]
 
 
 def reject_rows(side: SideInput, rows: SortedRun, problem: str, remedy: str) -> RejectedRows:
-    """Return a refusal of rows that were read already."""
+    """Return rows that were already read as rejected."""
     shown = [
         {**({"key": key} if side.key else {}), **value}
         for key, value in zip(rows.keys.to_pylist(), rows.values.to_pylist(), strict=True)
@@ -125,16 +120,16 @@ def reject_rows(side: SideInput, rows: SortedRun, problem: str, remedy: str) -> 
 
 
 def to_json(row: Any) -> str:
-    """Return a row as JSON text; what JSON does not know stands as text."""
+    """Return a row as JSON text; values that JSON lacks become text."""
     return json.dumps(row, default=str, ensure_ascii=False)
 
 
 def _reject(
     side: SideInput, batch: pa.RecordBatch, mask: pa.Array, problem: str, remedy: str
 ) -> RejectedRows:
-    found = batch.filter(mask)
-    rows = found.to_pylist()
-    times = event_micros(found, side.event_time).to_pylist()
+    rejected = batch.filter(mask)
+    rows = rejected.to_pylist()
+    times = event_micros(rejected, side.event_time).to_pylist()
     return RejectedRows(
         SideRowError(side.name, problem, rows, remedy), [*map(to_json, rows)], times
     )

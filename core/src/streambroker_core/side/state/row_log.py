@@ -1,7 +1,7 @@
-"""Rows of one bucket in their order, in blobs of which a window writes the new ones.
+"""Append-only log of one bucket's rows, stored in blobs.
 
-A window's rows are one *chunk*. Chunks of like size become one, so there are few of them, and each
-row is written again only now and then.
+Each window appends one *chunk*. Chunks of similar size are merged, so there are few of them and a
+row is rewritten only rarely.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Chunk:
 
 
 class RowLog:
-    """Rows in the order in which they came, in the blobs that begin with a name."""
+    """Rows in arrival order, stored in the blobs that begin with a name."""
 
     def __init__(
         self,
@@ -38,13 +38,14 @@ class RowLog:
         *,
         min_fields: tuple[str, ...] = (),
     ) -> None:
-        """Take up the rows.
+        """Restore the rows.
 
         Args:
-            name: of the directory blob; chunks are ``<name>/<number>``.
-            types: of the columns.
+            name: name of the directory blob; chunks are ``<name>/<number>``.
+            types: types of the columns.
             blobs: the bucket's state; None for none.
-            min_fields: up to two fields of the last column, a struct, whose least values are known.
+            min_fields: up to two fields of the last column, a struct, whose least values are
+                tracked.
         """
         self.name, self.types = name, types
         self._blobs = blobs if blobs is not None else {}
@@ -62,17 +63,17 @@ class RowLog:
 
     @classmethod
     def from_columns(cls, *columns: pa.Array) -> RowLog:
-        """Return rows without state."""
-        made = cls("t", tuple(column.type for column in columns))
-        made.add(*columns)
-        return made
+        """Return a log without state."""
+        log = cls("t", tuple(column.type for column in columns))
+        log.add(*columns)
+        return log
 
     def __len__(self) -> int:
         return sum(chunk.rows for chunk in self._chunks)
 
     @property
     def max_count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self)
 
     @property
@@ -81,11 +82,11 @@ class RowLog:
         return sum(chunk.size for chunk in self._chunks)
 
     def min_value(self, number: int) -> int | None:
-        """Return the least value of a field that is watched; None if there is none."""
+        """Return the least value of a tracked field; None if there is none."""
         return min_present(chunk.minima[number] for chunk in self._chunks)
 
     def add(self, *columns: pa.Array) -> None:
-        """Put rows at the end."""
+        """Append rows."""
         if len(columns[0]):
             self._chunks.append(self._make_chunk(list(columns)))
 
@@ -97,22 +98,22 @@ class RowLog:
             return self._load(self._chunks[0])
         if self._whole is None:
             loaded = [self._load(chunk) for chunk in self._chunks]
-            self._whole = [pa.concat_arrays(list(each)) for each in zip(*loaded, strict=True)]
+            self._whole = [pa.concat_arrays(list(parts)) for parts in zip(*loaded, strict=True)]
         return self._whole
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._removed += [old.number for old in self._chunks]
         self._chunks, self._whole, self._changed = [], None, True
 
     def pop_all(self) -> list[pa.Array]:
-        """Return the columns of all rows, and forget them."""
-        found = self.read_all()
+        """Remove all rows and return their columns."""
+        columns = self.read_all()
         self.clear()
-        return found
+        return columns
 
     def changes(self) -> Changes:
-        """Return the blobs to write and, as None, those to remove."""
+        """Return the blobs to write; None marks a removed blob."""
         self._merge_chunks()
         out: Changes = {
             f"{self.name}/{number}": None
@@ -129,7 +130,7 @@ class RowLog:
         return out
 
     def _merge_chunks(self) -> None:
-        """Make one of the last two chunks while the last is at least half of the other."""
+        """Merge the last two chunks while the last has at least half the rows of the other."""
         while len(self._chunks) > 1 and 2 * self._chunks[-1].rows >= self._chunks[-2].rows:
             newest, other = self._chunks.pop(), self._chunks.pop()
             both = zip(self._load(other), self._load(newest), strict=True)
@@ -141,10 +142,10 @@ class RowLog:
         if self._min_fields:
             lows[: len(self._min_fields)] = min_values(columns[-1], self._min_fields)
         size = sum(column.nbytes for column in columns)
-        made = _Chunk(self._next, len(columns[0]), size, lows, columns, changed=True)
+        chunk = _Chunk(self._next, len(columns[0]), size, lows, columns, changed=True)
         self._next += 1
         self._whole, self._changed = None, True
-        return made
+        return chunk
 
     def _load(self, chunk: _Chunk) -> list[pa.Array]:
         if chunk.columns is None:

@@ -1,8 +1,10 @@
-"""Sorted levels of keys and values, and how several become one.
+"""Sorted runs of keys and values, and how runs are merged.
 
-A *level* has each key once, ascending. A newer level hides older ones, key by key; an entry that
-is *gone* hides them without a value. Of a map the value is one struct; of a multimap a list of
-them, which is put after the older ones, unless it is gone: then it begins anew.
+- A *run* has each key once, ascending.
+- In a map a value is one struct. A newer run hides older ones, key by key; a *deleted* entry hides
+  them without a value.
+- In a multimap a value is a list of structs. It is appended to older lists of its key; a deleted
+  entry drops these first.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ Keys: TypeAlias = pa.Array
 
 @dataclass(frozen=True, slots=True)
 class SortedRun:
-    """Keys, ascending, each once, with what belongs to them.
+    """Keys with their times, deletion flags and values.
+
+    In a run, keys ascend and occur once. Rows not yet made into a run use this class too; their
+    keys may be in any order and repeat.
 
     Attributes:
         keys: without nulls.
@@ -39,29 +44,29 @@ class SortedRun:
 
     @property
     def columns(self) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array]:
-        """All four columns."""
+        """The columns in the order of the constructor."""
         return (self.keys, self.times, self.deleted, self.values)
 
     def slice(self, start: int, length: int) -> SortedRun:
-        """Return entries from a place on, without a copy."""
-        return SortedRun(*(one.slice(start, length) for one in self.columns))
+        """Return consecutive entries without copying."""
+        return SortedRun(*(column.slice(start, length) for column in self.columns))
 
     def take(self, indices: pa.Array) -> SortedRun:
-        """Return entries by their places."""
-        return SortedRun(*(one.take(indices) for one in self.columns))
+        """Return entries by their indices."""
+        return SortedRun(*(column.take(indices) for column in self.columns))
 
     def filter(self, mask: pa.Array) -> SortedRun:
         """Return the entries for which a mask is true."""
-        return SortedRun(*(one.filter(mask) for one in self.columns))
+        return SortedRun(*(column.filter(mask) for column in self.columns))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the entries in Arrow."""
-        return sum(one.nbytes for one in self.columns)
+        return sum(column.nbytes for column in self.columns)
 
     @property
     def entries(self) -> int:
-        """Values there are; those of one key counted each."""
+        """Number of values; each value of a list counts."""
         if is_list(self.values.type):
             return len(flatten(self.values))
         return len(self) - int(pc.sum(self.deleted).as_py() or 0)
@@ -69,11 +74,11 @@ class SortedRun:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """Entries of a level by their places; each column is taken when it is asked for.
+    """Result of a lookup; each column is computed when it is read.
 
     Attributes:
-        run: the entries; not all of them need be in the order of a level.
-        indices: where each key is, int64; null for those that are not there.
+        run: the entries, not necessarily sorted.
+        indices: index of each key, int64; null for keys that were not found.
     """
 
     run: SortedRun
@@ -81,7 +86,7 @@ class LookupResult:
 
     @property
     def has_entry(self) -> pa.Array:
-        """Whether each key has an entry, gone or not."""
+        """Whether each key has an entry, deleted or not."""
         return pc.is_valid(self.indices)
 
     @property
@@ -91,7 +96,7 @@ class LookupResult:
 
     @property
     def values(self) -> pa.Array:
-        """The value of each entry; null where there is none, of any kind where it is gone."""
+        """The value of each entry; null where there is none, arbitrary where it is deleted."""
         return self.run.values.take(self.indices)
 
     @property
@@ -105,12 +110,12 @@ class LookupResult:
 
     @property
     def has_deleted(self) -> bool:
-        """Whether there is any entry whose value does not count, because it is gone."""
+        """Whether any entry of the run is deleted, so its value does not count."""
         return bool(pc.any(self.run.deleted).as_py())
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Tell whether values of this type are several for a key."""
+    """Return whether a key has several values of this type."""
     return bool(pa.types.is_list(type_))
 
 
@@ -120,87 +125,87 @@ def flatten(lists: pa.Array) -> pa.Array:
 
 
 def concat(runs: list[SortedRun]) -> SortedRun:
-    """Return the entries of levels one after the other; not a level unless their ranges follow."""
+    """Concatenate runs; the result is a run only if their key ranges follow each other."""
     if len(runs) == 1:
         return runs[0]
-    columns = zip(*(level.columns for level in runs), strict=True)
+    columns = zip(*(run.columns for run in runs), strict=True)
     return SortedRun(*(pa.concat_arrays(list(column)) for column in columns))
 
 
 def run_from_rows(rows: SortedRun, *, latest: bool) -> SortedRun:
-    """Return rows of a map, in order, as a level: the last of each key stays.
+    """Return a run of a map from ordered rows; the last row of each key wins.
 
     Args:
-        rows: as a level, with keys in any order and more than once.
-        latest: the last by event time instead, the later row at equal times; one without a time,
-            of a policy before, is older than any.
+        rows: rows with keys in any order, also repeated.
+        latest: the last by event time wins, at equal times the later row. A row without a time,
+            from an earlier policy, counts as older than any.
     """
     return _keep_last(rows, latest=latest)
 
 
 def run_of_lists(rows: SortedRun) -> SortedRun:
-    """Return rows of a multimap, in order, as a level of lists.
+    """Return a run of a multimap from ordered rows.
 
-    A row that is gone takes what was before it, and is no value itself.
+    A deleted row drops the values before it and is no value itself.
     """
     lengths = pc.cast(pc.invert(rows.deleted), pa.int64())
-    kept = rows.values.filter(pc.invert(rows.deleted))
+    values = rows.values.filter(pc.invert(rows.deleted))
     return merge(
-        [SortedRun(rows.keys, rows.times, rows.deleted, _lists(lengths, kept))], latest=False
+        [SortedRun(rows.keys, rows.times, rows.deleted, _lists(lengths, values))], latest=False
     )
 
 
 def merge(runs: list[SortedRun], *, latest: bool) -> SortedRun:
-    """Return one level that says what several say, the oldest first.
+    """Merge runs, the oldest first, into one run.
 
     Args:
-        runs: at least one; the keys of one need not ascend.
-        latest: of a map, the greatest event time wins, not the newest level.
+        runs: at least one; the keys of each may be in any order.
+        latest: in a map, the greatest event time wins, not the newest run.
     """
-    every = concat(runs)
-    if not is_list(every.values.type):
-        return _keep_last(every, latest=latest)
-    every = every.take(pc.sort_indices(every.keys))
-    anew = every.deleted
-    if pc.any(every.deleted).as_py():
-        every, anew = _drop_before_deleted(every)
-    ends = _ends(every.keys)
-    counts = pc.cumulative_sum(pc.cast(pc.list_value_length(every.values), pa.int64()))
+    merged = concat(runs)
+    if not is_list(merged.values.type):
+        return _keep_last(merged, latest=latest)
+    merged = merged.take(pc.sort_indices(merged.keys))
+    deleted = merged.deleted
+    if pc.any(merged.deleted).as_py():
+        merged, deleted = _drop_before_deleted(merged)
+    ends = _ends(merged.keys)
+    counts = pc.cumulative_sum(pc.cast(pc.list_value_length(merged.values), pa.int64()))
     last = pc.subtract(ends, 1)
     sums = counts.take(last)
     return SortedRun(
-        every.keys.take(last),
-        every.times.take(last),
-        anew.take(last),
-        _lists_at(sums, flatten(every.values)),
+        merged.keys.take(last),
+        merged.times.take(last),
+        deleted.take(last),
+        _lists_at(sums, flatten(merged.values)),
     )
 
 
 def find_indices(run: SortedRun, keys: Keys) -> pa.Array:
-    """Return where each key is in a level, int64; null for those that are not.
+    """Return the index of each key in a run, int64; null for keys that are not found.
 
-    Takes the way that is cheaper for so many keys: a search for each, or a hash table of all.
+    Uses the cheaper way for this number of keys: a search for each, or a hash table of all.
     """
     size = len(run)
     if not size:
         return pa.nulls(len(keys), pa.int64())
     if 2 * len(keys) > size:
-        places = pc.index_in(keys, value_set=run.keys, skip_nulls=True)
-        return pc.cast(places, pa.int64())
-    places = pc.cast(pc.search_sorted(run.keys, keys), pa.int64())
-    inside = pc.min_element_wise(places, size - 1, skip_nulls=False)
-    return pc.if_else(pc.equal(run.keys.take(inside), keys), inside, pa.scalar(None, pa.int64()))
+        indices = pc.index_in(keys, value_set=run.keys, skip_nulls=True)
+        return pc.cast(indices, pa.int64())
+    indices = pc.cast(pc.search_sorted(run.keys, keys), pa.int64())
+    bounded = pc.min_element_wise(indices, size - 1, skip_nulls=False)
+    return pc.if_else(pc.equal(run.keys.take(bounded), keys), bounded, pa.scalar(None, pa.int64()))
 
 
 def drop_deleted(run: SortedRun) -> SortedRun:
     """Return the entries that have a value."""
     if is_list(run.values.type):
-        kept = pc.greater(pc.list_value_length(run.values), 0)
+        has_value = pc.greater(pc.list_value_length(run.values), 0)
     else:
-        kept = pc.invert(run.deleted)
-    if pc.all(kept).as_py():
+        has_value = pc.invert(run.deleted)
+    if pc.all(has_value).as_py():
         return run
-    return run.filter(kept)
+    return run.filter(has_value)
 
 
 def _keep_last(rows: SortedRun, *, latest: bool) -> SortedRun:
@@ -215,24 +220,24 @@ def _keep_last(rows: SortedRun, *, latest: bool) -> SortedRun:
 
 
 def _is_ascending(keys: pa.Array) -> bool:
-    """Tell whether each key is greater than the one before."""
+    """Return whether each key is greater than the one before."""
     size = len(keys)
     return bool(pc.all(pc.less(keys.slice(0, max(size - 1, 0)), keys.slice(min(size, 1)))).as_py())
 
 
 def _ends(keys: pa.Array) -> pa.Array:
-    """Return where the run of each key ends, of keys that ascend."""
+    """Return the end of each key's run, for ascending keys."""
     return pc.cast(pc.run_end_encode(keys, run_end_type=pa.int64()).run_ends, pa.int64())
 
 
 def _drop_before_deleted(every: SortedRun) -> tuple[SortedRun, pa.Array]:
-    """Drop what is before the last gone entry of each key; also tell which keys have one."""
+    """Drop entries before the last deleted entry of each key; mark the keys that have one."""
     keys = every.keys.to_pylist()
-    gone = every.deleted.to_pylist()
-    last = {key: place for place, key in enumerate(keys) if gone[place]}
-    kept = pa.array([place >= last.get(key, 0) for place, key in enumerate(keys)])
-    anew = pa.array([key in last for key in keys])
-    return every.filter(kept), anew.filter(kept)
+    deleted = every.deleted.to_pylist()
+    last = {key: index for index, key in enumerate(keys) if deleted[index]}
+    retained = pa.array([index >= last.get(key, 0) for index, key in enumerate(keys)])
+    has_deleted = pa.array([key in last for key in keys])
+    return every.filter(retained), has_deleted.filter(retained)
 
 
 def _lists(lengths: pa.Array, values: pa.Array) -> pa.Array:

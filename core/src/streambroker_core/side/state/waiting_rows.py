@@ -1,7 +1,7 @@
 """Main rows that wait, each for one thing: a side window, or a key in it.
 
-A row is kept once for each main window in which it waits, under the first thing it waits for.
-When that is there it is taken out and looked at again.
+A row is stored once for each main window in which it waits, under the first thing it waits for.
+When that arrives, the row is taken out and retried.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from streambroker_core.side.state.row_log import RowLog
 from streambroker_core.side.state.sorted_runs import SortedRun, flatten, run_of_lists
 
 GROUP = -1
-"""Stands for a side input where rows wait for the end of their own main window."""
+"""Number used instead of a side input: rows wait for the end of their own main window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What holds rows back.
+    """Cause that blocks rows, and counts of these rows.
 
     Attributes:
-        input: the side input they wait for, by its number; see ``GROUP``.
-        window: start of its window in microseconds; see ``windows.EVER``.
-        by_key: whether they wait for keys, not for the window.
-        rows: how many (row, window) pairs.
+        input: number of the side input they wait for; see ``GROUP``.
+        window: start of its window in microseconds; see ``windows.GLOBAL_START``.
+        by_key: whether they wait for keys instead of the window.
+        rows: number of (row, window) pairs.
         size: their bytes in Arrow.
         since: pinned time at which the first began to wait, in microseconds.
         low: least event time among them; None if they have none.
@@ -46,12 +46,12 @@ class Stall:
 
 
 _StallKey: TypeAlias = "tuple[int, int, bool]"
-"""Of a stall: side input, window, and whether its rows wait for keys."""
+"""Side input, window, and whether the rows wait for keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StallCounts:
-    """Of a stall: rows, their bytes, least event time, and since when the first waits."""
+    """Rows of a stall, their bytes, least event time, and the time the first began to wait."""
 
     rows: int
     size: int
@@ -60,30 +60,30 @@ class _StallCounts:
 
 
 class WaitingRows:
-    """All rows that wait in a bucket.
+    """All waiting rows of a bucket.
 
-    What was not touched since the state was taken up is known by its figures, and is not read.
+    Stores not touched since the restore are known by their counts alone and are not read.
 
     Attributes:
         schema: columns of (row, window) pairs.
     """
 
     def __init__(self, layout: StateLayout, blobs: Blobs, dumped: list[list[Any]]) -> None:
-        """Take them up; ``dumped`` is what :meth:`tell` returned."""
+        """Restore the rows; ``dumped`` is what :meth:`dump` returned."""
         self.schema, self._key_types, self._blobs = layout.pair_schema, layout.key_types, blobs
         self._type = pa.struct(list(self.schema))
         self._begun: set[tuple[int, int]] = {(number, start) for number, start, *_ in dumped}
         self._stores: dict[_StallKey, RowLog | PagedMap] = {}
         self._unread: dict[_StallKey, _StallCounts] = {}
-        for number, start, by_key, *figures in dumped:
-            at = (number, start, by_key)
-            if figures:
-                self._unread[at] = _StallCounts(*figures)
-            else:  # of a state that was written without them
-                self._open(at)
+        for number, start, by_key, *counts in dumped:
+            stall_key = (number, start, by_key)
+            if counts:
+                self._unread[stall_key] = _StallCounts(*counts)
+            else:  # state written without counts
+                self._open(stall_key)
 
     def put(self, number: int, start: int, pairs: pa.RecordBatch, keys: pa.Array | None) -> None:
-        """Let pairs wait for a window of a side input, or for their keys in it."""
+        """Store pairs that wait for a window of a side input, or for their keys in it."""
         values = pairs.to_struct_array()
         self._begun.add((number, start))
         store = self._open((number, start, keys is not None))
@@ -100,104 +100,119 @@ class WaitingRows:
         store.add(run_of_lists(rows))
 
     def pop_begun(self) -> set[tuple[int, int]]:
-        """Return for what pairs have begun to wait since this was asked last; at first, for all."""
-        found, self._begun = self._begun, set()
-        return found
+        """Return the (side input, window) pairs with new waits since the last call; first: all."""
+        begun, self._begun = self._begun, set()
+        return begun
 
     def waited_windows(self, number: int) -> list[int]:
-        """Return the windows of a side input that are waited for."""
+        """Return the windows of a side input for which rows wait."""
         return sorted({start for one, start, by_key in self._stall_keys() if one == number})
 
     def has_waiting(self, number: int, start: int) -> bool:
-        """Tell whether anything waits for a window, not for keys in it."""
+        """Return whether rows wait for a window itself, not for keys in it."""
         return self._has_stall((number, start, False))
 
     def release(self, number: int, start: int) -> list[pa.RecordBatch]:
-        """Take out what waits for a window."""
+        """Remove and return the pairs that wait for a window."""
         rows = self._open_rows(number, start)
         return [] if rows is None else self._batches(rows.pop_all()[0])
 
     def release_by_key(self, number: int, start: int) -> list[pa.RecordBatch]:
-        """Take out all that wait for keys in a window."""
-        leaves = self._open_pages(number, start)
-        if leaves is None:
+        """Remove and return all pairs that wait for keys in a window."""
+        pages = self._open_pages(number, start)
+        if pages is None:
             return []
-        found = flatten(leaves.read_all().values)
-        leaves.clear()
-        return self._batches(found)
+        pairs = flatten(pages.read_all().values)
+        pages.clear()
+        return self._batches(pairs)
 
     def release_keys(self, number: int, start: int, keys: pa.Array) -> list[pa.RecordBatch]:
-        """Take out what waits for these keys in a window."""
-        leaves = self._open_pages(number, start)
-        if leaves is None:
+        """Remove and return the pairs that wait for these keys in a window."""
+        pages = self._open_pages(number, start)
+        if pages is None:
             return []
         keys = pc.drop_null(pc.unique(keys))
-        found = flatten(leaves.lookup(keys).values)
-        if len(found):
-            leaves.remove(keys)
-        return self._batches(found)
+        pairs = flatten(pages.lookup(keys).values)
+        if len(pairs):
+            pages.remove(keys)
+        return self._batches(pairs)
 
     def waited_keys(self, number: int, start: int) -> pa.Array | None:
-        """Return the keys that are waited for in a window; None if there are none."""
-        leaves = self._open_pages(number, start)
-        return None if leaves is None else leaves.read_all().keys
+        """Return the keys for which rows wait in a window; None if there are none."""
+        pages = self._open_pages(number, start)
+        return None if pages is None else pages.read_all().keys
 
     def release_since(self, number: int, since: int) -> list[pa.RecordBatch]:
-        """Take out what has waited for a side input since a time, or longer."""
-        found: list[pa.RecordBatch] = []
-        due = [at for at in self._stall_keys() if at[0] == number and self._is_due(at, since)]
-        for at in sorted(due):
-            store = self._open(at)
+        """Remove and return pairs that have waited for a side input since a time, or longer."""
+        released: list[pa.RecordBatch] = []
+        due = [
+            stall_key
+            for stall_key in self._stall_keys()
+            if stall_key[0] == number and self._is_due(stall_key, since)
+        ]
+        for stall_key in sorted(due):
+            store = self._open(stall_key)
             if isinstance(store, RowLog):
                 old, new = _split(store.pop_all()[0], since)
                 store.add(new)
-                found += self._batches(old)
+                released += self._batches(old)
             else:
-                found += self._batches(_pop_old(store, since))
-        return found
+                released += self._batches(_pop_old(store, since))
+        return released
 
     def stalls(self) -> list[Stall]:
-        """Return what rows wait for, in the order of side inputs and windows."""
-        every = [(at, self._stall_counts(at)) for at in sorted(self._stall_keys())]
-        return [Stall(*at, of.rows, of.size, of.since, of.low) for at, of in every]
+        """Return the stalls, ordered by side input and window."""
+        counted = [
+            (stall_key, self._stall_counts(stall_key)) for stall_key in sorted(self._stall_keys())
+        ]
+        return [
+            Stall(*stall_key, counts.rows, counts.size, counts.since, counts.low)
+            for stall_key, counts in counted
+        ]
 
     @property
     def max_count(self) -> int:
-        """A number of pairs that is not exceeded, without the work of counting."""
-        unread = sum(of.rows for of in self._unread.values())
+        """Upper bound of the number of pairs, known without counting."""
+        unread = sum(counts.rows for counts in self._unread.values())
         return unread + sum(store.max_count for store in self._stores.values())
 
     @property
     def size(self) -> int:
         """Bytes in Arrow."""
-        unread = sum(of.size for of in self._unread.values())
+        unread = sum(counts.size for counts in self._unread.values())
         return unread + sum(store.size for store in self._stores.values())
 
     def min_event_time(self) -> int | None:
-        """Return the least event time among all; None if there is none."""
-        unread = (of.low for of in self._unread.values())
+        """Return the least event time of all rows; None if there is none."""
+        unread = (counts.low for counts in self._unread.values())
         return min_present((*unread, *(store.min_value(0) for store in self._stores.values())))
 
     def waiting_since(self, number: int) -> int | None:
-        """Return since when the first waits for a side input; None if none does."""
+        """Return when the first row began to wait for a side input; None if none waits."""
         return min_present(
-            self._stall_counts(at).since for at in self._stall_keys() if at[0] == number
+            self._stall_counts(stall_key).since
+            for stall_key in self._stall_keys()
+            if stall_key[0] == number
         )
 
     def changes(self) -> Changes:
-        """Return the blobs to write and, as None, those to remove."""
+        """Return the blobs to write; None marks a removed blob."""
         out: Changes = {}
         for store in self._stores.values():
             out.update(store.changes())
         return out
 
     def dump(self) -> list[list[Any]]:
-        """Return what is not in blobs, as JSON value."""
-        return [[*at, *astuple(self._stall_counts(at))] for at in sorted(self._stall_keys())]
+        """Return the state outside the blobs, as a JSON value."""
+        return [
+            [*stall_key, *astuple(self._stall_counts(stall_key))]
+            for stall_key in sorted(self._stall_keys())
+        ]
 
     def _stall_keys(self) -> list[_StallKey]:
-        """Return for what anything waits."""
-        opened = [at for at, store in self._stores.items() if store.max_count and len(store)]
+        opened = [
+            stall_key for stall_key, store in self._stores.items() if store.max_count and len(store)
+        ]
         return [*self._unread, *opened]
 
     def _has_stall(self, stall_key: _StallKey) -> bool:
@@ -216,16 +231,14 @@ class WaitingRows:
         return first is not None and first <= since
 
     def _open_rows(self, number: int, start: int) -> RowLog | None:
-        """Return the rows that wait for a window; None if none do."""
-        at = (number, start, False)
-        store = self._open(at) if self._has_stall(at) else None
+        stall_key = (number, start, False)
+        store = self._open(stall_key) if self._has_stall(stall_key) else None
         assert store is None or isinstance(store, RowLog)  # noqa: S101 - as its place says
         return store
 
     def _open_pages(self, number: int, start: int) -> PagedMap | None:
-        """Return the rows that wait for keys in a window; None if none do."""
-        at = (number, start, True)
-        store = self._open(at) if self._has_stall(at) else None
+        stall_key = (number, start, True)
+        store = self._open(stall_key) if self._has_stall(stall_key) else None
         assert store is None or isinstance(store, PagedMap)  # noqa: S101 - as its place says
         return store
 

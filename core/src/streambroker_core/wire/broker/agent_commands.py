@@ -1,9 +1,10 @@
-"""What a broker asks of an agent, and what the agent answers: errands.
+"""Commands from the broker to an agent, and their results.
 
-A broker has no way to call an agent. It tells the agent by a hint, or with a poll, that an errand
-waits; the agent fetches it, does it, and brings the answer: ``{"done": [...]}`` there,
-``{"errands": [...]}`` back, until there is none. An errand that is fetched twice is done twice:
-whatever is asked here has to be such that this changes nothing more.
+The broker cannot call an agent. A hint, or the response to a poll, announces a command. The agent
+sends results ``{"done": [...]}`` and receives commands ``{"errands": [...]}`` until there is none.
+A command that is fetched twice runs twice, so every action has to be idempotent.
+
+Functions raise `ManifestError` on a missing or wrong field, or a body that is not JSON.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ EMITTED: Final = "export.emitted"
 APPEND: Final = "control.append"
 ENTRY: Final = "control.entry"
 ACTIONS: Final = (EMIT, EMITTED, APPEND, ENTRY)
-"""What a broker may ask for, as the agent's own job does."""
+"""Actions a broker may request; the agent's own job requests the same."""
 HEADER: Final = "Errands"
-"""Of the answer to a poll: something waits."""
+"""Response header of a poll: a command waits."""
 MAX_COMMANDS: Final = 100
-"""Errands, and answers, of one message."""
+"""Maximum commands, or results, of one message."""
 FAILED: Final = "InternalError"
-"""Code of an answer of an agent that could not do it, for a reason that its log tells."""
+"""Code of a command that failed for a reason in the agent's log."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _CODE = re.compile(r"[A-Z][A-Za-z]{0,63}")
@@ -40,12 +41,12 @@ _MAX_TEXT = 2 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCommand:
-    """What is asked.
+    """A command to an agent.
 
     Attributes:
-        id: 32 hexadecimal digits; of what is to be done once, the same whenever that is asked.
+        id: 32 hexadecimal digits; repeated requests for one command have the same id.
         action: one of `ACTIONS`.
-        text: what the action takes, as JSON: it is carried as text, however deep it is nested.
+        text: the action's body as JSON, carried as text whatever its nesting depth.
     """
 
     id: str
@@ -54,11 +55,7 @@ class AgentCommand:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the action takes; a new one each time.
-
-        Raises:
-            ManifestError: it is no JSON object.
-        """
+        """The action's body, a new object on each access."""
         try:
             return dict(Fields(json.loads(self.text)).raw())
         except (ValueError, RecursionError) as error:
@@ -66,22 +63,18 @@ class AgentCommand:
 
 
 def make_command(action: str, body: Mapping[str, Any], id_: str | None = None) -> AgentCommand:
-    """Return an errand; without an id, the one that is the same for the same action and body.
-
-    Raises:
-        ManifestError: its body cannot be written as JSON.
-    """
+    """Return a command; the default id is a hash of action and body."""
     try:
         text = canonical(body).decode()
     except (ValueError, RecursionError) as error:
         raise ManifestError(path="", reason=f"cannot be written as JSON: {error}") from error
-    same = hashlib.sha256(f"{action}\n{text}".encode()).hexdigest()[:32]
-    return AgentCommand(id=same if id_ is None else id_, action=action, text=text)
+    digest = hashlib.sha256(f"{action}\n{text}".encode()).hexdigest()[:32]
+    return AgentCommand(id=digest if id_ is None else id_, action=action, text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What an agent answers: ``answer``, or else ``code`` and ``detail`` of why not."""
+    """Result of a command: ``answer``, or ``code`` and ``detail`` of the failure."""
 
     id: str
     answer: Mapping[str, Any] | None = None
@@ -90,54 +83,53 @@ class CommandResult:
 
 
 def encode_commands(commands: Sequence[AgentCommand]) -> dict[str, Any]:
-    """Return the message to the agent."""
-    return {"errands": [{"id": e.id, "action": e.action, "body": e.text} for e in commands]}
+    """Return the message that carries commands."""
+    return {
+        "errands": [
+            {"id": command.id, "action": command.action, "body": command.text}
+            for command in commands
+        ]
+    }
 
 
 def decode_commands(data: object) -> list[AgentCommand]:
-    """Read the message to the agent.
-
-    Raises:
-        ManifestError: a field is missing or wrong.
-    """
+    """Read a message that carries commands."""
     fields = Fields(data)
-    found = []
+    commands = []
     for number, item in enumerate(fields.items("errands", max_items=MAX_COMMANDS)):
-        one = fields.entry("errands", number, item)
-        text = one.text("body", longest=_MAX_TEXT)
-        found.append(AgentCommand(id=_read_id(one), action=one.text("action"), text=text))
-    return found
+        entry = fields.entry("errands", number, item)
+        text = entry.text("body", longest=_MAX_TEXT)
+        commands.append(AgentCommand(id=_read_id(entry), action=entry.text("action"), text=text))
+    return commands
 
 
 def encode_results(results: Sequence[CommandResult]) -> dict[str, Any]:
-    """Return the message of the agent."""
+    """Return the message that carries results."""
     return {
         "done": [
-            {"id": d.id, "code": d.code, "detail": d.detail[:_MAX_DETAIL]}
-            if d.answer is None
-            else {"id": d.id, "answer": dict(d.answer)}
-            for d in results
+            {"id": result.id, "code": result.code, "detail": result.detail[:_MAX_DETAIL]}
+            if result.answer is None
+            else {"id": result.id, "answer": dict(result.answer)}
+            for result in results
         ]
     }
 
 
 def decode_results(data: object) -> list[CommandResult]:
-    """Read the message of the agent.
-
-    Raises:
-        ManifestError: a field is missing or wrong.
-    """
+    """Read a message that carries results."""
     fields = Fields(data)
-    found = []
+    results = []
     for number, item in enumerate(fields.items("done", max_items=MAX_COMMANDS)):
-        one = fields.entry("done", number, item)
-        if one.has("answer"):
-            found.append(CommandResult(id=_read_id(one), answer=dict(one.child("answer").raw())))
+        entry = fields.entry("done", number, item)
+        if entry.has("answer"):
+            results.append(
+                CommandResult(id=_read_id(entry), answer=dict(entry.child("answer").raw()))
+            )
             continue
-        code = one.text("code", check=lambda c: _CODE.fullmatch(c) is not None, expected="a code")
-        detail = one.text("detail", longest=4 * _MAX_DETAIL)
-        found.append(CommandResult(id=_read_id(one), code=code, detail=detail))
-    return found
+        code = entry.text("code", check=lambda c: _CODE.fullmatch(c) is not None, expected="a code")
+        detail = entry.text("detail", longest=4 * _MAX_DETAIL)
+        results.append(CommandResult(id=_read_id(entry), code=code, detail=detail))
+    return results
 
 
 def _read_id(fields: Fields) -> str:

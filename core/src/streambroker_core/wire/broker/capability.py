@@ -1,8 +1,7 @@
-"""Capabilities: what an importer shows to the exporter's agent to open a route.
+"""Capabilities: tokens with which an importer opens a route at the exporter's agent.
 
-The broker signs them with the key of the exporter's agent, so that agent checks
-them alone, also while the broker is away. Text form: ``base64url(json)`` dot
-``base64url(mac)``, without padding.
+The broker signs them with the key of the exporter's agent, which verifies them even while the
+broker is away. Text form: ``base64url(json)`` dot ``base64url(mac)``, without padding.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from streambroker_core.wire.encoding.fields import Fields
 
 CAPABILITY_VERSION = 1
 MAX_TOKEN = 2048
-"""Characters; a longer token is refused before it is looked at."""
+"""Characters; a longer token is rejected unread."""
 
 DAY_S = 86_400
-"""A capability ends so long after the end of the day on which it was signed."""
+"""Seconds between the end of the day of signing and the capability's expiry."""
 
 _FAR = 1 << 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """What the bearer may do.
+    """Permission of the bearer to read an export.
 
     Attributes:
         reader_import: ``namespace/job/pe/port`` of the importer.
         export: ``namespace/job/pe/port`` of the exporter.
-        filter_allowed: whether the importer may have rows filtered.
+        filter_allowed: whether the importer may filter rows.
         policy: ``wait`` or ``drop``.
-        expires: seconds since 1970, UTC, or None for as long as the route is.
+        expires: seconds since 1970, UTC, or None for as long as the route exists.
     """
 
     reader_import: str
@@ -48,17 +47,17 @@ class Capability:
 
 
 def compute_expiry(now: float) -> int:
-    """Return when a capability ends that is signed now: one to two days later.
+    """Return the expiry of a capability that is signed now, one to two days later.
 
-    It is the same moment for all of a day, so that equal views stay equal.
+    It is constant throughout a day, so that equal views stay equal.
     """
     return (int(now) // DAY_S + 2) * DAY_S
 
 
 def claimed_expiry(token: str) -> int | None:
-    """Return when a capability ends by its own account; None for never, or if it says nothing.
+    """Return the claimed expiry of a capability; None for never, or if it is malformed.
 
-    The signature is not looked at: its bearer has no key.
+    The signature is not verified, because the bearer has no key.
     """
     try:
         return _read(_decode(token.partition(".")[0])).expires
@@ -67,9 +66,9 @@ def claimed_expiry(token: str) -> int | None:
 
 
 def claims_filter(token: str | None) -> bool:
-    """Tell whether a capability allows filters by its own account; none allows nothing.
+    """Return whether a capability claims to allow filters; False without one.
 
-    The signature is not looked at: its bearer has no key.
+    The signature is not verified, because the bearer has no key.
     """
     try:
         return token is not None and _read(_decode(token.partition(".")[0])).filter_allowed
@@ -86,15 +85,9 @@ def sign(
     policy: str,
     expires: int | None = None,
 ) -> str:
-    """Return a token; equal arguments give equal tokens.
+    """Return a token; equal arguments return equal tokens.
 
-    Args:
-        key: the key of the exporter's agent.
-        reader_import: text form of the importer's port.
-        export: text form of the exporter's port.
-        filter_allowed: the Export's ``allowFilter``.
-        policy: the route's policy.
-        expires: seconds since 1970 after which the token opens nothing.
+    ``key`` is that of the exporter's agent; for the other arguments see `Capability`.
     """
     body = canonical(
         {
@@ -112,34 +105,31 @@ def sign(
 def verify(
     key: bytes, token: str | None, *, reader_import: str, export: str, now: float | None
 ) -> Capability:
-    """Return what a token allows.
+    """Verify the reader's token for an import and an export, and return its content.
 
-    Args:
-        key: the key of this agent.
-        token: what the reader showed; None where it showed nothing.
-        reader_import: the import the reader says it is.
-        export: the export it wants to read.
-        now: seconds since 1970; None passes over its end.
+    ``key`` is that of this agent. ``now`` is in seconds since 1970; None ignores the expiry.
 
     Raises:
-        CapabilityError: it is missing, malformed, forged, for another import or
-            export, or expired; the error's ``reason`` is that word.
+        CapabilityError: it is missing, malformed, forged, for another import or export, or
+            expired; the error's ``reason`` is that word.
     """
     if not token:
         raise CapabilityError("missing", f"no capability for {export} was shown")
     body = _open(key, token)
-    found = _read(body)
-    if found.reader_import != reader_import:
+    capability = _read(body)
+    if capability.reader_import != reader_import:
         raise CapabilityError(
-            "wrong import", f"the capability is for {found.reader_import}, not {reader_import}"
+            "wrong import", f"the capability is for {capability.reader_import}, not {reader_import}"
         )
-    if found.export != export:
-        raise CapabilityError("wrong export", f"the capability opens {found.export}, not {export}")
-    if found.expires is not None and now is not None and now >= found.expires:
+    if capability.export != export:
         raise CapabilityError(
-            "expired", f"the capability for {export} ended {now - found.expires:.0f} s ago"
+            "wrong export", f"the capability opens {capability.export}, not {export}"
         )
-    return found
+    if capability.expires is not None and now is not None and now >= capability.expires:
+        raise CapabilityError(
+            "expired", f"the capability for {export} ended {now - capability.expires:.0f} s ago"
+        )
+    return capability
 
 
 def _open(key: bytes, token: str) -> bytes:

@@ -1,8 +1,8 @@
-"""Which exports of a PE have ended, as its agent tells with each poll: the header ``EndedRun``.
+"""Ended exports of a PE: the header ``Ended`` of an agent's poll.
 
-Ports in order, with commas between them. ``*`` after the last says that more have ended, of
-which nothing is said: a poll must not fail because there are many. Where none has ended there is
-no header, as there is none from an agent that cannot tell.
+Sorted port names, separated by commas. A final ``*`` means that more may have ended: a poll must
+not fail because there are many. Without ended exports there is no header, nor from an agent
+without support for it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from streambroker_core.model import is_port_name
 
 HEADER = "Ended"
 MAX_LENGTH = 2_000
-"""Characters; the broker takes 8 KiB of headers, among which is a token."""
+"""Characters; the broker accepts 8 KiB of headers, including a token."""
 _MORE = "*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedExports:
-    """What an agent says.
+    """Ended exports in an agent's report.
 
     Attributes:
         ports: exports that have ended.
-        more: others may have, too; nothing is said of those that are not named.
+        more: the state of all other exports is unknown.
     """
 
     ports: frozenset[str] = frozenset()
     more: bool = False
 
     def has_ended(self, port: str) -> bool | None:
-        """Say whether an export has ended; None where nothing is said of it."""
+        """Return whether an export has ended; None if unknown."""
         if port in self.ports:
             return True
         return None if self.more else False
@@ -42,7 +42,7 @@ NONE_ENDED = EndedExports()
 
 
 def make_ended_exports(ports: Iterable[str]) -> EndedExports:
-    """Return what to say where these have ended: as many as `MAX_LENGTH` has room for."""
+    """Return a report with as many of these ports as fit into `MAX_LENGTH`."""
     names: set[str] = set()
     room = MAX_LENGTH - len(_MORE)
     for name in sorted(ports):
@@ -54,15 +54,15 @@ def make_ended_exports(ports: Iterable[str]) -> EndedExports:
 
 
 def encode(ended: EndedExports) -> str:
-    """Return the value of the header; empty where none has ended, and there is to be none."""
+    """Return the header's value; if it is empty, no header is sent."""
     return ",".join([*sorted(ended.ports), *([_MORE] if ended.more else [])])
 
 
 def decode(text: str) -> EndedExports:
-    """Return what the value of the header says.
+    """Decode the header's value.
 
     Raises:
-        ManifestError: a name in it is none of a port.
+        ManifestError: a name is not a port name.
     """
     names = [name.strip() for name in text.split(",")] if text.strip() else []
     more = names[-1:] == [_MORE]

@@ -1,12 +1,11 @@
-"""Hints: signed datagrams that say "your view has changed" or "an errand waits", and nothing else.
+"""Hints: signed datagrams that announce a new view, a command or a challenge to an agent.
 
-A hint carries no routes. Losing, doubling, delaying, replaying or forging one
-costs at most one poll, because all it can do is make an agent ask the broker.
+A hint carries no routes: it can only make an agent call the broker. So a lost, duplicate, late,
+replayed or forged hint costs at most one poll.
 
-Form, version 1, big-endian: ``SBH`` and the version byte; the first 8 bytes of
-the agent's SHA-256; the board's point as two unsigned 64-bit integers; one byte
-with the length of the view's version, then that version in ASCII; HMAC-SHA256 of
-all that, with the agent's key.
+Form, version 1, big-endian: ``SBH`` and the version byte; the first 8 bytes of the SHA-256 of the
+agent's name; the board's point as two unsigned 64-bit integers; one byte with the length of the
+view's version, then that version in ASCII; HMAC-SHA256 of all that, with the agent's key.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from streambroker_core.errors import HintError
 
 HINT_VERSION = 1
 MAX_DATAGRAM = 200
-"""Bytes; a longer datagram is refused before it is looked at."""
+"""Bytes; a longer datagram is rejected unread."""
 STALE_S = 90.0
-"""Seconds after which an older point is believed: the board was restored."""
+"""Seconds after which an older point is accepted, because the board was restored."""
 POLL_SPACING_S = 0.02
-"""Shortest time between two polls that hints ask for, in seconds."""
+"""Minimum seconds between two polls that hints cause."""
 
 COMMANDS = "errands"
-"""Stands in the place of the view's version where an errand waits; an agent that knows of none
-takes it for another version, and polls."""
+"""Replaces the view's version if a command waits. An agent without commands takes it for a new
+version, and polls."""
 
 PROOF = "proof-"
-"""Begins what stands in the place of the view's version in a challenge; the proof follows. An agent
-registers again with it, which shows that it listens at the address."""
+"""Prefix of a challenge, which replaces the view's version; the proof follows. An agent registers
+again with the proof, which shows that it listens at the address."""
 
 _HEAD = struct.Struct(">3sB8sQQB")
 _MAC = hashlib.sha256().digest_size
@@ -45,7 +44,7 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What a hint says: the agent's view has this version at this point."""
+    """Content of a hint: the agent's view has this version at this point."""
 
     agent: str
     version: str
@@ -55,11 +54,8 @@ class Hint:
 def encode(key: bytes, agent: str, view_version: str, point: Point) -> bytes:
     """Return a signed datagram of at most `MAX_DATAGRAM` bytes.
 
-    Args:
-        key: the agent's key from its registration.
-        agent: ``namespace/job/pe``.
-        view_version: the ETag of the agent's view, ASCII, at most 64 characters.
-        point: the board's point.
+    ``agent`` is ``namespace/job/pe``, ``key`` that of its registration. ``view_version`` is the
+    ETag of its view, at most 64 ASCII characters; ``point`` is the board's.
 
     Raises:
         HintError: the version or the point does not fit into a hint.
@@ -75,25 +71,24 @@ def encode(key: bytes, agent: str, view_version: str, point: Point) -> bytes:
 
 
 def decode(key: bytes, datagram: bytes, agent: str) -> Hint:
-    """Return what a datagram says, if this agent's broker signed it.
+    """Return the content of a datagram that this agent's broker signed.
 
     Raises:
-        HintError: it is oversized, malformed, of another version, meant for
-            another agent, or forged.
+        HintError: it is oversized, malformed, of another version, for another agent, or forged.
     """
     if len(datagram) > MAX_DATAGRAM:
         raise HintError(f"a hint has at most {MAX_DATAGRAM} bytes, this one has {len(datagram)}")
     if len(datagram) < _HEAD.size + _MAC:
         raise HintError(f"a hint of {len(datagram)} bytes is cut off")
-    magic, form, meant, exports, imports, length = _HEAD.unpack_from(datagram)
+    magic, version, target, exports, imports, length = _HEAD.unpack_from(datagram)
     if magic != b"SBH":
         raise HintError("the datagram is not a hint")
-    if form != HINT_VERSION:
-        raise HintError(f"the hint has form {form}, this agent reads form {HINT_VERSION}")
+    if version != HINT_VERSION:
+        raise HintError(f"the hint has form {version}, this agent reads form {HINT_VERSION}")
     if length > _LONGEST_VERSION or len(datagram) != _HEAD.size + length + _MAC:
         raise HintError("the hint's length does not fit its content")
     body, mac = datagram[:-_MAC], datagram[-_MAC:]
-    if meant != _digest(agent):
+    if target != _digest(agent):
         raise HintError(f"the hint is not for {agent}")
     if not hmac.compare_digest(mac, _mac(key, body)):
         raise HintError("the hint's signature is wrong")
@@ -116,11 +111,9 @@ def _mac(key: bytes, body: bytes) -> bytes:
 
 
 class HintGate:
-    """Says which hints are worth a poll and which views are to be taken.
+    """Decides which hints cause a poll and which views are accepted.
 
-    Args:
-        version: ETag of the view the agent has, or None.
-        point: the point of that view.
+    ``version`` (ETag, or None) and ``point`` are those of the agent's view.
     """
 
     __slots__ = ("_point", "_stale_since", "_version")
@@ -131,29 +124,21 @@ class HintGate:
         self._stale_since: float | None = None
 
     def should_poll(self, hint: Hint, now: float) -> bool:
-        """Say whether to poll because of a hint.
+        """Return whether a hint requires a poll; ``now`` is monotonic, in seconds.
 
-        Args:
-            hint: what `decode` returned.
-            now: a monotonic clock, in seconds.
-
-        Returns:
-            False for the version the agent has, and for an older point during
-            the first `STALE_S` seconds in which older points are seen.
+        It does not if the agent has its version, or if its point is older. Older points count
+        again after they were received for `STALE_S` seconds.
         """
         if hint.version == self._version:
             return False
         return self._is_believed(hint.point, now)
 
     def accept_view(self, version: str, point: Point, now: float) -> bool:
-        """Say whether to take a view that the broker answered, and remember it.
+        """Return whether to accept a received view, and record it if so.
 
-        Of a view that the agent has, the broker tells the point alone; that goes
-        here, too, so that a restore is noticed before the view changes.
-
-        Returns:
-            False where the view's point is older than that of the view the
-            agent has, until such points have been seen for `STALE_S` seconds.
+        Also call it for an unchanged view, of which the broker sends only the point: it detects
+        that the board was restored. A new view with an older point is rejected until such points
+        were received for `STALE_S` seconds.
         """
         if not self._is_believed(point, now):
             return version == self._version
@@ -163,7 +148,7 @@ class HintGate:
         return True
 
     def is_ahead_of(self, point: Point) -> bool:
-        """Say whether the agent's point is the newer one."""
+        """Return whether ``point`` is older than that of the agent's view."""
         return is_older(point, self._point)
 
     def _is_believed(self, point: Point, now: float) -> bool:
@@ -175,12 +160,12 @@ class HintGate:
 
 
 def point_text(point: Point) -> str:
-    """Return a point as a header shows it: ``exports,imports``."""
+    """Return a point as header text: ``exports,imports``."""
     return f"{point[0]},{point[1]}"
 
 
 def read_point(text: str) -> Point | None:
-    """Read a point as a header shows it; None where it is something else."""
+    """Read a point from header text; None if it is malformed."""
     exports, _, imports = text.partition(",")
     if not all(
         part.isascii() and part.isdigit() and len(part) <= 20 for part in (exports, imports)
@@ -190,5 +175,5 @@ def read_point(text: str) -> Point | None:
 
 
 def is_older(point: Point, than: Point) -> bool:
-    """Say whether one component lies behind; such points are not comparable upwards."""
+    """Return whether any component of ``point`` is below that of ``than`` (a partial order)."""
     return point[0] < than[0] or point[1] < than[1]

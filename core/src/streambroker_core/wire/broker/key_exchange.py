@@ -1,7 +1,7 @@
-"""Agree on a secret over a connection that others can read: X25519 (RFC 7748), and a seal of it.
+"""Key exchange over an unencrypted connection: X25519 (RFC 7748), and a seal with its secret.
 
-It protects against a reader of the network, not against one who answers in the broker's place:
-that takes TLS. Keys live as long as a process, and the arithmetic does not take constant time.
+- It protects against eavesdropping, not against an impersonated broker, which takes TLS.
+- Key pairs last as long as a process. The arithmetic is not constant-time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hmac
 from streambroker_core.errors import ManifestError
 
 SIZE = 32
-"""Bytes of a private key, of a public key, and of what is sealed."""
+"""Bytes of a private key, a public key and a sealed secret."""
 
 _P = 2**255 - 19
 _A24 = 121_665
@@ -20,21 +20,21 @@ _BASE = 9
 
 
 def public_key(private: bytes) -> bytes:
-    """Return the public key that belongs to 32 random bytes."""
+    """Return the public key of a private key of 32 random bytes."""
     return _x25519(private, _BASE)
 
 
 def seal(secret: bytes, private: bytes, peer: bytes, purpose: bytes) -> bytes:
-    """Return 32 bytes that only the two sides can read; sealing what is sealed opens it.
+    """Return 32 bytes that only the two sides can read; applied to a sealed secret it opens it.
 
     Args:
         secret: 32 bytes.
         private: own private key.
         peer: public key of the other side.
-        purpose: what the secret is for; both sides name the same, and another one for each secret.
+        purpose: what the secret is for; equal on both sides, and unique for each secret.
 
     Raises:
-        ManifestError: the public key is none; everyone could read the seal.
+        ManifestError: ``peer`` is not a public key; anyone could open the seal.
     """
     shared = _x25519(private, int.from_bytes(peer, "little") & ((1 << 255) - 1))
     if len(peer) != SIZE or not any(shared):
@@ -44,7 +44,7 @@ def seal(secret: bytes, private: bytes, peer: bytes, purpose: bytes) -> bytes:
 
 
 def _x25519(private: bytes, u: int) -> bytes:
-    """Return the X25519 function of a scalar and a coordinate."""
+    """Return the X25519 function of a scalar and a u-coordinate."""
     scalar = int.from_bytes(private, "little") & ~7
     scalar = scalar & ((1 << 255) - 1) | (1 << 254)
     x2, z2, x3, z3, swap = 1, 0, u, 1, 0

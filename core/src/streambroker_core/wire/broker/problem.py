@@ -1,4 +1,4 @@
-"""Problems: how the broker says no over HTTP (RFC 9457), and how that is read back."""
+"""Problem documents (RFC 9457): the broker's HTTP error responses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STANDARD_MEMBERS = ("type", "title", "status", "detail", "code")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A refusal.
+    """An HTTP error response.
 
     Attributes:
-        status: of the HTTP answer.
+        status: HTTP status.
         code: the reason word.
         detail: a whole sentence.
-        facts: more members, such as ``position`` and ``hint`` of an expression.
+        facts: further members, such as ``position`` and ``hint`` of an expression.
     """
 
     status: int
@@ -36,7 +36,7 @@ class Problem:
 
 
 def from_error(error: StreambrokerError, status: int) -> Problem:
-    """Return the problem that shows all facts of an error."""
+    """Return the problem with all facts of an error."""
     facts: dict[str, Any] = {}
     if isinstance(error, ExpressionError):
         facts = {
@@ -53,7 +53,7 @@ def from_error(error: StreambrokerError, status: int) -> Problem:
 
 
 def encode(problem: Problem) -> dict[str, Any]:
-    """Return the body of the answer."""
+    """Return the body of the response."""
     return {
         **problem.facts,
         "type": f"urn:streambroker:problem:{problem.code}",
@@ -65,11 +65,9 @@ def encode(problem: Problem) -> dict[str, Any]:
 
 
 def decode(body: object, *, status: int) -> Problem:
-    """Read the body of an answer; what is no problem document becomes code ``Failed``.
+    """Read the body of a response; anything but a problem document gets the code ``Failed``.
 
-    Args:
-        body: decoded JSON, or whatever else came.
-        status: of the HTTP answer; that of the body is not believed.
+    ``status`` is the HTTP status; that of the body is ignored.
     """
     if not isinstance(body, Mapping) or not isinstance(body.get("code"), str):
         return Problem(status=status, code="Failed", detail=f"The broker answered {status}.")

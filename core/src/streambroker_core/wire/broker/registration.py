@@ -1,8 +1,9 @@
-"""How an agent makes itself known, and the key it gets.
+"""Registration of agents: request, response and key.
 
-The key is derived, never stored: every replica that has the broker's secret and
-the registration can sign for and check the agent. Where the connection is not encrypted, the
-answer has the key sealed (`key_exchange`).
+- The key is derived, never stored. Any replica with the broker's secret and the registration can
+  sign for the agent and verify it.
+- Over an unencrypted connection the response has the key sealed (`key_exchange`).
+- Functions that read a message raise `ManifestError`, which names the missing or wrong field.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_core.wire.encoding.fields import Fields
 
 POLL_S = 30
-"""How often an agent asks for its view even if nobody hints, in seconds."""
+"""Seconds between an agent's polls without hints."""
 
 _INSTANCE = re.compile(r"[0-9a-f]{8,64}")
 _SCHEMES = ("grpc+tcp", "grpc+tls", "grpc")
@@ -31,12 +32,12 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What an agent says of itself.
+    """Registration that an agent sends.
 
     Attributes:
-        instance: hexadecimal id that stays with the agent's data directory.
+        instance: hexadecimal id of the agent's data directory.
         location: where other agents read from it, ``grpc+tcp://host:port``.
-        hint: ``host:port`` where it listens for hints by UDP, or None.
+        hint: ``host:port`` where it receives hints by UDP, or None.
     """
 
     instance: str
@@ -46,12 +47,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationReply:
-    """What the broker answers.
+    """Response to a registration.
 
     Attributes:
-        key: the agent's.
+        key: the agent's key.
         poll_s: its poll interval, in seconds.
-        hinted: whether hints go to the address that the agent gave.
+        hinted: whether the broker sends hints to the agent's address.
     """
 
     key: bytes
@@ -61,13 +62,7 @@ class RegistrationReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One side of the agreement by which a key is sealed.
-
-    Attributes:
-        private: own private key.
-        public: that belongs to it.
-        purpose: of the secret, see `key_purpose`.
-    """
+    """One side of the key exchange that seals a key: its key pair, and the `key_purpose`."""
 
     private: bytes
     public: bytes
@@ -75,39 +70,31 @@ class Exchange:
 
 
 def key_purpose(pe: PeKey, instance: str) -> bytes:
-    """Return what an agent's key is for."""
+    """Return the text that binds a derived or sealed key to one agent."""
     return canonical([pe.namespace, pe.job, pe.pe, instance])
 
 
 def encode_request(
     registration: Registration, exchange: Exchange, proof: str | None = None
 ) -> dict[str, Any]:
-    """Return the body of the request that registers an agent."""
-    proven = {} if proof is None else {"proof": proof}
-    return {**encode(registration), "exchange": exchange.public.hex(), **proven}
+    """Return the body of a registration request."""
+    proof_member = {} if proof is None else {"proof": proof}
+    return {**encode(registration), "exchange": exchange.public.hex(), **proof_member}
 
 
 def read_proof(body: object) -> str | None:
-    """Read what an agent shows of the challenge that it has received; None for nothing.
-
-    Raises:
-        ManifestError: it is no text.
-    """
+    """Read the proof that an agent received a challenge; None if it is absent."""
     return Fields(body).optional_text("proof", longest=64)
 
 
 def read_exchange(body: object) -> bytes | None:
-    """Read the public key that an agent offers in the request that registers it; None for none.
-
-    Raises:
-        ManifestError: it is none.
-    """
+    """Read the public key of a registration request; None if it is absent."""
     fields = Fields(body)
     return _read_hex(fields, "exchange") if fields.has("exchange") else None
 
 
 def encode(registration: Registration) -> dict[str, Any]:
-    """Return what an agent says of itself, as JSON."""
+    """Return the registration as JSON-like data."""
     return {
         "instance": registration.instance,
         "location": registration.location,
@@ -116,11 +103,7 @@ def encode(registration: Registration) -> dict[str, Any]:
 
 
 def decode(body: object) -> Registration:
-    """Read the body of the request that registers an agent.
-
-    Raises:
-        ManifestError: a field is missing or wrong; the error names it.
-    """
+    """Read the body of a registration request."""
     fields = Fields(body)
     fields.allow_only(("instance", "location", "hint", "exchange", "proof"))
     instance = fields.text(
@@ -143,33 +126,23 @@ def decode(body: object) -> Registration:
 def encode_answer(
     answer: RegistrationReply, exchange: Exchange | None = None, offered: bytes | None = None
 ) -> dict[str, Any]:
-    """Return the body of the answer to a registration.
+    """Return the body of the response to a registration.
 
-    Args:
-        answer: the key and the interval.
-        exchange: seals the key; None for a connection that nobody else reads.
-        offered: public key of the agent.
+    The key is sealed unless ``exchange`` is None, for a private connection, or ``offered``, the
+    agent's public key, is None.
 
     Raises:
-        ManifestError: what the agent offered is no public key.
+        ManifestError: ``offered`` is not a public key.
     """
-    told = {"poll": answer.poll_s, "hinted": answer.hinted}
+    common = {"poll": answer.poll_s, "hinted": answer.hinted}
     if exchange is None or offered is None:
-        return {"key": answer.key.hex(), **told}
+        return {"key": answer.key.hex(), **common}
     sealed = key_exchange.seal(answer.key, exchange.private, offered, exchange.purpose)
-    return {"sealed": sealed.hex(), "exchange": exchange.public.hex(), **told}
+    return {"sealed": sealed.hex(), "exchange": exchange.public.hex(), **common}
 
 
 def decode_answer(body: Mapping[str, Any], exchange: Exchange | None = None) -> RegistrationReply:
-    """Read the body of the answer to a registration.
-
-    Args:
-        body: of the answer.
-        exchange: what opens a sealed key; None where none was offered.
-
-    Raises:
-        ManifestError: a field is missing or wrong; the error names it.
-    """
+    """Read the body of the response to a registration; ``exchange`` opens a sealed key."""
     fields = Fields(body)
     if exchange is not None and fields.has("sealed"):
         sealed, offered = _read_hex(fields, "sealed"), _read_hex(fields, "exchange")
@@ -195,14 +168,10 @@ def derive_key(secret: bytes, pe: PeKey, instance: str) -> bytes:
 
 
 def registration_tag(key: bytes, registration: Registration) -> str:
-    """Return what a broker shows with a view to say which registration it knows.
+    """Return the tag of the registration that a broker knows, which it sends with a view.
 
-    Only the agent and its broker can make it, and it is another one where the broker has
-    another secret. So an agent registers again where that is needed, and not each time it asks.
-
-    Args:
-        key: the agent's key.
-        registration: what the agent said last.
+    Only the agent and its broker can compute it, and it changes with the broker's secret. An agent
+    that receives a different tag registers again. ``key`` is the agent's.
     """
     message = b"registration:" + canonical(encode(registration))
     return hmac.new(key, message, hashlib.sha256).hexdigest()[:32]
@@ -212,7 +181,7 @@ def split_address(text: str) -> tuple[str, int]:
     """Return host and port of ``host:port`` or ``[v6]:port``.
 
     Raises:
-        ManifestError: the text has another form.
+        ManifestError: the text has a different form.
     """
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -226,10 +195,10 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_hint_target(host: str) -> bool:
-    """Say whether hints may be sent to a host: to the IP address of one machine.
+    """Return whether hints may be sent to a host: only to the IP address of one machine.
 
-    Broadcast, multicast, link-local and unspecified addresses are not; nor are names, which can
-    lead elsewhere tomorrow.
+    Broadcast, multicast, link-local and unspecified addresses are rejected, as are names, which
+    may later resolve to other addresses.
     """
     try:
         return not _find_address_problem(ipaddress.ip_address(host))
@@ -238,7 +207,7 @@ def is_hint_target(host: str) -> bool:
 
 
 def is_same_host(host: str, caller: str) -> bool:
-    """Say whether an IP address is the caller's own."""
+    """Return whether an IP address is the caller's own."""
     try:
         return _unmap_address(ipaddress.ip_address(host)) == _unmap_address(
             ipaddress.ip_address(caller)
@@ -248,16 +217,12 @@ def is_same_host(host: str, caller: str) -> bool:
 
 
 def hint_proof(secret: bytes, pe: PeKey, registration: Registration, hour: int) -> str:
-    """Return what only an agent can know that has received a challenge at its address for hints.
+    """Return the proof that an agent has received a challenge at its hint address.
 
-    Args:
-        secret: of the broker.
-        pe: whose agent it is.
-        registration: with the address.
-        hour: in which it was sent, since 1970.
+    ``secret`` is the broker's. ``hour`` is when the challenge was sent, in hours since 1970.
     """
-    said = canonical([str(pe), registration.instance, registration.hint or "", hour])
-    return hmac.new(secret, b"hint proof:" + said, hashlib.sha256).hexdigest()[:32]
+    message = canonical([str(pe), registration.instance, registration.hint or "", hour])
+    return hmac.new(secret, b"hint proof:" + message, hashlib.sha256).hexdigest()[:32]
 
 
 _Ip: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"

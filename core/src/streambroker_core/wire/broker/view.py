@@ -1,7 +1,7 @@
-"""A PE's view: its ports, their routes, and whence or whither they lead.
+"""View of a PE: its ports, their routes and the rules of its job.
 
-The broker answers it, the agent follows it and keeps it on disk; a route file
-written by hand is read by the same `decode`.
+The broker sends it; the agent applies it and keeps it on disk. `decode` also reads route files
+that users write.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from streambroker_core.wire.encoding.fields import Fields
 
 VIEW_VERSION = 1
 MAX_REFUSED = 20
-"""How many refused pairs a view shows per import."""
+"""Maximum refused pairs per import in a view."""
 DIGEST_MODULUS = 1 << 256
-"""Sums of marks are taken modulo this."""
+"""Sums of route digests are taken modulo this."""
 
 _LARGEST = (1 << 64) - 1
 _TEXT = 8192
@@ -49,12 +49,11 @@ STARTS: Mapping[str, Start] = {"latest": "latest", "earliest": "earliest"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRoute:
-    """Who reads one of the PE's exports.
+    """Route of one of the PE's exports.
 
     Attributes:
-        import_: port of the importer.
         uid: identity of the Import.
-        filter: canonical text of the filter to apply for it, or None.
+        filter: canonical text of the filter for this import, or None.
     """
 
     import_: PortKey
@@ -65,16 +64,14 @@ class ExportRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRoute:
-    """What one of the PE's imports reads.
+    """Route of one of the PE's imports.
 
     Attributes:
-        export: port of the exporter.
         uid: identity of the Export.
         location: where to read, or None while the exporter's agent is not registered.
-        capability: what to show there, or None where no key is known.
-        issuer: what else the capability depends on: instance of the exporter's
-            agent, and whether filters are allowed. It is not sent, but it is
-            part of the view's version.
+        capability: token for the exporter's agent, or None if its key is unknown.
+        issuer: what else the capability depends on: instance of the exporter's agent, and whether
+            filters are allowed. It is not sent, but is part of the view's version.
     """
 
     export: PortKey
@@ -89,7 +86,7 @@ class ImportRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedPair:
-    """An Export that fits an import but for one thing that its user can mend."""
+    """An Export that matches an import except for one fault that the user can fix."""
 
     export: PortKey
     reason: str
@@ -101,8 +98,8 @@ class ExportPort:
     """One of the PE's exports; exactly one of properties and stream id is set.
 
     Attributes:
-        revoked: whose imports are to read no more, not even what they have planned:
-            ``namespace``, ``namespace/job`` or the key of one import.
+        revoked: imports that may not read even what they have planned, as ``namespace``,
+            ``namespace/job`` or the key of one import.
     """
 
     uid: str
@@ -122,7 +119,7 @@ class ImportPort:
     """One of the PE's imports.
 
     Attributes:
-        filter: canonical text, or None; the text as given where it is invalid.
+        filter: canonical text, or None; the original text if it is invalid.
         refused: at most `MAX_REFUSED` pairs that fail for filter or schema.
     """
 
@@ -143,14 +140,11 @@ class View:
     """A PE's part of the board at one point.
 
     Attributes:
-        version: hash of everything but the point; the ETag.
+        version: hash of the content without point, rules version and capabilities; the ETag.
         point: processed versions of (exports, imports).
-        exports: ports by name.
-        imports: ports by name.
-        rules: of patterns, of the whole job; None while the broker does not know of any, which
-            says nothing about those that the job has.
-        rules_version: version up to which the broker knows of rules; 0 where it does not tell.
-        held: uids of Imports of which nobody knows what they want: their routes stay, see
+        rules: pattern rules of the whole job. None means unknown: the job keeps those it has.
+        rules_version: version up to which the broker knows the rules; 0 if not reported.
+        held: uids of Imports whose running generation is unknown; their routes stay, see
             `retain_held_routes`.
     """
 
@@ -175,10 +169,10 @@ class View:
 
 
 def with_version(view: View) -> View:
-    """Return the view with the version that belongs to its content.
+    """Return the view with the version of its content.
 
-    Capabilities do not count: the broker fills them in for one reader at a
-    time, and each is a function of the route and its issuer, which do count.
+    It excludes capabilities. The broker adds them per request, and each is a function of the route
+    and its issuer, which are included.
     """
     exports = {
         name: sum(
@@ -205,36 +199,29 @@ def with_version(view: View) -> View:
 
 
 def hash_view(view: View, exports: Mapping[str, int], imports: Mapping[str, int]) -> str:
-    """Return the version that belongs to a view's content.
+    """Return the version of a view's content.
 
-    Args:
-        view: its routes are not looked at.
-        exports: what stands for these, by port: the sum of their marks.
-        imports: likewise.
+    In place of the routes it uses ``exports`` and ``imports``: sums of route digests by port.
     """
     body = encode(replace(view, rules=None))
     del body["point"], body["version"]
-    for ports, marks in ((body["exports"], exports), (body["imports"], imports)):
-        for name, mark in marks.items():
-            ports[name]["routes"] = f"{mark % DIGEST_MODULUS:x}"
+    for ports, sums in ((body["exports"], exports), (body["imports"], imports)):
+        for name, sum_ in sums.items():
+            ports[name]["routes"] = f"{sum_ % DIGEST_MODULUS:x}"
     if view.rules is not None:
         body["patterns"] = view.rules.digest
     return digest(body)
 
 
 def digest_export_route(import_: PortKey, uid: str, filter_: str | None, policy: Policy) -> int:
-    """Return a number that stands for a route of an export, below `DIGEST_MODULUS`."""
+    """Return the digest of an export's route, a number below `DIGEST_MODULUS`."""
     return _digest_to_int([str(import_), uid, filter_, policy])
 
 
 def digest_import_route(exporter_digest: str, uid: str, filter_: str | None, policy: Policy) -> int:
-    """Return a number that stands for a route of an import, below `DIGEST_MODULUS`.
+    """Return the digest of an import's route, a number below `DIGEST_MODULUS`.
 
-    Args:
-        exporter_digest: of the exporter, see `digest_exporter`.
-        uid: of the Export.
-        filter_: canonical text, or None.
-        policy: of the route.
+    ``exporter_digest`` is from `digest_exporter`.
     """
     return _digest_to_int([exporter_digest, uid, filter_, policy])
 
@@ -242,7 +229,7 @@ def digest_import_route(exporter_digest: str, uid: str, filter_: str | None, pol
 def digest_exporter(
     export: PortKey, location: str | None, issuer: str | None, schema: Schema | None
 ) -> str:
-    """Return a hash of what all routes from an exporter have in common."""
+    """Return a hash of what all routes from one exporter share."""
     return digest([str(export), location, issuer, None if schema is None else to_items(schema)])
 
 
@@ -251,11 +238,9 @@ def _digest_to_int(values: list[str | None]) -> int:
 
 
 def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | None]) -> View:
-    """Return the view with each import route's capability filled in.
+    """Return the view with a capability in each import route.
 
-    Args:
-        view: as the board has it.
-        sign: gets the import's port and the route.
+    ``sign`` gets the import's port and the route.
     """
     owner = view.pe
     imports = {}
@@ -267,38 +252,33 @@ def with_capabilities(view: View, sign: Callable[[PortKey, ImportRoute], str | N
 
 
 def retain_held_routes(view: View, previous: View | None) -> View:
-    """Return a view with the routes of held Imports as a view before it has them.
-
-    Args:
-        view: the new one.
-        previous: the one before; None if there was none.
-    """
+    """Return the view with the routes of held Imports copied from the previous view."""
     if previous is None or not view.held:
         return view
     exports, imports = dict(view.exports), dict(view.imports)
     for name, port in view.exports.items():
         before = previous.exports.get(name)
         if before is not None and before.uid == port.uid:
-            there = {route.uid for route in port.routes}
-            kept = (r for r in before.routes if r.uid in view.held and r.uid not in there)
-            exports[name] = replace(port, routes=(*port.routes, *kept))
+            uids = {route.uid for route in port.routes}
+            retained = (r for r in before.routes if r.uid in view.held and r.uid not in uids)
+            exports[name] = replace(port, routes=(*port.routes, *retained))
     for name, before_ in previous.imports.items():
-        now = view.imports.get(name)
-        if before_.uid in view.held and (now is None or now.uid == before_.uid):
+        current = view.imports.get(name)
+        if before_.uid in view.held and (current is None or current.uid == before_.uid):
             imports[name] = before_
     return replace(view, exports=exports, imports=imports)
 
 
 def encode(view: View) -> dict[str, Any]:
-    """Return the view as JSON-like data, lists sorted by key."""
-    more: dict[str, Any] = {}
+    """Return the view as JSON-like data; ports and routes of exports are sorted."""
+    optional: dict[str, Any] = {}
     if view.rules is not None:
-        more = {"patterns": write_view_rules(view.rules), "patternsAt": view.rules_version}
+        optional = {"patterns": write_view_rules(view.rules), "patternsAt": view.rules_version}
     if view.held:
-        more["held"] = list(view.held)
+        optional["held"] = list(view.held)
     return {
         "v": VIEW_VERSION,
-        **more,
+        **optional,
         "namespace": view.pe.namespace,
         "job": view.pe.job,
         "pe": view.pe.pe,
@@ -381,7 +361,7 @@ def _write_import_route(route: ImportRoute) -> dict[str, Any]:
 
 
 def decode(body: object) -> View:
-    """Read a view; unknown keys are left aside, for a newer broker may send more.
+    """Read a view; ignore unknown keys, which a newer broker may send.
 
     Raises:
         FormatTooNewError: the view has a higher ``v`` than this release reads.
@@ -425,8 +405,8 @@ def _read_ports(fields: Fields, read: Callable[[Fields], _T]) -> dict[str, _T]:
 
 
 def _iter_entries(fields: Fields, key: str) -> Iterable[Fields]:
-    for place, item in enumerate(fields.items(key, max_items=_ROUTES)):
-        yield Fields(item, f"{fields.path_to(key)}[{place}]")
+    for index, item in enumerate(fields.items(key, max_items=_ROUTES)):
+        yield Fields(item, f"{fields.path_to(key)}[{index}]")
 
 
 def _read_port_key(fields: Fields, key: str) -> PortKey:
@@ -456,12 +436,12 @@ def _read_seconds(fields: Fields, key: str, default: float | None) -> float | No
 
 
 def _read_buffer(fields: Fields) -> Buffer:
-    usual = Buffer()
-    grace = _read_seconds(fields, "grace", usual.grace_s)
+    default = Buffer()
+    grace = _read_seconds(fields, "grace", default.grace_s)
     return Buffer(
-        max_bytes=fields.integer("maxBytes", usual.max_bytes, low=1, high=_LARGEST),
+        max_bytes=fields.integer("maxBytes", default.max_bytes, low=1, high=_LARGEST),
         max_age_s=_read_seconds(fields, "maxAge", None),
-        grace_s=usual.grace_s if grace is None else grace,
+        grace_s=default.grace_s if grace is None else grace,
         wait_limit_s=_read_seconds(fields, "waitLimit", None),
     )
 

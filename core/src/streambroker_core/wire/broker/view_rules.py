@@ -1,4 +1,4 @@
-"""The rules of a job as the views of its PEs carry them."""
+"""Rules of a job, as the views of its PEs carry them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewRule:
-    """One rule of a job, as its agents are told.
+    """One rule of a job.
 
     Attributes:
         document: the rule.
-        enable: as of `Rule`.
-        problem: why it cannot be run, empty if it can; what runs under its id stays then.
+        enable: see `Rule`.
+        problem: why it is invalid, or empty. The job keeps the running rule of its id then.
     """
 
     id: str
@@ -30,11 +30,7 @@ class ViewRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewRules:
-    """All rules of a job, in the order of their ids.
-
-    Attributes:
-        digest: stands for all of them.
-    """
+    """All rules of a job, sorted by id; ``digest`` identifies their content."""
 
     rules: tuple[ViewRule, ...] = ()
     digest: str = field(default="", compare=False)
@@ -63,18 +59,14 @@ def write_view_rules(view_rules: ViewRules) -> list[dict[str, Any]]:
 
 
 def read_view_rules(fields: Fields, key: str, max_items: int) -> ViewRules | None:
-    """Read the rules of a job; None where a view says nothing of them.
-
-    Raises:
-        ManifestError: a field is missing or wrong; the error names it.
-    """
+    """Read the rules of a job; None if absent. Raise `ManifestError` on a wrong field."""
     if not fields.has(key):
         return None
-    found = []
-    for place, item in enumerate(fields.items(key, max_items=max_items)):
-        entry = fields.entry(key, place, item)
+    rules = []
+    for index, item in enumerate(fields.items(key, max_items=max_items)):
+        entry = fields.entry(key, index, item)
         problem = entry.get("problem")
-        found.append(
+        rules.append(
             ViewRule(
                 id=entry.text("id"),
                 document=dict(entry.child("document").raw()),
@@ -82,4 +74,4 @@ def read_view_rules(fields: Fields, key: str, max_items: int) -> ViewRules | Non
                 problem=problem if isinstance(problem, str) else "",
             )
         )
-    return make_view_rules(found)
+    return make_view_rules(rules)

@@ -1,4 +1,4 @@
-"""The one byte form of a JSON value, so that every replica hashes and signs alike."""
+"""Canonical bytes of a JSON value, so that all replicas compute equal hashes and signatures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def canonical(value: Any) -> bytes:
     """Return JSON with sorted keys and without spaces, in ASCII.
 
     Raises:
-        ValueError: the value holds NaN or an infinity.
+        ValueError: the value contains NaN or infinity.
 
     >>> canonical({"b": 1, "a": [2.0, None]})
     b'{"a":[2.0,null],"b":1}'

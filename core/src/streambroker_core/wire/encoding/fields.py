@@ -1,7 +1,8 @@
-"""Read JSON-like data with checks that name the place of what is wrong.
+"""Checked access to JSON-like data; errors name the path of the wrong value.
 
-A `Fields` wraps one object. Each reader takes a key, checks what stands there,
-and raises `ManifestError` with the path from the root of the document.
+`Fields` wraps one object. Each reader checks the value of a key. It raises `ManifestError` if the
+value has the wrong type, is out of bounds, or is missing without a default. The error has the path
+from the root of the document.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def json_type(value: object) -> str:
-    """Return what a user would call the type of a decoded JSON value."""
+    """Return the type of a decoded JSON value in a user's words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -33,12 +34,9 @@ def json_type(value: object) -> str:
 
 
 class Fields:
-    """One object of a document, and where it stands.
+    """One object of a document and its path.
 
-    Args:
-        data: the object.
-        path: where it stands.
-        loose: let keys pass that are not known: whoever wrote them may be a newer release.
+    ``loose`` ignores unknown keys, which a newer release may have written.
     """
 
     __slots__ = ("_data", "_loose", "path")
@@ -58,15 +56,15 @@ class Fields:
         return f"{self.path}.{key}" if self.path else key
 
     def error_at(self, key: str, reason: str) -> ManifestError:
-        """Return the error that blames a key."""
+        """Return an error for a key."""
         return ManifestError(path=self.path_to(key), reason=reason)
 
     def has(self, key: str) -> bool:
-        """Say whether a key is there and not null."""
+        """Return whether a key is present and not null."""
         return self._data.get(key) is not None
 
     def get(self, key: str) -> Any:
-        """Return a raw value; None where it is absent or null."""
+        """Return a raw value; None if it is absent or null."""
         return self._data.get(key)
 
     def raw(self) -> Mapping[str, Any]:
@@ -74,15 +72,11 @@ class Fields:
         return self._data
 
     def names(self) -> list[str]:
-        """Return the object's keys in order of the text."""
+        """Return the object's keys, sorted."""
         return sorted(self._data)
 
     def allow_only(self, allowed: Collection[str]) -> None:
-        """Refuse keys that are not in a list; the message shows the list.
-
-        Raises:
-            ManifestError: there is another key.
-        """
+        """Raise `ManifestError` on a key that is not allowed, unless ``loose``."""
         for key in () if self._loose else self._data:
             if key not in allowed:
                 known = sorted(allowed)
@@ -99,11 +93,7 @@ class Fields:
         check: Callable[[str], bool] | None = None,
         expected: str = "",
     ) -> str:
-        """Return a non-empty text of at most ``longest`` UTF-8 bytes.
-
-        Raises:
-            ManifestError: it is missing without a default, or is something else.
-        """
+        """Return a non-empty text of at most ``longest`` UTF-8 bytes."""
         value = self._data.get(key)
         if value is None:
             if default is None:
@@ -129,15 +119,11 @@ class Fields:
             raise self.error_at(key, f"has {size} bytes, the limit is {longest}")
 
     def optional_text(self, key: str, *, longest: int = 253) -> str | None:
-        """Return a non-empty text, or None where it is absent."""
+        """Return a non-empty text, or None if it is absent."""
         return self.text(key, longest=longest) if self.has(key) else None
 
     def integer(self, key: str, default: int | None = None, *, low: int = 0, high: int) -> int:
-        """Return an integer from ``low`` to ``high``.
-
-        Raises:
-            ManifestError: it is missing without a default, or is something else.
-        """
+        """Return an integer from ``low`` to ``high``."""
         value = self._data.get(key)
         if value is None:
             if default is None:
@@ -150,11 +136,7 @@ class Fields:
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
-        """Return a boolean.
-
-        Raises:
-            ManifestError: it is something else; the texts ``"true"`` and ``"false"`` too.
-        """
+        """Return a boolean; the texts ``"true"`` and ``"false"`` are errors."""
         value = self._data.get(key)
         if value is None:
             return default
@@ -163,11 +145,7 @@ class Fields:
         return value
 
     def word(self, key: str, words: Mapping[str, _T], default: _T) -> _T:
-        """Return what a word stands for.
-
-        Raises:
-            ManifestError: the word is not one of ``words``.
-        """
+        """Return the value of a word, which has to be in ``words``."""
         value = self._data.get(key)
         if value is None:
             return default
@@ -176,20 +154,16 @@ class Fields:
         return words[value]
 
     def child(self, key: str) -> Fields:
-        """Return an object; an empty one where it is absent."""
+        """Return an object; an empty one if it is absent."""
         value = self._data.get(key)
         return Fields({} if value is None else value, self.path_to(key), loose=self._loose)
 
     def entry(self, key: str, index: int, item: object) -> Fields:
-        """Return an object of a list."""
+        """Return an object in a list, with its path."""
         return Fields(item, f"{self.path_to(key)}[{index}]", loose=self._loose)
 
     def items(self, key: str, *, max_items: int) -> list[Any]:
-        """Return a list of at most ``max_items`` entries; an empty one where it is absent.
-
-        Raises:
-            ManifestError: it is something else, or too long.
-        """
+        """Return a list of at most ``max_items`` entries; an empty one if it is absent."""
         value = self._data.get(key)
         if value is None:
             return []

@@ -1,4 +1,4 @@
-"""Merge patches: how a part of a document is changed without sending all of it (RFC 7396)."""
+"""Merge patches (RFC 7396): partial changes of a document."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from streambroker_core.errors import ManifestError
 
 MAX_DEPTH = 32
-"""How deep the objects of a patch may be nested; no manifest is nearly as deep."""
+"""Maximum nesting depth of a patch; manifests are much flatter."""
 
 
 def merge_patch(target: Any, patch: Any, *, path: str = "", depth: int = 0) -> Any:
-    """Return a document with a patch merged in; neither of the two is changed.
+    """Return a copy of a document with a patch merged in.
 
     A null removes, an object is merged, anything else replaces.
 
     Raises:
-        ManifestError: the objects of the patch are nested too deep.
+        ManifestError: the patch is nested deeper than `MAX_DEPTH` objects.
 
-    >>> merged({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}})
+    >>> merge_patch({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}})
     {'b': {'c': 4, 'd': 3}}
     """
     if not isinstance(patch, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_SIZE = 10**18
-"""The largest number of bytes that is written without a unit; about an exabyte."""
+"""Maximum bytes of a size without a unit; about an exabyte."""
 
 _SIZE = re.compile(
     r"[1-9]([0-9]{0,17}|[0-9]{0,14}(k|Ki)|[0-9]{0,11}(M|Mi)|[0-9]{0,8}(G|Gi)|[0-9]{0,5}(T|Ti))"

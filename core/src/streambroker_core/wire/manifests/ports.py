@@ -1,9 +1,7 @@
-"""Exports and Imports as YAML and JSON write them, to and from the model.
+"""Manifests of Exports and Imports: converts YAML and JSON documents to and from the model.
 
-One reader for all doors (Kubernetes, REST, the command line, the store), so the
-same document means the same everywhere. Form and values are checked here;
-whether expressions parse is left to the caller, because a resource that stands
-in a cluster with a bad expression has to be shown with its reason.
+Kubernetes, REST, the command line and the store share this reader. It checks form and values.
+The caller checks expressions: a cluster's resource with a bad one is shown with the reason.
 """
 
 from __future__ import annotations
@@ -52,21 +50,21 @@ from streambroker_core.wire.encoding.quantity import (
 _K = TypeVar("_K", bound=AnyKind)
 
 MAX_SPEC = 48 * 1024
-"""Bytes of a resource's spec as JSON, so that a whole manifest fits into a request."""
+"""Maximum bytes of a spec as JSON, so that a whole manifest fits into a request."""
 GROUP = "streambroker.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 PLURALS: Mapping[Kind, str] = {"Export": "exports", "Import": "imports"}
-"""The kinds as paths, rights and the command line name them."""
+"""Plural of each port kind, in paths, permissions and the command line."""
 OBJECTS: Mapping[AnyKind, str] = {
     "Export": "exports",
     "Import": "imports",
     RULE: "patternprocessors",
 }
-"""All kinds of objects in a cluster, likewise."""
+"""Plural of every kind of object in a cluster."""
 
 MAX_EXPRESSION_FIELD = 64 * 1024
-"""Bytes taken in here; the expression parser has the real, lower limit."""
+"""Bytes accepted here; the expression parser has the real, lower limit."""
 MAX_PROPERTIES = 256
 MAX_STREAMS = 64
 MAX_COLUMNS = 1024
@@ -74,7 +72,7 @@ MAX_NAMESPACES = 64
 MAX_REVOKED = 64
 
 _MAX_INTERNED = 1024
-"""How many texts are remembered that many resources have."""
+"""Size of the caches of texts that many resources share."""
 _IDENTITY = ("job", "pe", "port", "application", "schema")
 _EXPORT = (
     *_IDENTITY,
@@ -112,9 +110,9 @@ _METADATA = (
     "selfLink",
     "uid",
 )
-"""All that Kubernetes has there; what is not read is not kept."""
+"""All metadata fields of Kubernetes; those that are not read are dropped."""
 LARGEST = (1 << 63) - 1
-"""Of what is counted."""
+"""Maximum of a counter."""
 
 
 def read_manifest(
@@ -123,9 +121,9 @@ def read_manifest(
     """Read a whole document with ``apiVersion``, ``kind``, ``metadata`` and ``spec``.
 
     Args:
-        document: what a YAML or JSON reader returned.
-        namespace: where the resource goes if ``metadata.namespace`` is absent.
-        loose: let fields pass that are not known: whoever wrote them may be a newer release.
+        document: result of a YAML or JSON parser.
+        namespace: default if ``metadata.namespace`` is absent.
+        loose: ignore unknown fields, which a newer release may have written.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
@@ -139,16 +137,9 @@ def read_manifest(
 def read_document(
     document: object, kinds: Iterable[_K], *, namespace: str, loose: bool
 ) -> tuple[_K, Metadata, object]:
-    """Read a whole document but for what is inside its spec.
+    """Read a document; return its kind (one of ``kinds``), its metadata and the raw spec.
 
-    Args:
-        document: what a YAML or JSON reader returned.
-        kinds: those that it may be of.
-        namespace: where the resource goes if ``metadata.namespace`` is absent.
-        loose: let fields pass that are not known.
-
-    Returns:
-        Its kind, what counts of its metadata, and its spec.
+    The other arguments are those of `read_manifest`.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
@@ -168,7 +159,7 @@ def read_document(
 
 
 class Metadata(NamedTuple):
-    """What of a resource's metadata counts here."""
+    """The metadata of a resource that is used here."""
 
     name: str
     namespace: str
@@ -177,19 +168,15 @@ class Metadata(NamedTuple):
     created: float
 
     def identity(self) -> dict[str, Any]:
-        """Return what is no part of a resource's key, by the names of its fields."""
+        """Return the fields that are not part of a resource's key, by name."""
         return {name: value for name, value in self._asdict().items() if name != "namespace"}
 
 
 def read_metadata(metadata: Fields, namespace: str) -> Metadata:
-    """Read what of the metadata counts; a field that Kubernetes does not have is refused.
-
-    Args:
-        metadata: the object.
-        namespace: where the resource goes if it names none.
+    """Read the metadata that is used; ``namespace`` is the default.
 
     Raises:
-        ManifestError: a field is wrong; the error names it.
+        ManifestError: a field is wrong, or unknown to Kubernetes; the error names it.
     """
     metadata.allow_only(_METADATA)
     return Metadata(
@@ -212,16 +199,16 @@ def read_spec(
     path: str = "",
     loose: bool = False,
 ) -> Resource:
-    """Read a spec alone; uid, generation and creation time are the caller's.
+    """Read a spec alone; the caller sets uid, generation and creation time.
 
     Args:
-        kind: which of the two it is.
+        kind: kind of the resource.
         spec: the object.
-        namespace: of the resource, where no key is given.
-        key: the port it is for. Then ``job``, ``pe`` and ``port`` may be left out
-            of the spec, and if there have to say the same.
-        path: where the spec stands in its document.
-        loose: let fields pass that are not known.
+        namespace: namespace of the resource, if ``key`` is None.
+        key: port of the resource. With it ``job``, ``pe`` and ``port`` may be absent from the
+            spec; if present, they have to be equal.
+        path: path of the spec in its document.
+        loose: ignore unknown fields.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
@@ -234,7 +221,7 @@ def read_spec(
 
 
 def _read_port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortKey:
-    found = PortKey(
+    port = PortKey(
         namespace=_intern(namespace if key is None else key.namespace),
         job=fields.text(
             "job", None if key is None else key.job, check=is_label, expected="a DNS label"
@@ -250,12 +237,12 @@ def _read_port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortK
             )
         ),
     )
-    if key is not None and found != key:
-        name = next(n for n in ("job", "pe", "port") if getattr(found, n) != getattr(key, n))
+    if key is not None and port != key:
+        name = next(n for n in ("job", "pe", "port") if getattr(port, n) != getattr(key, n))
         raise fields.error_at(
-            name, f"is {getattr(found, name)!r}, but the address says {getattr(key, name)!r}"
+            name, f"is {getattr(port, name)!r}, but the address says {getattr(key, name)!r}"
         )
-    return found
+    return port
 
 
 def _read_export(fields: Fields, key: PortKey) -> Export:
@@ -299,10 +286,10 @@ def _read_import(fields: Fields, key: PortKey) -> Import:
 
 
 def read_expression(fields: Fields, key: str) -> str | None:
-    """Return the text of an expression, or None where it is absent, empty or blank.
+    """Return the text of an expression, or None if it is absent, empty or blank.
 
     Raises:
-        ManifestError: it is no text, or far too long.
+        ManifestError: it is not a text, or longer than `MAX_EXPRESSION_FIELD`.
     """
     value = fields.get(key)
     if isinstance(value, str) and not value.strip():
@@ -311,24 +298,24 @@ def read_expression(fields: Fields, key: str) -> str | None:
 
 
 def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
-    """Return the streams wanted by name, in the order given.
+    """Return the streams imported by name, in order.
 
     Raises:
-        ManifestError: an entry is wrong or stands there twice.
+        ManifestError: an entry is wrong or a duplicate.
     """
-    found: list[StreamName] = []
-    for place, item in enumerate(fields.items(key, max_items=MAX_STREAMS)):
-        entry = fields.entry(key, place, item)
+    streams: list[StreamName] = []
+    for index, item in enumerate(fields.items(key, max_items=MAX_STREAMS)):
+        entry = fields.entry(key, index, item)
         entry.allow_only(("applicationName", "streamId"))
         application = entry.get("applicationName")
         name = StreamName(
             application_name=None if application == "" else entry.optional_text("applicationName"),
             stream_id=entry.text("streamId"),
         )
-        if name in found:
+        if name in streams:
             raise ManifestError(path=entry.path, reason="stands there twice")
-        found.append(name)
-    return tuple(found)
+        streams.append(name)
+    return tuple(streams)
 
 
 def _read_application(fields: Fields) -> Application:
@@ -344,7 +331,7 @@ def _intern_application(name: str | None, scope: str) -> Application:
 
 @lru_cache(maxsize=_MAX_INTERNED)
 def _intern(text: str) -> str:
-    """Return a text that many resources have, as one object."""
+    """Return one shared object for a text that many resources have."""
     return text
 
 
@@ -363,8 +350,8 @@ def _read_schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
     if not fields.has("schema"):
         return None
     items = fields.items("schema", max_items=MAX_COLUMNS)
-    for place, item in enumerate(items):
-        entry = fields.entry("schema", place, item)
+    for index, item in enumerate(items):
+        entry = fields.entry("schema", index, item)
         entry.allow_only(("name", "type"))
         entry.text("name", longest=255)
         entry.text("type", longest=4096)
@@ -376,20 +363,20 @@ def _read_schema(fields: Fields, *, empty: Schema | None) -> Schema | None:
 
 def _read_buffer(fields: Fields) -> Buffer:
     fields.allow_only(("maxBytes", "maxAge", "grace", "waitLimit"))
-    usual = Buffer()
-    size = usual.max_bytes
+    default = Buffer()
+    size = default.max_bytes
     if fields.has("maxBytes"):
-        found = parse_size(fields.get("maxBytes"))
-        if found is None:
+        parsed = parse_size(fields.get("maxBytes"))
+        if parsed is None:
             raise fields.error_at(
                 "maxBytes", f"is {fields.get('maxBytes')!r}; a size is written 512Mi or 4096"
             )
-        size = found
+        size = parsed
     grace = _read_duration(fields, "grace")
     return Buffer(
         max_bytes=size,
         max_age_s=_read_duration(fields, "maxAge"),
-        grace_s=usual.grace_s if grace is None else grace,
+        grace_s=default.grace_s if grace is None else grace,
         wait_limit_s=_read_duration(fields, "waitLimit"),
     )
 
@@ -397,38 +384,38 @@ def _read_buffer(fields: Fields) -> Buffer:
 def _read_duration(fields: Fields, key: str) -> float | None:
     if not fields.has(key):
         return None
-    found = parse_duration(fields.get(key))
-    if found is None:
+    seconds = parse_duration(fields.get(key))
+    if seconds is None:
         raise fields.error_at(
             key, f"is {fields.get(key)!r}; a duration is written 30s, 10m or 1h30m"
         )
-    return found
+    return seconds
 
 
 def _read_namespaces(fields: Fields) -> tuple[str, ...]:
     items = fields.items("allowedNamespaces", max_items=MAX_NAMESPACES)
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if not isinstance(item, str):
             raise fields.error_at("allowedNamespaces", f"holds {json_type(item)}, not a text")
         if item != "*" and not is_label(item):
             raise fields.error_at(
                 "allowedNamespaces", f"holds {item!r}, which is not a DNS label or *"
             )
-        if item in items[:place]:
+        if item in items[:index]:
             raise fields.error_at("allowedNamespaces", f"holds {item!r} twice")
     return tuple(sorted(items))
 
 
 def _read_revoked(fields: Fields) -> tuple[str, ...]:
     items = fields.items("revoked", max_items=MAX_REVOKED)
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if not isinstance(item, str):
             raise fields.error_at("revoked", f"holds {json_type(item)}, not a text")
         if item.count("/") > 1 or not all(is_label(part) for part in item.split("/")):
             raise fields.error_at(
                 "revoked", f"holds {item!r}, which is neither namespace nor namespace/job"
             )
-        if item in items[:place]:
+        if item in items[:index]:
             raise fields.error_at("revoked", f"holds {item!r} twice")
     return tuple(sorted(items))
 
@@ -449,9 +436,9 @@ def _read_created(metadata: Fields) -> float:
 
 
 def size_problem(resource: Resource) -> ManifestError | PropertyError | None:
-    """Return what is wrong with the size of a resource, or None.
+    """Return the error if a resource is too large, or None.
 
-    Parts of a resource can be set one by one; whole, it has to go through every door.
+    Parts of a resource can be set one by one, but every reader has to accept the whole.
     """
     size = len(canonical(write_spec(resource)))
     if size > MAX_SPEC:
@@ -462,7 +449,7 @@ def size_problem(resource: Resource) -> ManifestError | PropertyError | None:
 
 
 def write_spec(resource: Resource) -> dict[str, Any]:
-    """Return the spec with every field that says something, defaults included."""
+    """Return the spec with all fields that have a value, including defaults."""
     key = resource.key
     spec: dict[str, Any] = {
         "job": key.job,
@@ -493,39 +480,39 @@ def _write_export(export: Export) -> dict[str, Any]:
         buffer["maxAge"] = format_duration(export.buffer.max_age_s)
     if export.buffer.wait_limit_s is not None:
         buffer["waitLimit"] = format_duration(export.buffer.wait_limit_s)
-    out: dict[str, Any] = {
+    spec: dict[str, Any] = {
         "allowFilter": export.allow_filter,
         "congestionPolicy": export.congestion_policy,
         "buffer": buffer,
     }
     if export.stream_id is not None:
-        out["streamId"] = export.stream_id
+        spec["streamId"] = export.stream_id
     if export.properties is not None:
-        out["properties"] = dict(export.properties)
+        spec["properties"] = dict(export.properties)
     if export.allowed_namespaces:
-        out["allowedNamespaces"] = list(export.allowed_namespaces)
+        spec["allowedNamespaces"] = list(export.allowed_namespaces)
     if export.revoked:
-        out["revoked"] = list(export.revoked)
-    return out
+        spec["revoked"] = list(export.revoked)
+    return spec
 
 
 def _write_import(import_: Import) -> dict[str, Any]:
-    out: dict[str, Any] = {
+    spec: dict[str, Any] = {
         "applicationScope": import_.application_scope,
         "onCongestion": import_.on_congestion,
         "start": import_.start,
     }
     if import_.subscription is not None:
-        out["subscription"] = import_.subscription
+        spec["subscription"] = import_.subscription
     if import_.streams:
-        out["streams"] = write_streams(import_.streams)
+        spec["streams"] = write_streams(import_.streams)
     if import_.filter is not None:
-        out["filter"] = import_.filter
-    return out
+        spec["filter"] = import_.filter
+    return spec
 
 
 def write_streams(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
-    """Return streams wanted by name as JSON-like data."""
+    """Return streams imported by name as JSON-like data."""
     return [
         {"streamId": name.stream_id}
         if name.application_name is None
@@ -537,28 +524,23 @@ def write_streams(streams: tuple[StreamName, ...]) -> list[dict[str, str]]:
 def make_document(
     kind: AnyKind, metadata: Mapping[str, Any], spec: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the document of an object of ours."""
+    """Return the document of an object of this API group."""
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def write_manifest(resource: Resource, *, version: int | None = None) -> dict[str, Any]:
-    """Return the whole document of a resource; identity only where it has one.
+    """Return the whole document of a resource, with its identity if it has one.
 
-    Args:
-        resource: what to write.
-        version: its resource version, or None to leave that out.
+    A ``version`` of None leaves out the resource version.
     """
     metadata = write_metadata(resource, name_of(resource), version)
     return make_document(kind_of(resource), metadata, write_spec(resource))
 
 
 def write_metadata(resource: Resource | Rule, name: str, version: int | None) -> dict[str, Any]:
-    """Return the metadata of a resource; identity only where it has one.
+    """Return the metadata of a resource, with its identity if it has one.
 
-    Args:
-        resource: whose.
-        name: what it is called.
-        version: its resource version, or None to leave that out.
+    A ``version`` of None leaves out the resource version.
     """
     metadata: dict[str, Any] = {"name": name, "namespace": resource.key.namespace}
     if resource.uid:

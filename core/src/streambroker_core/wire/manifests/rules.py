@@ -1,7 +1,7 @@
-"""Rules of patterns as manifests write them, to and from the model.
+"""Manifests of pattern rules: converts documents to and from the model.
 
-What is read here is whose rule it is and which. The rule itself is taken as it was written: one
-that cannot be run has to be shown with its reason, and must not make the job forget the one before.
+This module reads only job, id and ``enable``, and keeps the rule's document unchecked. An invalid
+rule has to be shown with the reason, and must not remove the valid one before it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streambroker_core.wire.manifests.ports import (
 )
 
 RESOURCE_FIELDS = ("job", "enable")
-"""What a spec has beside the rule's document."""
+"""Fields of a spec that are not part of the rule's document."""
 
 
 def read_rule_manifest(
@@ -35,10 +35,7 @@ def read_rule_manifest(
 ) -> Rule:
     """Read a whole document with ``apiVersion``, ``kind``, ``metadata`` and ``spec``.
 
-    Args:
-        document: what a YAML or JSON reader returned.
-        namespace: where the rule goes if ``metadata.namespace`` is absent.
-        loose: let fields pass that are not known.
+    ``namespace`` is the default; ``loose`` ignores unknown fields outside the spec.
 
     Raises:
         ManifestError: a field is missing or wrong; the error names it.
@@ -56,22 +53,22 @@ def read_rule_spec(
     key: RuleKey | None = None,
     path: str = "",
 ) -> Rule:
-    """Read a spec alone; uid, generation and creation time are the caller's.
+    """Read a spec alone; the caller sets uid, generation and creation time.
 
     Args:
         spec: the object.
-        namespace: of the rule, where no key is given.
-        name: of the resource, which is the rule's id where the spec has none.
-        key: the rule it is for. Then ``job`` and ``id`` may be left out, and if there have to say
-            the same.
-        path: where the spec stands in its document.
+        namespace: namespace of the rule, if ``key`` is None.
+        name: name of the resource, which is the rule's id if the spec has none.
+        key: key of the rule. With it ``job`` and ``id`` may be absent from the spec; if present,
+            they have to be equal.
+        path: path of the spec in its document.
 
     Raises:
-        ManifestError: ``job``, ``id`` or ``enable`` is missing or wrong. What is wrong with the
-            rule itself `streambroker_core.cep.rules.validate` tells.
+        ManifestError: ``job``, ``id`` or ``enable`` is missing or wrong. The rule itself is
+            checked by `streambroker_core.cep.rules.validate`.
     """
     fields = Fields(spec, path)
-    found = RuleKey(
+    rule_key = RuleKey(
         namespace=namespace if key is None else key.namespace,
         job=fields.text(
             "job", None if key is None else key.job, check=is_label, expected="a DNS label"
@@ -83,33 +80,31 @@ def read_rule_spec(
             expected="made of letters, digits, -, _ and ., with a letter or digit at both ends",
         ),
     )
-    if key is not None and found != key:
-        wrong = "job" if found.job != key.job else "id"
+    if key is not None and rule_key != key:
+        wrong = "job" if rule_key.job != key.job else "id"
         raise fields.error_at(
-            wrong, f"is {getattr(found, wrong)!r}, but the address says {getattr(key, wrong)!r}"
+            wrong, f"is {getattr(rule_key, wrong)!r}, but the address says {getattr(key, wrong)!r}"
         )
-    given = fields.raw().items()
-    document = {n: value for n, value in given if n not in RESOURCE_FIELDS and value is not None}
+    members = fields.raw().items()
+    document = {n: value for n, value in members if n not in RESOURCE_FIELDS and value is not None}
     return Rule(
-        key=found,
+        key=rule_key,
         uid="",
         enable=fields.integer("enable", 0, high=LARGEST),
-        document={**document, "id": found.id},
+        document={**document, "id": rule_key.id},
     )
 
 
 def write_rule_spec(rule: Rule) -> dict[str, Any]:
-    """Return the spec: job, document, and ``enable`` where it says something."""
-    counted = {"enable": rule.enable} if rule.enable else {}
-    return {"job": rule.key.job, **rule.document, **counted}
+    """Return the spec: job, document, and ``enable`` unless it is 0."""
+    enable = {"enable": rule.enable} if rule.enable else {}
+    return {"job": rule.key.job, **rule.document, **enable}
 
 
 def write_rule_manifest(rule: Rule, *, version: int | None = None) -> dict[str, Any]:
-    """Return the whole document of a rule; identity only where it has one.
+    """Return the whole document of a rule, with its identity if it has one.
 
-    Args:
-        rule: what to write.
-        version: its resource version, or None to leave that out.
+    A ``version`` of None leaves out the resource version.
     """
     metadata = write_metadata(rule, rule_name_of(rule), version)
     return make_document(RULE, metadata, write_rule_spec(rule))

@@ -1,7 +1,8 @@
-"""What is told of rules of patterns at work: by a query to its agent, by the agent to the broker.
+"""Metrics of running rules: a query reports them to its agent, the agent to the broker.
 
-Figures for people. Beside what each rule has done stands what its operator waits for: rows that no
-rule has seen, because the watermark has not passed their time.
+They are for people only. They have the counts of each rule, and the waiting rows of its operator,
+which no rule has seen because the watermark has not passed their time. Functions that read raise
+`ManifestError`, which names the wrong field.
 """
 
 from __future__ import annotations
@@ -14,29 +15,25 @@ from typing import Any
 from streambroker_core.wire.encoding.fields import Fields
 
 MAX_REPORTED_RULES = 1_000
-"""Of one operator, and in one report."""
+"""Maximum of one operator, and of one report."""
 MAX_OPERATORS = 1_000
 COUNTS = ("tested", "matches", "timeouts", "dropped", "errors", "alive", "nanoseconds")
 _LARGEST = (1 << 63) - 1
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - times of events have no zone of their own
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - event times have no time zone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMetricsReport:
-    """What a version of a rule has done since its query was started.
+    """Counts of one version of a rule since its query was started.
 
     Attributes:
-        operator: name of the operator.
-        log: of its sets of rules; tells queries apart.
-        rule: its id.
-        version: its version.
+        log: id of the operator's rules log, which identifies the query.
+        rule: id of the rule.
         tested: events that it has seen.
-        matches: matches found.
         timeouts: partial matches that timed out.
-        dropped: runs given up because of its limits.
-        errors: how often it failed.
-        alive: partial matches.
-        nanoseconds: spent on it.
+        dropped: partial matches dropped because of the rule's limits.
+        alive: current partial matches.
+        nanoseconds: time spent on it.
     """
 
     operator: str
@@ -54,14 +51,12 @@ class RuleMetricsReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkWait:
-    """What an operator waits for.
+    """Rows of an operator that wait for the watermark; times are in microseconds since 1970.
 
     Attributes:
-        operator: name of the operator.
-        log: of its sets of rules.
-        rows: how many wait until the watermark has passed them.
-        first: event time of the first of them, in microseconds since 1970; None if none waits.
-        watermark: of the last window, likewise; None if there is none yet.
+        log: id of the operator's rules log.
+        first: event time of the first waiting row; None if none waits.
+        watermark: watermark of the last window; None if there is none yet.
     """
 
     operator: str
@@ -77,11 +72,7 @@ def write_metrics(report: RuleMetricsReport | WatermarkWait) -> dict[str, Any]:
 
 
 def read_metrics(source: Fields, operator: str, log: str) -> RuleMetricsReport:
-    """Read what a rule has done; members that are not known are passed over.
-
-    Raises:
-        ManifestError: a field is wrong; the error names it.
-    """
+    """Read the metrics of a rule; ignore unknown members."""
     return RuleMetricsReport(
         operator=operator,
         log=log,
@@ -92,11 +83,7 @@ def read_metrics(source: Fields, operator: str, log: str) -> RuleMetricsReport:
 
 
 def read_watermark_wait(source: Fields, operator: str, log: str) -> WatermarkWait:
-    """Read what an operator waits for.
-
-    Raises:
-        ManifestError: a field is wrong; the error names it.
-    """
+    """Read the waiting rows of an operator."""
     return WatermarkWait(
         operator=operator,
         log=log,
@@ -107,27 +94,23 @@ def read_watermark_wait(source: Fields, operator: str, log: str) -> WatermarkWai
 
 
 def read_all_metrics(source: Fields, key: str) -> tuple[RuleMetricsReport, ...]:
-    """Read a list of what rules have done, each with its operator.
-
-    Raises:
-        ManifestError: a field is wrong; the error names it.
-    """
-    each = _list_entries(source, key, MAX_REPORTED_RULES)
-    return tuple(read_metrics(one, one.text("operator"), one.text("log")) for one in each)
+    """Read a list of metrics, each with operator and log."""
+    entries = _list_entries(source, key, MAX_REPORTED_RULES)
+    return tuple(
+        read_metrics(entry, entry.text("operator"), entry.text("log")) for entry in entries
+    )
 
 
 def read_all_watermark_waits(source: Fields, key: str) -> tuple[WatermarkWait, ...]:
-    """Read a list of what operators wait for.
-
-    Raises:
-        ManifestError: a field is wrong; the error names it.
-    """
-    each = _list_entries(source, key, MAX_OPERATORS)
-    return tuple(read_watermark_wait(one, one.text("operator"), one.text("log")) for one in each)
+    """Read a list of waiting rows, each with operator and log."""
+    entries = _list_entries(source, key, MAX_OPERATORS)
+    return tuple(
+        read_watermark_wait(entry, entry.text("operator"), entry.text("log")) for entry in entries
+    )
 
 
 def describe_wait(waiting: WatermarkWait) -> str:
-    """Return what an operator waits for, or that it does not."""
+    """Return a sentence on what an operator's rows wait for."""
     if not waiting.rows or waiting.first is None:
         return "no rows wait for the watermark."
     rows = "1 row waits" if waiting.rows == 1 else f"{waiting.rows:,} rows wait"
@@ -139,7 +122,7 @@ def describe_wait(waiting: WatermarkWait) -> str:
 
 def _list_entries(source: Fields, key: str, max_items: int) -> Sequence[Fields]:
     return [
-        source.entry(key, n, one) for n, one in enumerate(source.items(key, max_items=max_items))
+        source.entry(key, n, item) for n, item in enumerate(source.items(key, max_items=max_items))
     ]
 
 

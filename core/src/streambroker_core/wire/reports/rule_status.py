@@ -1,7 +1,7 @@
-"""What an agent tells the broker of the rules of its job.
+"""Status of a job's rules, as its agent reports it to the broker.
 
-A job may run the same rules in several queries; each tells for itself, and what is shown is what
-holds for all of them.
+A job may run the same rules in several queries. Each reports separately; `merge_statuses` returns
+the status that applies to all.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ _STATES: Mapping[str, State] = {"active": "active", "disabled": "disabled", "abs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """What has become of one rule.
+    """Status of one rule.
 
     Attributes:
-        version: the one that the job has; None if it has none of that id.
-        state: of that version: ``disabled`` after an error, ``absent`` if there is none.
-        scheduled: the version that replaces it at its time; None for none.
+        version: the version that the job has; None if it has none of that id.
+        state: state of that version: ``disabled`` after an error, ``absent`` if there is none.
+        scheduled: the version that replaces it at a set time, or None.
         refused: the version that the job has refused; None for none, or one without a number.
-        reason: why, as a word; empty if nothing is refused.
-        message: a sentence to it.
-        since: the window from which on it holds; None while no bucket has taken it in.
-        buckets: how many buckets have taken it in.
-        of: how many buckets there are; 0 if that is not known.
-        matches: what it has found.
+        reason: reason word of the refusal, or empty.
+        message: sentence that explains it.
+        since: window from which on it is applied; None while no bucket has applied it.
+        buckets: number of buckets that have applied it.
+        of: number of all buckets; 0 if unknown.
         errors: how often it failed.
     """
 
@@ -53,20 +52,20 @@ class RuleStatus:
 
 
 RuleStatusMap: TypeAlias = "Mapping[str, RuleStatus]"
-"""By the rules' ids."""
+"""Statuses by rule id."""
 
 
 def merge_statuses(several: Iterable[RuleStatus]) -> RuleStatus | None:
-    """Return what holds for all who tell of a rule; None if nobody does.
+    """Return the status of a rule over several queries; None without a report.
 
-    It is active where all have it, since the last one has; counts are added up.
+    The rule is active if it is active in all, since the latest window. Counts are added up.
     """
-    found = list(several)
-    if len(found) < 2:
-        return found[0] if found else None
-    worst = max(found, key=lambda one: list(_STATES).index(one.state))
-    refusing = next((one for one in found if one.reason), worst)
-    begun = [one.since for one in found if one.since is not None]
+    statuses = list(several)
+    if len(statuses) < 2:
+        return statuses[0] if statuses else None
+    worst = max(statuses, key=lambda one: list(_STATES).index(one.state))
+    refusing = next((status for status in statuses if status.reason), worst)
+    starts = [status.since for status in statuses if status.since is not None]
     return RuleStatus(
         version=worst.version,
         state=worst.state,
@@ -74,27 +73,27 @@ def merge_statuses(several: Iterable[RuleStatus]) -> RuleStatus | None:
         refused=refusing.refused,
         reason=refusing.reason,
         message=refusing.message,
-        since=max(begun) if len(begun) == len(found) else None,
-        buckets=sum(one.buckets for one in found),
-        of=sum(one.of for one in found),
-        matches=sum(one.matches for one in found),
-        errors=sum(one.errors for one in found),
+        since=max(starts) if len(starts) == len(statuses) else None,
+        buckets=sum(status.buckets for status in statuses),
+        of=sum(status.of for status in statuses),
+        matches=sum(status.matches for status in statuses),
+        errors=sum(status.errors for status in statuses),
     )
 
 
 def write_statuses(rules: RuleStatusMap) -> dict[str, Any]:
-    """Return what is told as JSON-like data, without what says nothing."""
+    """Return statuses as JSON-like data, without default values."""
     return {name: _write_status(rule) for name, rule in sorted(rules.items())}
 
 
 def _write_status(rule: RuleStatus) -> dict[str, Any]:
-    usual = RuleStatus()
-    found = {field: getattr(rule, field) for field in RuleStatus.__slots__}
-    return {field: value for field, value in found.items() if value != getattr(usual, field)}
+    default = RuleStatus()
+    values = {field: getattr(rule, field) for field in RuleStatus.__slots__}
+    return {field: value for field, value in values.items() if value != getattr(default, field)}
 
 
 def read_statuses(fields: Fields) -> RuleStatusMap:
-    """Read what an agent tells; members that are not known are of a newer one and passed over.
+    """Read an agent's report; ignore unknown members, which a newer agent may send.
 
     Raises:
         ManifestError: a field is wrong; the error names it.

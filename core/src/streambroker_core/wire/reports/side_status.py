@@ -1,8 +1,9 @@
-"""What is told of side inputs: by each bucket of an operator, by its agent, to the broker.
+"""Metrics of side inputs: each bucket reports them to its agent, the agent to the broker.
 
-Figures for people. A bucket tells what it has after a window; what is shown of a side input is what
-all buckets have: what waits is added up, and so is what a keyed one holds, which lies in one bucket
-each; what is broadcast is in every bucket, and counts once.
+They are for people only. A bucket reports after a window. `merge_buckets` combines all buckets:
+
+- Waiting rows are added up, and so are the values of a keyed input (each is in one bucket).
+- Broadcast values are in every bucket and count once.
 """
 
 from __future__ import annotations
@@ -14,25 +15,24 @@ from typing import Any
 from streambroker_core.wire.encoding.fields import Fields
 
 MAX_SIDES = 1_000
-"""Side inputs in one report."""
+"""Maximum side inputs in one report."""
 MAX_STALLS = 5
-"""Of a side input, those that hold back most rows."""
+"""Maximum stalls per side input: those with most rows."""
 MAX_CAUSE = 400
-"""Characters of what rows wait for."""
+"""Maximum characters of a cause."""
 _LARGEST = (1 << 63) - 1
 _MICROS = 1_000_000
 _WHOLE_FROM = 10
-"""From how many seconds on an age is told in whole seconds."""
+"""Seconds from which on an age is shown in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideStall:
-    """Rows that wait for one thing.
+    """Rows that wait for the same cause.
 
     Attributes:
-        cause: for which side input and window, and why.
-        rows: how many.
-        since: pinned time at which the first began to wait, in microseconds; None if not known.
+        cause: the side input and window that they wait for, and why.
+        since: pinned time at which the first began to wait, in microseconds; None if unknown.
     """
 
     cause: str
@@ -42,26 +42,22 @@ class SideStall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideStatus:
-    """Figures of a side input of one operator.
+    """Metrics of a side input of one operator; times are pinned, in microseconds.
 
     Attributes:
-        operator: the operator's name.
-        input: the side input's; ``main`` for main rows that wait for the end of their window or for
-            their event time.
-        keyed: each of its values lies in one bucket.
-        waiting_rows: rows that wait for it.
-        waiting_bytes: their bytes in Arrow.
-        waiting_since: pinned time at which the first began to wait, in microseconds.
-        entries: values that are seen.
-        size: their bytes in Arrow.
-        windows: windows that it has values of.
-        staged: rows of a load that is not complete.
-        rows: rows taken, since the state began.
-        late: those that came after their window.
-        refused: those that the policy did not take.
-        version: of what is there; None if it has none.
-        version_since: pinned time at which that version came, in microseconds.
-        stalls: what the rows wait for.
+        input: name of the side input; ``main`` for main rows that wait for the end of their window
+            or for their event time.
+        keyed: each of its values is in one bucket only.
+        waiting_rows: rows that wait for it; ``waiting_bytes`` is their size in Arrow.
+        waiting_since: when the first of them began to wait.
+        entries: visible values; ``size`` is their bytes in Arrow.
+        windows: windows for which it has values.
+        staged: rows of an incomplete load.
+        rows: rows accepted since the state began.
+        late: rows that arrived after their window.
+        refused: rows that the policy rejected.
+        version: version of the values; None if they have none.
+        version_since: when that version arrived.
     """
 
     operator: str
@@ -88,36 +84,32 @@ _COUNTS = (*_WAIT_COUNTS, *_VALUE_COUNTS, "windows")
 
 
 def merge_buckets(buckets: Sequence[SideStatus]) -> SideStatus:
-    """Return what several buckets tell of one side input as one.
-
-    Args:
-        buckets: what each tells, at least one.
-    """
-    held = sum if buckets[0].keyed else max
+    """Merge the reports of one side input from its buckets, at least one."""
+    combine = sum if buckets[0].keyed else max
     newest = max(buckets, key=lambda one: -1 if one.version_since is None else one.version_since)
     return replace(
         newest,
-        **{name: sum(getattr(one, name) for one in buckets) for name in _WAIT_COUNTS},
-        **{name: held(getattr(one, name) for one in buckets) for name in _VALUE_COUNTS},
-        windows=max(one.windows for one in buckets),
-        waiting_since=_earliest(one.waiting_since for one in buckets),
-        stalls=_merge_stalls(stall for one in buckets for stall in one.stalls),
+        **{name: sum(getattr(bucket, name) for bucket in buckets) for name in _WAIT_COUNTS},
+        **{name: combine(getattr(bucket, name) for bucket in buckets) for name in _VALUE_COUNTS},
+        windows=max(bucket.windows for bucket in buckets),
+        waiting_since=_earliest(bucket.waiting_since for bucket in buckets),
+        stalls=_merge_stalls(stall for bucket in buckets for stall in bucket.stalls),
     )
 
 
 def _merge_stalls(several: Iterable[SideStall]) -> tuple[SideStall, ...]:
-    found: dict[str, list[SideStall]] = {}
-    for one in several:
-        found.setdefault(one.cause, []).append(one)
-    made = [
+    by_cause: dict[str, list[SideStall]] = {}
+    for stall in several:
+        by_cause.setdefault(stall.cause, []).append(stall)
+    merged = [
         SideStall(
             cause=cause,
-            rows=sum(one.rows for one in alike),
-            since=_earliest(one.since for one in alike),
+            rows=sum(stall.rows for stall in group),
+            since=_earliest(stall.since for stall in group),
         )
-        for cause, alike in found.items()
+        for cause, group in by_cause.items()
     ]
-    return tuple(sorted(made, key=lambda one: (-one.rows, one.cause))[:MAX_STALLS])
+    return tuple(sorted(merged, key=lambda one: (-one.rows, one.cause))[:MAX_STALLS])
 
 
 def _earliest(times: Iterable[int | None]) -> int | None:
@@ -125,12 +117,7 @@ def _earliest(times: Iterable[int | None]) -> int | None:
 
 
 def describe_side_stall(stall: SideStall, now: int) -> str:
-    """Return what some rows wait for.
-
-    Args:
-        stall: how many, and for what.
-        now: in microseconds, by the clock that ``since`` was read from.
-    """
+    """Return what rows wait for; ``now`` is in microseconds, on the clock of ``since``."""
     rows = "1 row waits" if stall.rows == 1 else f"{stall.rows:,} rows wait"
     if stall.since is None:
         return f"{rows} {stall.cause}."
@@ -144,8 +131,8 @@ def write_side(side: SideStatus) -> dict[str, Any]:
     return {
         **{_key(field.name): getattr(side, field.name) for field in fields(SideStatus)},
         "stalls": [
-            {"cause": one.cause[:MAX_CAUSE], "rows": one.rows, "since": one.since}
-            for one in side.stalls[:MAX_STALLS]
+            {"cause": stall.cause[:MAX_CAUSE], "rows": stall.rows, "since": stall.since}
+            for stall in side.stalls[:MAX_STALLS]
         ],
     }
 
@@ -156,23 +143,19 @@ def _key(name: str) -> str:
 
 
 def read_sides(source: Fields, key: str) -> tuple[SideStatus, ...]:
-    """Read what is told of side inputs; members that are not known are passed over.
-
-    Args:
-        source: the object that has it.
-        key: where it has it.
+    """Read the side inputs in ``source[key]``; ignore unknown members.
 
     Raises:
         ManifestError: a field is wrong; the error names it.
     """
-    found = source.items(key, max_items=MAX_SIDES)
-    return tuple(_read_side(source.entry(key, number, one)) for number, one in enumerate(found))
+    items = source.items(key, max_items=MAX_SIDES)
+    return tuple(_read_side(source.entry(key, index, item)) for index, item in enumerate(items))
 
 
 def _read_side(source: Fields) -> SideStatus:
     stalls = [
-        source.entry("stalls", number, one)
-        for number, one in enumerate(source.items("stalls", max_items=MAX_STALLS))
+        source.entry("stalls", index, entry)
+        for index, entry in enumerate(source.items("stalls", max_items=MAX_STALLS))
     ]
     return SideStatus(
         operator=source.text("operator"),
@@ -181,11 +164,11 @@ def _read_side(source: Fields) -> SideStatus:
         version=source.optional_text("version"),
         stalls=tuple(
             SideStall(
-                cause=one.text("cause", longest=4 * MAX_CAUSE),
-                rows=_read_count(one, "rows"),
-                since=_read_time(one, "since"),
+                cause=entry.text("cause", longest=4 * MAX_CAUSE),
+                rows=_read_count(entry, "rows"),
+                since=_read_time(entry, "since"),
             )
-            for one in stalls
+            for entry in stalls
         ),
         waiting_since=_read_time(source, "waiting_since"),
         version_since=_read_time(source, "version_since"),

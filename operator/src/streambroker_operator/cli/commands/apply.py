@@ -1,4 +1,4 @@
-"""``apply`` and ``whatif``: whole resources, and what they would do."""
+"""``apply`` and ``whatif``: apply manifest files, or show their forecast."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def _apply(options: argparse.Namespace) -> int:
         raise UsageError(f"Files are given with -f. Did you mean `-f {options.words[0]}`?")
     if not options.file:
         raise UsageError("Give -f FILE; it may be given several times, and may be a directory.")
-    found = read_resources(options.file, options.namespace)
-    print_notes(found.notes)
+    documents = read_resources(options.file, options.namespace)
+    print_notes(documents.notes)
     if options.dry_run == "client":
-        for resource in found.resources:
+        for resource in documents.resources:
             print_text(f"{kind_of(resource).lower()} {resource.key} can be read (dry run)\n")
         return OK
-    caller = client_for(options)
+    client = client_for(options)
     if options.dry_run == "server":
-        return show_forecast(caller, options, found.resources, [])
-    return apply_all(caller, options, found.resources)
+        return show_forecast(client, options, documents.resources, [])
+    return apply_all(client, options, documents.resources)
 
 
 def _whatif(options: argparse.Namespace) -> int:
@@ -68,14 +68,14 @@ def _whatif(options: argparse.Namespace) -> int:
         raise UsageError("Give -f FILE, or --delete KIND/NAME, or both.")
     resources = []
     if options.file:
-        found = read_resources(options.file, options.namespace)
-        print_notes(found.notes)
-        resources = found.resources
-    caller = client_for(options)
+        documents = read_resources(options.file, options.namespace)
+        print_notes(documents.notes)
+        resources = documents.resources
+    client = client_for(options)
     deleted = [
         removal
         for word in options.delete
         for target in read_named_targets([word])
-        for removal in resolve_target(caller, target, options.namespace)[0]
+        for removal in resolve_target(client, target, options.namespace)[0]
     ]
-    return show_forecast(caller, options, resources, deleted)
+    return show_forecast(client, options, resources, deleted)

@@ -1,4 +1,4 @@
-"""``delete``: resources by name, by port, or those of files, if they are still the same."""
+"""``delete``: by name, by port, or by manifest file if the resource still has that name."""
 
 from __future__ import annotations
 
@@ -71,30 +71,28 @@ def add(commands: Any) -> None:
 def _delete(options: argparse.Namespace) -> int:
     if bool(options.file) == bool(options.words):
         raise UsageError("Give either -f FILE or `export|import JOB PE PORT` or KIND/NAME.")
-    caller = client_for(options)
-    removals, pes = _read_files(options) if options.file else _resolve_words(caller, options)
+    client = client_for(options)
+    removals, pes = _read_files(options) if options.file else _resolve_words(client, options)
     if options.dry_run == "server":
-        return show_forecast(caller, options, [], removals)
+        return show_forecast(client, options, [], removals)
     if options.dry_run == "client":
         for kind, key in [*((one.kind, one.key) for one in removals), *(("pe", pe) for pe in pes)]:
             print_text(f"{kind.lower()} {key} would be deleted (dry run)\n")
         return OK
-    return _delete_ports(caller, options, removals) or _delete_pes(
-        caller, options, pes, len(removals)
+    return _delete_ports(client, options, removals) or _delete_pes(
+        client, options, pes, len(removals)
     )
 
 
 def _read_files(options: argparse.Namespace) -> tuple[list[Removal], list[PeKey]]:
     resources = read_resources(options.file, options.namespace).resources
-    return [Removal(kind_of(one), one.key, name_of(one)) for one in resources], []
+    return [
+        Removal(kind_of(resource), resource.key, name_of(resource)) for resource in resources
+    ], []
 
 
 def _empty_pes(client: BrokerClient, options: argparse.Namespace) -> list[PeKey]:
-    """Return the PEs that nobody misses: those without a port and without an agent.
-
-    Raises:
-        UsageError: something else is to be deleted.
-    """
+    """Return the PEs without ports and without an agent, for `delete pes --all`."""
     if [target.kinds for target in read_targets(options.words)] != [("pes",)]:
         raise UsageError("--all is for PEs without ports: `streambroker delete pes --all`.")
     return [
@@ -113,22 +111,18 @@ def _resolve_words(
     pes: list[PeKey] = []
     for target in read_named_targets(options.words):
         try:
-            ports, whole = resolve_target(client, target, options.namespace)
+            ports, target_pes = resolve_target(client, target, options.namespace)
         except RequestError as error:
             if error.status != 404 or not options.ignore_not_found:
                 raise
         else:
             removals += ports
-            pes += whole
+            pes += target_pes
     return list(dict.fromkeys(removals)), list(dict.fromkeys(pes))
 
 
 def read_named_targets(words: Sequence[str]) -> list[Target]:
-    """Return the targets of a command that never means everything of a kind.
-
-    Raises:
-        UsageError: it would.
-    """
+    """Return the targets of a command that requires names; refuse others."""
     targets = read_targets(words)
     for target in targets:
         if target.name is None or "routes" in target.kinds:
@@ -139,11 +133,11 @@ def read_named_targets(words: Sequence[str]) -> list[Target]:
 def resolve_target(
     client: BrokerClient, target: Target, namespace: str
 ) -> tuple[list[Removal], list[PeKey]]:
-    """Return the one port, or the PEs, that a target means.
+    """Return the one port, or the PEs, of a target.
 
     Raises:
-        RequestError: nothing has that name.
-        UsageError: an export and an import have it.
+        RequestError: no resource has that name.
+        UsageError: an export and an import have that name.
     """
     kinds, name = target.kinds, target.name or ""
     if len(kinds) > 1:
@@ -154,10 +148,10 @@ def resolve_target(
         kinds = (items[0][0],)
     if kinds[0] in KIND_WORDS:
         return [Removal(KIND_WORDS[kinds[0]], find_port(client, kinds[0], name, namespace))], []
-    found = find_items(client, Target(kinds=kinds, name=name), namespace)
+    matches = find_items(client, Target(kinds=kinds, name=name), namespace)
     return [], [
         PeKey.parse(f"{item['namespace']}/{item['job']}/{item['pe']}")
-        for _, items in found
+        for _, items in matches
         for item in items
     ]
 
@@ -165,28 +159,29 @@ def resolve_target(
 def _delete_ports(
     client: BrokerClient, options: argparse.Namespace, removals: Sequence[Removal]
 ) -> int:
-    """Delete what holds ports, as much at once as the broker takes."""
     parts = [list(removals[at : at + MAX_CHANGES]) for at in range(0, len(removals), MAX_CHANGES)]
     check_parts(options, parts)
     done = 0
     for part in parts:
-        left = part
-        while left:
+        remaining = part
+        while remaining:
             try:
-                change_all(client, options, [], left, options.max_removed)
+                change_all(client, options, [], remaining, options.max_removed)
                 break
             except RequestError as error:
                 absent = _absent_indices(error) if options.ignore_not_found else set()
                 if not absent:
-                    _add_suggestion(client, left, error)
+                    _add_suggestion(client, remaining, error)
                     return report_refusal(error, [], "deleted", done, len(removals))
-                left = [one for place, one in enumerate(left) if place not in absent]
+                remaining = [
+                    removal for index, removal in enumerate(remaining) if index not in absent
+                ]
         done += len(part)
     return OK
 
 
 def _absent_indices(error: RequestError) -> set[int]:
-    """Return the places of what is not there, where nothing else was wrong."""
+    """Return the indices of absent resources; empty if there was any other problem."""
     problems = refused_problems(error)
     if any(problem["code"] not in ABSENT_CODES for problem in problems):
         return set()
@@ -197,13 +192,13 @@ def _absent_indices(error: RequestError) -> set[int]:
 
 
 def _add_suggestion(client: BrokerClient, removals: Sequence[Removal], error: RequestError) -> None:
-    """Name the nearest port that there is, if one is not there."""
+    """Add the nearest existing port to the error for an unknown port."""
     problems = refused_problems(error)
     if len(problems) == 1 and problems[0]["code"] == "UnknownPort":
         (problem,) = problems
         kind, key, _ = removals[problem["index"]]
-        bare = RequestError(404, "UnknownPort", problem["detail"])
-        problem["detail"] = str(with_suggestion(client, PLURALS[kind], key, bare))
+        not_found = RequestError(404, "UnknownPort", problem["detail"])
+        problem["detail"] = str(with_suggestion(client, PLURALS[kind], key, not_found))
 
 
 def _delete_pes(

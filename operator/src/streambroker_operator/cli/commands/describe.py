@@ -1,4 +1,4 @@
-"""``describe``: one resource with its status, its routes, what is near, and what to do."""
+"""``describe``: a resource with status, routes, nearest candidates and advice."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from streambroker_operator.cli.output.table import as_yaml, port_text, shard_age
 from streambroker_operator.errors import RequestError
 
 MAX_NEAREST = 5
-"""Pairs without a route that are shown."""
+"""Maximum number of unconnected pairs shown."""
 MAX_ROUTES = 20
 SILENT_S = 90.0
-"""An agent that was not heard of for so long is away: it reports every 30 seconds."""
+"""Time without contact after which an agent counts as away; agents report every 30 seconds."""
 MAX_EXPLAINED = 500
-"""Pairs that a broker explains in one answer."""
+"""Maximum number of pairs that a broker explains in one response."""
 
 REMEDIES = {
     "NamespaceNotAllowed": "Name the importing namespace in the Export's allowedNamespaces.",
@@ -65,7 +65,7 @@ REMEDIES = {
 }
 
 _HARMLESS_FINDINGS = ("NobodyImports",)
-"""What the linter finds that is no mistake of the resource."""
+"""Findings of the linter that are no mistake of the resource."""
 
 
 def add(commands: Any) -> None:
@@ -77,13 +77,13 @@ def add(commands: Any) -> None:
 
 
 def _describe(options: argparse.Namespace) -> int:
-    targets, caller = read_targets(options.words), client_for(options)
+    targets, client = read_targets(options.words), client_for(options)
     parts = []
     for target in targets:
         if target.kinds == ("routes",) and target.name is None:
             raise UsageError("Name a route by one of its ports: `describe route JOB/PE/PORT`.")
-        for kind, items in find_items(caller, target, namespace_for(options)):
-            parts += [_DESCRIBERS[kind](caller, kind, item) for item in items]
+        for kind, items in find_items(client, target, namespace_for(options)):
+            parts += [_DESCRIBERS[kind](client, kind, item) for item in items]
     print_text("\n".join(parts) if parts else "nothing to describe\n")
     return OK
 
@@ -96,7 +96,7 @@ def _describe_resource(client: BrokerClient, kind: str, item: Item) -> str:
     side = SINGULAR[kind]
     routes = [route for route in routes if route[side] == key]
     near, lint = _nearest_unmatched(client, kind, key, status)
-    shown = {k: v for k, v in spec.items() if k not in ("job", "pe", "port")}
+    displayed_spec = {k: v for k, v in spec.items() if k not in ("job", "pe", "port")}
     lines = [
         f"Name:        {metadata['name']}",
         f"Kind:        {item['kind']}",
@@ -104,7 +104,7 @@ def _describe_resource(client: BrokerClient, kind: str, item: Item) -> str:
         f"Generation:  {metadata.get('generation', '-')}",
         f"Created:     {metadata.get('creationTimestamp', '-')} "
         f"({format_age(metadata.get('creationTimestamp'))} ago)",
-        *_block("Spec", as_yaml([shown]).rstrip("\n").split("\n")),
+        *_block("Spec", as_yaml([displayed_spec]).rstrip("\n").split("\n")),
         *_block("Status", _status(status)),
         *_block(
             "Routes", _truncate([_route_line(route, kind) for route in routes], f"routes {key}")
@@ -120,7 +120,6 @@ def _describe_resource(client: BrokerClient, kind: str, item: Item) -> str:
 
 
 def _truncate(lines: Sequence[str], words: str) -> list[str]:
-    """Return the first lines, and where the others are."""
     if len(lines) <= MAX_ROUTES:
         return list(lines)
     more = f"… and {len(lines) - MAX_ROUTES} more: `streambroker get {words}`"
@@ -128,7 +127,6 @@ def _truncate(lines: Sequence[str], words: str) -> list[str]:
 
 
 def _to_do_block(lines: Sequence[str]) -> list[str]:
-    """Return what to do; nothing at all, if there is nothing."""
     return _block("To do", lines) if lines else []
 
 
@@ -149,36 +147,30 @@ def _status(status: Item) -> list[str]:
 def _nearest_unmatched(
     client: BrokerClient, kind: str, key: str, status: Item
 ) -> tuple[list[Item], list[str]]:
-    """Return the nearest pairs that do not match, and what the linter says has to be done.
+    """Return the nearest pairs that do not match, and the linter's messages.
 
-    Matching pairs come first in an explanation; where they fill it, the status has to do.
+    Explanations list matching pairs first. If those exceed the limit, or on 404, the refused pairs
+    of the status are returned instead, without messages of the linter.
     """
-    told = [{"import": key, **pair} for pair in status.get("refused", [])][:MAX_NEAREST]
+    refused = [{"import": key, **pair} for pair in status.get("refused", [])][:MAX_NEAREST]
     limit = MAX_NEAREST + int(status.get("matches", 0))
     if limit > MAX_EXPLAINED:
-        return told, []
+        return refused, []
     try:
         answer = fetch_explanation(client, {SINGULAR[kind]: key}, limit)
     except RequestError as error:
         if error.status != 404:
             raise
-        return told, []
+        return refused, []
     pairs = [pair for pair in answer["pairs"] if not pair["matched"]]
-    lint = [one for one in answer["lint"] if one["code"] not in _HARMLESS_FINDINGS]
+    lint = [finding for finding in answer["lint"] if finding["code"] not in _HARMLESS_FINDINGS]
     return pairs[:MAX_NEAREST], [str(finding["message"]) for finding in lint]
 
 
 def _advice(
     status: Item, near: Sequence[Item], *, has_route: bool, has_findings: bool
 ) -> list[str]:
-    """Return general remedies.
-
-    Args:
-        status: of the resource.
-        near: the nearest pairs that do not match.
-        has_route: it has a route.
-        has_findings: the linter has found something, which is nearer to the mistake.
-    """
+    """Return general remedies; fewer if the linter has findings, which are more specific."""
     if not status.get("accepted", True):
         reason = str(status.get("reason"))
         return [REMEDIES.get(reason, "See the message above.")]
@@ -197,11 +189,11 @@ def _route_line(route: Item, kind: str) -> str:
 
 
 def _pair_line(pair: Item, kind: str, status: Item) -> str:
-    """Return a line for a pair, without the message that the status has already."""
+    """Return a line for a pair, without a message that the status has already."""
     other = pair["import"] if kind == "exports" else pair["export"]
     message = str(pair["message"])
-    if shown := status.get("message"):
-        message = message.removeprefix(str(shown)).removeprefix("; ")
+    if status_message := status.get("message"):
+        message = message.removeprefix(str(status_message)).removeprefix("; ")
     return f"{other}  {pair['reason']}" + (f": {message}" if message else "")
 
 
@@ -212,13 +204,13 @@ def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
         for route in client.items("/routes", namespace=item["namespace"])
         if key in (route["export"].rpartition("/")[0], route["import"].rpartition("/")[0])
     ]
-    seen = format_age(item.get("seen"))
+    last_contact = format_age(item.get("seen"))
     lines = [
         f"Name:      {item_names(kind, item)[0]}",
         "Kind:      PE",
         f"Namespace: {item['namespace']}",
         f"Location:  {item['location'] or '-'}",
-        f"Seen:      {seen}{' ago' if item.get('seen') else ''}",
+        f"Seen:      {last_contact}{' ago' if item.get('seen') else ''}",
         f"View:      {item.get('version') or '-'}",
         f"Exports:   {', '.join(item['exports']) or '-'}",
         f"Imports:   {', '.join(item['imports']) or '-'}",
@@ -233,7 +225,6 @@ def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
 
 
 def _away_advice(item: Item) -> list[str]:
-    """Return what to ask about fellows that do not answer."""
     return [
         one_line(f"Its fellow {one['pe']} is away: {one['away']} What lies there cannot be read.")
         for one in item.get("fellows", ())
@@ -242,16 +233,15 @@ def _away_advice(item: Item) -> list[str]:
 
 
 def _silence_advice(item: Item) -> list[str]:
-    """Return what to ask about a PE whose agent does not report."""
     if not item["location"]:
-        what = "has never registered"
+        problem = "has never registered"
     elif not item.get("seen"):
-        what = "was not heard of since the broker started; agents report every 30 seconds"
+        problem = "was not heard of since the broker started; agents report every 30 seconds"
     elif seconds_since(item["seen"]) > SILENT_S:
-        what = f"was not heard of for {format_age(item['seen'])}"
+        problem = f"was not heard of for {format_age(item['seen'])}"
     else:
         return []
-    return [f"Its agent {what}: is the job running, and does it reach the broker?"]
+    return [f"Its agent {problem}: is the job running, and does it reach the broker?"]
 
 
 def _describe_route(client: BrokerClient, _kind: str, item: Item) -> str:
@@ -267,7 +257,7 @@ def _describe_route(client: BrokerClient, _kind: str, item: Item) -> str:
 
 
 def _metric_lines(client: BrokerClient, namespace: str, item: Item) -> list[str]:
-    """Return what `top` shows of a route, a line for each column."""
+    """Return the metrics of a route, one line per column of `top`."""
     ends = (item["export"], item["import"])
     for row in client.call("GET", "/top", namespace=namespace)["routes"]:
         if (row["export"], row["import"]) == ends:

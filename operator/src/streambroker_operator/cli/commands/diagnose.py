@@ -1,4 +1,4 @@
-"""``explain`` and ``lint``: why two ports are connected or not, and what can never match."""
+"""``explain`` and ``lint``: why two ports are connected or not, and probable mistakes."""
 
 from __future__ import annotations
 
@@ -43,36 +43,30 @@ def add(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    caller = client_for(options)
+    client = client_for(options)
     query = {
-        kind.removesuffix("s"): str(find_port(caller, kind, word, options.namespace))
+        kind.removesuffix("s"): str(find_port(client, kind, word, options.namespace))
         for kind, word in read_pair(options.words).items()
     }
-    answer = fetch_explanation(caller, query, options.limit)
+    answer = fetch_explanation(client, query, options.limit)
     return _print_answer(answer, options.output)
 
 
 def fetch_explanation(client: BrokerClient, query: dict[str, str], limit: int) -> Any:
-    """Return the broker's explanation.
-
-    Args:
-        client: the broker.
-        query: the keys of an ``import``, an ``export``, or both.
-        limit: pairs at most.
-    """
-    asked = {**query, "limit": str(limit)}
-    return client.call("GET", "/explain", **asked)
+    """Fetch the explanation of an ``import``, an ``export``, or both."""
+    parameters = {**query, "limit": str(limit)}
+    return client.call("GET", "/explain", **parameters)
 
 
 def read_pair(words: Sequence[str]) -> dict[str, str]:
-    """Return what is to be explained, by ``imports`` and ``exports``.
+    """Return the words to explain, by ``imports`` and ``exports``.
 
-    A word that says no kind is the import, the second one the export.
+    Of words without a kind, the first is the import, the second the export.
 
     Raises:
-        UsageError: it is more than one of a kind, or none.
+        UsageError: two words of one kind, or a kind without a word.
     """
-    found: dict[str, str] = {}
+    pair: dict[str, str] = {}
     rest = _join_ports(words)
     if len(rest) == 1 and KIND_ALIASES.get(rest[0].lower()) in (("exports",), ("imports",)):
         raise UsageError(f"Name one: `streambroker explain {rest[0]} NAME`, or JOB/PE/PORT.")
@@ -82,28 +76,27 @@ def read_pair(words: Sequence[str]) -> dict[str, str]:
         if len(kinds) == 1 and kinds[0] in ("imports", "exports") and rest:
             kind, word = kinds[0], rest.pop(0)
         else:
-            kind = _kind_prefix(word) or ("exports" if "imports" in found else "imports")
-        if kind in found:
+            kind = _kind_prefix(word) or ("exports" if "imports" in pair else "imports")
+        if kind in pair:
             raise UsageError(f"One import and one export can be explained; {word!r} is too much.")
-        found[kind] = word
-    return found
+        pair[kind] = word
+    return pair
 
 
 def _join_ports(words: Sequence[str]) -> list[str]:
-    """Return words with ``JOB PE PORT`` as one."""
-    found, rest = [], list(words)
+    joined, rest = [], list(words)
     while rest:
-        three = len(rest) > 2 and rest[1].isdigit() and "/" not in rest[0]
-        found.append("/".join(rest[:3]) if three else rest[0])
-        rest = rest[3 if three else 1 :]
-    return found
+        is_port = len(rest) > 2 and rest[1].isdigit() and "/" not in rest[0]
+        joined.append("/".join(rest[:3]) if is_port else rest[0])
+        rest = rest[3 if is_port else 1 :]
+    return joined
 
 
 def _kind_prefix(word: str) -> str | None:
     first, slash, rest = word.partition("/")
     kinds = KIND_ALIASES.get(first.lower(), ())
-    port = rest.count("/") == 1 and rest.partition("/")[0].isdigit()
-    return kinds[0] if slash and len(kinds) == 1 and not port else None
+    is_port = rest.count("/") == 1 and rest.partition("/")[0].isdigit()
+    return kinds[0] if slash and len(kinds) == 1 and not is_port else None
 
 
 def _lint(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``emit``: send a control tuple to the importers of an export, or to a job's own operators."""
+"""``emit``: send a control tuple to the importers of an export, or to operators of a PE."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from streambroker_operator.errors import RequestError
 
 TIMEOUT_S = 60.0
 PAUSE_S, MAX_PAUSE_S = 0.2, 2.0
-"""Between two questions whether a tuple has been applied; the pause doubles."""
+"""Pause between polls for application of a tuple; doubled up to the maximum. In seconds."""
 _MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Destination:
-    """Where a tuple goes: what a person calls that, its path, its namespace, and its export."""
+    """Destination of a tuple: display name, REST path, namespace, and the export if it is one."""
 
     name: str
     path: str
@@ -86,63 +86,53 @@ def add(commands: Any) -> None:
 
 
 def _emit(options: argparse.Namespace) -> int:
-    caller = client_for(options)
+    client = client_for(options)
     body = _body(options)
-    aim = _resolve_destination(caller, options)
-    until = time.monotonic() + options.timeout
-    request = options.request_id or uuid.uuid4().hex
-    answer = _send(caller, aim, body, request, until)
+    destination = _resolve_destination(client, options)
+    deadline = time.monotonic() + options.timeout
+    request_id = options.request_id or uuid.uuid4().hex
+    answer = _send(client, destination, body, request_id, deadline)
     if options.output == "text":
-        print_text(f"{aim.name} emitted {one_line(options.type)} {answer['id']}\n")
+        print_text(f"{destination.name} emitted {one_line(options.type)} {answer['id']}\n")
     if options.wait:
-        answer = _wait_applied(caller, aim, answer, request, until, options.timeout)
+        answer = _wait_applied(client, destination, answer, request_id, deadline, options.timeout)
         if options.output == "text":
-            print_text(f"{aim.name} applied {answer['id']} by {len(answer['readers'])}\n")
+            print_text(f"{destination.name} applied {answer['id']} by {len(answer['readers'])}\n")
     if options.output == "json":
         print_text(as_json(answer))
     return OK
 
 
 def _body(options: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": options.type, "delivery": options.delivery}
+    request: dict[str, Any] = {"type": options.type, "delivery": options.delivery}
     if options.payload is not None:
-        found["payload"] = read_value(options.payload)
+        request["payload"] = read_value(options.payload)
     if options.at is not None:
-        found["at"] = _parse_time(options.at)
-    key = None if options.key is None else [read_value(one) for one in options.key]
-    given = {"operator": options.operator, "bucket": options.bucket, "key": key}
-    target = {name: value for name, value in given.items() if value is not None}
-    return {**found, **({"target": target} if target else {})}
+        request["at"] = _parse_time(options.at)
+    key = None if options.key is None else [read_value(value) for value in options.key]
+    target_fields = {"operator": options.operator, "bucket": options.bucket, "key": key}
+    target = {name: value for name, value in target_fields.items() if value is not None}
+    return {**request, **({"target": target} if target else {})}
 
 
 def _parse_time(text: str) -> int:
-    """Return a time in microseconds since 1970; without a zone it is UTC.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return a time in microseconds since 1970; UTC if it has no zone."""
     try:
         return int(text)
     except ValueError:
         pass
     try:
-        found = datetime.fromisoformat(text.removesuffix("Z"))
+        parsed = datetime.fromisoformat(text.removesuffix("Z"))
     except ValueError as error:
         raise UsageError(
             f"{text!r} is no time: write microseconds, or 2013-01-01T12:00:00Z."
         ) from error
-    zoned = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
-    since = zoned - datetime.fromtimestamp(0, timezone.utc)
-    return (since.days * 86_400 + since.seconds) * _MICROSECONDS + since.microseconds
+    zoned = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
+    elapsed = zoned - datetime.fromtimestamp(0, timezone.utc)
+    return (elapsed.days * 86_400 + elapsed.seconds) * _MICROSECONDS + elapsed.microseconds
 
 
 def _resolve_destination(client: BrokerClient, options: argparse.Namespace) -> _Destination:
-    """Return where a tuple goes.
-
-    Raises:
-        RequestError: there is no such export.
-        UsageError: it is written like one but cannot be one.
-    """
     word = str(options.aim)
     rest = word.removeprefix("pe/") if word.count("/") > 1 else word
     if rest.count("/") == 1 and rest.rpartition("/")[2].isdigit():
@@ -163,7 +153,7 @@ def _send(
     request_id: str,
     deadline: float,
 ) -> dict[str, Any]:
-    """Have the agent take a tuple; it is asked again as long as it is away."""
+    """Send a tuple; retry until the deadline while the agent is away."""
     while True:
         try:
             answer: dict[str, Any] = client.change(
@@ -202,11 +192,7 @@ def _wait_applied(
     deadline: float,
     timeout: float,
 ) -> dict[str, Any]:
-    """Return the state of a tuple once all have applied it.
-
-    Raises:
-        RequestError: they have not in time.
-    """
+    """Poll until all readers have applied a tuple, at most until the deadline; return its state."""
     pause = PAUSE_S
     while not answer["applied"]:
         if time.monotonic() + pause > deadline:

@@ -1,4 +1,4 @@
-"""``get`` and ``watch``: lists, and what changes in them."""
+"""``get`` and ``watch``: list resources, and follow their changes."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def add(commands: Any) -> None:
 
 
 def _get(options: argparse.Namespace) -> int:
-    targets, caller = read_targets(options.words), client_for(options)
+    targets, client = read_targets(options.words), client_for(options)
     matches = _match_filter(options.match, targets)
     if options.watch:
-        return _get_and_watch(options, targets, caller, matches)
-    found = [
+        return _get_and_watch(options, targets, client, matches)
+    matched = [
         (kind, [item for item in items if matches(item)])
-        for kind, items in _find_all(caller, targets, namespace_for(options))
+        for kind, items in _find_all(client, targets, namespace_for(options))
     ]
     if options.output in ("json", "yaml"):
-        print_text(_render_document(found, options.output, single=_is_single(targets, found)))
+        print_text(_render_document(matched, options.output, single=_is_single(targets, matched)))
         return OK
-    titled = len(found) > 1 and options.output != "name" and not options.no_headers
+    titled = len(matched) > 1 and options.output != "name" and not options.no_headers
     parts = [
         (f"{paint(kind, 'bold')}\n" if titled else "")
         + render_items(
@@ -94,28 +94,23 @@ def _get(options: argparse.Namespace) -> int:
             everywhere=options.all_namespaces,
             headers=not options.no_headers,
         )
-        for kind, items in found
+        for kind, items in matched
         if items
     ]
     print_text(("\n" if titled else "").join(parts))
-    _report_empty([kind for kind, items in found if not items], namespace_for(options))
+    _report_empty([kind for kind, items in matched if not items], namespace_for(options))
     return OK
 
 
 def _report_empty(kinds: Sequence[str], namespace: str) -> None:
-    """Say what there is none of; not among the rows, where scripts would take it for one."""
+    """Print which kinds are empty, to standard error: scripts read standard output as rows."""
     if kinds:
         where = "any namespace" if namespace == "*" else f"namespace {namespace}"
         sys.stderr.write(f"streambroker: no {', '.join(kinds)} in {where}\n")
 
 
 def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item], bool]:
-    """Return what says whether an item is wanted by ``--match``.
-
-    Raises:
-        UsageError: it is given for anything but Exports.
-        SubscriptionError: it cannot be read.
-    """
+    """Return the predicate of ``--match``, which applies to Exports only."""
     if text is None:
         return lambda _: True
     if any(target.kinds != ("exports",) for target in targets):
@@ -131,13 +126,12 @@ def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item
 def _find_all(
     client: BrokerClient, targets: Sequence[Target], namespace: str
 ) -> list[tuple[str, list[Item]]]:
-    """Return all that is asked for, each kind once."""
-    found: dict[str, list[Item]] = {}
+    by_kind: dict[str, list[Item]] = {}
     for target in targets:
         for kind, items in find_items(client, target, namespace):
-            known = found.setdefault(kind, [])
-            known += [item for item in items if item not in known]
-    return list(found.items())
+            collected = by_kind.setdefault(kind, [])
+            collected += [item for item in items if item not in collected]
+    return list(by_kind.items())
 
 
 def _is_single(targets: Sequence[Target], matches: Sequence[tuple[str, list[Item]]]) -> bool:
@@ -151,8 +145,8 @@ def _render_document(
     items = [with_kind(kind, item) for kind, found_ in matches for item in found_]
     if output == "yaml":
         return as_yaml(items)
-    whole = {"apiVersion": "v1", "kind": "List", "items": items}
-    return as_json(items[0] if single else whole)
+    item_list = {"apiVersion": "v1", "kind": "List", "items": items}
+    return as_json(items[0] if single else item_list)
 
 
 def _get_and_watch(
@@ -161,10 +155,9 @@ def _get_and_watch(
     client: BrokerClient,
     matches: Callable[[Item], bool],
 ) -> int:
-    """Show the lists, then each change, until interrupted."""
     namespace = _watch_namespace(targets, namespace_for(options))
     _check_names(client, targets, namespace)
-    sheets = {
+    tables = {
         kind: _WatchTable(kind, options, titled=len(_kinds(targets)) > 1)
         for kind in _kinds(targets)
     }
@@ -173,36 +166,28 @@ def _get_and_watch(
             for target in targets:
                 for kind in target.kinds:
                     items = client.items(f"/{kind}", namespace=namespace)
-                    sheets[kind].show_initial(
+                    tables[kind].show_initial(
                         [item for item in select_items(kind, items, target.name) if matches(item)]
                     )
-        elif event.kind in sheets and _is_selected(event, targets):
-            sheets[event.kind].show_change(
+        elif event.kind in tables and _is_selected(event, targets):
+            tables[event.kind].show_change(
                 event.change, event.item, is_selected=matches(event.item)
             )
     return OK
 
 
 def _watch_namespace(targets: Sequence[Target], namespace: str) -> str:
-    """Return the namespace that names say, or the one that is asked about.
-
-    Raises:
-        UsageError: they say several.
-    """
-    found = {target_namespace(target, namespace) for target in targets}
+    """Return the one namespace in the names of targets, or else the selected one."""
+    namespaces = {target_namespace(target, namespace) for target in targets}
     if namespace == "*":
         return namespace
-    if len(found) > 1:
+    if len(namespaces) > 1:
         raise UsageError("Name what is of one namespace, or watch all of them with -A.")
-    return found.pop()
+    return namespaces.pop()
 
 
 def _check_names(client: BrokerClient, targets: Sequence[Target], namespace: str) -> None:
-    """Refuse names that nothing has; a route may come later, if one of its ends is there.
-
-    Raises:
-        RequestError: nothing has a name; the message names the nearest that there is.
-    """
+    """Refuse unknown names; for a route, each of its ends must exist, but not the route itself."""
     for target in targets:
         ends = target.name.split(":") if target.name is not None else []
         for name in ends:
@@ -222,8 +207,6 @@ def _is_selected(event: Event, targets: Sequence[Target]) -> bool:
 
 
 class _WatchTable:
-    """One table that grows."""
-
     def __init__(self, kind: str, options: argparse.Namespace, *, titled: bool) -> None:
         self._kind = kind
         self._output = options.output
@@ -237,7 +220,7 @@ class _WatchTable:
         self._present: set[str] = set()
 
     def show_initial(self, items: Sequence[Item]) -> None:
-        """Show what there is."""
+        """Show the existing items."""
         self._present |= {self._identity(item) for item in items}
         if self._output not in ("table", "wide"):
             for item in items:
@@ -252,22 +235,19 @@ class _WatchTable:
             print_text(table(rows, self._widths))
 
     def show_change(self, change: str, item: Item, *, is_selected: bool) -> None:
-        """Show one change; to whoever asks for a part, what leaves it is gone, what comes is new.
+        """Show one change; items that enter or leave the selection are shown as ADDED or DELETED.
 
-        Args:
-            change: ADDED, MODIFIED or DELETED.
-            item: as it is now, or was before it went.
-            is_selected: whether it is asked for as it is now.
+        A deleted item is passed as it was before. `is_selected` concerns its current state.
         """
         identity = self._identity(item)
-        known = identity in self._present
+        was_present = identity in self._present
         if change == "DELETED" or not is_selected:
-            if not known:
+            if not was_present:
                 return
             change = "DELETED"
             self._present.discard(identity)
         else:
-            change = "MODIFIED" if known else "ADDED"
+            change = "MODIFIED" if was_present else "ADDED"
             self._present.add(identity)
         self._print_row(change, item)
 
@@ -295,15 +275,15 @@ class _WatchTable:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    targets, caller = read_targets(options.words), client_for(options)
+    targets, client = read_targets(options.words), client_for(options)
     namespace = _watch_namespace(targets, namespace_for(options))
-    _check_names(caller, targets, namespace)
-    begun = False
-    for event in follow_events(caller, namespace):
+    _check_names(client, targets, namespace)
+    has_started = False
+    for event in follow_events(client, namespace):
         if event.name == RESET:
-            if begun:
+            if has_started:
                 sys.stderr.write("streambroker: events were missed; `streambroker get` lists all\n")
-            begun = True
+            has_started = True
             continue
         if not _is_selected(event, targets):
             continue
@@ -317,19 +297,19 @@ def _watch(options: argparse.Namespace) -> int:
 
 def _event_line(event: Event, now: datetime) -> str:
     if event.kind == "routes":
-        what = f"{event.item['export']} -> {event.item['import']}"
+        name = f"{event.item['export']} -> {event.item['import']}"
     else:
-        what = item_names(event.kind, event.item)[-1]
+        name = item_names(event.kind, event.item)[-1]
         if event.kind == "pes":
-            what = item_names(event.kind, event.item)[1]
-    why = event.data.get("reason") or _route_change_text(event) or _spec_text(event)
-    text = one_line(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {what}")
+            name = item_names(event.kind, event.item)[1]
+    reason = event.data.get("reason") or _route_change_text(event) or _spec_text(event)
+    text = one_line(f"{event.change:<8}  {SINGULAR[event.kind]:<6}  {name}")
     colour = _COLOURS.get(event.change)
-    return f"{now:%H:%M:%S}  {paint(text, colour)}{f': {why}' if why else ''}\n"
+    return f"{now:%H:%M:%S}  {paint(text, colour)}{f': {reason}' if reason else ''}\n"
 
 
 def _spec_text(event: Event) -> str:
-    """Return what an Export offers now and its end, or an Import wants; empty for all else."""
+    """Return an Export's offer and end, or an Import's subscription and filter; else empty."""
     if event.kind not in PORT_KINDS or event.change == "DELETED":
         return ""
     spec = event.item["spec"]
@@ -340,8 +320,8 @@ def _spec_text(event: Event) -> str:
 
 
 def _route_change_text(event: Event) -> str:
-    """Return what is another of a route that goes on; empty for all else."""
-    was: Item = event.data.get("was", {})
+    """Return the changed values of a route; empty for other events."""
+    previous: Item = event.data.get("was", {})
     return one_line(
-        ", ".join(f"{name} {old} => {event.item.get(name)}" for name, old in was.items())
+        ", ".join(f"{name} {old} => {event.item.get(name)}" for name, old in previous.items())
     )

@@ -17,9 +17,9 @@ from streambroker_operator.cli.io.options import one_of
 from streambroker_operator.cli.io.terminal import print_text
 
 MAX_DRAIN_S = 600
-"""A pod gets less time than that to end, in seconds."""
+"""Maximum drain time, in seconds; the grace period of a pod is longer."""
 MIN_RATE, MAX_RATE = 0.1, 10_000.0
-"""Statuses per second, where their rate is limited."""
+"""Bounds of a limited rate of status writes, per second."""
 
 
 def add(commands: Any) -> None:

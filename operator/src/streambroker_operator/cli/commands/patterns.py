@@ -1,4 +1,4 @@
-"""``patterns``: the rules of patterns of a job: list, show, put, delete, enable."""
+"""``patterns``: list, show, put, delete and enable the pattern rules of a job."""
 
 from __future__ import annotations
 
@@ -84,23 +84,26 @@ def _list(options: argparse.Namespace, client: BrokerClient) -> int:
 
 
 def _get(options: argparse.Namespace, client: BrokerClient) -> int:
-    found = [
+    manifests = [
         client.call("GET", _path(job, rule), namespace=options.namespace)
         for job, rule in _parse_rules(options.words)
     ]
     if options.output == "json":
-        many = {"apiVersion": "v1", "kind": "List", "items": found}
-        print_text(as_json(found[0] if len(found) == 1 else many))
+        manifest_list = {"apiVersion": "v1", "kind": "List", "items": manifests}
+        print_text(as_json(manifests[0] if len(manifests) == 1 else manifest_list))
     elif options.output == "yaml":
-        print_text(as_yaml(found))
+        print_text(as_yaml(manifests))
     else:
-        print_text(table([COLUMNS, *map(_row, found)]))
+        print_text(table([COLUMNS, *map(_row, manifests)]))
     return OK
 
 
 def _put(options: argparse.Namespace, client: BrokerClient) -> int:
     job = _parse_job(options.words)
-    rules = [(place, *_read_rule(one, place)) for place, one in read_documents(options.files)]
+    rules = [
+        (location, *_read_rule(document, location))
+        for location, document in read_documents(options.files)
+    ]
     if not rules:
         raise UsageError("The files have no rule.")
     for _, rule, body in rules:
@@ -111,15 +114,14 @@ def _put(options: argparse.Namespace, client: BrokerClient) -> int:
 
 
 def _read_rule(document: Any, location: str) -> tuple[str, Any]:
-    """Return the id of a rule, and what to put."""
     if not isinstance(document, Mapping):
         raise ManifestError(path=location, reason="is no rule: write a mapping")
     if "kind" not in document:
         rule = document.get("id")
     elif document["kind"] == RULE:
         spec, metadata = document.get("spec"), document.get("metadata")
-        named = metadata.get("name") if isinstance(metadata, Mapping) else None
-        rule = (spec.get("id") if isinstance(spec, Mapping) else None) or named
+        metadata_name = metadata.get("name") if isinstance(metadata, Mapping) else None
+        rule = (spec.get("id") if isinstance(spec, Mapping) else None) or metadata_name
     else:
         raise ManifestError(
             path=location,
@@ -162,11 +164,10 @@ def _parse_job(words: Sequence[str]) -> str:
 
 
 def _parse_rules(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return job and id of each rule that is named."""
-    found = [word.partition("/") for word in words]
-    if not found or not all(job and slash and rule for job, slash, rule in found):
+    parts = [word.partition("/") for word in words]
+    if not parts or not all(job and slash and rule for job, slash, rule in parts):
         raise UsageError("Name rules as JOB/ID, as in `streambroker patterns get alerts/dear`.")
-    return [(job, rule) for job, _, rule in found]
+    return [(job, rule) for job, _, rule in parts]
 
 
 def _path(job: str, rule: str | None = None) -> str:
@@ -176,14 +177,14 @@ def _path(job: str, rule: str | None = None) -> str:
 
 def _row(item: Item) -> list[str]:
     spec, status = item["spec"], item["status"]
-    told = [_text(status.get(name)) for name in ("version", "since")]
+    reported = [_text(status.get(name)) for name in ("version", "since")]
     applied = f"{status['buckets']}/{status['of']}" if status.get("of") else ""
     reason = "" if status.get("accepted", True) else str(status.get("reason", ""))
     return [
         spec["id"],
         _text(spec.get("version")),
         _ACTIVE_WORDS.get(status.get("state", ""), "Unknown"),
-        *told,
+        *reported,
         applied,
         _text(status.get("matches")),
         _text(status.get("errors")),

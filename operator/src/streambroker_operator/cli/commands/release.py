@@ -1,4 +1,4 @@
-"""``release``: give back what was changed at run time."""
+"""``release``: give up changes made at run time, so that the manifest applies again."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def add(commands: Any) -> None:
 
 
 def _release(options: argparse.Namespace) -> int:
-    caller = client_for(options)
+    client = client_for(options)
     for target in read_named_targets(options.words):
-        ports, pes = resolve_target(caller, target, options.namespace)
+        ports, pes = resolve_target(client, target, options.namespace)
         if pes:
             raise UsageError("A PE has nothing to release; name an export or an import.")
         for kind, key, _ in ports:
             try:
-                answer = caller.change(
+                answer = client.change(
                     "POST", f"{port_path(kind, key)}/release", namespace=key.namespace
                 )
             except RequestError as error:
-                raise with_suggestion(caller, PLURALS[kind], key, error) from error
-            done = "released" if answer["changed"] else "unchanged"
-            print_text(f"{kind.lower()} {key} {done}{routes_text(answer)}\n")
+                raise with_suggestion(client, PLURALS[kind], key, error) from error
+            outcome = "released" if answer["changed"] else "unchanged"
+            print_text(f"{kind.lower()} {key} {outcome}{routes_text(answer)}\n")
     return OK

@@ -1,4 +1,4 @@
-"""``set-filter``, ``set-subscription`` and ``set-properties``: change a port while it runs."""
+"""``set-filter``, ``set-subscription`` and ``set-properties``: change a running port."""
 
 from __future__ import annotations
 
@@ -61,74 +61,73 @@ def _set_expression(options: argparse.Namespace, part: str) -> int:
     *address, text = _strip_kind(options.words, "imports")
     if not address:
         raise UsageError(f"Write `streambroker set-{part} NAME EXPR`, or JOB/PE/PORT EXPR.")
-    three = len(address) == 3 and address[1].isdigit()
-    if len(address) > 1 and not three:
-        whole = " ".join([*address[1:], text]).replace("'", "")
+    is_port = len(address) == 3 and address[1].isdigit()
+    if len(address) > 1 and not is_port:
+        expression = " ".join([*address[1:], text]).replace("'", "")
         raise UsageError(
             f"One port as NAME, JOB/PE/PORT or JOB PE PORT, then one expression in single quotes: "
-            f"`streambroker set-{part} {address[0]} '{whole}'`."
+            f"`streambroker set-{part} {address[0]} '{expression}'`."
         )
     return _set(options, "imports", address, part, {part: text})
 
 
 def _strip_kind(words: Sequence[str], kind: str) -> list[str]:
-    """Return the words without the kind before them, which the command knows already."""
-    said = len(words) > 2 and KIND_ALIASES.get(words[0].lower()) == (kind,)
-    return list(words[1:] if said else words)
+    has_kind = len(words) > 2 and KIND_ALIASES.get(words[0].lower()) == (kind,)
+    return list(words[1:] if has_kind else words)
 
 
 def _set_properties(options: argparse.Namespace) -> int:
     words = _strip_kind(options.words, "exports")
-    three = len(words) >= 3 and "/" not in words[0] and words[1].isdigit()
-    count = 3 if three else 1
+    is_port = len(words) >= 3 and "/" not in words[0] and words[1].isdigit()
+    count = 3 if is_port else 1
     return _set(options, "exports", words[:count], "properties", _parse_properties(words[count:]))
 
 
 def _parse_properties(words: Sequence[str]) -> Any:
-    found: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
     if len(words) == 1 and words[0].lstrip().startswith("{"):
-        found.update(Fields(read_value(words[0]), "properties").raw())
+        properties.update(Fields(read_value(words[0]), "properties").raw())
         words = []
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise UsageError(f"{word!r} is not NAME=VALUE, as in `kind=trade`.")
-        if name in found:
+        if name in properties:
             raise UsageError(f"{name!r} is given twice; leave one out.")
-        found[name] = read_value(value)
-    for name, value in found.items():
+        properties[name] = read_value(value)
+    for name, value in properties.items():
         check_not_null(name, value)
-    return normalise(found)
+    return normalise(properties)
 
 
 def _set(
     options: argparse.Namespace, kind: str, address: Sequence[str], part: str, body: Any
 ) -> int:
-    caller = client_for(options)
-    key = _find_port(caller, kind, address, options.namespace)
+    client = client_for(options)
+    key = _find_port(client, kind, address, options.namespace)
     word = kind.removesuffix("s")
     try:
         path = f"{port_path(word, key)}/{part}"
-        forced = {"force": "true"} if options.force else {}
-        answer = caller.change("PUT", path, body, namespace=key.namespace, **forced)
+        query = {"force": "true"} if options.force else {}
+        answer = client.change("PUT", path, body, namespace=key.namespace, **query)
     except RequestError as error:
-        raise with_expression(with_suggestion(caller, kind, key, error), body) from error
-    done = "set" if answer["changed"] else "unchanged"
+        raise with_expression(with_suggestion(client, kind, key, error), body) from error
+    outcome = "set" if answer["changed"] else "unchanged"
     stored = f": {shorten(properties_text(body), 200)}" if kind == "exports" else ""
-    print_text(f"{word} {key} {part} {done}{one_line(stored)}{routes_text(answer)}\n")
+    print_text(f"{word} {key} {part} {outcome}{one_line(stored)}{routes_text(answer)}\n")
     print_notes(answer.get("warnings", ()))
     if kind == "imports" and not (answer["routes"]["kept"] or answer["routes"]["added"]):
-        print_notes(_lint_notes(caller, key))
+        print_notes(_lint_notes(client, key))
     return OK
 
 
 def _lint_notes(client: BrokerClient, key: PortKey) -> list[str]:
-    """Return what the linter says of an import without a route; nothing if it cannot be asked."""
+    """Return the linter's messages for an import without a route; empty if the request fails."""
     try:
         findings = fetch_explanation(client, {"import": str(key)}, 1)["lint"]
     except RequestError:
         return []
-    return [str(found["message"]) for found in findings]
+    return [str(finding["message"]) for finding in findings]
 
 
 def _find_port(client: BrokerClient, kind: str, address: Sequence[str], namespace: str) -> PortKey:

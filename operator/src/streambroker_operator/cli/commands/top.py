@@ -1,4 +1,4 @@
-"""``top``: routes with rates, lag and congestion, as the agents report them."""
+"""``top``: routes with rates, lag and congestion, as agents report them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from streambroker_operator.errors import RequestError
 
 INTERVAL_S = 2.0
 STALE_S = 90.0
-"""A report older than this is of an agent that reports no more."""
+"""Age from which a report is stale, in seconds."""
 COLUMNS = [
     "CONGESTION",
     "FULL",
@@ -68,24 +68,24 @@ COLUMNS = [
     "AGE",
     "POLICY",
 ]
-"""What is looked for stands where a narrow terminal still shows it."""
+"""Ordered by importance, because a narrow terminal cuts the last ones."""
 METRIC_COLUMNS = tuple(name for name in COLUMNS if name not in ("EXPORT", "IMPORT", "POLICY"))
-"""What changes all the time."""
+"""Columns that change all the time."""
 _NARROW_COLUMNS = ["CONGESTION", "EXPORT", "IMPORT", "ROWS/S", "LAG ROWS", "LAG TIME", "BLOCKED"]
 _NARROW_COLUMNS += ["DROPPED", "LOST", "AGE"]
-"""What the table has unless it is wide: it fits 120 columns."""
+"""Columns of the default table, which fits 120 characters; ``wide`` has all."""
 _RIGHT_ALIGNED = (1, *range(4, 14))
 _CLEAR = "\x1b[H\x1b[J"
 _COLOURS: dict[str, Colour] = {"waits": "red", "away": "yellow", "stale": "dim", "unknown": "dim"}
 _ENDED_WORDS = {None: "-", False: "no", True: "yes"}
-"""A broker of an older release does not say it."""
+"""None: a broker of an older release does not report it."""
 _STATE_ORDER = ("waits", "away", "flows", "idle", "ended", "stale", "unknown")
 
 
 class TopSnapshot(NamedTuple):
-    """Routes with their figures, the fellows of the agents that export by PE, and what jobs tell.
+    """Routes with metrics, shard agents of exporting agents by PE, and reports of their jobs.
 
-    These are side inputs, rules of patterns, and operators whose rows wait for time.
+    The reports are side inputs, pattern rules, and operators that wait for the watermark.
     """
 
     routes: Sequence[Item]
@@ -111,59 +111,57 @@ def add(commands: Any) -> None:
 
 def _interval(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = 0.0
-    if not 0.1 <= found <= 3_600.0:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3_600.0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
-    return found
+    return seconds
 
 
 def _top(options: argparse.Namespace) -> int:
-    caller, namespace = client_for(options), namespace_for(options)
-    asked = _targets(options.words)
-    targets = [port for target in asked for port in _port_targets(caller, target, namespace)]
+    client, namespace = client_for(options), namespace_for(options)
+    selected = _targets(options.words)
+    targets = [port for target in selected for port in _port_targets(client, target, namespace)]
 
     def ask() -> TopSnapshot:
-        told = caller.call("GET", "/top", namespace=namespace)
-        routes = sorted(_select_routes(told["routes"], targets), key=_SORT_KEYS[options.sort])
+        response = client.call("GET", "/top", namespace=namespace)
+        routes = sorted(_select_routes(response["routes"], targets), key=_SORT_KEYS[options.sort])
         homes = {route["export"].rpartition("/")[0] for route in routes}
-        fellows = told.get("fellows", {})
+        shard_agents = response.get("fellows", {})
         pes = homes | {route["import"].rpartition("/")[0] for route in routes}
         jobs = [
-            [one for one in told.get(what, ()) if not options.words or one["pe"] in pes]
-            for what in ("sides", "rules", "ruleWaiting")
+            [item for item in response.get(section, ()) if not options.words or item["pe"] in pes]
+            for section in ("sides", "rules", "ruleWaiting")
         ]
-        return TopSnapshot(routes, {pe: of for pe, of in fellows.items() if pe in homes}, *jobs)
+        return TopSnapshot(
+            routes, {pe: agents for pe, agents in shard_agents.items() if pe in homes}, *jobs
+        )
 
     if options.once or options.output not in ("table", "wide") or not is_terminal():
         return _print_once(ask(), options.output, namespace)
-    _run_live(ask, options.interval, caller.url)
+    _run_live(ask, options.interval, client.url)
     return OK
 
 
 def _targets(words: Sequence[str]) -> list[Target]:
     if not words:
         return [Target(kinds=("routes",))]
-    found = [target for word in words for target in read_targets([word])]
-    if any(target.name is None and target.kinds != ("routes",) for target in found):
+    targets = [target for word in words for target in read_targets([word])]
+    if any(target.name is None and target.kinds != ("routes",) for target in targets):
         raise UsageError("`top` shows routes; name ports as JOB/PE/PORT, or give no word.")
-    named = [target for target in found if target.name is not None]
-    return named or found
+    named = [target for target in targets if target.name is not None]
+    return named or targets
 
 
 def _port_targets(client: BrokerClient, target: Target, namespace: str) -> list[Target]:
-    """Return a target whose name is one of a resource by its ports, as routes have them.
-
-    Raises:
-        RequestError: nothing has that name.
-    """
+    """Return a target by the ports of its resources, as routes name them."""
     if target.name is None or target.kinds == ("routes",):
         return [target]
-    found = find_items(client, target, namespace)
+    matches = find_items(client, target, namespace)
     return [
         Target(kinds=("routes",), name=end)
-        for kind, items in found
+        for kind, items in matches
         for item in items
         for end in _port_names(kind, item)
     ]
@@ -172,8 +170,8 @@ def _port_targets(client: BrokerClient, target: Target, namespace: str) -> list[
 def _port_names(kind: str, item: Item) -> list[str]:
     if kind != "pes":
         return [item_names(kind, item)[-1]]
-    whole = item_names(kind, item)[1]
-    return [f"{whole}/{port}" for port in (*item["exports"], *item["imports"])]
+    pe = item_names(kind, item)[1]
+    return [f"{pe}/{port}" for port in (*item["exports"], *item["imports"])]
 
 
 def _select_routes(routes: Sequence[Item], targets: Sequence[Target]) -> list[Item]:
@@ -183,31 +181,31 @@ def _select_routes(routes: Sequence[Item], targets: Sequence[Target]) -> list[It
 
 
 def _print_once(snapshot: TopSnapshot, output: str, namespace: str) -> int:
-    routes, fellows, sides, rules, waiting = snapshot
+    routes, shard_agents, sides, rules, waiting = snapshot
     if output == "json":
         jobs = {"sides": list(sides), "rules": list(rules), "ruleWaiting": list(waiting)}
-        print_text(as_json({"routes": list(routes), "fellows": fellows, **jobs}))
+        print_text(as_json({"routes": list(routes), "fellows": shard_agents, **jobs}))
     elif output == "yaml":
         print_text(as_yaml(routes))
     else:
-        below = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
+        job_lines = [*side_lines(sides, time.time()), *rule_lines(rules, waiting)]
         table = (
             route_lines(routes) if output == "wide" else route_lines(routes, namespace=namespace)
         )
-        print_text("\n".join([*table, *below, *shard_agent_lines(fellows)]) + "\n")
+        print_text("\n".join([*table, *job_lines, *shard_agent_lines(shard_agents)]) + "\n")
     return OK
 
 
 def _run_live(fetch: Callable[[], TopSnapshot], interval_s: float, url: str) -> None:
-    """Draw again and again, until interrupted; a broker that goes away is waited for."""
-    picture = fetch()
+    """Redraw until interrupted; keep the last screen while the broker is unreachable."""
+    snapshot = fetch()
     note = ""
     while True:
         size = shutil.get_terminal_size()
         print_text(
             _CLEAR
             + render_screen(
-                picture,
+                snapshot,
                 url,
                 note,
                 size.columns,
@@ -217,7 +215,7 @@ def _run_live(fetch: Callable[[], TopSnapshot], interval_s: float, url: str) -> 
         )
         time.sleep(interval_s)
         try:
-            picture, note = fetch(), ""
+            snapshot, note = fetch(), ""
         except RequestError as error:
             if error.status not in (0, 429, 503):
                 raise
@@ -227,7 +225,7 @@ def _run_live(fetch: Callable[[], TopSnapshot], interval_s: float, url: str) -> 
 def render_screen(
     snapshot: TopSnapshot, url: str, note: str, columns: int, rows: int, now: datetime
 ) -> str:
-    """Return one picture of the live view, no larger than the terminal."""
+    """Return one screen of the live view, not larger than the terminal."""
     routes = snapshot.routes
     waiting = sum(1 for route in routes if route_state(route) == "waits")
     count = "1 route" if len(routes) == 1 else f"{len(routes)} routes"
@@ -248,48 +246,43 @@ def render_screen(
 def route_lines(
     routes: Sequence[Item], columns: int | None = None, *, namespace: str | None = None
 ) -> list[str]:
-    """Return the table's lines, its head first, coloured where that is wanted.
+    """Return the lines of the route table with a header, coloured if enabled.
 
-    Args:
-        routes: as the broker answers them.
-        columns: where lines are cut; None for nowhere.
-        namespace: None for all columns; else the columns that fit 120 characters, with ports of
-            this namespace without its name.
+    Lines are cut at `columns`, unless it is None. With a namespace, the table has only the columns
+    that fit 120 characters, and ports of that namespace without its name.
     """
     if not routes:
         return ["no routes"]
     rows = [COLUMNS, *(route_row(route) for route in routes)]
-    right = [place in _RIGHT_ALIGNED for place in range(len(COLUMNS))]
+    right = [index in _RIGHT_ALIGNED for index in range(len(COLUMNS))]
     if namespace is not None:
-        kept = [COLUMNS.index(name) for name in _NARROW_COLUMNS]
-        rows = [[row[place].removeprefix(f"{namespace}/") for place in kept] for row in rows]
-        right = [right[place] for place in kept]
+        indices = [COLUMNS.index(name) for name in _NARROW_COLUMNS]
+        rows = [[row[index].removeprefix(f"{namespace}/") for index in indices] for row in rows]
+        right = [right[index] for index in indices]
     widths = column_widths(rows)
     colours: list[Colour | None] = [None, *(_COLOURS.get(route_state(r)) for r in routes)]
     lines = []
     for row, colour in zip(rows, colours, strict=True):
         cells = [
-            cell.rjust(width) if to_the_right else cell.ljust(width)
-            for cell, width, to_the_right in zip(row, widths, right, strict=True)
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
         ]
         lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
     return lines
 
 
 def shard_agent_lines(shard_agents: Mapping[str, Sequence[Item]]) -> list[str]:
-    """Return a line for each fellow that does not answer, then one for each agent with fellows.
-
-    Args:
-        shard_agents: by the PE of the agent that has them.
-    """
-    away = [one for of in shard_agents.values() for one in of if one["away"]]
-    lost = [f"{one['pe']} is away: {one['away']}" for one in away]
-    named = [f"fellows of {home}: {shard_agents_text(of)}" for home, of in shard_agents.items()]
-    return [one_line(line) for line in (*lost, *named)]
+    """Return a line per shard agent that is away, then one per agent with shard agents."""
+    away = [agent for agents in shard_agents.values() for agent in agents if agent["away"]]
+    away_lines = [f"{agent['pe']} is away: {agent['away']}" for agent in away]
+    lines = [
+        f"fellows of {home}: {shard_agents_text(agents)}" for home, agents in shard_agents.items()
+    ]
+    return [one_line(line) for line in (*away_lines, *lines)]
 
 
 def route_row(route: Item) -> list[str]:
-    """Return a route's cells; what nobody reported is ``-``."""
+    """Return the cells of a route; ``-`` for unreported values."""
     return [
         route_state(route),
         "-" if route["congestion"] is None else f"{route['congestion']}%",
@@ -312,12 +305,12 @@ def route_row(route: Item) -> list[str]:
 
 
 def route_state(route: Item) -> str:
-    """Return what a route does, in one word.
+    """Return the state of a route, as one word.
 
     Returns:
-        ``waits``: its exporter waits for it; ``ended``: its export has ended, and all it has is
-        read; ``away``: no query reads; ``flows`` and ``idle``; ``stale``: the agent reports no
-        more; ``unknown``: it never did.
+        ``waits``: its exporter waits for it; ``ended``: its export has ended and is read to the
+        end; ``away``: no query reads; ``flows`` or ``idle``; ``stale``: the agent stopped
+        reporting; ``unknown``: it never reported.
     """
     if route["age"] is None:
         return "unknown"

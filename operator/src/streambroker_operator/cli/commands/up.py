@@ -1,4 +1,4 @@
-"""``up`` and ``version``: run a broker, and say which release this is."""
+"""``up`` and ``version``: run a broker, and show the release."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def add(commands: Any) -> None:
     )
     add_limits(up)
     up.set_defaults(run=_up)
-    told = add_remote_command(
+    version_command = add_remote_command(
         commands, "version", "show the release of this command and of the broker"
     )
-    told.add_argument("--client", action="store_true", help="of this command only")
-    add_output(told, "text", "json", "yaml")
-    told.set_defaults(run=_version)
+    version_command.add_argument("--client", action="store_true", help="of this command only")
+    add_output(version_command, "text", "json", "yaml")
+    version_command.set_defaults(run=_version)
 
 
 def add_limits(command: argparse.ArgumentParser) -> None:
-    """Add what every broker takes: limits, and how much it logs."""
+    """Add the options of every broker: rate limits and log level."""
     command.add_argument(
         "--limit",
         action="append",
@@ -68,7 +68,7 @@ def add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def tcp_port(text: str) -> int:
-    """Read the number of a TCP port; 0 stands for any that is free."""
+    """Parse a TCP port; 0 means any free port."""
     if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_TCP_PORT):
         raise argparse.ArgumentTypeError(f"{text!r} is no TCP port; write 0 to {MAX_TCP_PORT}")
     return int(text)
@@ -129,31 +129,27 @@ def _certificate(options: argparse.Namespace) -> tuple[Path, Path] | None:
 
 
 def certificate_pair(options: argparse.Namespace) -> tuple[Path, Path] | None:
-    """Return the files of certificate and key; None for no TLS.
-
-    Raises:
-        UsageError: one of them is missing.
-    """
+    """Return certificate file and key file; None for no TLS. Refuse one without the other."""
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("Give --tls-cert and --tls-key together, or neither.")
     return None if options.tls_cert is None else (options.tls_cert, options.tls_key)
 
 
 def _version(options: argparse.Namespace) -> int:
-    found: dict[str, Any] = {"client": version("streambroker-operator")}
+    versions: dict[str, Any] = {"client": version("streambroker-operator")}
     if not options.client:
-        found["broker"] = _broker_version(client_for(options))
+        versions["broker"] = _broker_version(client_for(options))
     if options.output == "json":
-        print_text(as_json(found))
+        print_text(as_json(versions))
     elif options.output == "yaml":
-        print_text(as_yaml([found]))
+        print_text(as_yaml([versions]))
     else:
-        print_text("".join(f"{name} {text}\n" for name, text in found.items()))
+        print_text("".join(f"{name} {text}\n" for name, text in versions.items()))
     return OK
 
 
 def _broker_version(client: BrokerClient) -> str:
-    """Return the version of the broker's interface, or why it is not known."""
+    """Return the version of the broker's REST interface, or why it is unknown."""
     try:
         answer = client.call("GET", "/api/openapi.json")
         return f"{answer['info']['version']} at {client.url}"

@@ -1,4 +1,4 @@
-"""Call a broker over HTTP from the command line."""
+"""HTTP client for a broker's REST interface."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from streambroker_operator.rest.http.paths import API
 
 TIMEOUT_S = 30.0
 PAGE_SIZE = 500
-"""Items asked for at once."""
+"""Items per page."""
 MAX_RETRY_S = 60.0
-"""How long a call that is told to come later (429) is tried again, in seconds."""
+"""How long a rate-limited call (429) is retried, in seconds."""
 LIST_TRIES = 3
 REQUEST_ID = "Request-Id"
 
 _HOSTNAME_MISMATCH = (62, 64)
-"""What OpenSSL says of a certificate that is good, and for another name or address."""
+"""OpenSSL verify codes for a valid certificate with another name or address."""
 _NOT_SENT_ERRORS = (ConnectionRefusedError, ValueError, http.client.InvalidURL)
 
 
 class BrokerClient:
-    """A broker's address and who calls.
+    """Client of one broker.
 
     Args:
         url: such as ``http://127.0.0.1:8470``.
-        token: sent as bearer, None for none.
+        token: bearer token; None for none.
         timeout_s: how long the broker may be silent, in seconds.
-        ca: file of the certificates to trust, PEM; None for those of the system.
+        ca: PEM file of trusted certificates; None for those of the system.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class BrokerClient:
             )
 
     def call(self, method: str, path: str, body: object = None, **query: str) -> Any:
-        """Return the answer's JSON; None where it has none. 429 is waited out.
+        """Return the JSON of the response; None without a body. Waits and retries on 429.
 
         Raises:
             RequestError: the broker refuses or cannot be reached (status 0).
@@ -87,22 +87,19 @@ class BrokerClient:
         request_id: str = "",
         **query: str,
     ) -> Any:
-        """Make a change under a name of its own, so that it is made once, if asked for twice.
+        """Make a change with a request id, so that a retry does not make it twice.
 
         Args:
-            method: of HTTP.
-            path: as of `open`.
+            method: HTTP method.
+            path: see `open`.
             body: sent as JSON.
-            match: the ETag that the resource has to have; empty for any.
-            request_id: its name; empty for a new one.
-            query: after the path.
-
-        Returns:
-            As `call`.
+            match: required ETag of the resource; empty for any.
+            request_id: empty for a new one.
+            query: query parameters.
 
         Raises:
-            RequestError: as of `call`; where the answer is lost twice, it is not known
-                whether the change was made, and the error says so.
+            RequestError: see `call`. If the response is lost twice, it is unknown whether the
+                change was made, and the error states it.
         """
         headers = {REQUEST_ID: request_id or uuid.uuid4().hex}
         if match:
@@ -154,31 +151,31 @@ class BrokerClient:
         headers: Mapping[str, str] | None = None,
         **query: str,
     ) -> Any:
-        """Return the open answer of one request.
+        """Send one request; return the open response.
 
         Args:
-            method: of HTTP.
-            path: below the base, or from ``/api/`` on.
+            method: HTTP method.
+            path: below the API prefix, or absolute from ``/api/``.
             body: sent as JSON.
-            last: the last event that was seen, for a stream that is resumed.
-            headers: more of them.
-            query: after the path.
+            last: id of the last event received, to resume a stream.
+            headers: additional headers.
+            query: query parameters.
 
         Raises:
             RequestError: the broker refuses or cannot be reached (status 0).
-            UsageError: the file of certificates to trust cannot be used.
+            UsageError: the file of trusted certificates cannot be used.
         """
-        sent = {"Content-Type": "application/json", **(headers or {})}
+        request_headers = {"Content-Type": "application/json", **(headers or {})}
         if last:
-            sent["Last-Event-ID"] = last
+            request_headers["Last-Event-ID"] = last
         if self._token is not None:
-            sent["Authorization"] = f"Bearer {self._token}"
+            request_headers["Authorization"] = f"Bearer {self._token}"
         address = self.url + (path if path.startswith("/api/") else API + path)
         if query:
             address += "?" + urllib.parse.urlencode(query)
         data = None if method in ("GET", "DELETE") else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-            address, data=data, method=method, headers=sent
+            address, data=data, method=method, headers=request_headers
         )
         opener = urllib.request.build_opener(*self._handlers())
         try:
@@ -189,38 +186,41 @@ class BrokerClient:
             raise self.unavailable_error(error) from error
 
     def _handlers(self) -> list[urllib.request.BaseHandler]:
-        """Return what a request is made with: no proxy, no redirection, the CA as it is now."""
-        found: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
+        """Return the handlers: no proxy, no redirects, and the current CA file."""
+        handlers: list[urllib.request.BaseHandler] = [
+            urllib.request.ProxyHandler({}),
+            _NoRedirect(),
+        ]
         if self.url.startswith("https://"):
             try:
-                found.append(urllib.request.HTTPSHandler(context=self._credentials.tls()))
-            except OSError as error:  # that of ssl is one, too
+                handlers.append(urllib.request.HTTPSHandler(context=self._credentials.tls()))
+            except OSError as error:  # ssl errors are OSErrors
                 reason = "it is no PEM" if isinstance(error, ssl.SSLError) else error.strerror
                 raise UsageError(
                     f"The file {self._ca} of certificates to trust cannot be used: {reason}."
                     " Correct --ca or STREAMBROKER_CA."
                 ) from error
-        return found
+        return handlers
 
     def unavailable_error(self, error: Exception) -> RequestError:
-        """Return the error that says what to do when the broker does not answer."""
+        """Return the error for a broker that does not answer, with a remedy."""
         reason = getattr(error, "reason", error)
         sent = not isinstance(error, urllib.error.URLError) or isinstance(reason, ConnectionError)
         lost = sent and not isinstance(reason, _NOT_SENT_ERRORS)
-        what = str(reason) or type(error).__name__
+        text = str(reason) or type(error).__name__
         remedy = "Start one with `streambroker up`, or set STREAMBROKER_URL or --url."
         if isinstance(reason, TimeoutError):
             remedy = "Is it busy or stopped? --request-timeout waits longer."
-        told = self._tls_hint(reason)
+        tls_hint = self._tls_hint(reason)
         return RequestError(
             0,
             "BrokerUnavailable",
-            f"No broker answers at {self.url}: {what}. {told or remedy}",
-            facts={"lost": lost, "reason": what, "tls": told},
+            f"No broker answers at {self.url}: {text}. {tls_hint or remedy}",
+            facts={"lost": lost, "reason": text, "tls": tls_hint},
         )
 
     def _tls_hint(self, reason: object) -> str:
-        """Return what to do where TLS may be the reason; else nothing."""
+        """Return a remedy if TLS is the probable cause; else empty."""
         scheme, _, rest = self.url.partition("://")
         if isinstance(reason, ssl.SSLCertVerificationError):
             if reason.verify_code in _HOSTNAME_MISMATCH:
@@ -231,7 +231,7 @@ class BrokerClient:
             )
         if isinstance(reason, ssl.SSLError):
             return f"If it speaks no TLS, use http://{rest}."
-        # Closed without a word, or with an alert: so ends HTTP at a port where TLS is spoken.
+        # A TLS port closes an HTTP connection, without a response or after a TLS alert.
         if scheme == "http" and isinstance(
             reason, ConnectionResetError | http.client.BadStatusLine
         ):
@@ -239,32 +239,32 @@ class BrokerClient:
         return ""
 
     def items(self, path: str, **query: str) -> list[dict[str, Any]]:
-        """Return all items of a list, page by page, all of one version.
+        """Return all items of a list, page by page, from one snapshot.
 
         Raises:
-            RequestError: the broker refuses, cannot be reached, or changes too fast.
+            RequestError: the broker refuses, cannot be reached, or the snapshot expires each time.
         """
-        for left in reversed(range(LIST_TRIES)):
+        for remaining_tries in reversed(range(LIST_TRIES)):
             try:
                 return self._fetch_pages(path, query)
             except RequestError as error:
-                if error.code != "ListExpired" or not left:
+                if error.code != "ListExpired" or not remaining_tries:
                     raise
         raise AssertionError("the last try returns or raises")
 
     def _fetch_pages(self, path: str, query: dict[str, str]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        more: dict[str, str] = {}
+        items: list[dict[str, Any]] = []
+        continuation: dict[str, str] = {}
         while True:
-            answer = self.call("GET", path, **{**query, "limit": str(PAGE_SIZE), **more})
-            found += answer["items"]
+            answer = self.call("GET", path, **{**query, "limit": str(PAGE_SIZE), **continuation})
+            items += answer["items"]
             if not answer.get("continue"):
-                return found
-            more = {"continue": str(answer["continue"])}
+                return items
+            continuation = {"continue": str(answer["continue"])}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: the token is for the broker alone."""
+    """Refuses redirects: the token must be sent to the broker only."""
 
     def redirect_request(self, *_args: object, **_more: object) -> None:
         """Refuse."""
@@ -274,12 +274,12 @@ def _read_all(answer: Any) -> bytes:
     try:
         return bytes(answer.read())
     except (OSError, http.client.HTTPException) as error:
-        what = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         raise RequestError(
             0,
             "BrokerUnavailable",
-            f"The broker's answer broke off: {what}. Try again.",
-            facts={"lost": True, "reason": what},
+            f"The broker's answer broke off: {reason}. Try again.",
+            facts={"lost": True, "reason": reason},
         ) from error
 
 
@@ -293,19 +293,19 @@ def _parse_error(error: urllib.error.HTTPError, url: str) -> RequestError:
         return RequestError(
             error.code, f"Http{error.code}", f"What answers at {url} is no broker ({error.code})."
         )
-    found = problems.decode(body, status=error.code)
-    facts = dict(found.facts)
-    later = error.headers.get("Retry-After", "")
-    if later.isascii() and later.isdigit():
-        facts["retryAfter"] = int(later)
-    return RequestError(found.status, found.code, found.detail, facts=facts)
+    problem = problems.decode(body, status=error.code)
+    facts = dict(problem.facts)
+    retry_after = error.headers.get("Retry-After", "")
+    if retry_after.isascii() and retry_after.isdigit():
+        facts["retryAfter"] = int(retry_after)
+    return RequestError(problem.status, problem.code, problem.detail, facts=facts)
 
 
 def port_path(kind: str, key: PortKey) -> str:
-    """Return the path of a port below the base."""
+    """Return the path of a port below the API prefix."""
     return f"{pe_path(key.owner)}/{kind.lower()}/{key.port}"
 
 
 def pe_path(pe: PeKey) -> str:
-    """Return the path of a PE below the base."""
+    """Return the path of a PE below the API prefix."""
     return f"/job/{pe.job}/pe/{pe.pe}"

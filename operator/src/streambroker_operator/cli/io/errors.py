@@ -1,4 +1,4 @@
-"""How a command fails: one line with code, what and remedy, and the exit code."""
+"""Exit codes, and error messages with code, description and remedy."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _REMEDIES = {
 
 
 class UsageError(StreambrokerError):
-    """A command line that cannot be run; nothing was sent."""
+    """Invalid command line; nothing was sent."""
 
     code = "Usage"
 
 
 def exit_code(error: StreambrokerError) -> int:
-    """Return the exit code that an error ends the command with."""
+    """Return the exit code for an error."""
     return _CODES.get(error.code, REFUSED)
 
 
 def print_error(error: StreambrokerError) -> None:
-    """Write an error to the standard error: a line, and for an expression where it is wrong."""
+    """Write an error to standard error, with a pointer into an invalid expression."""
     remedy = _REMEDIES.get(error.code)
     text = str(error) if remedy is None or remedy in str(error) else f"{error} {remedy}"
     text = text.replace("choose it with ?namespace=", "choose it with -n")
@@ -56,26 +56,21 @@ def print_error(error: StreambrokerError) -> None:
 
 
 def print_notes(lines: Iterable[str]) -> None:
-    """Write to the standard error what is no failure, but may not be what was meant."""
+    """Write notes to standard error: no failures, but possibly unintended."""
     for line in lines:
         sys.stderr.write(f"streambroker: note: {sanitise(' '.join(line.split()))}\n")
 
 
 def print_tally(verb: str, done: int, total: int, *, refused: int, how: str = "refused") -> None:
-    """Write to the standard error what became of several changes, of which some were refused."""
+    """Write the counts of a partly refused set of changes to standard error."""
     if total > 1:
-        left = total - done - refused
-        counts = f"{done} of {total} {verb}, {refused} {how}, {left} not tried"
+        untried = total - done - refused
+        counts = f"{done} of {total} {verb}, {refused} {how}, {untried} not tried"
         sys.stderr.write(f"streambroker: {counts}\n")
 
 
 def with_expression(error: RequestError, texts: Mapping[str, object]) -> RequestError:
-    """Return a refusal that carries the expression it is about, so that it can be pointed at.
-
-    Args:
-        error: the refusal.
-        texts: what was sent, by ``subscription`` and ``filter``.
-    """
+    """Return the error with the invalid one of the expressions sent, to show its position."""
     name = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}.get(error.code)
     if name is None or texts.get(name) is None:
         return error
@@ -84,6 +79,6 @@ def with_expression(error: RequestError, texts: Mapping[str, object]) -> Request
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return ``Did you mean 'x'?`` with a space before it, or nothing."""
+    """Return ``Did you mean 'x'?`` with a leading space, or nothing."""
     near = difflib.get_close_matches(word, sorted(set(candidates)), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""

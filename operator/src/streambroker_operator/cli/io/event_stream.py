@@ -1,4 +1,4 @@
-"""Follow a broker's events."""
+"""Follow the event stream of a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streambroker_operator.cli.io.client import BrokerClient
 from streambroker_operator.errors import RequestError
 
 RETRY_S = 1.0
-"""Pause before a lost stream is opened again, in seconds."""
+"""Pause before a reconnect, in seconds."""
 KIND_BY_EVENT = {
     "export": "exports",
     "import": "imports",
@@ -32,13 +32,13 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened.
+    """One event.
 
     Attributes:
-        name: export, import, pe, route-added, route-changed, route-cut, or reset: some were
+        name: export, import, pe, route-added, route-changed, route-cut, or reset: events were
             lost, list again.
         data: type, object or route, reason, was.
-        id: to resume after it.
+        id: resumes the stream after this event.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """Of which list the item is."""
+        """List of the item; empty for a reset."""
         return KIND_BY_EVENT.get(self.name, "")
 
     @property
     def item(self) -> Item:
-        """The resource, PE or route as it is now, or was before it went."""
-        found = self.data.get("route" if self.kind == "routes" else "object")
-        return found if isinstance(found, dict) else {}
+        """The resource, PE or route as it is now, or as it was before it was deleted."""
+        item = self.data.get("route" if self.kind == "routes" else "object")
+        return item if isinstance(item, dict) else {}
 
     @property
     def change(self) -> str:
@@ -65,10 +65,10 @@ class Event:
 
 
 def follow_events(client: BrokerClient, namespace: str) -> Iterator[Event]:
-    """Yield events from now on, for ever; a lost connection is taken up again.
+    """Yield events from now on, forever; reconnect after a lost connection.
 
-    The first is always a reset, yielded when the stream is open: what is listed
-    then has no gap to what follows.
+    The first event is always a reset, yielded once the stream is open. A list fetched then has no
+    gap to the following events.
 
     Raises:
         RequestError: the broker refuses, or cannot be reached at the start.
@@ -96,7 +96,7 @@ def follow_events(client: BrokerClient, namespace: str) -> Iterator[Event]:
 
 
 def read_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """Yield the events of an event stream (HTML, 9.2); one that has only an id has no name."""
+    """Yield the events of an event stream (HTML, 9.2); a block with only an id has no name."""
     fields: dict[str, list[str]] = {}
     for raw in lines:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")

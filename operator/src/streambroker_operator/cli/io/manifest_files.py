@@ -1,4 +1,4 @@
-"""Read files of resources: which documents there are, and what is wrong with them."""
+"""Read and check manifest files."""
 
 from __future__ import annotations
 
@@ -18,56 +18,51 @@ from streambroker_operator.cli.io.yaml_format import load_all
 from streambroker_operator.errors import RequestError
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""Files of a directory that are read."""
+"""Suffixes of the files read in a directory."""
 READ_ONLY_KINDS = ("PE", "Route")
-"""Kinds that ``get`` shows and nobody applies."""
+"""Kinds that ``get`` prints and ``apply`` ignores."""
 IGNORED_METADATA = ("labels", "annotations")
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Resources in the order of their files, and what a person should know of the rest."""
+    """Resources in file order, and notes about ignored content."""
 
     resources: list[Resource] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def read_value(text: str) -> Any:
-    """Return one YAML value; an empty text is an empty text.
+    """Return one YAML value; an empty text is an empty string.
 
     Raises:
         ManifestError: the text is not YAML.
     """
-    found = _load_yaml(text, text)
-    return found[0] if found else ""
+    documents = _load_yaml(text, text)
+    return documents[0] if documents else ""
 
 
 def read_resources(files: Sequence[str], namespace: str) -> Documents:
-    """Return every resource of some files, all of them checked.
-
-    Args:
-        files: paths of files and directories, or ``-`` for the standard input.
-        namespace: where resources go that name none.
+    """Read and check all resources of files and directories; ``-`` is standard input.
 
     Raises:
         UsageError: a file cannot be read.
-        ManifestError: a field is wrong, or two documents are for one port or
-            of one name; nothing has been sent yet.
-        RequestError: a property cannot be kept.
+        ManifestError: a field is invalid, or two documents have the same port or name.
+        RequestError: a property is invalid.
     """
     documents = list(read_documents(files))
-    passed_over = [place for place, document in documents if _is_read_only(document)]
-    read = _read_all([pair for pair in documents if not _is_read_only(pair[1])], namespace)
-    if not read:
+    read_only = [location for location, document in documents if _is_read_only(document)]
+    parsed = _read_all([pair for pair in documents if not _is_read_only(pair[1])], namespace)
+    if not parsed:
         raise ManifestError(path=", ".join(files), reason="holds no resource")
-    _check_duplicates(read)
-    not_kept = [place for place, document in documents if _has_ignored_metadata(document)]
-    found = Documents(resources=[resource for _, resource in read])
-    if not_kept:
-        found.notes.append(f"labels and annotations are not kept ({_summarise(not_kept)})")
-    if passed_over:
-        found.notes.append(f"PEs and Routes are passed over ({_summarise(passed_over)})")
-    return found
+    _check_duplicates(parsed)
+    with_ignored = [location for location, document in documents if _has_ignored_metadata(document)]
+    result = Documents(resources=[resource for _, resource in parsed])
+    if with_ignored:
+        result.notes.append(f"labels and annotations are not kept ({_summarise(with_ignored)})")
+    if read_only:
+        result.notes.append(f"PEs and Routes are passed over ({_summarise(read_only)})")
+    return result
 
 
 def _is_read_only(document: Any) -> bool:
@@ -79,30 +74,31 @@ def _has_ignored_metadata(document: Any) -> bool:
 
 
 def _read_all(documents: Sequence[tuple[str, Any]], namespace: str) -> list[tuple[str, Resource]]:
-    """Return the resources with their places; tell all faults but the last, and raise that."""
-    found: list[tuple[str, Resource]] = []
-    faults: list[StreambrokerError] = []
-    for place, document in documents:
+    """Return resources with their locations; print all errors but the last, and raise that one."""
+    resources: list[tuple[str, Resource]] = []
+    errors: list[StreambrokerError] = []
+    for location, document in documents:
         try:
-            found.append((place, _read(document, place, namespace)))
+            resources.append((location, _read(document, location, namespace)))
         except StreambrokerError as error:
-            faults.append(error)
-    for fault in faults[:-1]:
-        print_error(fault)
-    if faults:
-        raise faults[-1]
-    return found
+            errors.append(error)
+    for failure in errors[:-1]:
+        print_error(failure)
+    if errors:
+        raise errors[-1]
+    return resources
 
 
 def _check_duplicates(read: Sequence[tuple[str, Resource]]) -> None:
-    """Refuse two documents for one port, or of one kind and name."""
-    places: dict[tuple[str, ...], str] = {}
-    for place, resource in read:
-        for what, same in _unique_keys(resource):
-            first = places.setdefault(same, place)
-            if first != place:
-                reason = f"is {what}, which {_relative_location(first, place)} has; leave one out"
-                raise ManifestError(path=place, reason=reason)
+    locations: dict[tuple[str, ...], str] = {}
+    for location, resource in read:
+        for what, key in _unique_keys(resource):
+            first = locations.setdefault(key, location)
+            if first != location:
+                reason = (
+                    f"is {what}, which {_relative_location(first, location)} has; leave one out"
+                )
+                raise ManifestError(path=location, reason=reason)
 
 
 def _summarise(locations: Sequence[str]) -> str:
@@ -111,13 +107,13 @@ def _summarise(locations: Sequence[str]) -> str:
 
 
 def _relative_location(first: str, location: str) -> str:
-    """Return the words for a document, without its file if another one is in the same."""
+    """Return the text for a document's location, without the file name if the file is the same."""
     file, comma, rest = first.rpartition(", document ")
     return f"document {rest}" if location.startswith(file + comma) else first
 
 
 def _unique_keys(resource: Resource) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield what no two documents may both be for."""
+    """Yield the keys that must be unique among documents, each with a description."""
     kind, key = kind_of(resource), resource.key
     yield f"for port {key}", (kind, str(key))
     if resource.name:
@@ -125,19 +121,19 @@ def _unique_keys(resource: Resource) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def read_documents(files: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield each document of files that holds something, with the words for its place."""
+    """Yield each non-empty document of files, with the text for its location."""
     for file in _files(files):
         for number, document in enumerate(_load_yaml(_text(file), file), start=1):
-            place = f"{file}, document {number}"
+            location = f"{file}, document {number}"
             if isinstance(document, Mapping) and _is_list(document):
                 for at, item in enumerate(document["items"], start=1):
-                    yield f"{place}, item {at}", item
+                    yield f"{location}, item {at}", item
             elif document is not None:
-                yield place, document
+                yield location, document
 
 
 def _is_list(document: Mapping[str, Any]) -> bool:
-    """Say whether a document is a list of resources, as ``get -o json`` answers it."""
+    """Return whether a document is a list of resources, as in ``get -o json``."""
     kind = document.get("kind", "List")
     return isinstance(document.get("items"), list) and str(kind).endswith("List")
 
@@ -147,10 +143,10 @@ def _files(files: Sequence[str]) -> Iterator[str]:
         if file in files[:number]:
             raise UsageError(f"-f {file} stands there twice; leave one out.")
         if file != "-" and Path(file).is_dir():
-            inside = sorted(x for x in Path(file).iterdir() if x.suffix in SUFFIXES)
-            if not inside:
+            paths = sorted(x for x in Path(file).iterdir() if x.suffix in SUFFIXES)
+            if not paths:
                 raise UsageError(f"The directory {file} has no *.yaml, *.yml or *.json.")
-            yield from map(str, inside)
+            yield from map(str, paths)
         else:
             yield file
 
@@ -182,10 +178,10 @@ def _check_properties(properties: Mapping[str, Any]) -> None:
 
 
 def check_not_null(name: str, value: Any) -> None:
-    """Refuse null as a property's value: nobody who writes one means to remove it.
+    """Refuse null as a property's value; to remove a property, it is left out.
 
     Raises:
-        PropertyError: it is null.
+        PropertyError: the value is null.
     """
     if value is None:
         raise PropertyError(name, "it is null; leave it out to remove it, or put it in quotes")
@@ -196,8 +192,8 @@ def _load_yaml(text: str, where: str) -> list[Any]:
         return load_all(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
-        reason = f"is not YAML{place}: {error.problem or error.context}"
+        position = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
+        reason = f"is not YAML{position}: {error.problem or error.context}"
         raise ManifestError(path=where, reason=reason) from error
     except (yaml.YAMLError, ValueError) as error:
         flat = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Options that commands share, and a parser whose errors are one line."""
+"""Options shared by commands, and an argument parser with one-line errors."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from streambroker_operator.cli.io.errors import UsageError, did_you_mean
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _KUBECTL_OUTPUTS = ("jsonpath", "jsonpath-file", "go-template", "template", "custom-columns")
-"""Outputs that people know from kubectl."""
+"""Output formats of kubectl that are not supported."""
 _TEXT_OUTPUTS = ("table", "text")
-"""Two words for one thing: a command takes either."""
+"""Synonyms: a command accepts either."""
 OUTPUTS = ("table", "wide", "json", "yaml", "name")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of ending the process."""
+    """Parser that raises instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong with a command line.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise a usage error."""
         text = message[:1].upper() + message[1:]
         stop = "" if text.endswith(("?", ".")) else "."
         raise UsageError(f"{text}{stop} See `{self.prog} --help`.")
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Return a type for an option that takes one of these words."""
+    """Return an option type that accepts one of these words."""
 
     def read(text: str) -> str:
         if text.partition("=")[0] in _KUBECTL_OUTPUTS:
@@ -53,44 +49,44 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
-    """Add what every command that calls a broker takes; the root holds the defaults."""
-    missing: Any = argparse.SUPPRESS
+    """Add the options of every command that calls a broker; only the root sets defaults."""
+    no_default: Any = argparse.SUPPRESS
     command.add_argument(
         "--url",
-        default=os.environ.get("STREAMBROKER_URL") or DEFAULT_URL if root else missing,
+        default=os.environ.get("STREAMBROKER_URL") or DEFAULT_URL if root else no_default,
         help="the broker; default $STREAMBROKER_URL or " + DEFAULT_URL,
     )
     command.add_argument(
         "-n",
         "--namespace",
-        default=DEFAULT_NAMESPACE if root else missing,
+        default=DEFAULT_NAMESPACE if root else no_default,
         help=f"where resources are looked for; default {DEFAULT_NAMESPACE}",
     )
     command.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        default=None if root else missing,
+        default=None if root else no_default,
         help="holds the bearer token; default $STREAMBROKER_TOKEN",
     )
     command.add_argument(
         "--ca",
         type=Path,
         metavar="FILE",
-        default=os.environ.get("STREAMBROKER_CA") or None if root else missing,
+        default=os.environ.get("STREAMBROKER_CA") or None if root else no_default,
         help="certificates to trust at https://, PEM; default $STREAMBROKER_CA, or the system's",
     )
     command.add_argument(
         "--request-timeout",
         type=parse_seconds,
         metavar="SECONDS",
-        default=TIMEOUT_S if root else missing,
+        default=TIMEOUT_S if root else no_default,
         help=f"how long the broker may be silent; default {TIMEOUT_S:g}",
     )
 
 
 def add_remote_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    """Return the parser of a command that calls a broker."""
+    """Add and return the parser of a command that calls a broker."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     add_shared(command)
     return command
@@ -98,14 +94,14 @@ def add_remote_command(commands: Any, name: str, text: str) -> argparse.Argument
 
 def add_output(command: argparse.ArgumentParser, *words: str) -> None:
     """Add ``-o``; the first word is the default."""
-    found = words or OUTPUTS
+    choices = words or OUTPUTS
     command.add_argument(
         "-o",
         "--output",
-        type=one_of(*found),
-        default=found[0],
-        metavar="|".join(found),
-        help=f"how to show it; default {found[0]}",
+        type=one_of(*choices),
+        default=choices[0],
+        metavar="|".join(choices),
+        help=f"how to show it; default {choices[0]}",
     )
 
 
@@ -115,16 +111,12 @@ def add_everywhere(command: argparse.ArgumentParser) -> None:
 
 
 def namespace_for(options: argparse.Namespace) -> str:
-    """Return the namespace asked for, ``*`` for all of them."""
+    """Return the selected namespace, ``*`` for all."""
     return "*" if getattr(options, "all_namespaces", False) else str(options.namespace)
 
 
 def client_for(options: argparse.Namespace) -> BrokerClient:
-    """Return who calls the broker.
-
-    Raises:
-        UsageError: the token cannot be read.
-    """
+    """Return a client with the token of the options or the environment; refuse an invalid token."""
     token = _read_token(options.token_file)
     return BrokerClient(options.url, token, options.request_timeout, options.ca)
 
@@ -147,15 +139,11 @@ def _read_token(file: Path | None) -> str | None:
 
 
 def parse_seconds(text: str) -> float:
-    """Return a time in seconds, for an option.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Parse a duration in seconds, for an option."""
     try:
-        found = float(text.removesuffix("s"))
+        seconds = float(text.removesuffix("s"))
     except ValueError:
-        found = 0.0
-    if not 0.0 < found < 86_400.0:
+        seconds = 0.0
+    if not 0.0 < seconds < 86_400.0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write seconds, such as 5")
-    return found
+    return seconds

@@ -1,4 +1,4 @@
-"""How resources are named on the command line: ``exports``, ``export/NAME``, ``JOB/PE/PORT``."""
+"""Resource names on the command line: ``exports``, ``export/NAME``, ``JOB/PE/PORT``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KIND_ALIASES: dict[str, tuple[str, ...]] = {
 }
 SINGULAR = {"exports": "export", "imports": "import", "pes": "pe", "routes": "route"}
 DISPLAY_NAMES = {**SINGULAR, "pes": "PE"}
-"""The kinds in sentences."""
+"""Names of the kinds in sentences."""
 NOT_FOUND_CODES = {"exports": "UnknownPort", "imports": "UnknownPort", "pes": "UnknownPE"}
 
 Item = dict[str, Any]
@@ -38,17 +38,17 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a command is about: kinds, and one name in them or all."""
+    """Target of a command: kinds, and one name in them or all."""
 
     kinds: tuple[str, ...]
     name: str | None = None
 
 
 def read_targets(words: Sequence[str]) -> list[Target]:
-    """Read ``[KIND[,KIND] [NAME…]]``, ``KIND/NAME…``, ``JOB/PE/PORT…`` or ``KIND JOB PE PORT``.
+    """Parse ``[KIND[,KIND] [NAME…]]``, ``KIND/NAME…``, ``JOB/PE/PORT…`` or ``KIND JOB PE PORT``.
 
     Raises:
-        UsageError: a kind is none; the message names what was probably meant.
+        UsageError: unknown kind or malformed name; the message suggests the nearest kind.
     """
     if not words:
         return [Target(kinds=KINDS)]
@@ -62,8 +62,8 @@ def read_targets(words: Sequence[str]) -> list[Target]:
         names = ["/".join(names)]
     for name in names:
         if len(names) > 1 and name.lower() in KIND_ALIASES:
-            each = "export/NAME import/NAME"
-            raise UsageError(f"{name!r} is a kind; to name several kinds write {each}.")
+            example = "export/NAME import/NAME"
+            raise UsageError(f"{name!r} is a kind; to name several kinds write {example}.")
     if not names:
         return [Target(kinds=kinds)]
     return [Target(kinds=kinds, name=_strip_kind(name, kinds)) for name in names]
@@ -73,23 +73,22 @@ def _parse_kinds(word: str) -> tuple[str, ...] | None:
     parts = word.lower().split(",")
     if not all(part in KIND_ALIASES for part in parts):
         return None
-    found = [kind for part in parts for kind in KIND_ALIASES[part]]
-    return tuple(dict.fromkeys(found))
+    kinds = [kind for part in parts for kind in KIND_ALIASES[part]]
+    return tuple(dict.fromkeys(kinds))
 
 
 def _strip_kind(name: str, kinds: tuple[str, ...]) -> str:
-    """Return a name without the kind before it, where somebody wrote both."""
     first, slash, _ = name.partition("/")
     if name.count("/") == 1 and first.lower() not in KIND_ALIASES and set(kinds) <= set(PORT_KINDS):
         raise UsageError(
             f"{name!r} is neither NAME nor JOB/PE/PORT; a namespace is given as `-n {first}`."
         )
-    found = _parse_target(name) if slash else None
-    if found is None or found.name is None or found.name == name:
+    target = _parse_target(name) if slash else None
+    if target is None or target.name is None or target.name == name:
         return name
-    if found.kinds != kinds:
+    if target.kinds != kinds:
         raise UsageError(f"{name!r} is of another kind; write KIND/NAME for each of them.")
-    return found.name
+    return target.name
 
 
 def _parse_target(word: str) -> Target:
@@ -115,7 +114,7 @@ def read_port(word: str, namespace: str) -> PortKey | None:
     """Return the port of ``JOB/PE/PORT`` or ``NAMESPACE/JOB/PE/PORT``; None for any other name.
 
     Raises:
-        ManifestError: it is written like one but cannot be one.
+        ManifestError: the parts are no valid port.
     """
     slashes = word.count("/")
     if slashes == 2:
@@ -124,7 +123,7 @@ def read_port(word: str, namespace: str) -> PortKey | None:
 
 
 def item_names(kind: str, item: Item) -> list[str]:
-    """Return all names by which an item may be asked for, the best first."""
+    """Return all names of an item, the preferred one first."""
     if kind == "routes":
         ends = [item["export"], item["import"]]
         return [f"{ends[0]}:{ends[1]}", *ends, *(_without_namespace(end) for end in ends)]
@@ -137,13 +136,7 @@ def item_names(kind: str, item: Item) -> list[str]:
 
 
 def item_name(kind: str, item: Item, index: int = 0) -> str:
-    """Return a name of an item.
-
-    Args:
-        kind: of the item.
-        item: as the broker answers it.
-        index: which of its names, as in `item_names`.
-    """
+    """Return the name of an item that has the index in `item_names`."""
     return item_names(kind, item)[index]
 
 
@@ -152,7 +145,7 @@ def _without_namespace(key: str) -> str:
 
 
 def select_items(kind: str, items: Sequence[Item], name: str | None) -> list[Item]:
-    """Return the items that a name means; all of them without one."""
+    """Return the items with a name; all without a name."""
     if name is None:
         return list(items)
     return [item for item in items if name in item_names(kind, item)]
@@ -161,49 +154,44 @@ def select_items(kind: str, items: Sequence[Item], name: str | None) -> list[Ite
 def find_items(
     client: BrokerClient, target: Target, namespace: str
 ) -> list[tuple[str, list[Item]]]:
-    """Return what a target means, by kind.
-
-    Args:
-        client: the broker.
-        target: what is asked for.
-        namespace: where to look, ``*`` for everywhere.
+    """Return the items of a target in a namespace (``*``: all), by kind.
 
     Raises:
-        RequestError: nothing has that name; the message names the nearest that there is.
+        RequestError: no item has that name; the message suggests the nearest one.
     """
-    where = target_namespace(target, namespace)
-    at_port = _find_by_port(client, target, where)
+    search_namespace = target_namespace(target, namespace)
+    at_port = _find_by_port(client, target, search_namespace)
     if at_port:
         return at_port
-    lists = {kind: client.items(f"/{kind}", namespace=where) for kind in target.kinds}
-    found = [(kind, select_items(kind, items, target.name)) for kind, items in lists.items()]
-    if target.name is None or any(items for _, items in found):
-        return found if target.name is None else [(k, items) for k, items in found if items]
-    known = [
+    lists = {kind: client.items(f"/{kind}", namespace=search_namespace) for kind in target.kinds}
+    matches = [(kind, select_items(kind, items, target.name)) for kind, items in lists.items()]
+    if target.name is None or any(items for _, items in matches):
+        return matches if target.name is None else [(k, items) for k, items in matches if items]
+    names = [
         name for kind, items in lists.items() for item in items for name in item_names(kind, item)
     ]
-    raise not_found_error(target, where, known)
+    raise not_found_error(target, search_namespace, names)
 
 
 def target_namespace(target: Target, namespace: str) -> str:
-    """Return the namespace that a name says, or the one that is asked about."""
+    """Return the namespace in the target's name, or else the selected one."""
     name = target.name or ""
-    whole = 2 if target.kinds == ("pes",) else 3
+    full_slashes = 2 if target.kinds == ("pes",) else 3
     of_route = target.kinds == ("routes",) and ":" in name
-    return name.partition("/")[0] if of_route or name.count("/") == whole else namespace
+    return name.partition("/")[0] if of_route or name.count("/") == full_slashes else namespace
 
 
 def _find_by_port(
     client: BrokerClient, target: Target, namespace: str
 ) -> list[tuple[str, list[Item]]]:
-    """Return the Exports and Imports of a port without listing all; empty if that is not it."""
+    """Return the Exports and Imports of a port without listing all; empty if it is no port."""
     if target.name is None or namespace == "*" or not set(target.kinds) <= set(PORT_KINDS):
         return []
     try:
         key = read_port(target.name, namespace)
     except ManifestError:
         return []
-    found = []
+    matches = []
     if key is None:
         return []
     for kind in target.kinds:
@@ -213,12 +201,12 @@ def _find_by_port(
             if error.status != 404:
                 raise
         else:
-            found.append((kind, [item]))
-    return found
+            matches.append((kind, [item]))
+    return matches
 
 
 def not_found_error(target: Target, namespace: str, candidates: Sequence[str]) -> RequestError:
-    """Return the error for a name that nothing has."""
+    """Return the error for a name without items."""
     words = " or ".join(DISPLAY_NAMES[kind] for kind in target.kinds)
     where = "any namespace" if namespace == "*" else f"namespace {namespace}"
     kinds = ",".join(target.kinds)
@@ -232,23 +220,19 @@ def not_found_error(target: Target, namespace: str, candidates: Sequence[str]) -
 
 
 def find_port(client: BrokerClient, kind: str, word: str, namespace: str) -> PortKey:
-    """Return the port that a word means: by its address, else by the name of its resource.
+    """Return the port that a word names: by its address, else by the name of its resource.
 
-    Args:
-        client: the broker.
-        kind: exports or imports.
-        word: ``JOB/PE/PORT``, ``NAMESPACE/JOB/PE/PORT``, ``NAME``, or one of these after
-            the kind, as ``export/NAME``.
-        namespace: where to look.
+    The word is ``JOB/PE/PORT``, ``NAMESPACE/JOB/PE/PORT``, ``NAME``, or one of these after the
+    kind, as ``export/NAME``.
 
     Raises:
-        RequestError: nothing has that name.
-        UsageError: it is written like a port but cannot be one.
+        RequestError: no resource has that name.
+        UsageError: the word has the form of a port, but is no valid port.
     """
     first, _, rest = word.partition("/")
     parts = word.split("/")
-    other = KIND_ALIASES.get(first.lower(), ())
-    if rest and len(other) == 1 and other != (kind,) and not parts[1].isdigit():
+    prefix_kinds = KIND_ALIASES.get(first.lower(), ())
+    if rest and len(prefix_kinds) == 1 and prefix_kinds != (kind,) and not parts[1].isdigit():
         raise UsageError(f"{word!r} is no {SINGULAR[kind]}, which is wanted here.")
     if KIND_ALIASES.get(first.lower()) == (kind,) and not (len(parts) == 3 and parts[1].isdigit()):
         word = rest
@@ -268,7 +252,7 @@ def find_port(client: BrokerClient, kind: str, word: str, namespace: str) -> Por
 def _find_by_name(
     client: BrokerClient, kind: str, word: str, namespace: str
 ) -> list[tuple[str, list[Item]]]:
-    """Return the resource of a name; where one of the other kind has it, say so."""
+    """Return the resource with a name; the error hints at one of the other kind."""
     try:
         return find_items(client, Target(kinds=(kind,), name=word), namespace)
     except RequestError as error:
@@ -288,11 +272,11 @@ def _find_by_name(
 def with_suggestion(
     client: BrokerClient, kind: str, key: PortKey, error: RequestError
 ) -> RequestError:
-    """Return the refusal of an unknown port with the nearest port that there is."""
+    """Return the error for an unknown port, with the nearest known port."""
     if error.code not in ("UnknownPort", "UnknownPE"):
         return error
-    known = [
+    ports = [
         item_names(kind, item)[1] for item in client.items(f"/{kind}", namespace=key.namespace)
     ]
-    near = did_you_mean(f"{key.job}/{key.pe}/{key.port}", known)
+    near = did_you_mean(f"{key.job}/{key.pe}/{key.port}", ports)
     return RequestError(error.status, error.code, f"{error}{near}", facts=error.facts)

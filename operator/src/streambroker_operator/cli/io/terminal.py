@@ -1,4 +1,4 @@
-"""What goes to the terminal: plain text, colour where it is wanted, the time."""
+"""Terminal output: plain text, colours, and formatted times."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "dim": 
 
 
 def print_text(text: str) -> None:
-    """Write to the standard output, at once."""
+    """Write to standard output and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
-    """Say whether a person sees the stream; the standard output if none is given."""
+    """Return whether a stream is a terminal; standard output by default."""
     return (stream or sys.stdout).isatty()
 
 
 def paint(text: str, colour: Colour | None, stream: TextIO | None = None) -> str:
-    """Return the text in a colour, on a terminal and unless ``NO_COLOR`` is set."""
+    """Return the text in a colour; unchanged without a capable terminal or with ``NO_COLOR``."""
     if colour is None or not text or os.environ.get("NO_COLOR") or not is_terminal(stream):
         return text
     if os.environ.get("TERM") == "dumb":
@@ -33,12 +33,7 @@ def paint(text: str, colour: Colour | None, stream: TextIO | None = None) -> str
 
 
 def format_age(moment: str | None, now: datetime | None = None) -> str:
-    """Return how long ago an ISO 8601 moment was: ``5s``, ``3m``, ``2h``, ``4d``; ``-`` if unknown.
-
-    Args:
-        moment: in UTC, as resources carry it.
-        now: None for the present.
-    """
+    """Return the age of an ISO 8601 time: ``5s``, ``3m``, ``2h``, ``4d``; ``-`` if unknown."""
     if not moment:
         return "-"
     try:
@@ -48,33 +43,29 @@ def format_age(moment: str | None, now: datetime | None = None) -> str:
 
 
 def seconds_since(moment: str, now: datetime | None = None) -> float:
-    """Return how long ago an ISO 8601 moment was.
-
-    Args:
-        moment: in UTC, as resources carry it.
-        now: None for the present.
+    """Return the seconds since an ISO 8601 time in UTC.
 
     Raises:
-        ValueError: it is no moment.
+        ValueError: invalid time.
     """
     then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
     return ((now or datetime.now(timezone.utc)) - then).total_seconds()
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time in its largest whole unit, as in ``90 -> 1m``."""
-    whole = max(0, int(seconds))
+    """Return a duration in its largest whole unit, as in ``90 -> 1m``."""
+    total = max(0, int(seconds))
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if whole >= size:
-            return f"{whole // size}{unit}"
-    return f"{whole}s"
+        if total >= size:
+            return f"{total // size}{unit}"
+    return f"{total}s"
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line, without what would steer a terminal."""
+    """Return a text on one line, without terminal control characters."""
     return sanitise(" ".join(text.split("\n")))
 
 
 def sanitise(text: str) -> str:
-    """Return a text without what would steer a terminal; line ends stay."""
+    """Return a text without terminal control characters; line ends stay."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)

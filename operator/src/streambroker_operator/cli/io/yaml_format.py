@@ -1,6 +1,7 @@
-"""YAML the way people mean it: numbers of YAML 1.2, no dates, no key twice.
+"""YAML with the numbers of YAML 1.2, without dates and duplicate keys.
 
-What kubectl would take for something else is refused: the same file goes through both doors.
+Scalars that kubectl (YAML 1.1) reads differently are refused, because users apply the same file
+with both tools.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _AMBIGUOUS_NUMBER = re.compile(
     r"[-+]?(?:0[0-9]+|0[bBXO][0-9a-fA-F_]+|0[xo]?[0-9a-fA-F.]*_[0-9a-fA-F_.]*|[0-9.]+_[0-9_.]*)"
     r"|[-+]0[xo][0-9a-fA-F]+"
 )
-"""Octal, binary and grouped numbers: kubectl reads them as YAML 1.1."""
+"""Octal, binary and grouped numbers, which kubectl reads as YAML 1.1."""
 _REPLACED_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 _NUMBER_STARTS = list("-+.0123456789")
 _AMBIGUOUS_TAG = "!two-ways"
 
 
 class Loader(yaml.SafeLoader):
-    """YAML without dates, base 60 and octal zeros, and without keys that stand there twice."""
+    """Loader without dates, base-60 and zero-prefixed octal numbers, and without duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping; refuse a key that stands there twice."""
+        """Return a mapping; refuse duplicate keys."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -51,14 +52,14 @@ class Loader(yaml.SafeLoader):
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
     def refuse_ambiguous(self, node: yaml.ScalarNode) -> NoReturn:
-        """Refuse what kubectl reads in another way."""
+        """Refuse a number that kubectl reads differently."""
         text = str(self.construct_scalar(node))
         problem = f"{text!r} is something else for kubectl; put it in quotes or write it plainly"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what YAML 1.1, the loader or kubectl would take for something else."""
+    """Quotes strings that YAML 1.1, `Loader` or kubectl would read as another type."""
 
 
 Loader.yaml_implicit_resolvers = {
@@ -88,5 +89,5 @@ def load_all(text: str) -> list[Any]:
 
 
 def dump_all(documents: Sequence[object]) -> str:
-    """Return documents as YAML that reads back as what they are."""
+    """Return documents as YAML that loads as the same values."""
     return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True))

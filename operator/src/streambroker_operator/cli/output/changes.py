@@ -1,4 +1,4 @@
-"""Sets of changes: what they would do to routes, and making them all at once."""
+"""Sets of changes: show their forecast, or apply them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from streambroker_operator.cli.output.table import as_json, as_yaml
 from streambroker_operator.errors import RequestError
 
 MAX_CHANGES = 1_000
-"""Changes that the broker takes at once."""
+"""Maximum number of changes in one request."""
 MAX_REQUEST_BYTES = 900_000
-"""Bytes of the documents of one request; the broker takes 1 MiB in all."""
+"""Maximum size of the documents in one request, in bytes; the broker accepts 1 MiB in total."""
 MAX_PRINTED = 20
-"""Refusals that are told one by one."""
+"""Maximum number of refusals printed one by one."""
 ABSENT_CODES = ("UnknownPort", "PortTaken")
-"""Why a deletion is refused: there is nothing, or something else."""
+"""Codes of deletions refused because the resource is absent, or another one has the port."""
 
 _POSITION = re.compile(r"at line (?P<line>\d+), column (?P<column>\d+)")
 _COLOURS: dict[str, Colour] = {"+": "green", "-": "red", "~": "yellow", "!": "red", "?": "yellow"}
@@ -45,7 +45,7 @@ _RESULT_WORDS = {"changed": "configured"}
 
 
 def add_file(command: argparse.ArgumentParser) -> None:
-    """Add ``-f``, which may be given several times."""
+    """Add ``-f``, which may be repeated."""
     command.add_argument(
         "-f",
         "--file",
@@ -81,7 +81,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-# ---- asking ------------------------------------------------------------------------------------
+# ---- forecast ----------------------------------------------------------------------------------
 
 
 def show_forecast(
@@ -90,7 +90,7 @@ def show_forecast(
     resources: Sequence[Resource],
     deleted: Sequence[Removal],
 ) -> int:
-    """Show what changes would do; return the exit code that says whether they may."""
+    """Show the forecast of changes; return the exit code that rates it."""
     if max(len(resources), len(deleted)) > MAX_CHANGES:
         raise UsageError(
             f"A what-if takes at most {MAX_CHANGES:,} changes, these are "
@@ -105,14 +105,14 @@ def show_forecast(
         print_text(as_yaml([answer]))
     else:
         print_text(colour_forecast(answer["text"], "nothing was applied"))
-    passed_over = ABSENT_CODES if getattr(options, "ignore_not_found", False) else ()
-    if any(p["refused"] and p["code"] not in passed_over for p in answer["problems"]):
+    ignored_codes = ABSENT_CODES if getattr(options, "ignore_not_found", False) else ()
+    if any(p["refused"] and p["code"] not in ignored_codes for p in answer["problems"]):
         return REFUSED
     return OK if len(answer["cut"]) <= (options.max_removed or 0) else WOULD_CUT
 
 
 def colour_forecast(text: str, end: str = "") -> str:
-    """Return a forecast in its colours, with some words behind the counts."""
+    """Return a coloured forecast, with `end` after the counts."""
     lines = [paint(line, _COLOURS.get(line.lstrip()[:1])) for line in sanitise(text).split("\n")]
     return "\n".join(lines) + (f"; {end}\n" if end else "\n")
 
@@ -134,34 +134,34 @@ def _proposal(resources: Sequence[Resource], deleted: Sequence[Removal]) -> dict
     }
 
 
-# ---- making them -------------------------------------------------------------------------------
+# ---- apply -------------------------------------------------------------------------------------
 
 
 def apply_all(
     client: BrokerClient, options: argparse.Namespace, resources: Sequence[Resource]
 ) -> int:
-    """Apply resources, as many at once as the broker takes; stop at what is refused."""
+    """Apply resources in parts as large as the broker accepts; stop at the first refusal."""
     parts = deque(_split_resources(resources))
     check_parts(options, parts)
-    may_be_cut = None if options.yes else options.max_removed or 0
+    max_cut = None if options.yes else options.max_removed or 0
     done = 0
     while parts:
         part = parts.popleft()
         try:
             try:
-                change_all(client, options, part, [], may_be_cut)
+                change_all(client, options, part, [], max_cut)
             except RequestError as error:
                 if not _confirm_cuts(error, options):
                     raise
                 change_all(client, options, part, [], error.facts["cut"])
         except RequestError as error:
-            large = error.code == "ForecastTooLarge" and options.max_removed is None
-            if not large or len(part) == 1:
+            too_large = error.code == "ForecastTooLarge" and options.max_removed is None
+            if not too_large or len(part) == 1:
                 if error.code == "WouldCut" and options.max_removed is None:
                     print_notes(["apply cuts routes only with --yes or --max-removed N"])
                 return report_refusal(error, part, "applied", done, len(resources))
-            half = len(part) // 2
-            parts.extendleft((part[half:], part[:half]))
+            middle = len(part) // 2
+            parts.extendleft((part[middle:], part[:middle]))
             print_notes(
                 [f"{len(part):,} changes concern too many routes at once; they go in halves"]
             )
@@ -171,10 +171,9 @@ def apply_all(
 
 
 def check_parts(options: argparse.Namespace, parts: Sequence[Sequence[object]]) -> None:
-    """Say so if changes are too many to be made at once.
+    """Print a note if the changes need more than one request.
 
-    Raises:
-        UsageError: they are, and the routes of all together are to be counted.
+    Refuse them if ``--max-removed`` limits the routes of all together.
     """
     if len(parts) < 2:
         return
@@ -199,17 +198,12 @@ def change_all(
     deleted: Sequence[Removal],
     max_cut: int | None,
 ) -> None:
-    """Make changes at once; show what became of them and of the routes.
+    """Make changes in one request; print the result and the effect on routes.
 
-    Args:
-        client: of the broker.
-        options: of the command.
-        resources: to be put.
-        deleted: to be deleted.
-        max_cut: the broker refuses the changes if they cut more routes; None for any number.
+    The broker refuses the changes if they cut more than `max_cut` routes; None for no limit.
 
     Raises:
-        RequestError: none of them was made, or no answer came.
+        RequestError: no change was made, or no response arrived.
     """
     query = {} if max_cut is None else {"maxRemoved": str(max_cut)}
     body = _proposal(resources, deleted)
@@ -217,16 +211,16 @@ def change_all(
     if answer is None:
         print_text("done; what it did to routes is told once only, and the answer was lost\n")
         return
-    for one in answer["results"]:
-        became = _RESULT_WORDS.get(one["became"], one["became"])
-        print_text(f"{one['kind'].lower()} {one['port']} {became}\n")
+    for change in answer["results"]:
+        outcome = _RESULT_WORDS.get(change["became"], change["became"])
+        print_text(f"{change['kind'].lower()} {change['port']} {outcome}\n")
     print_text(colour_forecast(answer["text"]))
 
 
 def _confirm_cuts(error: RequestError, options: argparse.Namespace) -> bool:
-    """Show which routes would be cut and ask; return whether the user wants that.
+    """Show which routes would be cut, and ask; return whether the user agrees.
 
-    Only a user at a terminal who has set no limit is asked.
+    Asks only at a terminal, and only without ``--max-removed``.
     """
     at_terminal = is_terminal(sys.stdin) and is_terminal()
     if error.code != "WouldCut" or options.max_removed is not None or not at_terminal:
@@ -240,15 +234,7 @@ def _confirm_cuts(error: RequestError, options: argparse.Namespace) -> bool:
 def report_refusal(
     error: RequestError, resources: Sequence[Resource], verb: str, done: int, total: int
 ) -> int:
-    """Tell why a set of changes was not made; return the exit code.
-
-    Args:
-        error: the refusal.
-        resources: that were to be put.
-        verb: what was to be done, as ``applied``.
-        done: how many changes were made before.
-        total: how many there are.
-    """
+    """Print why changes were refused, after `done` of `total` were made; return the exit code."""
     if error.code == "WouldCut":
         print_text(colour_forecast(str(error.facts.get("text")), f"nothing was {verb}"))
     problems = refused_problems(error)
@@ -263,40 +249,42 @@ def report_refusal(
 
 
 def refused_problems(error: RequestError) -> list[dict[str, Any]]:
-    """Return what was wrong with the changes of a set that was refused."""
+    """Return the refused changes of a set."""
     problems: list[dict[str, Any]] = error.facts.get("problems", [])
     return [problem for problem in problems if problem["refused"]]
 
 
 def _refusal(problem: dict[str, Any], resources: Sequence[Resource]) -> RequestError:
-    """Return what is told of a document that is refused, with the place in its text."""
     index = problem["index"]
-    place = _POSITION.search(problem["detail"])
-    facts = {} if place is None else {"position": {k: int(v) for k, v in place.groupdict().items()}}
+    position = _POSITION.search(problem["detail"])
+    facts = (
+        {}
+        if position is None
+        else {"position": {k: int(v) for k, v in position.groupdict().items()}}
+    )
     detail = f"{problem['change']}: {problem['detail']}"
-    found = RequestError(409, problem["code"], detail, facts=facts)
-    return with_expression(found, write_spec(resources[index])) if index < len(resources) else found
+    error = RequestError(409, problem["code"], detail, facts=facts)
+    return with_expression(error, write_spec(resources[index])) if index < len(resources) else error
 
 
 def _split_resources(resources: Sequence[Resource]) -> Iterator[list[Resource]]:
-    """Yield resources in their order, as many together as the broker takes at once."""
     part: list[Resource] = []
-    room = MAX_REQUEST_BYTES
+    remaining_bytes = MAX_REQUEST_BYTES
     for resource in resources:
         size = len(json.dumps(write_manifest(resource)))
-        if part and (len(part) == MAX_CHANGES or size > room):
+        if part and (len(part) == MAX_CHANGES or size > remaining_bytes):
             yield part
-            part, room = [], MAX_REQUEST_BYTES
+            part, remaining_bytes = [], MAX_REQUEST_BYTES
         part.append(resource)
-        room -= size + 2
+        remaining_bytes -= size + 2
     yield part
 
 
-# ---- one change --------------------------------------------------------------------------------
+# ---- single changes ----------------------------------------------------------------------------
 
 
 def routes_text(answer: dict[str, Any]) -> str:
-    """Return what a single change did to routes: counts, and a line for each added and each cut."""
+    """Return the effect of one change on routes: counts, and a line per added and cut route."""
     routes = answer["routes"]
     counts = f" (routes: {len(routes['kept'])} kept, {len(routes['added'])} added"
     head = f"{counts}, {len(routes['cut'])} cut)"

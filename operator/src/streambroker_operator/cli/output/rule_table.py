@@ -1,4 +1,4 @@
-"""What ``top`` shows of rules of patterns: what they have done, and rows that wait for time."""
+"""Tables of ``top`` for pattern rules: metrics, and operators that wait for the watermark."""
 
 from __future__ import annotations
 
@@ -35,33 +35,30 @@ _RIGHT_ALIGNED = (0, 1, 2, 3, 4, 5, 6, 10, 11)
 def rule_lines(
     rules: Sequence[Item], waiting: Sequence[Item], columns: int | None = None
 ) -> list[str]:
-    """Return a table of rules, its head first, and then a line for each operator that waits.
+    """Return a table of rules with a header, then a line for each waiting operator.
 
-    Args:
-        rules: as the broker answers them.
-        waiting: likewise, operators for which rows wait.
-        columns: where lines are cut; None for nowhere.
+    Lines are cut at `columns`, unless it is None.
     """
-    read = read_all_metrics(Fields({"rules": list(rules)}), "rules")
-    told = sorted(
-        zip(rules, read, strict=True),
+    parsed = read_all_metrics(Fields({"rules": list(rules)}), "rules")
+    rules_sorted = sorted(
+        zip(rules, parsed, strict=True),
         key=lambda one: (-one[1].errors, -one[1].nanoseconds, one[0]["pe"], one[1].rule),
     )
-    rows = [COLUMNS, *(_row(item, one) for item, one in told)]
+    rows = [COLUMNS, *(_row(item, one) for item, one in rules_sorted)]
     widths = column_widths(rows)
     lines = []
-    for row, rule in zip(rows, [None, *(one for _, one in told)], strict=True):
+    for row, rule in zip(rows, [None, *(one for _, one in rules_sorted)], strict=True):
         cells = [
-            cell.rjust(width) if place in _RIGHT_ALIGNED else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column in _RIGHT_ALIGNED else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         colour: Colour | None = "yellow" if rule is not None and rule.errors else None
         lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
     waits = zip(waiting, read_all_watermark_waits(Fields({"of": list(waiting)}), "of"), strict=True)
-    below = [
+    wait_lines = [
         one_line(f"{at['pe']} {one.operator}: {describe_wait(one)}")[:columns] for at, one in waits
     ]
-    return [*(lines if rules else []), *below]
+    return [*(lines if rules else []), *wait_lines]
 
 
 def _row(item: Item, metrics: RuleMetricsReport) -> list[str]:

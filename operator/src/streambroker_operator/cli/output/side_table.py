@@ -1,4 +1,4 @@
-"""What ``top`` shows of side inputs: what waits for them, and how large they are."""
+"""Table of ``top`` for side inputs: waiting rows and sizes."""
 
 from __future__ import annotations
 
@@ -30,33 +30,30 @@ _MICROS = 1_000_000
 
 
 def side_lines(sides: Sequence[Item], now: float, columns: int | None = None) -> list[str]:
-    """Return a table of side inputs, its head first, and then a line for each thing waited for.
+    """Return a table of side inputs with a header, then a line for each stall.
 
-    Args:
-        sides: as the broker answers them.
-        now: seconds since 1970.
-        columns: where lines are cut; None for nowhere.
+    `now` is in seconds since 1970. Lines are cut at `columns`, unless it is None.
     """
     if not sides:
         return []
-    read = read_sides(Fields({"sides": list(sides)}), "sides")
-    told = sorted(
-        zip(sides, read, strict=True),
+    parsed = read_sides(Fields({"sides": list(sides)}), "sides")
+    sides_sorted = sorted(
+        zip(sides, parsed, strict=True),
         key=lambda one: (-one[1].waiting_rows, one[0]["pe"], one[1].operator, one[1].input),
     )
-    rows = [COLUMNS, *(_row(item, side, now) for item, side in told)]
+    rows = [COLUMNS, *(_row(item, side, now) for item, side in sides_sorted)]
     widths = column_widths(rows)
     lines = []
-    for row, side in zip(rows, [None, *(side for _, side in told)], strict=True):
+    for row, side in zip(rows, [None, *(side for _, side in sides_sorted)], strict=True):
         cells = [
-            cell.rjust(width) if place in _RIGHT_ALIGNED else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column in _RIGHT_ALIGNED else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         colour: Colour | None = "yellow" if side is not None and side.waiting_rows else None
         lines.append(paint("  ".join(cells).rstrip()[:columns], colour))
     stalls = [
         f"{item['pe']} {side.operator}: {describe_side_stall(stall, int(now * _MICROS))}"
-        for item, side in told
+        for item, side in sides_sorted
         for stall in side.stalls
     ]
     return [*lines, *(one_line(line)[:columns] for line in stalls)]
@@ -85,7 +82,7 @@ def _format_since(micros: int | None, now: float) -> str:
 
 
 def format_size(value: float) -> str:
-    """Return bytes in their largest unit."""
+    """Return a number of bytes in its largest unit."""
     for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
         if value >= size:
             return f"{value / size:.1f}{unit}"

@@ -1,4 +1,4 @@
-"""Show resources as tables, JSON, YAML or names."""
+"""Render resources as tables, JSON, YAML or names."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def render_items(
     headers: bool = True,
     now: datetime | None = None,
 ) -> str:
-    """Return a list of one kind as text; nothing of an empty one, but in JSON.
+    """Return items of one kind as text; empty without items, except for JSON.
 
     Args:
         kind: exports, imports, pes or routes.
-        items: as the broker answers them.
+        items: as the broker returns them.
         output: table, wide, json, yaml or name.
         everywhere: the items are of several namespaces.
-        headers: the columns of a table have names.
-        now: for ages; None for the present.
+        headers: whether tables have a header.
+        now: for ages; None for the current time.
     """
     if output == "json":
         items = [with_kind(kind, item) for item in items]
@@ -53,14 +53,14 @@ def render_items(
 
 
 def qualified_name(kind: str, item: Item, everywhere: bool) -> str:
-    """Return a name by which commands find the item; with its namespace for everywhere."""
+    """Return a name that commands accept for the item; with its namespace if `everywhere`."""
     if everywhere and kind != "routes":
         return item_name(kind, item, 1 if kind == "pes" else 2)
     return item_name(kind, item)
 
 
 def as_json(body: object) -> str:
-    """Return JSON for people and programs."""
+    """Return indented JSON."""
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -70,18 +70,12 @@ def as_yaml(documents: Sequence[object]) -> str:
 
 
 def with_kind(kind: str, item: Item) -> Item:
-    """Return an item that says what it is; manifests do already."""
+    """Return an item with its ``kind``; manifests have one already."""
     return item if kind not in _BODY_KINDS else {"kind": _BODY_KINDS[kind], **item}
 
 
 class Layout:
-    """The columns of one kind.
-
-    Args:
-        kind: exports, imports, pes or routes.
-        wide: with all columns.
-        everywhere: with the namespace first.
-    """
+    """Columns of one kind: all if `wide`, and the namespace first if `everywhere`."""
 
     def __init__(self, kind: str, *, wide: bool = False, everywhere: bool = False) -> None:
         head, self._row = _TABLES[kind]
@@ -92,7 +86,7 @@ class Layout:
         self.head = [*first, *head, *(["AGE"] if self._has_age else []), *more]
 
     def row(self, item: Item, now: datetime | None = None) -> Row:
-        """Return an item's cells."""
+        """Return the cells of an item."""
         metadata = item.get("metadata", item)
         first = [str(metadata.get("namespace", "-"))] if self._everywhere else []
         aged = [format_age(metadata.get("creationTimestamp"), now)] if self._has_age else []
@@ -100,12 +94,7 @@ class Layout:
 
 
 def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
-    """Return rows in columns as wide as they have to be.
-
-    Args:
-        rows: all with the same number of cells.
-        least: widths that the columns have at least.
-    """
+    """Return rows with aligned columns, each at least as wide as in `least`."""
     widths = column_widths(rows, least)
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -115,13 +104,13 @@ def table(rows: Sequence[Row], least: Sequence[int] = ()) -> str:
 
 
 def column_widths(rows: Sequence[Row], least: Sequence[int] = ()) -> list[int]:
-    """Return how wide the columns have to be, in characters."""
-    found = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [max(pair) for pair in zip(found, least, strict=True)] if least else found
+    """Return the widths of the columns, in characters."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [max(pair) for pair in zip(widths, least, strict=True)] if least else widths
 
 
 def port_text(spec: Item) -> str:
-    """Return the port of a resource as people write it: ``JOB/PE/PORT``."""
+    """Return the port of a resource as ``JOB/PE/PORT``."""
     return f"{spec['job']}/{spec['pe']}/{spec['port']}"
 
 
@@ -136,12 +125,12 @@ def _name_cells(item: Item) -> Row:
 
 
 def offer_text(spec: Item) -> str:
-    """Return what an Export offers, on one line."""
+    """Return the stream id or properties of an Export, on one line."""
     return shorten(spec.get("streamId") or properties_text(spec.get("properties") or {}))
 
 
 def subscription_text(spec: Item) -> str:
-    """Return what an Import wants, on one line; ``-`` for nothing yet."""
+    """Return the subscription or streams of an Import, on one line; ``-`` for none."""
     if spec.get("subscription"):
         return shorten(spec["subscription"])
     names = (
@@ -177,7 +166,7 @@ def _pe(item: Item) -> Row:
 
 
 def shard_agents_text(shard_agents: Sequence[Item]) -> str:
-    """Return the numbers of fellows; those that do not answer are marked."""
+    """Return the PE numbers of shard agents; those that do not answer are marked."""
     names = (f"{f['pe'].rpartition('/')[2]}{' (away)' if f['away'] else ''}" for f in shard_agents)
     return ", ".join(names) or "-"
 
@@ -195,7 +184,7 @@ def properties_text(properties: Item) -> str:
 
 
 def shorten(text: str, limit: int = 60) -> str:
-    """Return a text on one line, cut where it is too long."""
+    """Return a text on one line, truncated to a limit."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 

@@ -1,6 +1,6 @@
-"""What is said to a caller whose change meets a field that somebody else holds.
+"""Responses to field-ownership conflicts (409).
 
-Everything here is a pure function of documents.
+All functions here are pure functions of documents.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ _UNKNOWN = "an unknown writer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldConflict:
-    """A field, and who else holds it.
+    """A field and the other manager that owns it.
 
     Attributes:
-        field: as users write it, ``properties.price``.
-        owner: name of the manager.
-        at: when that last wrote; None if nobody noted it.
+        field: name as users write it, such as ``properties.price``.
+        at: last write of the manager; None if unknown.
     """
 
     field: str
@@ -44,66 +43,59 @@ class FieldConflict:
 
     @property
     def description(self) -> str:
-        """What it is, in a sentence."""
+        """The field as text."""
         kind, _, name = self.field.partition(".")
         return f"property `{name}`" if kind == "properties" and name else f"`{self.field}`"
 
     @property
     def is_manual(self) -> bool:
-        """Whether nothing sets it again by itself."""
+        """Whether the owner was a manual command, which does not set the field again by itself."""
         return self.owner.startswith("kubectl-") and self.owner != _REAPPLYING_MANAGER
 
 
 def field_name(path: Path) -> str:
-    """Return a path of a spec as users write it."""
+    """Return a path of a spec in the form that users write."""
     return ".".join(path)
 
 
 def parse_conflicts(document: Document, causes: Iterable[Document]) -> list[FieldConflict]:
-    """Return what the API server's refusal of an apply names.
-
-    Args:
-        document: the object; it says when the holders last wrote.
-        causes: of the refusal; each has a field and a sentence with the holder's name.
-    """
-    at = {holder.name: holder.at for holder in other_managers(document)}
-    found = []
+    """Return the conflicts of an apply that the API server reports, with managers' last writes."""
+    last_writes = {manager.name: manager.at for manager in other_managers(document)}
+    conflicts = []
     for cause in causes:
         match = _OWNER.search(cause.get("message", ""))
         owner = _UNKNOWN if match is None else match[1]
         field = cause.get("field", "").removeprefix(".spec").removeprefix(".")
-        found.append(FieldConflict(field=field or "spec", owner=owner, at=at.get(owner)))
-    return found
+        conflicts.append(
+            FieldConflict(field=field or "spec", owner=owner, at=last_writes.get(owner))
+        )
+    return conflicts
 
 
 def removal_conflicts(removals: Iterable[tuple[Path, FieldManager | None]]) -> list[FieldConflict]:
-    """Return what others keep where it is, as `removals_held_by_others` found it."""
+    """Return the conflicts of removals from `removals_held_by_others`."""
     return [
         FieldConflict(
             field=field_name(path),
-            owner=_UNKNOWN if holder is None else holder.name,
-            at=None if holder is None else holder.at,
+            owner=_UNKNOWN if manager is None else manager.name,
+            at=None if manager is None else manager.at,
         )
-        for path, holder in removals
+        for path, manager in removals
     ]
 
 
 def owned_by_other_error(
     kind: str, name: str, conflicts: Sequence[FieldConflict], *, removing: bool
 ) -> RequestError:
-    """Return the refusal of a change.
+    """Return the error for a change that conflicts with other managers (at least one conflict).
 
-    Args:
-        kind: of the resource.
-        name: of the resource.
-        conflicts: the fields; at least one.
-        removing: whether the change would take them away, which cannot be forced.
+    Unlike other changes, `removing` a field cannot be forced.
     """
     first = conflicts[0]
-    others_too = "" if len(conflicts) == 1 else f" So {_list_conflicts(conflicts[1:])}."
+    others = "" if len(conflicts) == 1 else f" So {_list_conflicts(conflicts[1:])}."
     verb = "was" if first.is_manual else "is"
     described = f"{_capital(first.description)} of {kind} {name}"
-    detail = f"{described} {verb} {_declared_text(first)}.{others_too} "
+    detail = f"{described} {verb} {_declared_text(first)}.{others} "
     return RequestError(
         409,
         "OwnedByOther",
@@ -111,13 +103,13 @@ def owned_by_other_error(
         facts={
             "owner": first.owner,
             "field": first.field,
-            "conflicts": [_conflict_body(one) for one in conflicts],
+            "conflicts": [_conflict_body(conflict) for conflict in conflicts],
         },
     )
 
 
 def takeover_warnings(kind: str, name: str, conflicts: Iterable[FieldConflict]) -> tuple[str, ...]:
-    """Return the warnings of a change that was forced, one for each field that was taken."""
+    """Return one warning for each field that a forced change took over."""
     return tuple(
         f"{_capital(one.description)} of {kind} {name} was {_declared_text(one)} and is taken over."
         + ("" if one.is_manual else " " + _TAKEOVER_ADVICE)
@@ -126,22 +118,22 @@ def takeover_warnings(kind: str, name: str, conflicts: Iterable[FieldConflict]) 
 
 
 def check_removals(kind: str, name: str, live: Document, edit: Edit) -> None:
-    """Refuse to take away what others hold, or what nobody is known to hold.
+    """Check that an edit removes only fields of our manager.
 
     Raises:
-        RequestError: 409 `OwnedByOther`.
+        RequestError: 409 `OwnedByOther`, a field has another owner or none.
     """
-    found: list[tuple[Path, FieldManager | None]] = list(removals_held_by_others(live, edit))
-    ours = fields_at(own_fields(live, API), ("spec",)) or {}
-    blamed = {path for path, _ in found}
-    strays = (path for path in edit.removed if path not in blamed)
-    found += [(path, None) for path in strays if fields_at(ours, path) is None]
-    if found:
-        raise owned_by_other_error(kind, name, removal_conflicts(found), removing=True)
+    conflicting: list[tuple[Path, FieldManager | None]] = list(removals_held_by_others(live, edit))
+    own = fields_at(own_fields(live, API), ("spec",)) or {}
+    reported = {path for path, _ in conflicting}
+    unreported = (path for path in edit.removed if path not in reported)
+    conflicting += [(path, None) for path in unreported if fields_at(own, path) is None]
+    if conflicting:
+        raise owned_by_other_error(kind, name, removal_conflicts(conflicting), removing=True)
 
 
 def object_etag(document: Document | None) -> str | None:
-    """Return the ETag of an object; None where there is none."""
+    """Return the ETag of an object; None if there is none."""
     if document is None:
         return None
     return f"{document['metadata']['uid']}.{document['metadata']['generation']}"
@@ -154,13 +146,13 @@ _TAKEOVER_ADVICE = (
 
 
 def _declared_text(conflict: FieldConflict) -> str:
-    word = "last set" if conflict.is_manual else "declared"
+    verb = "last set" if conflict.is_manual else "declared"
     when = (
         ""
         if conflict.at is None
         else f" ({'' if conflict.is_manual else 'last applied '}{_format_time(conflict.at)})"
     )
-    return f'{word} by "{conflict.owner}"{when}'
+    return f'{verb} by "{conflict.owner}"{when}'
 
 
 def _change_advice(conflict: FieldConflict) -> str:
@@ -183,7 +175,7 @@ def _removal_advice(conflict: FieldConflict) -> str:
 
 
 def _list_conflicts(conflicts: Sequence[FieldConflict]) -> str:
-    named = [f'{one.description} ("{one.owner}")' for one in conflicts[:5]]
+    named = [f'{conflict.description} ("{conflict.owner}")' for conflict in conflicts[:5]]
     more = "" if len(conflicts) <= 5 else f" and {len(conflicts) - 5} more"
     return f"{'is' if len(conflicts) == 1 else 'are'} {', '.join(named)}{more}"
 

@@ -1,6 +1,6 @@
-"""What of a resource is steered at run time, and who undid that.
+"""Fields that are overridden at run time, and who overwrites these overrides.
 
-Everything here is a pure function of documents.
+All functions here are pure functions of documents.
 """
 
 from __future__ import annotations
@@ -25,70 +25,63 @@ from streambroker_operator.kubernetes.status.conditions import MAX_MESSAGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overwritten:
-    """What was steered, and is no longer: of the Event ``SteeringOverwritten``.
-
-    Attributes:
-        fields: as users write them, in order.
-        manager: name of the manager that wrote.
-    """
+    """Overrides that a manager overwrote, for the Event ``SteeringOverwritten``."""
 
     fields: tuple[str, ...]
     manager: str
 
     @property
     def description(self) -> str:
-        """The fields in a text that fits into a message."""
+        """The fields as text, short enough for a message."""
         return _join_names(self.fields)
 
 
 def steered_fields(document: Document) -> tuple[str, ...]:
-    """Return the fields of the spec that REST holds, as users write them, in order."""
+    """Return the fields of the spec that REST owns, as users write them, in order."""
     return tuple(field_name(path) for path in _own_paths(document))
 
 
 def steered_text(document: Document) -> str | None:
-    """Return which fields are steered and by whom, in words; None where nothing is.
+    """Return which fields are overridden and by whom, as text; None if there are none.
 
     This is the message of the condition ``Steered``.
     """
-    found = _own_paths(document)
-    if not found:
+    own = _own_paths(document)
+    if not own:
         return None
-    if ("port",) in found and not any(
-        _spec_paths(holder.fields) for holder in other_managers(document)
+    if ("port",) in own and not any(
+        _spec_paths(manager.fields) for manager in other_managers(document)
     ):
         return f"the whole resource, declared by {API}"
-    return f"{_join_names(map(field_name, found))} by {API}"
+    return f"{_join_names(map(field_name, own))} by {API}"
 
 
 def find_overwritten(before: Document, after: Document) -> Overwritten | None:
-    """Return what of our fields another manager's write took or dropped.
+    """Return the overrides that another manager took over or dropped.
 
-    Fields that we gave up ourselves are none of it: then nobody else wrote.
-
-    Args:
-        before: the object as it was known.
-        after: the same object, later.
+    Fields that our manager released are not included: then no other manager wrote.
     """
     lost = [path for path in _own_paths(before) if path not in set(_own_paths(after))]
-    known = {(h.name, h.operation): h for h in other_managers(before)}
+    previous = {(manager.name, manager.operation): manager for manager in other_managers(before)}
     writers = [
-        h for h in other_managers(after) if _has_written(known.get((h.name, h.operation)), h)
+        manager
+        for manager in other_managers(after)
+        if _has_written(previous.get((manager.name, manager.operation)), manager)
     ]
     if not lost or not writers:
         return None
-    by = next((h for h in writers if _holds_any(h, lost)), writers[-1]).name
-    return Overwritten(fields=tuple(field_name(path) for path in lost), manager=by)
+    writer = next((manager for manager in writers if _holds_any(manager, lost)), writers[-1]).name
+    return Overwritten(fields=tuple(field_name(path) for path in lost), manager=writer)
 
 
 class Steering:
-    """What is steered of all resources, as the feed shows them; only of those is it kept."""
+    """Overrides of all observed resources; only managedFields of those with overrides are kept."""
 
     def __init__(self) -> None:
         self._managed_fields: dict[str, Document] = {}
 
     def observe(self, document: Document) -> Overwritten | None:
-        """Take in an object; return what another's write took of it since it was seen last."""
+        """Process an object; return the overrides that were overwritten since the last call."""
         uid = document["metadata"]["uid"]
         before = self._managed_fields.pop(uid, None)
         if _own_paths(document):
@@ -97,13 +90,13 @@ class Steering:
         return None if before is None else find_overwritten(before, document)
 
     def on_deleted(self, uid: str) -> None:
-        """Take in that a resource is gone."""
+        """Drop a deleted resource."""
         self._managed_fields.pop(uid, None)
 
     def description(self, uid: str) -> str | None:
-        """Return what the status says of a resource, as `steered_text` does."""
-        known = self._managed_fields.get(uid)
-        return None if known is None else steered_text(known)
+        """Return the text about a resource's overrides, as `steered_text` does."""
+        document = self._managed_fields.get(uid)
+        return None if document is None else steered_text(document)
 
 
 def _own_paths(document: Document) -> list[Path]:
@@ -115,7 +108,7 @@ def _spec_paths(fields: Fields) -> list[Path]:
 
 
 def _has_written(before: FieldManager | None, after: FieldManager) -> bool:
-    """Say whether a holder wrote in between; who only lost something did not."""
+    """Return whether a manager wrote in between; one that only lost fields did not."""
     if before is None or before.at != after.at:
         return True
     return not set(_spec_paths(after.fields)) <= set(_spec_paths(before.fields))
@@ -126,14 +119,14 @@ def _holds_any(holder: FieldManager, lost: Iterable[Path]) -> bool:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Return names in a list that fits into a message."""
-    every = list(names)
-    shown: list[str] = []
-    room = MAX_MESSAGE - 200
-    for name in every:
-        room -= len(name) + 2
-        if room < 0:
+    """Join names to a list short enough for a message."""
+    all_names = list(names)
+    included: list[str] = []
+    remaining = MAX_MESSAGE - 200
+    for name in all_names:
+        remaining -= len(name) + 2
+        if remaining < 0:
             break
-        shown.append(name)
-    left = len(every) - len(shown)
-    return ", ".join(shown) + (f" and {left} more" if left else "")
+        included.append(name)
+    omitted = len(all_names) - len(included)
+    return ", ".join(included) + (f" and {omitted} more" if omitted else "")

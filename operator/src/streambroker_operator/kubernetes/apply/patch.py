@@ -1,9 +1,9 @@
-"""What a change is, field by field, and what our manager says after it.
+"""Computes edits of a spec, and the fields that the manager `streambroker-api` applies.
 
-A server-side apply states everything its manager wants. So a change of one field
-is the fields we hold already, with that one set or left out.
+A server-side apply states all fields of its manager. So a change of one field applies the fields
+that the manager already owns, with that field set or omitted.
 
-Everything here is a pure function of documents.
+All functions here are pure functions of documents.
 """
 
 from __future__ import annotations
@@ -28,36 +28,31 @@ from streambroker_operator.kubernetes.client.managed_fields import (
 )
 
 _GRANULAR = ("application", "buffer", "properties")
-"""Fields of a spec whose own fields are held one by one."""
+"""Fields of a spec whose subfields are owned individually."""
 _SIGNIFICANT_IF_EMPTY = ("properties",)
-"""Of these, one that says something even if it is empty."""
+"""Those of them that are significant even if empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What becomes of a spec.
+    """Change of a spec.
 
     Attributes:
-        values: by path, what is set; an empty object is made if there is none.
-        removed: paths that are to go.
+        values: values to set, by path; an empty object is created only if missing.
     """
 
     values: Mapping[Path, Any]
     removed: tuple[Path, ...]
 
     def __bool__(self) -> bool:
-        """Say whether there is anything to do."""
+        """Return whether there is any change."""
         return bool(self.values or self.removed)
 
 
 def compute_edit(current: Document, desired: Document, touched: Collection[Path] | None) -> Edit:
-    """Return what has to be done for a spec to be as wanted.
+    """Return the edit from the current to the complete desired spec.
 
-    Args:
-        current: the spec as it is.
-        desired: the whole spec, as it should be.
-        touched: what is changed, with all that is below; the rest stays as it is,
-            whatever ``desired`` says of it. None for everything.
+    `touched` limits the edit to these paths and everything below; None means all paths.
     """
     before, after = _leaves(current), _leaves(desired)
     return Edit(
@@ -71,17 +66,17 @@ def compute_edit(current: Document, desired: Document, touched: Collection[Path]
 
 
 def apply_edit(spec: Document, edit: Edit) -> dict[str, Any]:
-    """Return a spec after an edit; neither of the two is changed."""
-    found = {name: _copy(value) for name, value in spec.items()}
+    """Return a copy of a spec with an edit applied."""
+    result = {name: _copy(value) for name, value in spec.items()}
     for path in edit.removed:
-        _remove(found, path)
+        _remove(result, path)
     for path, value in edit.values.items():
-        _set(found, path, value)
-    return found
+        _set(result, path, value)
+    return result
 
 
 def own_part(document: Document, manager: str = API) -> dict[str, Any]:
-    """Return what a manager holds of an object's metadata and spec, as it stands there."""
+    """Return the parts of an object's metadata and spec that a manager owns."""
     fields = own_fields(document, manager)
     return {
         part: extracted(document[part], fields[f"f:{part}"])
@@ -91,30 +86,24 @@ def own_part(document: Document, manager: str = API) -> dict[str, Any]:
 
 
 def spec_to_apply(own_spec: Document, edit: Edit, outcome: Document) -> dict[str, Any]:
-    """Return the spec that our manager applies.
+    """Return the spec that our manager applies: its own part with the edit.
 
-    Args:
-        own_spec: the spec as far as it is ours.
-        edit: what is to be done to it.
-        outcome: the whole spec as it will be; only what is empty there is stated as such.
+    Only what is empty in `outcome`, the resulting spec, is stated as empty.
     """
-    found = apply_edit(own_spec, edit)
+    result = apply_edit(own_spec, edit)
     for name in _GRANULAR:
-        if found.get(name) == {} and not (
+        if result.get(name) == {} and not (
             name in _SIGNIFICANT_IF_EMPTY and outcome.get(name) == {}
         ):
-            del found[name]
-    return found
+            del result[name]
+    return result
 
 
 def emptying_removals(document: Document, outcome: Document) -> tuple[Path, ...]:
-    """Return the fields whose going leaves an object empty that stays for its own sake.
+    """Return the fields whose removal leaves behind an empty object that must remain.
 
-    Server-side apply cannot take away the last field of such an object: it leaves a null there.
-
-    Args:
-        document: the object as it is.
-        outcome: the spec as it will be.
+    Server-side apply cannot remove the last field of such an object: it leaves a null. `outcome` is
+    the resulting spec.
     """
     live = document.get("spec", {})
     return tuple(
@@ -127,11 +116,14 @@ def emptying_removals(document: Document, outcome: Document) -> tuple[Path, ...]
 
 
 def _is_held_by_others(document: Document, name: str) -> bool:
-    return any(fields_at(h.fields, ("spec", name)) is not None for h in other_managers(document))
+    return any(
+        fields_at(manager.fields, ("spec", name)) is not None
+        for manager in other_managers(document)
+    )
 
 
 def removal_patch(document: Document, removed: Collection[Path]) -> dict[str, Any]:
-    """Return the body of a merge patch that takes fields from this very object, and no other."""
+    """Return a merge patch that removes fields from exactly this object and version."""
     metadata = document["metadata"]
     spec: dict[str, Any] = {}
     for name, key in removed:
@@ -140,32 +132,32 @@ def removal_patch(document: Document, removed: Collection[Path]) -> dict[str, An
 
 
 def without_removals(edit: Edit, removed: Collection[Path]) -> Edit:
-    """Return an edit that leaves some fields where they are."""
-    return Edit(values=edit.values, removed=tuple(p for p in edit.removed if p not in removed))
+    """Return the edit without some of its removals."""
+    return Edit(
+        values=edit.values, removed=tuple(path for path in edit.removed if path not in removed)
+    )
 
 
 def released_spec(document: Document, manager: str = API) -> dict[str, Any]:
-    """Return a spec without what a manager alone holds; an object that others hold stays."""
-    ours = fields_at(own_fields(document, manager), ("spec",)) or {}
-    theirs = [
-        fields_at(holder.fields, ("spec",)) or {} for holder in other_managers(document, manager)
+    """Return the spec without the fields that only `manager` owns; shared objects stay."""
+    own = fields_at(own_fields(document, manager), ("spec",)) or {}
+    others = [
+        fields_at(other.fields, ("spec",)) or {} for other in other_managers(document, manager)
     ]
     spec = {name: _copy(value) for name, value in document.get("spec", {}).items()}
-    for path in paths(ours):
-        if all(fields_at(fields, path) is None for fields in theirs):
+    for path in paths(own):
+        if all(fields_at(fields, path) is None for fields in others):
             _remove(spec, path)
     for name in _GRANULAR:
-        if spec.get(name) == {} and all(fields_at(fields, (name,)) is None for fields in theirs):
+        if spec.get(name) == {} and all(fields_at(fields, (name,)) is None for fields in others):
             del spec[name]
     return spec
 
 
 def apply_body(document: Document, spec: Document) -> dict[str, Any]:
-    """Return the body of a server-side apply to this very object, and to no other.
+    """Return the body of a server-side apply to exactly this object and version.
 
-    Args:
-        document: the object as it was read.
-        spec: all that our manager wants of its spec.
+    `spec` contains all fields of our manager in the spec.
     """
     body = object_identity(document)
     body["metadata"] = {**own_part(document).get("metadata", {}), **body["metadata"]}
@@ -173,7 +165,7 @@ def apply_body(document: Document, spec: Document) -> dict[str, Any]:
 
 
 def object_identity(document: Document) -> dict[str, Any]:
-    """Return what of a body says which object is meant, and as it was at which version."""
+    """Return the fields that identify an object and its version in a body."""
     metadata = document["metadata"]
     return {
         "apiVersion": document["apiVersion"],
@@ -183,48 +175,48 @@ def object_identity(document: Document) -> dict[str, Any]:
 
 
 def removals_held_by_others(document: Document, edit: Edit) -> list[tuple[Path, FieldManager]]:
-    """Return what an edit would take away and somebody else keeps there.
+    """Return the removals of an edit that other managers prevent.
 
-    Server-side apply takes away what one holds alone; neither a field of another
-    manager nor its items of a list go by it, forced or not.
+    Server-side apply removes only what its manager owns alone. Fields and list items of other
+    managers remain, even with force.
     """
     return [
-        (path, holder)
-        for holder in other_managers(document)
-        for path in _held_removals(fields_at(holder.fields, ("spec",)) or {}, edit)
+        (path, manager)
+        for manager in other_managers(document)
+        for path in _held_removals(fields_at(manager.fields, ("spec",)) or {}, edit)
     ]
 
 
 def _held_removals(fields: Fields, edit: Edit) -> list[Path]:
-    gone = [path for path in edit.removed if fields_at(fields, path) is not None]
+    removed = [path for path in edit.removed if fields_at(fields, path) is not None]
     lists = ((path, value) for path, value in edit.values.items() if isinstance(value, list))
     return [
-        *(path for path in gone if not _is_emptied(fields, path, edit)),
+        *(path for path in removed if not _is_emptied(fields, path, edit)),
         *(path for path, value in lists if lacks(value, fields_at(fields, path) or {})),
     ]
 
 
 def _is_emptied(fields: Fields, path: Path, edit: Edit) -> bool:
-    """Say whether all that is held of an object is named by itself, and blamed so."""
+    """Return whether an edit removes every owned subfield individually, so these are reported."""
     below = fields_at(fields, path) or {}
     names = [key[2:] for key in below if key.startswith("f:")]
     return bool(names) and all((*path, name) in edit.removed for name in names)
 
 
 def _leaves(spec: Document) -> dict[Path, Any]:
-    found: dict[Path, Any] = {}
+    leaves: dict[Path, Any] = {}
     for name, value in spec.items():
         if name in _GRANULAR and isinstance(value, Mapping):
             if name in _SIGNIFICANT_IF_EMPTY:
-                found[(name,)] = {}
-            found.update({(name, key): below for key, below in value.items()})
+                leaves[(name,)] = {}
+            leaves.update({(name, key): subvalue for key, subvalue in value.items()})
         else:
-            found[(name,)] = value
-    return found
+            leaves[(name,)] = value
+    return leaves
 
 
 def _is_within(path: Path, touched: Collection[Path] | None) -> bool:
-    return touched is None or any(path[: len(of)] == of for of in touched)
+    return touched is None or any(path[: len(prefix)] == prefix for prefix in touched)
 
 
 def _is_equal(one: Any, other: Any) -> bool:

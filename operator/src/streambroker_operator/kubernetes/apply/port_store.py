@@ -1,12 +1,11 @@
 """Exports and Imports of a cluster, changed by server-side apply.
 
-Rule 1: what is read comes from the board, which the feed fills; what is changed is
-read from the API server first, and applied to that very object at that version.
-Rule 2: what manager `streambroker-api` holds is stated whole with every change, so that
-nothing of it is lost, and nothing else is touched.
-Rule 3: nothing is taken from others unless the caller says so; what others hold is
-never taken away.
-Rule 4: what is as it should be is not written.
+- Reads come from the board, which the feed fills. A change first reads the object from the API
+  server and applies to exactly that object and version.
+- Each change states all fields of the manager `streambroker-api`, so that none is lost. Fields
+  outside the change stay as they are.
+- Fields of other managers are taken over only if the caller requests it, and never removed.
+- Unchanged objects are not written.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ from streambroker_operator.storage.responses import ResponseStore
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 MIN_SECRET = 32
-"""Bytes of the broker's secret, at least."""
+"""Minimum bytes of the broker's secret."""
 ENTRY = "key"
-"""Under which name it stands in the Kubernetes Secret."""
+"""Entry of the Kubernetes Secret that contains it."""
 
 
 async def read_secret(
@@ -76,22 +75,18 @@ async def read_secret(
 ) -> bytes:
     """Return the broker's secret from a Kubernetes Secret.
 
-    Args:
-        objects: single objects of the API server.
-        namespace: of the Secret.
-        name: of the Secret.
-        create: whether to create it if it is missing. Of several replicas that do, one succeeds,
-            and the others read what it made.
+    `create` creates a missing Secret. If several replicas do so, one succeeds and the others read
+    its result.
 
     Raises:
-        StoreError: there is none, or it is too short.
-        RequestError: 503, the API server cannot be asked now; 403, it may not be made.
+        StoreError: the Secret is missing, or the value is invalid or too short.
+        RequestError: 503, the API server is unavailable; 403, reading or creating is forbidden.
     """
     document = await objects.read_secret(namespace, name)
     where = f"The Secret {namespace}/{name}"
     if document is None and create:
-        made = base64.b64encode(secrets.token_bytes(MIN_SECRET)).decode()
-        await objects.create_secret(namespace, name, {ENTRY: made})
+        encoded = base64.b64encode(secrets.token_bytes(MIN_SECRET)).decode()
+        await objects.create_secret(namespace, name, {ENTRY: encoded})
         document = await objects.read_secret(namespace, name)
     if document is None:
         raise StoreError(
@@ -100,24 +95,24 @@ async def read_secret(
         )
     text = (document.get("data") or {}).get(ENTRY, "")
     try:
-        found = base64.b64decode(text, validate=True)
+        secret = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise StoreError(f"{where} has a `{ENTRY}` that is not base64.") from error
-    if len(found) < MIN_SECRET:
+    if len(secret) < MIN_SECRET:
         raise StoreError(
-            f"{where} has {len(found)} bytes under `{ENTRY}`; at least {MIN_SECRET} random"
+            f"{where} has {len(secret)} bytes under `{ENTRY}`; at least {MIN_SECRET} random"
             " ones are needed."
         )
-    return found
+    return secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastObserved:
-    """What the feed's last word on an object tells besides its spec.
+    """Information about an object from its latest observation, besides its spec.
 
     Attributes:
-        agent: the event for the board if it tells of an agent.
-        overwritten: what was steered, and somebody else has taken.
+        agent: event for the board if the object records an agent.
+        overwritten: overrides that another manager took over.
     """
 
     agent: AgentRegistered | None
@@ -126,7 +121,7 @@ class LastObserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PortChange:
-    """One resource as it should be, and how it is to become so."""
+    """Desired state of one resource, and how to write it."""
 
     kind: Kind
     target: ObjectPath
@@ -137,20 +132,16 @@ class _PortChange:
 
 
 class KubernetesStore:
-    """All that a broker in a cluster has to remember, kept in the cluster.
+    """Store of a broker in a cluster: all persistent state is in the cluster.
 
     Args:
-        objects: single objects of the API server.
-        board: filled by the feed; what is read is read from it.
-        secret: what this broker and all its replicas sign with.
-        clock: seconds since 1970.
-        rate_limiter: how fast statuses may be written; shared with others who write some.
+        secret: signing secret, shared by all replicas.
+        rate_limiter: limits status writes; shared with the other status writers.
 
     Attributes:
-        is_sole_writer: False: the versions of writes are no sequence of their own, the feed is.
-        responses: answers given again to repeated requests, by this process alone.
-        registrations: where agents are.
-        steering: what is steered at run time, as the feed shows it.
+        is_sole_writer: False: versions come from the feed, not from a sequence of own writes.
+        responses: responses to repeated requests, of this process only.
+        steering: overrides set at run time, from the feed.
     """
 
     is_sole_writer = False
@@ -174,29 +165,29 @@ class KubernetesStore:
         self.steering = Steering()
 
     def close(self) -> None:
-        """Forget what only this process knows."""
+        """Drop the state that only this process has."""
         self._memory.close()
 
     # ---- reading ---------------------------------------------------------
 
     def get(self, kind: Kind, key: PortKey) -> StoredResource | None:
-        """Return the resource that holds a port."""
-        found: Resource | None = (
+        """Return the resource of a port."""
+        resource: Resource | None = (
             self._board.export_at(key) if kind == "Export" else self._board.import_at(key)
         )
-        return None if found is None else self._to_stored(found)
+        return None if resource is None else self._to_stored(resource)
 
     def resources(self, kind: Kind) -> list[StoredResource]:
-        """Return all resources of one kind, rivals included, in order of their ports."""
-        found = self._board.exports() if kind == "Export" else self._board.imports()
-        return [self._to_stored(resource) for resource in found]
+        """Return all resources of one kind, including standbys, ordered by port."""
+        resources = self._board.exports() if kind == "Export" else self._board.imports()
+        return [self._to_stored(resource) for resource in resources]
 
     def unordered_resources(self, kind: Kind) -> tuple[StoredResource, ...]:
-        """Return all resources of one kind, rivals included, in no order."""
-        found: Iterator[Resource] = (
+        """Return all resources of one kind, including standbys, unordered."""
+        resources: Iterator[Resource] = (
             self._board.iter_exports() if kind == "Export" else self._board.iter_imports()
         )
-        return tuple(self._to_stored(resource) for resource in found)
+        return tuple(self._to_stored(resource) for resource in resources)
 
     def _to_stored(self, resource: Resource) -> StoredResource:
         version = self._board.version_of(kind_of(resource), resource.uid)
@@ -215,10 +206,10 @@ class KubernetesStore:
         touched: Touched | None = None,
         options: WriteOptions = UNCONDITIONAL,
     ) -> list[StoredResource]:
-        """Make changes one after the other; several are tried before the first is made.
+        """Apply changes in order; several are validated by a dry run first.
 
         Raises:
-            RequestError: as `put` and `delete`; `PartlyMade` where some were made before.
+            RequestError: as for `put` and `delete`; `PartlyMade` if earlier changes were made.
         """
         puts, deletes = proposal.puts, proposal.deletes
         if len(puts) + len(deletes) > 1:
@@ -249,26 +240,20 @@ class KubernetesStore:
         options: WriteOptions = UNCONDITIONAL,
         dry_run: bool = False,
     ) -> StoredResource:
-        """Create a resource, or change the fields that a change is about.
-
-        Args:
-            resource: as it should be.
-            touched: what of its spec is meant; None for all of it.
-            options: on which this is done.
-            dry_run: whether it is only tried.
+        """Create a resource, or change the touched fields (None: all); a dry run validates only.
 
         Raises:
-            RequestError: 409 `OwnedByOther`, somebody else holds a field; 412 by the terms;
-                503, the API server cannot be asked, or the resource changes all the time.
-            ManifestError: the outcome could not be read.
+            RequestError: 409 `OwnedByOther`, another manager owns a field; 412, precondition
+                failed; 503, the API server is unavailable, or the resource keeps changing.
+            ManifestError: the resulting resource is invalid.
         """
         kind, key = kind_of(resource), resource.key
-        known = self.get(kind, key)
-        name = name_of(resource) if known is None else known.resource.name
-        place = ObjectPath(kind=kind, namespace=key.namespace, name=name)
+        stored = self.get(kind, key)
+        name = name_of(resource) if stored is None else stored.resource.name
+        target = ObjectPath(kind=kind, namespace=key.namespace, name=name)
         change = _PortChange(
             kind=kind,
-            target=place,
+            target=target,
             resource=resource,
             touched=touched,
             options=options,
@@ -278,21 +263,21 @@ class KubernetesStore:
         async def once(live: Document | None) -> StoredResource:
             return await (self._create(change) if live is None else self._change(change, live))
 
-        return await self._objects.read_modify_write(place, once)
+        return await self._objects.read_modify_write(target, once)
 
     async def release(
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> StoredResource:
-        """Give up all that was changed by REST; what others declare stays or comes back.
+        """Release all fields changed by REST; fields that others declare stay or return.
 
         Raises:
-            RequestError: 404, there is none; 409 `NotDeclared`, nobody else declares it;
-                412 by the terms; 422, what is left would be no resource; 503 as `put`.
+            RequestError: 404, no such port; 409 `NotDeclared`, no other manager declares it; 412,
+                precondition failed; 422, the rest is no valid resource; 503 as for `put`.
         """
-        known = self.get(kind, key)
-        if known is None:
+        stored = self.get(kind, key)
+        if stored is None:
             raise unknown_port(kind, key)
-        place = ObjectPath(kind=kind, namespace=key.namespace, name=known.resource.name)
+        target = ObjectPath(kind=kind, namespace=key.namespace, name=stored.resource.name)
 
         async def once(live: Document | None) -> StoredResource:
             options.check(object_etag(live))
@@ -301,32 +286,32 @@ class KubernetesStore:
             if fields_at(own_fields(live, API), ("spec",)) is None:
                 return _stored(live)
             if not _is_declared(live):
-                raise not_declared(str(place))
-            gone = emptying_removals(live, released_spec(live))
-            if gone:
-                live = await self._objects.merge(place, removal_patch(live, gone), manager=API)
-            applied = await self._objects.apply(place, apply_body(live, {}), manager=API)
+                raise not_declared(str(target))
+            removals = emptying_removals(live, released_spec(live))
+            if removals:
+                live = await self._objects.merge(target, removal_patch(live, removals), manager=API)
+            applied = await self._objects.apply(target, apply_body(live, {}), manager=API)
             return _stored(applied.document, changed=True)
 
-        return await self._objects.read_modify_write(place, once)
+        return await self._objects.read_modify_write(target, once)
 
     async def delete(
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> StoredResource:
-        """Delete the resource of a port; return what it was, as it was known last.
+        """Delete the resource of a port; return its last known state.
 
-        The deletion's own version is told by the feed alone.
+        Only the feed reports the version of the deletion.
 
         Raises:
-            RequestError: 404, there is none; 412 by the terms; 403, the broker may not; 503 as
+            RequestError: 404, no such port; 412, precondition failed; 403, forbidden; 503 as for
                 `put`.
         """
-        known = self.get(kind, key)
-        if known is None:
+        stored = self.get(kind, key)
+        if stored is None:
             raise unknown_port(kind, key)
-        place = ObjectPath(kind=kind, namespace=key.namespace, name=known.resource.name)
-        await applying.delete(self._objects, place, known.resource.uid, options)
-        return replace(known, changed=True)
+        target = ObjectPath(kind=kind, namespace=key.namespace, name=stored.resource.name)
+        await applying.delete(self._objects, target, stored.resource.uid, options)
+        return replace(stored, changed=True)
 
     async def put_rule(
         self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
@@ -341,24 +326,24 @@ class KubernetesStore:
         return await self._rules.delete(key, options)
 
     async def _create(self, change: _PortChange) -> StoredResource:
-        spec, terms = write_spec(change.resource), change.options
+        spec, options = write_spec(change.resource), change.options
         if change.touched is not None:
-            terms.check(None)
+            options.check(None)
             raise unknown_port(change.kind, change.resource.key)
         applied = await applying.create(
-            self._objects, change.target, spec, terms, dry_run=change.dry_run
+            self._objects, change.target, spec, options, dry_run=change.dry_run
         )
         return _stored(applied.document, changed=True, created=applied.created)
 
     async def _change(self, change: _PortChange, live: Document) -> StoredResource:
-        place, key = change.target, change.resource.key
-        _check_port(place, live, key)
+        target, key = change.target, change.resource.key
+        _check_port(target, live, key)
         change.options.check(object_etag(live))
-        now = _normalised_spec(change.kind, live, key)
-        edit = compute_edit(now, write_spec(change.resource), change.touched)
+        current = _normalised_spec(change.kind, live, key)
+        edit = compute_edit(current, write_spec(change.resource), change.touched)
         if not edit:
             return _stored(live)
-        check_removals(place.kind, place.name, live, edit)
+        check_removals(target.kind, target.name, live, edit)
         outcome = apply_edit(live.get("spec", {}), edit)
         read_spec(change.kind, outcome, key=key, path="spec")
         return await self._apply_edit(change, live, edit, outcome)
@@ -366,19 +351,19 @@ class KubernetesStore:
     async def _apply_edit(
         self, change: _PortChange, live: Document, edit: Edit, outcome: Document
     ) -> StoredResource:
-        gone = emptying_removals(live, outcome)
-        rest = without_removals(edit, gone)
+        removals = emptying_removals(live, outcome)
+        remaining = without_removals(edit, removals)
         stored = _stored(live)
-        if rest:
-            own = own_part(live).get("spec", {})
-            body = apply_body(live, spec_to_apply(own, rest, outcome))
+        if remaining:
+            own_spec = own_part(live).get("spec", {})
+            body = apply_body(live, spec_to_apply(own_spec, remaining, outcome))
             document, warnings = await applying.change(
                 self._objects, change.target, live, body, change.options, dry_run=change.dry_run
             )
             stored = _stored(document, changed=True, warnings=warnings)
-        if gone and not change.dry_run:
-            # Others hold none of it, and the version says that this is still so.
-            body = removal_patch(live, gone)
+        if removals and not change.dry_run:
+            # No other manager owns these fields; the resourceVersion ensures that this still holds.
+            body = removal_patch(live, removals)
             body["metadata"]["resourceVersion"] = str(stored.version)
             document = await self._objects.merge(change.target, body, manager=API)
             stored = replace(_stored(document, changed=True), warnings=stored.warnings)
@@ -387,37 +372,37 @@ class KubernetesStore:
     # ---- agents ----------------------------------------------------------
 
     def observe(self, kind: Kind, document: Document) -> LastObserved:
-        """Take in an object as the feed shows it, each time it does."""
+        """Process an observation of an object by the feed."""
         return LastObserved(
             agent=self.registrations.observe(kind, document),
             overwritten=self.steering.observe(document),
         )
 
     def on_deleted(self, uid: str) -> None:
-        """Take in that an object is gone."""
+        """Process the deletion of an object."""
         self.registrations.on_deleted(uid)
         self.steering.on_deleted(uid)
 
     def pes(self) -> list[StoredPe]:
-        """Return all PEs whose agent is known."""
+        """Return all PEs with a known agent."""
         return self.registrations.pes()
 
     def owner(self, pe: PeKey) -> str | None:
-        """Return the service account that a PE's job is bound to; None while to none."""
+        """Return the service account that a PE's job is bound to, or None."""
         return self.registrations.owner(pe)
 
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> int:
-        """Remember where a PE's agent is, as `Registrations.register` does."""
+        """Store the address of a PE's agent, as `Registrations.register` does."""
         return await self.registrations.register(pe, registration, owner)
 
     async def announce(self) -> None:
-        """Tell resources that came after their agent of it, as `Registrations.announce` does."""
+        """Record agents in resources created after them, as `Registrations.announce` does."""
         await self.registrations.announce()
 
     async def withdraw(self, pe: PeKey) -> int:
-        """Forget a PE that has no resource; return the version of that."""
+        """Remove a PE that has no resource; return the version of that change."""
         return self.registrations.withdraw(pe)
 
 
@@ -430,7 +415,7 @@ def _stored(
 ) -> StoredResource:
     return StoredResource(
         resource=read_manifest(document),
-        # What was only tried to be made has none.
+        # A dry run of a creation has no version.
         version=int(document["metadata"].get("resourceVersion", 0)),
         created=created,
         changed=changed,
@@ -439,19 +424,19 @@ def _stored(
 
 
 def _partly_made_error(done: list[StoredResource], error: RequestError) -> RequestError:
-    made = [str(stored.resource.key) for stored in done if stored.changed]
+    changed = [str(stored.resource.key) for stored in done if stored.changed]
     return RequestError(
         error.status,
         "PartlyMade",
-        f"{len(made)} changes were made, then one was refused: {error} A cluster has no"
+        f"{len(changed)} changes were made, then one was refused: {error} A cluster has no"
         " transactions: look at what is there, and send the rest again.",
         headers=error.headers,
-        facts={"made": made, "refused": error.code},
+        facts={"made": changed, "refused": error.code},
     )
 
 
 def _normalised_spec(kind: Kind, live: Document, key: PortKey) -> Document:
-    """Return an object's spec in our own form; as it stands there if it cannot be read."""
+    """Return an object's spec in normal form; unchanged if it cannot be parsed."""
     spec: Document = live.get("spec", {})
     try:
         return write_spec(read_spec(kind, spec, key=key))
@@ -460,11 +445,7 @@ def _normalised_spec(kind: Kind, live: Document, key: PortKey) -> Document:
 
 
 def _check_port(target: ObjectPath, live: Document, key: PortKey) -> None:
-    """Refuse to change an object that is another port's.
-
-    Raises:
-        RequestError: 409 `NameTaken`.
-    """
+    """Raise 409 `NameTaken` unless the object belongs to the port."""
     spec = live.get("spec", {})
     if (spec.get("job"), spec.get("pe", 0), spec.get("port")) == (key.job, key.pe, key.port):
         return
@@ -478,7 +459,7 @@ def _check_port(target: ObjectPath, live: Document, key: PortKey) -> None:
 
 
 def _is_declared(live: Document) -> bool:
-    """Say whether somebody else holds what makes an object a port's."""
+    """Return whether another manager owns the port field of an object."""
     return any(
-        fields_at(holder.fields, ("spec", "port")) is not None for holder in other_managers(live)
+        fields_at(manager.fields, ("spec", "port")) is not None for manager in other_managers(live)
     )

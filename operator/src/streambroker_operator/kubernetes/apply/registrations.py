@@ -1,8 +1,7 @@
-"""Agents' registrations, written into the status of their PEs' resources.
+"""Registrations of agents, stored in the status of the resources of their PEs.
 
-Manager `streambroker-agent` holds ``status.endpoint`` and ``status.serviceAccount``, and
-writes them only where they say something else. The service account is fixed by the
-first registration of any of a job's PEs.
+The manager `streambroker-agent` owns ``status.endpoint`` and ``status.serviceAccount``, and writes
+them only if they differ. The first registration of any PE of a job binds the service account.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MAX_ROUNDS = 60
 
 @dataclass(slots=True)
 class _RetryState:
-    """A PE whose resources are behind: how often that could not be mended, and what to sit out."""
+    """Retry state of a PE whose resources lack its agent: failures, and rounds to skip."""
 
     failures: int = 0
     rounds_to_skip: int = 0
@@ -48,12 +47,10 @@ class _RetryState:
 
 
 class Registrations:
-    """Who runs where, for all replicas as far as there are resources to say it.
+    """Addresses and accounts of agents, shared by all replicas through the resources.
 
     Args:
-        objects: single objects of the API server.
-        board: filled by the feed.
-        rate_limiter: how fast statuses may be written; shared with others who write some.
+        rate_limiter: limits status writes; shared with the other status writers.
     """
 
     def __init__(
@@ -66,37 +63,37 @@ class Registrations:
         self._unannounced: dict[PeKey, _RetryState] = {}
 
     def pes(self) -> list[StoredPe]:
-        """Return all PEs whose agent is known."""
-        found = ((pe, self._endpoints.registration(pe)) for pe in self._endpoints.pes())
+        """Return all PEs with a known agent."""
+        registrations = ((pe, self._endpoints.registration(pe)) for pe in self._endpoints.pes())
         return [
-            StoredPe(pe=pe, version=known[1], registration=known[0])
-            for pe, known in found
-            if known is not None
+            StoredPe(pe=pe, version=registration[1], registration=registration[0])
+            for pe, registration in registrations
+            if registration is not None
         ]
 
     def observe(self, kind: Kind, document: Document) -> AgentRegistered | None:
-        """Take in an object as the feed shows it; return the event if it tells of an agent."""
+        """Process an observation of an object; return the event if it changes an agent."""
         pe = _parse_pe(document)
         if pe is None:
             return None
         metadata = document["metadata"]
-        shown = read_agent(pe, document)
+        published = read_agent(pe, document)
         uid = metadata["uid"]
-        event = self._endpoints.observe(uid, shown, int(metadata["resourceVersion"]))
+        event = self._endpoints.observe(uid, published, int(metadata["resourceVersion"]))
         if self._endpoints.is_behind(uid):
             self._unannounced.setdefault(pe, _RetryState())
         return event
 
     def on_deleted(self, uid: str) -> None:
-        """Take in that an object is gone."""
+        """Process the deletion of an object."""
         self._endpoints.on_deleted(uid)
 
     def owner(self, pe: PeKey) -> str | None:
-        """Return the service account that a PE's job is bound to; None while to none."""
+        """Return the service account that a PE's job is bound to, or None."""
         return self._endpoints.account(pe)
 
     def account_for(self, namespace: str, job: str) -> str | None:
-        """Return the service account that a job is bound to; None while to none."""
+        """Return the service account that a job is bound to, or None."""
         return self._endpoints.account_for(namespace, job)
 
     def jobs_for(self, namespace: str, account: str) -> list[str]:
@@ -106,18 +103,14 @@ class Registrations:
     async def register(
         self, pe: PeKey, registration: Registration, owner: str | None = None
     ) -> int:
-        """Write where a PE's agent is into the status of its resources; return the version.
+        """Write the registration of an agent to its resources' statuses; return the version.
 
-        Only where the status says something else. A PE without resources is known to this
-        process alone.
-
-        Args:
-            pe: the PE.
-            registration: what its agent says.
-            owner: the service account that its job is bound to from now on.
+        Unchanged statuses are not written. A PE without resources is known only to this process.
+        `owner` is the service account that the job is bound to from now on.
 
         Raises:
-            RequestError: 403, the job is bound to another one; 503 as `put`.
+            RequestError: 403, the job is bound to another account; 503, the API server is
+                unavailable, or a resource keeps changing.
         """
         account = self._endpoints.account(pe)
         if account is not None and owner is not None and account != owner:
@@ -127,22 +120,24 @@ class Registrations:
         return event.version
 
     async def announce(self) -> None:
-        """Write where agents are into the status of resources that came after them.
+        """Write registrations to the statuses of resources that were created after them.
 
-        Called again and again: what cannot be written of one PE sits out more and more rounds,
-        and holds no other one up.
+        Call this periodically. After failures a PE skips more and more rounds, without delaying
+        the others.
         """
-        for pe, waiting in list(self._unannounced.items()):
-            known = self._endpoints.registration(pe)
-            if known is None or not waiting.is_due():
+        for pe, retry in list(self._unannounced.items()):
+            registration = self._endpoints.registration(pe)
+            if registration is None or not retry.is_due():
                 continue
             try:
-                # Nobody waits for this.
+                # Low priority: no agent waits for this write.
                 await self._rate_limiter.wait_for_token()
-                await self._announce(pe, known[0], self._endpoints.account(pe), only_behind=True)
+                await self._announce(
+                    pe, registration[0], self._endpoints.account(pe), only_behind=True
+                )
             except RequestError as error:
-                waiting.on_failed()
-                level = logging.WARNING if waiting.failures == 1 else logging.DEBUG
+                retry.on_failed()
+                level = logging.WARNING if retry.failures == 1 else logging.DEBUG
                 _log.log(level, "the resources of %s do not say where its agent is: %s", pe, error)
 
     async def _announce(
@@ -153,54 +148,56 @@ class Registrations:
         *,
         only_behind: bool = False,
     ) -> int:
-        """Tell all of a PE's resources; what is known is another only if all were told."""
-        told: list[tuple[Kind, Document]] = []
+        """Write the statuses of a PE's resources; apply the changes only if all writes succeed."""
+        written: list[tuple[Kind, Document]] = []
         for resource in self._board.resources_of(pe):
-            behind = not only_behind or self._endpoints.is_behind(resource.uid)
-            if behind and not self._endpoints.is_published(resource.uid, registration, account):
+            is_due = not only_behind or self._endpoints.is_behind(resource.uid)
+            if is_due and not self._endpoints.is_published(resource.uid, registration, account):
                 document = await self._write_status(
                     resource, registration, account, not only_behind
                 )
                 if document is not None:
-                    told.append((kind_of(resource), document))
-        for kind, document in told:
+                    written.append((kind_of(resource), document))
+        for kind, document in written:
             self.observe(kind, document)
         self._unannounced.pop(pe, None)
-        return max((int(one["metadata"]["resourceVersion"]) for _, one in told), default=0)
+        return max(
+            (int(document["metadata"]["resourceVersion"]) for _, document in written), default=0
+        )
 
     async def _write_status(
         self, resource: Resource, registration: Registration, account: str | None, ahead: bool
     ) -> Document | None:
         kind, pe = kind_of(resource), resource.key.owner
-        place = ObjectPath(kind=kind, namespace=pe.namespace, name=resource.name)
+        target = ObjectPath(kind=kind, namespace=pe.namespace, name=resource.name)
 
         async def once(live: Document | None) -> Document | None:
-            # A status lands on whatever has the name: it is for us to see that it is the same.
+            # A status write addresses the object by name only: check that it is the same object.
             if live is None or live["metadata"]["uid"] != resource.uid:
                 return None
-            bound = read_agent(pe, live).account
-            if bound is not None and account is not None and bound != account:
-                raise _bound_error(pe, bound)
-            status = agent_status(registration, account or bound)
+            bound_account = read_agent(pe, live).account
+            if bound_account is not None and account is not None and bound_account != account:
+                raise _bound_error(pe, bound_account)
+            status = agent_status(registration, account or bound_account)
             if all(live.get("status", {}).get(name) == value for name, value in status.items()):
                 return live
             body = {**object_identity(live), "status": status}
             async with self._rate_limiter.write(has_priority=ahead):
                 applied = await self._objects.apply(
-                    place, body, manager=AGENT, force=True, status=True
+                    target, body, manager=AGENT, force=True, status=True
                 )
             return applied.document
 
-        return await self._objects.read_modify_write(place, once)
+        return await self._objects.read_modify_write(target, once)
 
     def withdraw(self, pe: PeKey) -> int:
-        """Forget a PE that has no resource; return the version of that."""
+        """Remove a PE that has no resource; return the version of that change."""
         self._unannounced.pop(pe, None)
         return self._endpoints.withdraw(pe)
 
 
 def _parse_pe(document: Document) -> PeKey | None:
-    """Return the PE of an object; None where that cannot be read."""
+    """Return the PE of an object; None if it is invalid."""
     spec = document.get("spec") or {}
     namespace = document["metadata"]["namespace"]
     try:

@@ -1,4 +1,4 @@
-"""Rules of patterns of a cluster, changed by server-side apply; the rules of `writes` hold."""
+"""Pattern rules of a cluster, changed by server-side apply as in `port_store`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streambroker_operator.storage.write_options import Touched, WriteOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RulePut:
-    """One rule as it should be, and how it is to become so."""
+    """Desired state of one rule, and how to write it."""
 
     target: ObjectPath
     rule: Rule
@@ -40,89 +40,82 @@ class _RulePut:
 
 
 class RuleWrites:
-    """Creates, changes and deletes the objects of rules.
-
-    Args:
-        objects: single objects of the API server.
-        board: filled by the feed.
-    """
+    """Creates, changes and deletes the objects of rules."""
 
     def __init__(self, objects: Objects, board: Board) -> None:
         self._objects, self._rules = objects, board.rules
 
     async def put(self, rule: Rule, touched: Touched | None, options: WriteOptions) -> StoredRule:
-        """Create a rule, or change the fields that a change is about.
+        """Create a rule, or change the touched fields.
 
         Raises:
-            RequestError: 404, a change of some fields is about a rule that is gone; 409
-                `OwnedByOther` or `NameTaken`; 412 by the terms; 503, the API server cannot be
-                asked, or the rule changes all the time.
+            RequestError: 404, no such rule to change partially; 409 `OwnedByOther` or
+                `NameTaken`; 412, precondition failed; 503, the API server is unavailable, or the
+                rule keeps changing.
         """
-        known = self._rules.holder_at(rule.key)
-        name = rule_name_of(rule if rule.name or known is None else known)
-        place = ObjectPath(kind=RULE, namespace=rule.key.namespace, name=name)
-        put = _RulePut(target=place, rule=rule, touched=touched, options=options)
+        current = self._rules.holder_at(rule.key)
+        name = rule_name_of(rule if rule.name or current is None else current)
+        target = ObjectPath(kind=RULE, namespace=rule.key.namespace, name=name)
+        put = _RulePut(target=target, rule=rule, touched=touched, options=options)
 
         async def once(live: Document | None) -> StoredRule:
             return await (self._create(put) if live is None else self._change(put, live))
 
-        return await self._objects.read_modify_write(place, once)
+        return await self._objects.read_modify_write(target, once)
 
     async def _create(self, put: _RulePut) -> StoredRule:
-        spec, terms = write_rule_spec(put.rule), put.options
+        spec, options = write_rule_spec(put.rule), put.options
         if put.touched is not None:
-            terms.check(None)
+            options.check(None)
             raise unknown_rule(put.rule.key)
-        applied = await applying.create(self._objects, put.target, spec, terms)
+        applied = await applying.create(self._objects, put.target, spec, options)
         return _stored(applied.document, created=applied.created)
 
     async def _change(self, put: _RulePut, live: Document) -> StoredRule:
         _check_id(put, live)
         put.options.check(object_etag(live))
-        now: Document = live.get("spec", {})
-        edit = compute_edit({"id": put.rule.key.id, **now}, write_rule_spec(put.rule), put.touched)
+        current: Document = live.get("spec", {})
+        edit = compute_edit(
+            {"id": put.rule.key.id, **current}, write_rule_spec(put.rule), put.touched
+        )
         if not edit:
             return _stored(live, changed=False)
         check_removals(RULE, put.target.name, live, edit)
-        outcome = apply_edit(now, edit)
-        own = own_part(live).get("spec", {})
-        body = apply_body(live, spec_to_apply(own, edit, outcome))
+        outcome = apply_edit(current, edit)
+        own_spec = own_part(live).get("spec", {})
+        body = apply_body(live, spec_to_apply(own_spec, edit, outcome))
         document, warnings = await applying.change(
             self._objects, put.target, live, body, put.options
         )
         return _stored(document, warnings=warnings)
 
     async def delete(self, key: RuleKey, options: WriteOptions) -> StoredRule | None:
-        """Delete a rule; return what it was, None if there is none.
+        """Delete a rule; return its last known state, or None if there is none.
 
-        The deletion's own version is told by the feed alone.
+        Only the feed reports the version of the deletion.
 
         Raises:
-            RequestError: 412 by the terms; 403, the broker may not; 503 as `put`.
+            RequestError: 412, precondition failed; 403, forbidden; 503 as for `put`.
         """
-        known = self._rules.holder_at(key)
-        if known is None:
+        rule = self._rules.holder_at(key)
+        if rule is None:
             return None
-        place = ObjectPath(kind=RULE, namespace=key.namespace, name=rule_name_of(known))
-        version = self._rules.cache.version_of(known.uid)
+        target = ObjectPath(kind=RULE, namespace=key.namespace, name=rule_name_of(rule))
+        version = self._rules.cache.version_of(rule.uid)
 
-        await applying.delete(self._objects, place, known.uid, options)
-        return StoredRule(rule=known, version=version, changed=True)
+        await applying.delete(self._objects, target, rule.uid, options)
+        return StoredRule(rule=rule, version=version, changed=True)
 
 
 def _check_id(put: _RulePut, live: Document) -> None:
-    """Refuse to change an object that is another rule's.
-
-    Raises:
-        RequestError: 409 `NameTaken`.
-    """
+    """Raise 409 `NameTaken` unless the object belongs to the rule."""
     key, spec = put.rule.key, live.get("spec", {})
     try:
-        found = read_rule_spec(spec, namespace=key.namespace, name=put.target.name).key
+        existing = read_rule_spec(spec, namespace=key.namespace, name=put.target.name).key
     except ManifestError:
-        found = RuleKey(key.namespace, str(spec.get("job")), str(spec.get("id")))
-    if found != key:
-        raise name_taken(put.target.name, key, found)
+        existing = RuleKey(key.namespace, str(spec.get("job")), str(spec.get("id")))
+    if existing != key:
+        raise name_taken(put.target.name, key, existing)
 
 
 def _stored(

@@ -1,4 +1,4 @@
-"""One object, made, changed or deleted by manager `streambroker-api`; what others hold is told."""
+"""Create, change and delete objects as manager `streambroker-api`; reports field conflicts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ async def create(
     *,
     dry_run: bool = False,
 ) -> ApplyResult:
-    """Make an object that was not there.
+    """Create an object.
 
     Raises:
-        RequestError: 412 by the terms; what the API server refuses.
-        StaleError: somebody made it in between: then it is there to be changed.
+        RequestError: 412, precondition failed; any error of the API server.
+        StaleError: the object was created concurrently; change it instead.
     """
     options.check(None)
     metadata: dict[str, Any] = {"name": target.name, "namespace": target.namespace}
@@ -56,36 +56,33 @@ async def change(
     *,
     dry_run: bool = False,
 ) -> tuple[Document, tuple[str, ...]]:
-    """Apply to an object; return it as it is now, and the warnings of what was taken from others.
+    """Apply to an object; return the new object and warnings about fields that were taken over.
 
-    Args:
-        objects: single objects of the API server.
-        target: where it is.
-        live: the object as it was read.
-        body: all that this manager wants of it, with uid and resourceVersion of what was read.
-        options: whether fields are taken from others.
-        dry_run: whether it is only tried.
+    `live` is the object as read. `body` states all fields of this manager, with uid and
+    resourceVersion as read. A dry run validates only.
 
     Raises:
-        RequestError: 409 `OwnedByOther`; what the API server refuses.
-        StaleError: it was changed or replaced meanwhile.
+        RequestError: 409 `OwnedByOther`; any error of the API server.
+        StaleError: the object was changed or replaced.
     """
     try:
         return (await objects.apply(target, body, manager=API, dry_run=dry_run)).document, ()
     except ConflictError as error:
-        what = parse_conflicts(live, error.causes)
+        conflicts = parse_conflicts(live, error.causes)
         if not options.force:
-            raise owned_by_other_error(target.kind, target.name, what, removing=False) from error
+            raise owned_by_other_error(
+                target.kind, target.name, conflicts, removing=False
+            ) from error
     applied = await objects.apply(target, body, manager=API, force=True, dry_run=dry_run)
-    return applied.document, takeover_warnings(target.kind, target.name, what)
+    return applied.document, takeover_warnings(target.kind, target.name, conflicts)
 
 
 async def delete(objects: Objects, target: ObjectPath, uid: str, options: WriteOptions) -> None:
-    """Delete an object if it is still the one that is meant; nothing is done where it is gone.
+    """Delete the object with this uid; do nothing if it does not exist.
 
     Raises:
-        RequestError: 412 by the terms; 403, the broker may not; 503, the API server cannot be
-            asked, or the object changes all the time.
+        RequestError: 412, precondition failed; 403, forbidden; 503, the API server is
+            unavailable, or the object keeps changing.
     """
 
     async def once(live: Document | None) -> None:

@@ -1,7 +1,7 @@
-"""Let a request through whose caller may do that: rules and reviews in one.
+"""Authorization of requests by policies and access reviews.
 
-While the API server is away, agents that sign come through to their own ports, and so does whoever
-was reviewed a moment ago; all others get 503.
+While the API server is unavailable, signed agents may access their own ports, and recently
+reviewed callers keep their access. All others get 503.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """As what somebody came through.
+    """Identity and permissions granted to a request.
 
     Attributes:
-        is_own_job: as the job itself; only then are capabilities to be shown.
-        bound_account: the service account that the job is fixed to by this registration, or None.
+        is_own_job: the caller acts as the job itself; only then capabilities may be shown.
+        bound_account: service account that this registration binds the job to, or None.
     """
 
     is_own_job: bool = False
@@ -30,11 +30,10 @@ class Authorization:
 
 
 class Authorizer:
-    """Stands before every request whose caller is known.
+    """Authorizes requests of authenticated callers.
 
     Args:
-        reviews: say what they may do.
-        account_for: the service account that a job (namespace, name) is fixed to, or None.
+        account_for: returns the service account that a job (namespace, name) is bound to, or None.
     """
 
     def __init__(
@@ -57,20 +56,14 @@ class Authorizer:
         name: str = "",
         reading: bool = False,
     ) -> Authorization:
-        """Return as what a caller may send a request.
+        """Authorize a request; return what is granted.
 
-        Args:
-            caller: who.
-            method: of the request.
-            target: as in the request line, with its query.
-            path: as the router has it, with ``{job}`` and the like.
-            namespace: that the request chooses; ``*`` for all.
-            pe: that the path names, or None.
-            name: of the resource that the path names; empty for none, and for one not yet made.
-            reading: whether it changes nothing: `ReviewClient.review_token`.
+        `target` is the request target with its query, `path` the router's path with placeholders
+        such as ``{job}``. `namespace` is ``*`` for all; `name` is empty for none or before
+        creation. `reading` means that the request changes nothing, see `ReviewClient.review_token`.
 
         Raises:
-            RequestError: 403, they may not; 503, nobody could say.
+            RequestError: 403, not allowed; 503, the review failed.
         """
         bound = None if pe is None else self._account_for(pe.namespace, pe.job)
         force = is_forced(target)
@@ -84,9 +77,5 @@ class Authorizer:
 
 
 def is_forced(target: str) -> bool:
-    """Say whether a request is to take fields that others declare.
-
-    Args:
-        target: as in the request line, with its query.
-    """
+    """Return whether a request target (with query) takes over fields that others declare."""
     return "true" in parse_qs(urlsplit(target).query).get("force", ())

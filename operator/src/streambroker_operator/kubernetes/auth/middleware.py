@@ -1,4 +1,4 @@
-"""The guard of a broker in a cluster: tokens and signatures, and the cluster's own rules."""
+"""REST guard of a broker in a cluster: authenticates and authorizes callers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ _BOUND_ACCOUNT = web.RequestKey("binds", str)
 
 
 class ClusterGuard:
-    """Stands before REST.
+    """Authenticates and authorizes REST requests.
 
     Args:
-        authenticator: say who sends a request.
-        authorizer: says who comes through.
-        jobs_for: the jobs of a namespace that are bound to a service account, by name.
+        jobs_for: returns the names of a namespace's jobs that are bound to a service account.
     """
 
     def __init__(
@@ -50,20 +48,20 @@ class ClusterGuard:
         self._jobs_for = jobs_for
 
     async def identify(self, request: web.Request) -> str:
-        """Return the name of the caller; a pod's own, where it shows its token.
+        """Return the name of the caller, with the pod or agent if known.
 
         Raises:
-            RequestError: 401, nobody known; 429, too many of this address were not; 503, nobody
-                could say.
+            RequestError: 401, unknown caller; 429, too many failed attempts from this address;
+                503, the review failed.
         """
-        with request.app[CALLER_LIMITS].limit_guesses(request) as unknown:
+        with request.app[CALLER_LIMITS].limit_guesses(request) as on_unknown:
             caller = await self._authenticator.authenticate(
                 request.headers.getall("Authorization", []),
                 method=request.method,
                 path=request.raw_path,
                 body=request.read,
-                on_unknown=unknown,
-                # Figures change nothing, and come once a second while somebody looks.
+                on_unknown=on_unknown,
+                # Reports change nothing in the cluster and may arrive every second.
                 repeatable=is_reading(request) or route_path(request) == REPORT,
                 reading=is_reading(request),
             )
@@ -75,17 +73,17 @@ class ClusterGuard:
         return f"{caller.user}/{caller.pod}" if caller.pod else caller.user
 
     async def authorise(self, request: web.Request, namespaces: RequestedNamespaces) -> Principal:
-        """Return the caller, and what it may do.
+        """Return the caller and its permissions.
 
         Raises:
-            RequestError: 403, they may not; 503, nobody could say.
+            RequestError: 403, not allowed; 503, the review failed.
         """
         caller = request[_CALLER]
         granted: set[str] = set()
         for namespace in namespaces.all_of or (() if namespaces.any_of else (DEFAULT_NAMESPACE,)):
-            admitted = await self._authorise_one(request, caller, namespace)
-            if isinstance(admitted, Principal):
-                return admitted
+            authorization = await self._authorise_one(request, caller, namespace)
+            if isinstance(authorization, Principal):
+                return authorization
             granted.add(namespace)
         granted |= await self._authorise_any(request, caller, namespaces.any_of)
         return Principal(
@@ -95,37 +93,33 @@ class ClusterGuard:
         )
 
     def binding(self, request: web.Request) -> str | None:
-        """Return the service account that a job is fixed to from now on; None for no change."""
+        """Return the service account that a job is bound to from now on; None for no change."""
         return request.get(_BOUND_ACCOUNT)
 
     async def _authorise_any(
         self, request: web.Request, caller: Caller, names: tuple[str, ...]
     ) -> set[str]:
-        """Return which of some namespaces a caller may ask about; one is enough.
-
-        Raises:
-            RequestError: as of the last one, where there is none.
-        """
-        found: set[str] = set()
-        last: RequestError | None = None
+        """Return the namespaces that the caller may access; raise the last error if none."""
+        allowed: set[str] = set()
+        last_error: RequestError | None = None
         for namespace in names:
             try:
                 await self._authorise_one(request, caller, namespace)
-                found.add(namespace)
+                allowed.add(namespace)
             except RequestError as error:
-                last = error
-        if last is not None and not found:
-            raise last
-        return found
+                last_error = error
+        if last_error is not None and not allowed:
+            raise last_error
+        return allowed
 
     async def _authorise_one(
         self, request: web.Request, caller: Caller, namespace: str
     ) -> Authorization | Principal:
-        """Let a caller through by the cluster's rules, or as the job itself."""
+        """Authorize a caller by RBAC, or as the job itself."""
         path = route_path(request)
         pe = parse_pe(request) if "job" in request.match_info else None
         try:
-            admitted = await self._authorizer.authorise(
+            authorization = await self._authorizer.authorise(
                 caller,
                 method=request.method,
                 target=request.raw_path,
@@ -136,22 +130,22 @@ class ClusterGuard:
                 reading=is_reading(request),
             )
         except RequestError as error:
-            own = self._own_jobs(caller, namespace)
-            # What a set changes is looked at port by port.
-            set_ = (
+            own_jobs = self._own_jobs(caller, namespace)
+            # The ports of a set are checked one by one.
+            is_set = (
                 path in LONG_BODY_PATHS
                 and not is_reading(request)
                 and not is_forced(request.raw_path)
             )
-            if error.status == 403 and own and set_:
-                return Principal(name=caller.user, role="job", jobs=own)
+            if error.status == 403 and own_jobs and is_set:
+                return Principal(name=caller.user, role="job", jobs=own_jobs)
             raise
-        if admitted.bound_account is not None:
-            request[_BOUND_ACCOUNT] = admitted.bound_account
-        if admitted.is_own_job and pe is not None:
+        if authorization.bound_account is not None:
+            request[_BOUND_ACCOUNT] = authorization.bound_account
+        if authorization.is_own_job and pe is not None:
             jobs = frozenset({(pe.namespace, pe.job)})
             return Principal(name=caller.user, role="job", jobs=jobs)
-        return admitted
+        return authorization
 
     def _own_jobs(self, caller: Caller, namespace: str) -> frozenset[Job]:
         if caller.agent is not None:
@@ -163,13 +157,13 @@ class ClusterGuard:
 
 
 def _resource_name(request: web.Request, path: str) -> str:
-    """Return the name of the resource that a path names; empty where there is none.
+    """Return the name of the resource at a path; empty for none.
 
-    One that is not there yet has none: its maker may give it any.
+    A resource that does not exist yet has no name: its creator may choose any.
     """
     if path.startswith(PATTERN):
-        chosen = parse_pe(request)
-        key = RuleKey(chosen.namespace, chosen.job, request.match_info["id"])
+        pe = parse_pe(request)
+        key = RuleKey(pe.namespace, pe.job, request.match_info["id"])
         rule = request.app[RUNTIME].rules.get(key)
         return "" if rule is None else rule_name_of(rule.rule)
     kind = next((kind for kind, port in PORTS.items() if path.startswith(port)), None)
@@ -178,5 +172,5 @@ def _resource_name(request: web.Request, path: str) -> str:
     try:
         stored = request.app[RUNTIME].get_stored(kind, parse_port(request))
     except ManifestError:
-        stored = None  # no port can be called so, which the answer will say
+        stored = None  # invalid port name; the handler will report it
     return "" if stored is None else name_of(stored.resource)

@@ -1,11 +1,11 @@
-"""Who may do what: one row for each path and method; what has no row is refused.
+"""Access policies of the REST paths: one entry per path and method; others are denied.
 
-Rule 1: a job may read and change its own ports and nothing else, by being itself. A job is itself
-if it calls from a pod of the service account that first registered an agent of the job.
-Rule 2: everything else is asked of the cluster's own rules: may this user ``patch imports/filter``?
-Who may change the whole of a resource may change a part of it.
-Rule 3: pod labels prove nothing, since a driver may create pods.
-Rule 4: to take what others declare (``force``) needs one right more, and none less.
+- A job may read and change its own ports and nothing else. A caller acts as the job if it calls
+  from a pod of the service account that first registered an agent of the job.
+- Everything else is up to the cluster's RBAC rules: may this user ``patch imports/filter``? The
+  permission to patch a whole resource includes its parts.
+- Pod labels prove nothing, since a driver may create pods.
+- ``force`` (taking over fields that others declare) requires an additional permission.
 """
 
 from __future__ import annotations
@@ -38,18 +38,15 @@ from streambroker_operator.rest.http.paths import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls, as the API server or a signature says.
+    """Authenticated caller, from a TokenReview or a signature.
 
     Attributes:
         user: name of the user; ``system:serviceaccount:<namespace>:<account>`` of an account.
-        uid: of the user; may be empty.
-        groups: of the user.
-        extra: what else the API server knows of it.
-        namespace: of the service account; empty for other users.
-        account: the service account's name; empty for other users.
+        uid: uid of the user; may be empty.
+        namespace: namespace of the service account; empty for other users.
+        account: name of the service account; empty for other users.
         pod: name of the pod that the token is bound to; empty for none.
-        pod_uid: of that pod; empty for none.
-        agent: the PE whose registered agent has signed; None where a token was shown.
+        agent: PE of the registered agent that signed the request; None with a token.
     """
 
     user: str
@@ -64,13 +61,13 @@ class Caller:
 
     @property
     def is_pod(self) -> bool:
-        """Whether this is a pod's token, or an agent's signature, which stands for one."""
+        """Whether the caller has a pod's token or an agent's signature, which is equivalent."""
         return self.agent is not None or bool(self.pod and self.pod_uid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AccessRequest:
-    """What the cluster's rules are asked: may the user do this to that?"""
+    """Permission to check with the API server."""
 
     verb: str
     resource: str
@@ -82,19 +79,19 @@ class AccessRequest:
 
 
 AccessRequests: TypeAlias = tuple[tuple[AccessRequest, ...], ...]
-"""Of each group one has to be granted."""
+"""Groups of permissions; one of each group must be granted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPolicy:
-    """Who may use a path.
+    """Access policy of a path.
 
     Attributes:
-        requests: what others than the job itself need; empty for nobody but the job.
-        allows_job: the job itself may, without being asked.
-        registers: the job is fixed to the caller's account by this.
-        allows_authenticated: whoever is known may.
-        steers: it changes fields that others may declare, and may be told to take them.
+        requests: permissions for callers other than the job; empty to allow only the job.
+        allows_job: whether the job itself is allowed without a review.
+        registers: whether the request binds the job to the caller's account.
+        allows_authenticated: whether every authenticated caller is allowed.
+        steers: whether the request may take over fields that others declare.
     """
 
     requests: AccessRequests = ()
@@ -109,7 +106,7 @@ def _request(verb: str, resource: str) -> tuple[AccessRequest, ...]:
 
 
 def _part_policy(resource: str, part: str, *, steers: bool) -> PathPolicy:
-    """Return the rule for changing a part of a resource."""
+    """Return the policy for changing a part of a resource."""
     return PathPolicy(
         requests=(
             (
@@ -154,7 +151,7 @@ def _part_policies(
 ) -> dict[tuple[str, str], PathPolicy]:
     return {
         ("GET", path): PathPolicy(requests=(_request("get", resource),), allows_job=True),
-        # What others declare cannot be taken away, with force neither.
+        # A deletion cannot remove what others declare, even with force.
         **{
             (method, path): _part_policy(resource, part, steers=method != "DELETE")
             for method in methods
@@ -172,7 +169,7 @@ POLICIES: Mapping[tuple[str, str], PathPolicy] = {
     ("GET", EXPLAIN): _LIST_POLICY,
     ("GET", f"{API}/lint"): _LIST_POLICY,
     ("POST", WHATIF): _LIST_POLICY,
-    # A set may name any port of the namespace; a job changes its own at their paths.
+    # A set may name any port of the namespace. A job changes its own ports at their paths.
     ("POST", APPLY): PathPolicy(
         requests=tuple(
             _request(verb, resource)
@@ -188,7 +185,7 @@ POLICIES: Mapping[tuple[str, str], PathPolicy] = {
     ),
     ("PUT", REPORT): PathPolicy(allows_job=True),
     ("POST", COMMANDS): PathPolicy(allows_job=True),
-    # The control log comes to operators through the job's imports.
+    # Operators receive the control log through the imports of the job.
     ("POST", SEND): _part_policy("imports", "control", steers=False),
     ("GET", SEND + TUPLE): PathPolicy(requests=(_request("get", "imports"),), allows_job=True),
     ("POST", EMIT): _part_policy("exports", "control", steers=False),
@@ -212,19 +209,19 @@ POLICIES: Mapping[tuple[str, str], PathPolicy] = {
     ),
     ("POST", ENABLE): _part_policy(_RULE_RESOURCE, "enable", steers=True),
 }
-"""By method and path, as the router has it."""
+"""By method and path as in the router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What follows from a rule.
+    """Result of a policy.
 
     Attributes:
-        allowed: without asking anybody.
-        is_own_job: it is allowed because the caller is the job itself.
-        requests: what has to be granted otherwise; empty where it is refused.
-        bound_account: the account to which the job is fixed from now on, or None.
-        reason: a sentence, where it is refused.
+        allowed: allowed without a review.
+        is_own_job: allowed because the caller is the job itself.
+        requests: otherwise the required permissions; empty if denied.
+        bound_account: account to which the job is bound from now on, or None.
+        reason: sentence, if denied.
     """
 
     allowed: bool = False
@@ -243,36 +240,33 @@ def judge(
     bound: str | None = None,
     force: bool = False,
 ) -> Verdict:
-    """Say what a caller may do, as far as that can be said without asking.
+    """Return the verdict on a request, as far as it is possible without a review.
 
-    Args:
-        caller: who.
-        method: of the request; HEAD counts as GET.
-        path: as the router has it, with ``{job}`` and the like.
-        pe: the PE that the path names, or None.
-        bound: the account that the PE's job is fixed to; None before its first registration.
-        force: whether fields are to be taken that others declare: that is for those who may
-            change all of the resource, be it the job itself or not.
+    `path` is the router's path with placeholders such as ``{job}``; HEAD counts as GET. `bound` is
+    the account that the PE's job is bound to; None before its first registration. `force` requires
+    permission to patch the whole resource, also for the job itself.
     """
     if method == "OPTIONS":
         return Verdict(allowed=True)
-    rule = POLICIES.get(("GET" if method == "HEAD" else method, path))
-    if rule is None:
+    policy = POLICIES.get(("GET" if method == "HEAD" else method, path))
+    if policy is None:
         return Verdict(reason=f"Nobody may {method} {path}: it is not known who might.")
     if force:
-        return _judge_forced(rule, path, _judge_plain(rule, caller, pe, bound))
-    return _judge_plain(rule, caller, pe, bound)
+        return _judge_forced(policy, path, _judge_plain(policy, caller, pe, bound))
+    return _judge_plain(policy, caller, pe, bound)
 
 
 def _judge_forced(rule: PathPolicy, path: str, usual: Verdict) -> Verdict:
-    """Return what follows where fields are to be taken, from what would follow otherwise."""
+    """Return the verdict on a forced request, derived from the one without force."""
     if not rule.steers:
         return Verdict(reason="Nothing here can be taken from others: leave out force.")
     if not usual.allowed and not usual.requests:
         return usual
-    of_ports = "exports" if path.startswith(_EXPORT) else "imports"
-    whole = _request("patch", _RULE_RESOURCE if path.startswith(JOBS) else of_ports)
-    return Verdict(requests=(*(group for group in usual.requests if group != whole), whole))
+    resource = "exports" if path.startswith(_EXPORT) else "imports"
+    full_patch = _request("patch", _RULE_RESOURCE if path.startswith(JOBS) else resource)
+    return Verdict(
+        requests=(*(group for group in usual.requests if group != full_patch), full_patch)
+    )
 
 
 def _judge_plain(rule: PathPolicy, caller: Caller, pe: PeKey | None, bound: str | None) -> Verdict:
@@ -292,14 +286,14 @@ def _judge_plain(rule: PathPolicy, caller: Caller, pe: PeKey | None, bound: str 
 
 
 def _judge_job(caller: Caller, pe: PeKey, bound: str | None) -> Verdict | None:
-    """Allow a job what is its own; None where it is somebody else's."""
+    """Allow a job to access its own resources; return None for those of others."""
     if caller.agent is not None:
-        same = (caller.agent.namespace, caller.agent.job) == (pe.namespace, pe.job)
-        return Verdict(allowed=True, is_own_job=True) if same else None
+        is_same = (caller.agent.namespace, caller.agent.job) == (pe.namespace, pe.job)
+        return Verdict(allowed=True, is_own_job=True) if is_same else None
     if not caller.is_pod or bound is None:
         return None
-    same = caller.namespace == pe.namespace and caller.account == bound
-    return Verdict(allowed=True, is_own_job=True) if same else None
+    is_same = caller.namespace == pe.namespace and caller.account == bound
+    return Verdict(allowed=True, is_own_job=True) if is_same else None
 
 
 def _judge_registration(caller: Caller, pe: PeKey, bound: str | None) -> Verdict:
@@ -332,5 +326,5 @@ def _job(pe: PeKey | None) -> str:
 
 
 def describe_requests(requests: Sequence[Sequence[AccessRequest]]) -> str:
-    """Return what a caller would need, in words."""
-    return " and ".join(" or ".join(f"`{ask}`" for ask in group) for group in requests)
+    """Return the required permissions as text."""
+    return " and ".join(" or ".join(f"`{request}`" for request in group) for group in requests)

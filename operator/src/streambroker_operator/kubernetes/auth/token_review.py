@@ -1,8 +1,8 @@
-"""Find out who calls, and what the cluster lets them do, without asking twice.
+"""Authentication and authorization of callers by TokenReview and SubjectAccessReview, cached.
 
-Rule 1: a token is kept as its SHA-256 only, and never told.
-Rule 2: no answer is an answer of its own: 503, never 401. Only what the API server said is kept.
-Rule 3: what a token says of itself is a reason to refuse it unasked, and never to let it in.
+- A token is stored only as its SHA-256 and never disclosed.
+- A failed review means 503, never 401. Only responses of the API server are cached.
+- The unverified claims of a token may only reject it without a review, never accept it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnr
 
 AUDIENCE = "streambroker"
 REVIEW_TTL_S = 10.0
-"""How long a review holds, in seconds; the API server itself keeps them for as long."""
+"""Seconds that a review is cached; the API server caches them for as long."""
 FAILURE_TTL_S = 2.0
 MAX_CACHED = 10_000
 MAX_TOKEN = 16 * 1024
-"""Characters; a longer token is refused without a review."""
+"""Characters; a longer token is rejected without a review."""
 MAX_CONCURRENT_REVIEWS = 16
-"""Reviews under way at the same time."""
+"""Maximum number of concurrent reviews."""
 TIMEOUT_S = 5.0
 STALE_READ_S = 3600.0
-"""For so long reads go by the last good answer while the API server cannot be asked."""
+"""For this long reads use the last positive answer while the API server is unavailable."""
 LEEWAY_S = 120.0
-"""How long after its end a token is reviewed still, in seconds: a minute that the API server grants
-itself, and one by which clocks may differ."""
+"""Seconds after its expiry that a token is still reviewed: the API server allows a minute, and
+clocks may differ by another."""
 
 _ACCOUNT = "system:serviceaccount:"
 _POD = "authentication.kubernetes.io/pod-"
@@ -57,11 +57,7 @@ V = TypeVar("V")
 
 
 class TtlCache(Generic[K, V]):
-    """Answers that hold for a while; while one is being fetched, everybody waits for that one.
-
-    Args:
-        clock: a monotonic clock, in seconds.
-    """
+    """Cache with a time to live per entry; concurrent requests of a key share one fetch."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -69,39 +65,32 @@ class TtlCache(Generic[K, V]):
         self._pending: dict[K, asyncio.Task[tuple[float, V]]] = {}
 
     async def get(self, key: K, fetch: Callable[[], Awaitable[tuple[float, V]]]) -> V:
-        """Return an answer.
+        """Return the cached or fetched value of a key.
 
-        Args:
-            key: what is asked.
-            fetch: returns the answer and for how many seconds it holds; what it raises is not kept.
+        `fetch` returns the seconds to keep the value, and the value. Errors are not cached.
         """
-        known = self._entries.get(key)
-        if known is not None and self._clock() < known[0]:
-            return known[1]
+        cached = self._entries.get(key)
+        if cached is not None and self._clock() < cached[0]:
+            return cached[1]
         task = self._pending.get(key)
         if task is None:
             task = asyncio.ensure_future(self._fetch(key, fetch))
             self._pending[key] = task
             task.add_done_callback(lambda done: self._on_fetched(key, done))
-        # Who does not wait any longer takes nothing away from the others.
+        # shield: a cancelled caller must not cancel the fetch for the others.
         return (await asyncio.shield(task))[1]
 
     def get_stale(self, key: K, within_s: float = math.inf) -> V | None:
-        """Return what was answered last, even if it holds no longer; None if nothing is known.
-
-        Args:
-            key: what is asked.
-            within_s: for how long it may not have held any more, in seconds.
-        """
-        known = self._entries.get(key)
-        return None if known is None or self._clock() - known[0] > within_s else known[1]
+        """Return the last value if it expired at most `within_s` seconds ago, else None."""
+        cached = self._entries.get(key)
+        return None if cached is None or self._clock() - cached[0] > within_s else cached[1]
 
     async def _fetch(
         self, key: K, fetch: Callable[[], Awaitable[tuple[float, V]]]
     ) -> tuple[float, V]:
-        begun = self._clock()
+        started_at = self._clock()
         keep_s, value = await fetch()
-        self._entries[key] = (begun + keep_s, value)
+        self._entries[key] = (started_at + keep_s, value)
         self._entries.move_to_end(key)
         if len(self._entries) > MAX_CACHED:
             self._entries.popitem(last=False)
@@ -110,17 +99,14 @@ class TtlCache(Generic[K, V]):
     def _on_fetched(self, key: K, task: asyncio.Task[tuple[float, V]]) -> None:
         self._pending.pop(key, None)
         if not task.cancelled():
-            task.exception()  # those who waited have it; nobody may be left
+            task.exception()  # mark as retrieved: all callers may have been cancelled
 
 
 class ReviewClient:
-    """Asks the API server who callers are and what they may do.
+    """Client for token and access reviews of the API server.
 
     Args:
-        api: makes the calls.
-        audience: for whom tokens have to be made.
-        clock: a monotonic clock, in seconds.
-        wall: seconds since 1970.
+        audience: required audience of tokens.
     """
 
     def __init__(
@@ -138,7 +124,7 @@ class ReviewClient:
         self._grants: TtlCache[tuple[Hashable, ...], bool] = TtlCache(clock)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Questions asked: ``token`` and ``access``, each ``allowed``, ``denied`` or ``failed``."""
+        """Reviews: ``token`` and ``access``, each ``allowed``, ``denied`` or ``failed``."""
 
     async def review_token(
         self,
@@ -147,26 +133,23 @@ class ReviewClient:
         *,
         reading: bool = False,
     ) -> Caller:
-        """Return whose token it is.
+        """Return the caller that a token identifies.
 
-        Args:
-            token: as it was shown.
-            on_unknown: called before the API server is shown a token that was not good before; what
-                it raises is raised here.
-            reading: whether it is for something that changes nothing: then, while nobody can say,
-                the last answer counts, for `STALE_READ_S`.
+        `on_unknown` is called before a review of a token that was not accepted before; its
+        exceptions propagate. For a `reading` request, which changes nothing, the last answer counts
+        for `STALE_READ_S` while the API server is unavailable.
 
         Raises:
-            RequestError: 401, nobody's, or not for this broker; 503, nobody could say.
+            RequestError: 401, invalid or not for this broker; 503, the review failed.
         """
-        shown = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        found = None
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        caller = None
         if is_reviewable(token, self._audience, self._wall()):
-            # Who guesses has never shown one that was good, so those who did do not pay for them.
-            first = on_unknown if self._callers.get_stale(shown) is None else None
-            review = self._callers.get(shown, lambda: self._review(token, first))
-            found = await self._or_stale(review, self._callers, shown, reading)
-        if found is None:
+            # The limit on guesses applies only to tokens that were not accepted before.
+            before_call = on_unknown if self._callers.get_stale(digest) is None else None
+            review = self._callers.get(digest, lambda: self._review(token, before_call))
+            caller = await self._or_stale(review, self._callers, digest, reading)
+        if caller is None:
             raise RequestError(
                 401,
                 "TokenWrong",
@@ -177,14 +160,14 @@ class ReviewClient:
                     "WWW-Authenticate": _REALM["WWW-Authenticate"] + ', error="invalid_token"'
                 },
             )
-        return found
+        return caller
 
     async def _or_stale(
         self, review: Awaitable[V], cache: TtlCache[K, V], key: K, reading: bool
     ) -> V:
-        """Return a review's answer; for a read while nobody can say, the last one if it was good.
+        """Return the result of a review.
 
-        An API server that is away takes nobody's sight of what goes on without it.
+        If the API server is unavailable, a read falls back to the last positive answer.
         """
         try:
             return await review
@@ -203,17 +186,12 @@ class ReviewClient:
         *,
         reading: bool = False,
     ) -> None:
-        """Return if the cluster's rules let a caller do something.
+        """Check that the cluster's RBAC rules grant one permission of each group.
 
-        Args:
-            caller: who.
-            requests: of each group one has to be granted.
-            namespace: where; ``*`` for everywhere.
-            name: of the resource; empty where it is not known.
-            reading: as of `caller`.
+        `namespace` is ``*`` for all; `name` is empty if unknown; `reading` is as in `review_token`.
 
         Raises:
-            RequestError: 403, they do not; 503, nobody could say.
+            RequestError: 403, not allowed; 503, the review failed.
         """
         for group in requests:
             if not await self._is_granted(caller, group, namespace, name, reading):
@@ -234,11 +212,11 @@ class ReviewClient:
         name: str,
         reading: bool,
     ) -> bool:
-        for ask in requests:
-            who = (caller.user, caller.uid, caller.groups, tuple(sorted(caller.extra.items())))
-            key = (*who, ask, namespace, name)
+        for request in requests:
+            identity = (caller.user, caller.uid, caller.groups, tuple(sorted(caller.extra.items())))
+            key = (*identity, request, namespace, name)
             review = self._grants.get(
-                key, partial(self._review_access, caller, ask, namespace, name)
+                key, partial(self._review_access, caller, request, namespace, name)
             )
             if await self._or_stale(review, self._grants, key, reading):
                 return True
@@ -254,13 +232,13 @@ class ReviewClient:
             {"token": token, "audiences": [self._audience]},
             before_call,
         )
-        found = read_review(body, self._audience)
-        self.counts["token", "denied" if found is None else "allowed"] += 1
-        if found is None:
+        caller = read_review(body, self._audience)
+        self.counts["token", "denied" if caller is None else "allowed"] += 1
+        if caller is None:
             return FAILURE_TTL_S, None
         expires = token_expiry(token)
-        left = REVIEW_TTL_S if expires is None else expires - self._wall()
-        return max(0.0, min(REVIEW_TTL_S, left)), found
+        keep_s = REVIEW_TTL_S if expires is None else expires - self._wall()
+        return max(0.0, min(REVIEW_TTL_S, keep_s)), caller
 
     async def _review_access(
         self, caller: Caller, request: AccessRequest, namespace: str, name: str
@@ -301,10 +279,10 @@ class ReviewClient:
     ) -> Mapping[str, Any]:
         try:
             async with self._slots:
-                # Not before there is a place: much may have been refused while this one waited.
+                # Only once a slot is free: the limit may have been reached during the wait.
                 if before_call is not None:
                     before_call()
-                answer = await self._api.call(
+                response = await self._api.call(
                     "POST",
                     f"/apis/{group}/{plural}",
                     {"apiVersion": group, "kind": kind, "spec": spec},
@@ -312,30 +290,25 @@ class ReviewClient:
                 )
         except ApiUnreachableError as error:
             raise self._review_failed_error(kind) from error
-        if answer.status not in (200, 201):
-            raise self._review_failed_error(kind, answer)
-        return answer.body
+        if response.status not in (200, 201):
+            raise self._review_failed_error(kind, response)
+        return response.body
 
     def _review_failed_error(self, kind: str, answer: Answer | None = None) -> RequestError:
         self.counts[_REVIEWS[kind], "failed"] += 1
-        wait = 1 if answer is None else max(1, round(answer.retry_after_s or 1))
-        said = "does not answer" if answer is None else f"answers {answer.status}"
+        retry_after = 1 if answer is None else max(1, round(answer.retry_after_s or 1))
+        failure = "does not answer" if answer is None else f"answers {answer.status}"
         return RequestError(
             503,
             "ReviewFailed",
-            f"The Kubernetes API server {said} to the {kind}, so nobody can say whether this is"
+            f"The Kubernetes API server {failure} to the {kind}, so nobody can say whether this is"
             " allowed. Routes stay; try again.",
-            headers={"Retry-After": str(wait)},
+            headers={"Retry-After": str(retry_after)},
         )
 
 
 def read_review(body: Mapping[str, Any], audience: str) -> Caller | None:
-    """Return who a TokenReview says it is; None where it says that it is nobody for us.
-
-    Args:
-        body: the review, answered.
-        audience: that has to be among those it was found good for.
-    """
+    """Return the authenticated caller; None if the review rejects the token or the audience."""
     status = _to_mapping(body.get("status"))
     audiences = status.get("audiences")
     if status.get("authenticated") is not True or status.get("error"):
@@ -367,11 +340,9 @@ def read_review(body: Mapping[str, Any], audience: str) -> Caller | None:
 
 
 def signed_caller(agent: PeKey, account: str | None) -> Caller:
-    """Return who an agent is that has signed, as the cluster's rules know it.
+    """Return the RBAC identity of an agent that signed its request.
 
-    Args:
-        agent: the PE.
-        account: the service account that its job is fixed to, or None.
+    `account` is the service account that its job is bound to, or None.
     """
     if account is None:
         return Caller(user=f"streambroker:agent:{agent}", namespace=agent.namespace, agent=agent)
@@ -389,58 +360,50 @@ def signed_caller(agent: PeKey, account: str | None) -> Caller:
 
 
 def token_expiry(token: str) -> float | None:
-    """Return until when a token holds, in seconds since 1970; None where it does not say.
+    """Return the expiry of a token in seconds since 1970; None if it has none.
 
-    Nothing is checked here: it only shortens how long the API server's answer is kept.
+    The token is not verified: the expiry only shortens how long a review is cached.
     """
     claims = _claims(token)
-    found = None if claims is None else claims.get("exp")
+    expiry = None if claims is None else claims.get("exp")
     try:
-        return float(found) if isinstance(found, int | float) else None
+        return float(expiry) if isinstance(expiry, int | float) else None
     except OverflowError:
         return None
 
 
 def is_reviewable(token: str, audience: str, now: float) -> bool:
-    """Say whether a token is worth a review: False means that it cannot be good.
-
-    Args:
-        token: as it was shown.
-        audience: for whom it has to be made.
-        now: seconds since 1970.
-    """
+    """Return whether a token may be valid at `now` (seconds since 1970), so is worth a review."""
     if len(token) > MAX_TOKEN or not token.isascii():
         return False
     claims = _claims(token)
     if claims is None:
         return False
-    told = claims.get("aud")
-    if audience not in (told if isinstance(told, list) else [told]):
+    audiences = claims.get("aud")
+    if audience not in (audiences if isinstance(audiences, list) else [audiences]):
         return False
     expires = token_expiry(token)
     return expires is None or now <= expires + LEEWAY_S
 
 
 def _claims(token: str) -> Mapping[str, Any] | None:
-    """Return what a token says of itself; None if it has not the form of one."""
+    """Return the unverified claims of a token; None if it is not a JWT."""
     parts = token.split(".")
     if len(parts) != 3 or not all(parts):
         return None
     try:
-        found = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return claims if isinstance(claims, dict) else None
 
 
 class Authenticator:
-    """Says who sends a request: by its signature, or by its token.
+    """Identifies the caller of a request by its signature or its token.
 
     Args:
-        reviews: for tokens.
-        key_for: the key of the agent of a PE if that instance is the one registered, or None.
-        account_for: the service account that a job (namespace, name) is fixed to, or None.
-        wall: seconds since 1970.
+        key_for: returns the key of a PE's agent if that instance is registered, else None.
+        account_for: returns the service account that a job (namespace, name) is bound to, or None.
     """
 
     def __init__(
@@ -468,27 +431,22 @@ class Authenticator:
         repeatable: bool = False,
         reading: bool = False,
     ) -> Caller:
-        """Return who sends a request.
+        """Return the caller of a request.
 
-        Args:
-            headers: all that are called ``Authorization``.
-            method: of the request.
-            path: as in the request line, with its query.
-            body: returns that of the request.
-            on_unknown: called before a token is reviewed that was not good before; may raise.
-            repeatable: whether it may come twice under one signature, as what changes nothing may.
-            reading: whether it changes nothing: `ReviewClient.review_token`.
+        `headers` are all ``Authorization`` headers; `path` includes the query. `repeatable` permits
+        a second use of a signature, as for requests without changes. `on_unknown` and `reading`
+        are as in `ReviewClient.review_token`.
 
         Raises:
-            RequestError: 401, nobody known; 503, nobody could say.
+            RequestError: 401, the caller is unknown; 503, the review failed.
         """
-        shown = headers[0].strip() if len(headers) == 1 else ""
-        if signature.is_signed(shown):
+        header = headers[0].strip() if len(headers) == 1 else ""
+        if signature.is_signed(header):
             try:
-                return await self._verify_signature(shown, method, path, body, repeatable)
+                return await self._verify_signature(header, method, path, body, repeatable)
             except SignatureError as error:
                 raise RequestError(401, error.code, str(error), headers=_REALM) from error
-        scheme, _, token = shown.partition(" ")
+        scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise RequestError(
                 401,
@@ -507,16 +465,16 @@ class Authenticator:
         body: Callable[[], Awaitable[bytes]],
         repeatable: bool,
     ) -> Caller:
-        shown = signature.read(header)
-        key = self._key_for(shown.agent, shown.instance)
+        signed = signature.read(header)
+        key = self._key_for(signed.agent, signed.instance)
         if key is None:
-            raise SignatureError("forged", f"{shown.agent} has no such agent; register again")
-        told, now = await body(), self._wall()
-        signature.verify(key, shown, method=method, path=path, body=told, now=now)
+            raise SignatureError("forged", f"{signed.agent} has no such agent; register again")
+        content, now = await body(), self._wall()
+        signature.verify(key, signed, method=method, path=path, body=content, now=now)
         if not repeatable and method not in ("GET", "HEAD", "OPTIONS"):
-            self._replays.admit(shown, now)
-        account = self._account_for(shown.agent.namespace, shown.agent.job)
-        return signed_caller(shown.agent, account)
+            self._replays.admit(signed, now)
+        account = self._account_for(signed.agent.namespace, signed.agent.job)
+        return signed_caller(signed.agent, account)
 
 
 def _single_value(extra: Mapping[str, tuple[str, ...]], key: str) -> str:

@@ -1,4 +1,4 @@
-"""The certificate that REST shows, taken in anew when its file changes."""
+"""Certificate of the REST server, reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from pathlib import Path
 from streambroker_operator.errors import OpenError
 
 CHECK_INTERVAL_S = 10.0
-"""How often the files are looked at, in seconds; a mounted Secret changes within a minute or so."""
+"""Interval of checks, in seconds; a mounted Secret changes within about a minute."""
 
 _log = logging.getLogger("streambroker.tls")
 
 
 class Certificate:
-    """A certificate chain with its key, and the TLS context that shows it.
-
-    Args:
-        cert: file of the chain, PEM.
-        key: file of the private key, PEM.
+    """Certificate chain with its key, and the TLS context that uses it.
 
     Raises:
-        OpenError: they cannot be used.
+        OpenError: the files cannot be used.
     """
 
     def __init__(self, cert: Path, key: Path) -> None:
@@ -40,19 +36,19 @@ class Certificate:
             ) from error
 
     async def follow(self) -> None:
-        """Take in what the files become, until cancelled; connections that are there stay."""
+        """Reload changed files until cancelled; existing connections stay."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self.reload_if_changed()
 
     def reload_if_changed(self) -> None:
-        """Take the files in if they have changed; what cannot be used changes nothing."""
-        state = self._file_signature()
-        if state == self._signature:
+        """Reload the files if they changed; keep the current certificate if they are invalid."""
+        current = self._file_signature()
+        if current == self._signature:
             return
-        self._signature = state
+        self._signature = current
         try:
-            # First into one that nobody uses: half a pair would spoil the one that is used.
+            # Test with another context first: a mismatched pair would spoil the one in use.
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                 self._cert, self._key
             )
@@ -63,7 +59,7 @@ class Certificate:
 
     def _file_signature(self) -> tuple[int, ...]:
         try:
-            found = (self._cert.stat(), self._key.stat())
+            stats = (self._cert.stat(), self._key.stat())
         except OSError:
             return ()
-        return tuple(n for stat in found for n in (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        return tuple(n for stat in stats for n in (stat.st_ino, stat.st_mtime_ns, stat.st_size))

@@ -1,4 +1,4 @@
-"""Requests to one API server, under the credentials as they are at that moment."""
+"""Requests to one API server with the current credentials."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ import aiohttp
 from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentials
 
 DEFAULT_LIMIT = 100
-"""Connections of one pool, as aiohttp has them."""
+"""Maximum connections of one pool; the default of aiohttp."""
 
 
 class ConnectionPool:
-    """A pool of connections.
-
-    Args:
-        access: where the API server is, and the credentials.
-        limit: how many there are at the same time.
-    """
+    """Connection pool."""
 
     def __init__(self, access: Access, limit: int = DEFAULT_LIMIT) -> None:
         self._server = access.server
@@ -28,7 +23,7 @@ class ConnectionPool:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -43,33 +38,37 @@ class ConnectionPool:
         timeout: aiohttp.ClientTimeout,
         data: bytes | None = None,
     ) -> aiohttp.ClientResponse:
-        """Return an answer that has begun; whoever gets it has to close it.
+        """Return an open response; the caller has to close it.
 
         Raises:
-            OSError: there is none, or the credentials cannot be read.
-            aiohttp.ClientError: there is none.
-            asyncio.TimeoutError: there is none in time.
+            OSError: connecting failed, or the credentials cannot be read.
+            aiohttp.ClientError: the request failed.
+            asyncio.TimeoutError: no response in time.
         """
-        found = self._credentials
-        token = await asyncio.to_thread(found.token) if found.is_slow else found.token()
-        shown = {} if token is None else {"Authorization": f"Bearer {token}"}
-        answer = await self._get_session().request(
+        credentials = self._credentials
+        token = (
+            await asyncio.to_thread(credentials.token)
+            if credentials.is_slow
+            else credentials.token()
+        )
+        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+        response = await self._get_session().request(
             method,
             self._server + path,
             params=query,
             data=data,
-            headers={**headers, **shown},
+            headers={**headers, **authorization},
             timeout=timeout,
             ssl=self._credentials.tls() if self._server.startswith("https:") else False,
             allow_redirects=False,
         )
-        if answer.status == 401:
-            found.on_unauthorised()
-        return answer
+        if response.status == 401:
+            credentials.on_unauthorised()
+        return response
 
     def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # Bytes cost less than the time to compress them, and no proxy stands in between.
+            # Compression costs more time than it saves here; proxy settings are ignored.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._limit),
                 trust_env=False,

@@ -1,8 +1,8 @@
-"""Tokens of kubeconfig users with `exec`: a program prints them, as on EKS, GKE and AKS.
+"""Tokens for kubeconfig users with `exec`: a program prints them, as on EKS, GKE and AKS.
 
-The protocol is that of `client.authentication.k8s.io`: the program gets an ExecCredential in its
-environment and prints one with a token, which holds until its expiration or until the API server
-answers 401.
+The protocol is `client.authentication.k8s.io`. The program gets an ExecCredential in its
+environment and prints one with a token. The token is valid until its expiration or a 401 of the
+API server.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from streambroker_operator.errors import ClusterError
 VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 TIMEOUT_S = 60.0
 REFRESH_BEFORE_S = 60.0
-"""How long before its expiration a token is replaced, in seconds."""
+"""Seconds before its expiration at which a token is replaced."""
 _MAX_STDERR_CHARS = 300
 
 
 def read_exec(
     path: Path, user: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return what `ExecLogin` needs from a kubeconfig's user; None for one without `exec`.
+    """Return the settings for `ExecLogin` from a kubeconfig's user; None without `exec`.
 
-    Args:
-        path: of the kubeconfig.
-        user: the user's entry.
-        cluster: the cluster's entry, which the program may be given.
+    They include the cluster's entry if the program requests it.
 
     Raises:
-        ClusterError: the entry cannot be used.
+        ClusterError: the entry is invalid.
     """
     entry = user.get("exec")
     if entry is None:
@@ -58,8 +55,10 @@ def read_exec(
     if entry.get("provideClusterInfo"):
         spec["cluster"] = dict(cluster)
     return {
-        "command": [command, *(str(one) for one in entry.get("args") or ())],
-        "env": {str(one["name"]): str(one["value"]) for one in entry.get("env") or ()},
+        "command": [command, *(str(arg) for arg in entry.get("args") or ())],
+        "env": {
+            str(variable["name"]): str(variable["value"]) for variable in entry.get("env") or ()
+        },
         "info": {"apiVersion": version, "kind": "ExecCredential", "spec": spec},
         "hint": str(entry.get("installHint") or ""),
     }
@@ -72,12 +71,7 @@ class _Token:
 
 
 class ExecLogin:
-    """Runs a program for a token, and again when that is no longer good; threads may share it.
-
-    Args:
-        settings: as of `read_exec`.
-        clock: seconds since 1970.
-    """
+    """Runs a program for a token, and again when the token expires; thread-safe."""
 
     def __init__(
         self, settings: Mapping[str, Any], *, clock: Callable[[], float] = time.time
@@ -90,9 +84,9 @@ class ExecLogin:
     @property
     def is_fresh(self) -> bool:
         """Whether `token` returns without running the program."""
-        known = self._token
-        return known is not None and (
-            known.expires_at is None or self._clock() < known.expires_at - REFRESH_BEFORE_S
+        token = self._token
+        return token is not None and (
+            token.expires_at is None or self._clock() < token.expires_at - REFRESH_BEFORE_S
         )
 
     def token(self) -> str:
@@ -107,7 +101,7 @@ class ExecLogin:
             return self._token.text
 
     def on_unauthorised(self) -> None:
-        """Forget the token: the API server has answered 401."""
+        """Drop the token after a 401 of the API server."""
         self._token = None
 
     def _run(self) -> str:
@@ -118,7 +112,7 @@ class ExecLogin:
             "KUBERNETES_EXEC_INFO": json.dumps(self._settings["info"]),
         }
         try:
-            done = subprocess.run(  # noqa: S603 - the kubeconfig of who runs this names it
+            result = subprocess.run(  # noqa: S603 - the kubeconfig of who runs this names it
                 command,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -129,25 +123,25 @@ class ExecLogin:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise self._error(str(error)) from error
-        if done.returncode:
+        if result.returncode:
             raise self._error(
-                f"exit status {done.returncode}: {done.stderr.strip()[-_MAX_STDERR_CHARS:]}"
+                f"exit status {result.returncode}: {result.stderr.strip()[-_MAX_STDERR_CHARS:]}"
             )
-        return done.stdout
+        return result.stdout
 
     def _parse_token(self, text: str) -> _Token:
         try:
             status = json.loads(text)["status"]
-            token, end = status["token"], status.get("expirationTimestamp")
-            until = (
+            token, expiration = status["token"], status.get("expirationTimestamp")
+            expires_at = (
                 None
-                if end is None
-                else datetime.fromisoformat(end.replace("Z", "+00:00")).timestamp()
+                if expiration is None
+                else datetime.fromisoformat(expiration.replace("Z", "+00:00")).timestamp()
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # Not what it printed: that may be a secret.
+            # The output is not logged: it may contain a secret.
             raise self._error("it printed no ExecCredential with a token") from error
-        return _Token(str(token), until)
+        return _Token(str(token), expires_at)
 
     def _error(self, reason: str) -> OSError:
         hint = f" {self._settings['hint']}" if self._settings["hint"] else ""

@@ -1,6 +1,6 @@
-"""What status, Lease, Events and reviews need of the Kubernetes API: one call.
+"""Single calls to the Kubernetes API, for status, Lease, Events and reviews.
 
-It has connections of its own, so that a watch or a list in pages never stands before a renewal.
+It has its own connections, so that watches and paged lists never delay the renewal of the Lease.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MAX_ERROR_CHARS = 300
 
 
 class ApiUnreachableError(Exception):
-    """The API server gave no answer in time, or none at all."""
+    """No response from the API server, or none in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the API server answered, whatever its status.
+    """Response of the API server with any status.
 
     Attributes:
-        retry_after_s: seconds after which it wants to be asked again, or None.
+        retry_after_s: seconds that the server asks to wait, or None.
     """
 
     status: int
@@ -40,16 +40,12 @@ class Answer:
 
 
 def micro_time(seconds: float) -> str:
-    """Return a time as Leases and Events carry it: UTC, with microseconds.
-
-    Args:
-        seconds: since 1970.
-    """
+    """Format a time (seconds since 1970) for Leases and Events: UTC, with microseconds."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Api(Protocol):
-    """Makes one call; does not repeat it."""
+    """Makes one call without retries."""
 
     async def call(
         self,
@@ -61,20 +57,16 @@ class Api(Protocol):
         content_type: str = "application/json",
         timeout_s: float = 10.0,
     ) -> Answer:
-        """Return the answer, also where it is an error.
+        """Return the response, including errors.
 
         Raises:
-            ApiUnreachableError: there was none.
+            ApiUnreachableError: there was no response.
         """
         ...
 
 
 class HttpApi:
-    """Calls over HTTP.
-
-    Args:
-        access: where the API server is, and the credentials.
-    """
+    """Calls over HTTP."""
 
     def __init__(self, access: Access) -> None:
         self._connection = ConnectionPool(access, CONNECTIONS)
@@ -93,10 +85,10 @@ class HttpApi:
         content_type: str = "application/json",
         timeout_s: float = 10.0,
     ) -> Answer:
-        """Return the answer, also where it is an error.
+        """Return the response, including errors.
 
         Raises:
-            ApiUnreachableError: there was none, or none in time.
+            ApiUnreachableError: no response, or none in time.
         """
         try:
             return await self._call(method, path, body, query or {}, content_type, timeout_s)
@@ -123,33 +115,33 @@ class HttpApi:
         limit = aiohttp.ClientTimeout(total=timeout_s)
         async with await self._connection.request(
             method, path, query=query, headers=headers, timeout=limit, data=data
-        ) as answer:
+        ) as response:
             return Answer(
-                status=answer.status,
-                body=_parse_object(answer.status, await answer.read()),
-                retry_after_s=_parse_seconds(answer.headers.get("Retry-After")),
+                status=response.status,
+                body=_parse_object(response.status, await response.read()),
+                retry_after_s=_parse_seconds(response.headers.get("Retry-After")),
             )
 
 
 def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:
-    """Return the object that an answer is; of a refusal in other words, its message.
+    """Return the object in a body; for an error without JSON object, one with its message.
 
     Raises:
-        ValueError: it says that all is well, and is no object.
+        ValueError: a successful response is no JSON object.
     """
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
+        result = None
+    if isinstance(result, dict):
+        return result
     if status < 400:
         raise ValueError(f"the answer {status} is no JSON object")
     return {"message": text[:_MAX_ERROR_CHARS].decode(errors="replace").strip()}
 
 
 def _parse_seconds(text: str | None) -> float | None:
-    """Return what ``Retry-After`` says; None where it does not say seconds."""
+    """Return the seconds of a ``Retry-After`` header; None if it has another form."""
     try:
         return None if text is None else float(text)
     except ValueError:

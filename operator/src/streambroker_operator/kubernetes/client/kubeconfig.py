@@ -1,4 +1,4 @@
-"""Where the API server is and how to be let in: in a pod, or by a kubeconfig."""
+"""Address of the API server and credentials, from the pod or a kubeconfig."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ from streambroker_operator.errors import ClusterError
 from streambroker_operator.kubernetes.client.exec_login import ExecLogin, read_exec
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes puts a pod's own credentials."""
+"""Directory of a pod's own credentials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """An API server and the credentials for it.
+    """Address of an API server and credentials for it.
 
     Attributes:
-        server: its URL, without a slash at the end.
-        namespace: the one that is meant when none is named.
-        token: sent with each request, unless there is a file.
-        token_file: where the token is; read again when the file changes.
-        ca: certificates to trust, as PEM, unless there is a file.
-        ca_file: where they are; read again when the file changes.
-        certificate: of this client, as PEM.
-        key: the certificate's private key, as PEM.
-        verify: whether the server has to prove who it is.
-        login: the program that prints tokens, as of `read_exec`; None for no program.
+        server: URL without a trailing slash.
+        token: bearer token, unless there is a file.
+        token_file: file of the token; reread when it changes.
+        ca: trusted certificates as PEM, unless there is a file.
+        ca_file: file of these; reread when it changes.
+        certificate: client certificate as PEM.
+        key: its private key as PEM.
+        login: settings of the program that prints tokens, from `read_exec`; None for no program.
     """
 
     server: str
@@ -52,32 +50,31 @@ class Access:
     login: dict[str, Any] | None = field(default=None, repr=False)
 
     def encode(self) -> str:
-        """Return this as one line of text, secrets included: for a pipe to an own process."""
+        """Return this as one line, including secrets, for a pipe to a child process."""
         return json.dumps(asdict(self))
 
     @classmethod
     def decode(cls, text: str) -> Access:
-        """Read the line back."""
+        """Parse the output of `encode`."""
         return cls(**json.loads(text))
 
 
 def find_access(environ: Mapping[str, str] = os.environ) -> Access:
-    """Return the API server that this process is meant to use.
+    """Return the access to the API server that this process should use.
 
-    The first that is there: the file named by ``KUBECONFIG``, the pod this runs in,
-    ``~/.kube/config``.
+    The first available of: the file named by ``KUBECONFIG``, the current pod, ``~/.kube/config``.
 
     Raises:
-        ClusterError: there is none, or its description cannot be used.
+        ClusterError: there is none, or its configuration is invalid.
     """
-    named = environ.get("KUBECONFIG")
-    if named:
-        return from_kubeconfig(Path(named))
+    path = environ.get("KUBECONFIG")
+    if path:
+        return from_kubeconfig(Path(path))
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return in_pod(environ)
-    usual = Path.home() / ".kube" / "config"
-    if usual.exists():
-        return from_kubeconfig(usual)
+    default_path = Path.home() / ".kube" / "config"
+    if default_path.exists():
+        return from_kubeconfig(default_path)
     raise ClusterError(
         "No Kubernetes API server is known here: this is no pod, KUBECONFIG is not set "
         "and ~/.kube/config is not there."
@@ -85,10 +82,10 @@ def find_access(environ: Mapping[str, str] = os.environ) -> Access:
 
 
 def in_pod(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT_DIR) -> Access:
-    """Return the API server of the cluster that this pod runs in.
+    """Return the access to the cluster that this pod runs in.
 
     Raises:
-        ClusterError: the pod was given no credentials.
+        ClusterError: the pod has no credentials.
     """
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     for name in ("token", "ca.crt"):
@@ -107,14 +104,10 @@ def in_pod(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT_DIR) ->
 
 
 def from_kubeconfig(path: Path, context: str | None = None) -> Access:
-    """Return the API server of a context of a kubeconfig.
-
-    Args:
-        path: the file.
-        context: its name; by default the current one.
+    """Return the access of a context of a kubeconfig, by default the current one.
 
     Raises:
-        ClusterError: the file cannot be read, or asks for a way in that is not supported.
+        ClusterError: the file is invalid, or its login method is not supported.
     """
     try:
         document = yaml.safe_load(path.read_text())
@@ -123,20 +116,20 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     if not isinstance(document, dict):
         raise ClusterError(f"{path} is no kubeconfig.")
     name = context or document.get("current-context")
-    chosen = _find_entry(path, document, "contexts", "context", name)
-    cluster = _find_entry(path, document, "clusters", "cluster", chosen.get("cluster"))
-    user = _find_entry(path, document, "users", "user", chosen.get("user"))
-    for way in ("auth-provider", "username"):
-        if way in user:
+    selected = _find_entry(path, document, "contexts", "context", name)
+    cluster = _find_entry(path, document, "clusters", "cluster", selected.get("cluster"))
+    user = _find_entry(path, document, "users", "user", selected.get("user"))
+    for method in ("auth-provider", "username"):
+        if method in user:
             raise ClusterError(
-                f"{path} lets user {chosen['user']!r} in by {way!r}, which is not supported; "
+                f"{path} lets user {selected['user']!r} in by {method!r}, which is not supported; "
                 "give a token, a client certificate or `exec`."
             )
     ca_file, token_file = cluster.get("certificate-authority"), user.get("tokenFile")
     token = user.get("token")
     return Access(
         server=str(cluster.get("server", "")).rstrip("/"),
-        namespace=str(chosen.get("namespace") or "default"),
+        namespace=str(selected.get("namespace") or "default"),
         token=None if token is None else str(token),
         token_file=None if token_file is None else str(path.parent / token_file),
         ca=_decode_inline(path, cluster, "certificate-authority-data"),
@@ -153,8 +146,8 @@ def _find_entry(
 ) -> dict[str, Any]:
     for entry in document.get(list_key) or ():
         if entry.get("name") == name and isinstance(entry.get(entry_key), dict):
-            found: dict[str, Any] = entry[entry_key]
-            return found
+            result: dict[str, Any] = entry[entry_key]
+            return result
     raise ClusterError(f"{path} has no {entry_key} named {name!r}.")
 
 
@@ -179,14 +172,12 @@ def _read_pem(path: Path, entry: dict[str, Any], field: str) -> str | None:
 
 
 def parse_namespaces(words: str, own_namespace: str) -> tuple[str, ...]:
-    """Return the namespaces that a setting names; none stands for all.
+    """Return the namespaces of a setting; empty means all.
 
-    Args:
-        words: ``own_namespace``, ``*``, or names with commas between them.
-        own_namespace: the namespace that is meant by ``own_namespace``.
+    The setting is ``*`` for all or comma-separated names, where ``own`` is `own_namespace`.
 
     Raises:
-        ClusterError: a word is no namespace's name.
+        ClusterError: a name is invalid.
     """
     names = [word.strip() for word in words.split(",")]
     if names == ["*"]:
@@ -201,11 +192,7 @@ def parse_namespaces(words: str, own_namespace: str) -> tuple[str, ...]:
 
 
 class Credentials:
-    """Token and TLS context as they are now: files are read again when they change.
-
-    Args:
-        access: where to find them.
-    """
+    """Current token and TLS context; files are reread when they change."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -215,11 +202,11 @@ class Credentials:
 
     @property
     def is_slow(self) -> bool:
-        """Whether `token` may take seconds now, because a program is run for it."""
+        """Whether `token` may take seconds, because it runs a program."""
         return self._login is not None and not self._login.is_fresh
 
     def on_unauthorised(self) -> None:
-        """Note that the API server has answered 401."""
+        """Handle a 401 of the API server."""
         if self._login is not None:
             self._login.on_unauthorised()
 
@@ -227,16 +214,16 @@ class Credentials:
         """Return the bearer token, or None if there is none.
 
         Raises:
-            OSError: its file cannot be read, or no program gives it.
+            OSError: the file cannot be read, or the program prints no token.
         """
         if self._login is not None:
             return self._login.token()
         if self._access.token_file is None:
             return self._access.token
         file = Path(self._access.token_file)
-        changed = file.stat().st_mtime_ns
-        if self._token is None or self._token[0] != changed:
-            self._token = (changed, file.read_text().strip())
+        mtime = file.stat().st_mtime_ns
+        if self._token is None or self._token[0] != mtime:
+            self._token = (mtime, file.read_text().strip())
         return self._token[1]
 
     def tls(self) -> ssl.SSLContext:
@@ -244,12 +231,12 @@ class Credentials:
 
         Raises:
             OSError: the certificates cannot be read.
-            ssl.SSLError: they are none.
+            ssl.SSLError: the certificates are invalid.
         """
         file = self._access.ca_file
-        changed = 0 if file is None else Path(file).stat().st_mtime_ns
-        if self._tls is None or self._tls[0] != changed:
-            self._tls = (changed, self._create_context())
+        mtime = 0 if file is None else Path(file).stat().st_mtime_ns
+        if self._tls is None or self._tls[0] != mtime:
+            self._tls = (mtime, self._create_context())
         return self._tls[1]
 
     def _create_context(self) -> ssl.SSLContext:
@@ -259,7 +246,7 @@ class Credentials:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if access.certificate is not None and access.key is not None:
-            # The ssl module takes a client's certificate from a file only.
+            # The ssl module reads a client certificate only from a file.
             with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
                 file.write(f"{access.certificate}\n{access.key}\n")
                 file.flush()

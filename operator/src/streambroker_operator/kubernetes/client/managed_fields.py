@@ -1,13 +1,17 @@
-"""Who holds which field of an object: Kubernetes' ``managedFields``, read.
+"""Field ownership of an object, read from Kubernetes' ``managedFields``.
 
-An entry of ``managedFields`` says which fields one manager holds, as a tree whose
-keys are ``f:name`` for a field, ``k:{...}`` for the item of a list with these keys,
-``v:...`` for the item with this value, ``i:n`` for the item at this place, and
-``.`` for the thing itself (FieldsV1). A leaf is the whole of what it names, except
-that a leaf which is an object is that object without any of its fields: all
-objects of our resources are held field by field.
+An entry lists the fields of one manager as a tree (FieldsV1). Its keys are:
 
-Everything here is a pure function of documents.
+- ``f:name``: a field
+- ``k:{...}``: the list item with these keys
+- ``v:...``: the list item with this value
+- ``i:n``: the list item at this index
+- ``.``: the parent itself
+
+A leaf is the complete value, but for an object it is the object without its fields: all objects in
+our resources are owned field by field.
+
+All functions here are pure functions of documents.
 """
 
 from __future__ import annotations
@@ -19,28 +23,27 @@ from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
 API = "streambroker-api"
-"""Manager of what is changed by REST."""
+"""Manager of changes by REST."""
 AGENT = "streambroker-agent"
-"""Manager of what agents say of themselves, in the status."""
+"""Manager of the agents' fields in the status."""
 
 Document: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Any]
-"""A tree of FieldsV1."""
+"""FieldsV1 tree."""
 Path: TypeAlias = tuple[str, ...]
-"""Names of fields from the root of a document; lists are not entered."""
+"""Field names from the root of a document; never into lists."""
 
 _SELF = "."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldManager:
-    """One manager and what it holds.
+    """A manager and its fields.
 
     Attributes:
-        name: its name.
-        operation: ``Apply`` or ``Update``; two of one name are two holders.
-        at: when it last wrote, UTC; None where nobody noted it.
-        fields: what it holds of the object, its status apart.
+        operation: ``Apply`` or ``Update``; the same name with both is two managers.
+        at: last write, UTC; None if unknown.
+        fields: owned fields of the object, without the status.
     """
 
     name: str
@@ -50,12 +53,12 @@ class FieldManager:
 
 
 def field_managers(document: Document) -> list[FieldManager]:
-    """Return who holds fields of an object outside of its status."""
+    """Return the managers of an object's fields outside of its status."""
     return [_parse_manager(entry) for entry in _entries(document) if not entry.get("subresource")]
 
 
 def own_fields(document: Document, manager: str, *, subresource: str = "") -> Fields:
-    """Return what a manager holds by server-side apply; nothing if it is not there."""
+    """Return the fields that a manager owns by server-side apply; empty if none."""
     entry = _entry(document, manager, subresource)
     return {} if entry is None else _fields(entry)
 
@@ -67,8 +70,12 @@ def written_at(document: Document, manager: str, *, subresource: str = "") -> da
 
 
 def other_managers(document: Document, manager: str = API) -> list[FieldManager]:
-    """Return all holders but a manager's own server-side apply."""
-    return [h for h in field_managers(document) if (h.name, h.operation) != (manager, "Apply")]
+    """Return all managers except the server-side apply of `manager`."""
+    return [
+        other
+        for other in field_managers(document)
+        if (other.name, other.operation) != (manager, "Apply")
+    ]
 
 
 def _entries(document: Document) -> Sequence[Document]:
@@ -77,8 +84,8 @@ def _entries(document: Document) -> Sequence[Document]:
 
 def _entry(document: Document, manager: str, subresource: str) -> Document | None:
     for entry in _entries(document):
-        named = entry.get("manager") == manager and entry.get("operation") == "Apply"
-        if named and entry.get("subresource", "") == subresource:
+        matches = entry.get("manager") == manager and entry.get("operation") == "Apply"
+        if matches and entry.get("subresource", "") == subresource:
             return entry
     return None
 
@@ -103,18 +110,18 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 def fields_at(fields: Fields, path: Path) -> Fields | None:
-    """Return what is held at a path or below; None where nothing is."""
-    found = fields
+    """Return the owned fields at or below a path; None if there are none."""
+    result = fields
     for name in path:
-        below = found.get(f"f:{name}")
+        below = result.get(f"f:{name}")
         if below is None:
             return None
-        found = below
-    return found
+        result = below
+    return result
 
 
 def paths(fields: Fields, path: Path = ()) -> Iterator[Path]:
-    """Yield the paths that are held, in order; a list is one, whatever of it is held."""
+    """Yield the owned paths in order; a list is one path, whatever part of it is owned."""
     names = sorted(key[2:] for key in fields if key.startswith("f:"))
     if not names and path:
         yield path
@@ -125,8 +132,8 @@ def paths(fields: Fields, path: Path = ()) -> Iterator[Path]:
 def extracted(value: Any, fields: Fields) -> Any:
     """Return the part of a value that a tree of fields names.
 
-    What the tree names and the value has not is left out; items of lists keep their
-    order, and have the keys by which they are told apart.
+    Named but missing fields are omitted. List items keep their order and their identifying keys.
+
 
     >>> extracted({"a": 1, "b": {"c": 2, "d": 3}}, {"f:b": {"f:c": {}}})
     {'b': {'c': 2}}
@@ -135,13 +142,13 @@ def extracted(value: Any, fields: Fields) -> Any:
         names = (key[2:] for key in fields if key.startswith("f:"))
         return {n: extracted(value[n], fields[f"f:{n}"]) for n in names if n in value}
     if isinstance(value, list) and fields:
-        found = (_extract_item(place, item, fields) for place, item in enumerate(value))
-        return [part for held in found for part in held]
+        parts = (_extract_item(index, item, fields) for index, item in enumerate(value))
+        return [item for items in parts for item in items]
     return value
 
 
 def _extract_item(index: int, item: Any, fields: Fields) -> list[Any]:
-    """Return the part of a list's item that is held: one, or none."""
+    """Return the owned part of a list item: one element, or none."""
     for key, below in fields.items():
         keys = _item_keys(key, index, item)
         if keys is None:
@@ -153,14 +160,16 @@ def _extract_item(index: int, item: Any, fields: Fields) -> list[Any]:
 
 
 def _item_keys(key: str, index: int, item: Any) -> dict[str, Any] | None:
-    """Return what tells an item apart where a key of a tree names it, else None."""
+    """Return the identifying keys of an item if a tree key names it, else None."""
     kind, _, text = key.partition(":")
     if key == _SELF or kind not in ("k", "v", "i"):
         return None
     named = json.loads(text)
     if kind == "k":
-        same = isinstance(item, Mapping) and all(_is_same(item.get(n), v) for n, v in named.items())
-        return {n: item[n] for n in named if n in item} if same else None
+        is_match = isinstance(item, Mapping) and all(
+            _is_same(item.get(n), v) for n, v in named.items()
+        )
+        return {n: item[n] for n in named if n in item} if is_match else None
     return {} if _is_same(index if kind == "i" else item, named) else None
 
 
@@ -169,24 +178,22 @@ def _is_same(value: Any, named: Any) -> bool:
 
 
 def lacks(items: Sequence[Any], fields: Fields) -> bool:
-    """Say whether a list lacks an item that a tree names: its holder would keep it there.
+    """Return whether a desired list lacks an item that another manager owns and would keep.
 
-    Args:
-        items: a list as somebody wants it.
-        fields: what another holds of that list; a leaf holds no single item.
+    `fields` are the other manager's fields of the list; a leaf owns no single item.
     """
     named = [key for key in fields if key.partition(":")[0] in ("k", "v")]
     return not all(
         any(
-            _item_keys(key, place, _with_default_keys(item, key)) is not None
-            for place, item in enumerate(items)
+            _item_keys(key, index, _with_default_keys(item, key)) is not None
+            for index, item in enumerate(items)
         )
         for key in named
     )
 
 
 def _with_default_keys(item: Any, key: str) -> Any:
-    """Return an item with the keys that were left out, which stand for an empty text."""
+    """Return an item with omitted keys set to their default, the empty string."""
     if not key.startswith("k:") or not isinstance(item, Mapping):
         return item
     return {**dict.fromkeys(json.loads(key[2:]), ""), **item}

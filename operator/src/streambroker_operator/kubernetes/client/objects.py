@@ -1,7 +1,7 @@
-"""Single objects of an API server: read, apply, delete; and what its refusals mean.
+"""Read, apply and delete single objects of an API server, and map its errors.
 
-The API server's own words are kept where they say something; every refusal becomes
-a `RequestError` here, but for those that the caller can do something about.
+Every error becomes a `RequestError` with the API server's message, except those that the caller
+can handle (`StaleError`, `ConflictError`).
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnr
 from streambroker_operator.kubernetes.client.managed_fields import Document
 
 APPLY = "application/apply-patch+yaml"
-"""What a server-side apply is sent as; JSON is YAML."""
+"""Content type of a server-side apply; JSON is valid YAML."""
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-"""A merge patch for kinds of Kubernetes itself, which finds elements of lists by their name."""
+"""Merge patch for built-in kinds, which matches list elements by name."""
 
 RETRIES = 3
-"""How often an object that changed meanwhile is read again."""
+"""Retries for an object that changes concurrently."""
 
 _T = TypeVar("_T")
 RETRY_S = 5.0
-"""When to ask again, in seconds, where the API server does not say."""
+"""Default Retry-After in seconds."""
 _WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 _BUSY = (429, 500, 502, 503, 504)
 
 
 class StaleError(Exception):
-    """The object is another one by now, or at another version: read it again."""
+    """The object was replaced or changed; read it again."""
 
 
 class ConflictError(Exception):
-    """Others hold fields that an apply would change.
+    """Other managers own fields that an apply would change.
 
     Attributes:
-        causes: one for each field, as the API server names them.
+        causes: one entry per field, as the API server reports it.
     """
 
     def __init__(self, causes: list[Document]) -> None:
@@ -52,14 +52,14 @@ class ConflictError(Exception):
 
 
 def list_path(kind: AnyKind, namespace: str | None) -> str:
-    """Return the path of a kind's objects in a namespace, or, for None, in all of them."""
+    """Return the path of a kind's objects in one namespace, or in all for None."""
     where = "" if namespace is None else f"/namespaces/{namespace}"
     return f"/apis/{API_VERSION}{where}/{OBJECTS[kind]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectPath:
-    """Where an object is."""
+    """Kind, namespace and name of an object."""
 
     kind: AnyKind
     namespace: str
@@ -67,7 +67,7 @@ class ObjectPath:
 
     @property
     def path(self) -> str:
-        """Its path at the API server."""
+        """Path at the API server."""
         return f"{list_path(self.kind, self.namespace)}/{self.name}"
 
     def __str__(self) -> str:
@@ -76,44 +76,34 @@ class ObjectPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyResult:
-    """What an apply led to.
-
-    Attributes:
-        document: the object as it is now.
-        created: whether it was made by this.
-    """
+    """Result of an apply: the current object, and whether the apply created it."""
 
     document: Document
     created: bool
 
 
 class Objects:
-    """Reads and writes single resources and Secrets.
-
-    Args:
-        api: how the API server is asked.
-    """
+    """Reads and writes single resources and Secrets."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self.writes: Counter[tuple[str, str]] = Counter()
-        """What was written, by ``spec`` or ``status`` and by result, as metrics name them."""
+        """Count of writes by ``spec`` or ``status`` and by result, as in the metrics."""
         self._locks: WeakValueDictionary[ObjectPath, asyncio.Lock] = WeakValueDictionary()
 
     async def read_modify_write(
         self, target: ObjectPath, modify: Callable[[Document | None], Awaitable[_T]]
     ) -> _T:
-        """Read an object and do something with it; again where it changed meanwhile.
+        """Read an object and modify it, with retries if it changes concurrently.
 
-        Args:
-            target: where the object is; one after the other here.
-            modify: is given the object, None where there is none; may raise `StaleError`.
+        Modifications of one object run one at a time. `modify` receives the object, or None if
+        there is none; it may raise `StaleError`.
 
         Raises:
-            RequestError: 503 `ChangedMeanwhile`, it changes all the time; nothing was done.
+            RequestError: 503 `ChangedMeanwhile`, it changed at every attempt; nothing was done.
         """
-        turn = self._locks.setdefault(target, asyncio.Lock())
-        async with turn:
+        lock = self._locks.setdefault(target, asyncio.Lock())
+        async with lock:
             for _ in range(1 + RETRIES):
                 try:
                     return await modify(await self.read(target))
@@ -128,15 +118,15 @@ class Objects:
         )
 
     async def read(self, target: ObjectPath) -> Document | None:
-        """Return an object as it is; None where there is none.
+        """Return an object; None if there is none.
 
         Raises:
-            RequestError: 503, the API server cannot be asked now; 403, it lets nobody read.
+            RequestError: 503, the API server is unavailable; 403, the broker may not read.
         """
-        answer = await self._send("GET", target.path, f"read {target}")
-        if answer.status == 404 and not _is_kind_missing(answer):
+        response = await self._send("GET", target.path, f"read {target}")
+        if response.status == 404 and not _is_kind_missing(response):
             return None
-        return _parse_document(_check_answer(answer, f"read {target}"))
+        return _parse_document(_check_answer(response, f"read {target}"))
 
     async def apply(
         self,
@@ -148,20 +138,16 @@ class Objects:
         status: bool = False,
         dry_run: bool = False,
     ) -> ApplyResult:
-        """State by server-side apply all that a manager wants of an object.
+        """Write all fields of a manager by server-side apply.
 
-        Args:
-            target: where the object is.
-            body: with uid and resourceVersion of the one that is meant; without, it is made.
-            manager: who wants it.
-            force: whether to take fields from others.
-            status: whether it is about the status and nothing else.
-            dry_run: whether it is only tried.
+        `body` contains uid and resourceVersion of an existing object; otherwise it creates one.
+        `force` takes over fields of other managers, `status` writes the status only, and `dry_run`
+        validates only.
 
         Raises:
-            ConflictError: others hold some of the fields.
-            StaleError: the object was changed or replaced meanwhile.
-            RequestError: the API server refuses it, or cannot be asked now.
+            ConflictError: other managers own some of the fields.
+            StaleError: the object was changed or replaced.
+            RequestError: the API server rejects the write or is unavailable.
         """
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         if force:
@@ -169,81 +155,70 @@ class Objects:
         if dry_run:
             query["dryRun"] = "All"
         path = target.path + ("/status" if status else "")
-        what = f"write the status of {target}" if status else f"write {target}"
-        how: dict[str, Any] = {"query": query, "body": body, "content_type": APPLY}
+        action = f"write the status of {target}" if status else f"write {target}"
+        options: dict[str, Any] = {"query": query, "body": body, "content_type": APPLY}
         if dry_run:
-            answer = await self._send("PATCH", path, what, **how)
+            response = await self._send("PATCH", path, action, **options)
         else:
-            answer = await self._write("PATCH", path, what, **how)
-        if answer.status == 409:
-            causes = _conflict_causes(answer)
+            response = await self._write("PATCH", path, action, **options)
+        if response.status == 409:
+            causes = _conflict_causes(response)
             if causes:
                 raise ConflictError(causes)
             raise StaleError
-        if answer.status == 404 and not _is_kind_missing(answer):
+        if response.status == 404 and not _is_kind_missing(response):
             raise StaleError
-        good = _check_answer(answer, what)
-        return ApplyResult(document=_parse_document(good), created=good.status == 201)
+        checked = _check_answer(response, action)
+        return ApplyResult(document=_parse_document(checked), created=checked.status == 201)
 
     async def merge(self, target: ObjectPath, body: Document, *, manager: str) -> Document:
-        """Change fields by a merge patch, whoever holds them; return the object as it is now.
+        """Change fields by a merge patch, regardless of their owners; return the new object.
 
-        Args:
-            target: where the object is.
-            body: with uid and resourceVersion of the one that is meant.
-            manager: who wants it.
+        `body` contains uid and resourceVersion of the object.
 
         Raises:
-            StaleError: the object was changed or replaced meanwhile.
-            RequestError: the API server refuses it, or cannot be asked now.
+            StaleError: the object was changed or replaced.
+            RequestError: the API server rejects the write or is unavailable.
         """
-        what = f"write {target}"
+        action = f"write {target}"
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
-        answer = await self._write(
-            "PATCH", target.path, what, query=query, body=body, content_type=MERGE
+        response = await self._write(
+            "PATCH", target.path, action, query=query, body=body, content_type=MERGE
         )
-        if answer.status == 409 or (answer.status == 404 and not _is_kind_missing(answer)):
+        if response.status == 409 or (response.status == 404 and not _is_kind_missing(response)):
             raise StaleError
-        return _parse_document(_check_answer(answer, what))
+        return _parse_document(_check_answer(response, action))
 
     async def delete(self, target: ObjectPath, *, uid: str, version: str | None = None) -> None:
-        """Delete this very object; nothing is done where it is gone.
-
-        Args:
-            target: where it is.
-            uid: which one it is.
-            version: only if it is still at this resourceVersion; None for any.
+        """Delete the object with this uid, and only at `version` if set; do nothing if it is gone.
 
         Raises:
-            StaleError: it was changed meanwhile.
-            RequestError: the API server refuses it, or cannot be asked now.
+            StaleError: the object was changed or replaced.
+            RequestError: the API server rejects the deletion or is unavailable.
         """
-        only = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": only}
-        answer = await self._write("DELETE", target.path, f"delete {target}", body=body)
-        if answer.status == 409:
+        preconditions = (
+            {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
+        )
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+        response = await self._write("DELETE", target.path, f"delete {target}", body=body)
+        if response.status == 409:
             raise StaleError
-        if answer.status != 404 or _is_kind_missing(answer):
-            _check_answer(answer, f"delete {target}")
+        if response.status != 404 or _is_kind_missing(response):
+            _check_answer(response, f"delete {target}")
 
     async def read_secret(self, namespace: str, name: str) -> Document | None:
-        """Return a Secret's document; None where there is none."""
-        what = f"read the Secret {namespace}/{name}"
-        answer = await self._send("GET", _secret_path(namespace, name), what)
-        return None if answer.status == 404 else _parse_document(_check_answer(answer, what))
+        """Return a Secret; None if there is none."""
+        action = f"read the Secret {namespace}/{name}"
+        response = await self._send("GET", _secret_path(namespace, name), action)
+        return None if response.status == 404 else _parse_document(_check_answer(response, action))
 
     async def create_secret(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
-        """Create an immutable Secret; one that is there already stays as it is.
-
-        Args:
-            namespace: where.
-            name: of the Secret.
-            data: its entries, in base64.
+        """Create an immutable Secret from base64-encoded entries; an existing one is unchanged.
 
         Raises:
-            RequestError: the API server refuses it, or cannot be asked now.
+            RequestError: the API server rejects the write or is unavailable.
         """
-        what = f"create the Secret {namespace}/{name}"
+        action = f"create the Secret {namespace}/{name}"
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -252,69 +227,62 @@ class Objects:
             "immutable": True,
             "data": dict(data),
         }
-        answer = await self._send("POST", _secret_path(namespace), what, body=body)
-        if answer.status != 409:
-            _check_answer(answer, what)
+        response = await self._send("POST", _secret_path(namespace), action, body=body)
+        if response.status != 409:
+            _check_answer(response, action)
 
     async def update_secret(
         self, namespace: str, document: Document, data: Mapping[str, str]
     ) -> None:
-        """Give a Secret other entries.
-
-        Args:
-            namespace: of the Secret.
-            document: the Secret as it was read.
-            data: the entries, in base64; others stay.
+        """Replace some entries (base64-encoded) of a Secret that was read before.
 
         Raises:
-            StaleError: it was changed or replaced meanwhile.
-            RequestError: the API server refuses it, or cannot be asked now.
+            StaleError: the Secret was changed or replaced.
+            RequestError: the API server rejects the write or is unavailable.
         """
         name, version = (document["metadata"][part] for part in ("name", "resourceVersion"))
         body = {"metadata": {"resourceVersion": version}, "data": dict(data)}
-        path, what = _secret_path(namespace, name), f"write the Secret {namespace}/{name}"
-        answer = await self._send("PATCH", path, what, body=body, content_type=MERGE)
-        if answer.status in (404, 409):
+        path, action = _secret_path(namespace, name), f"write the Secret {namespace}/{name}"
+        response = await self._send("PATCH", path, action, body=body, content_type=MERGE)
+        if response.status in (404, 409):
             raise StaleError
-        _check_answer(answer, what)
+        _check_answer(response, action)
 
     async def read_webhook(self, name: str) -> Document | None:
-        """Return a ValidatingWebhookConfiguration; None where there is none."""
-        what = f"read the ValidatingWebhookConfiguration {name}"
-        answer = await self._send("GET", f"{_WEBHOOKS}/{name}", what)
-        return None if answer.status == 404 else _parse_document(_check_answer(answer, what))
+        """Return a ValidatingWebhookConfiguration; None if there is none."""
+        action = f"read the ValidatingWebhookConfiguration {name}"
+        response = await self._send("GET", f"{_WEBHOOKS}/{name}", action)
+        return None if response.status == 404 else _parse_document(_check_answer(response, action))
 
     async def update_webhook(self, name: str, clients: Mapping[str, Document]) -> None:
-        """Change how the API server calls the webhooks of a ValidatingWebhookConfiguration.
-
-        Args:
-            name: of the configuration.
-            clients: the ``clientConfig`` of each, by its name; fields that are not given stay.
+        """Change ``clientConfig`` by webhook name; its other fields are unchanged.
 
         Raises:
-            RequestError: the API server refuses it, or cannot be asked now.
+            RequestError: the API server rejects the write or is unavailable.
         """
-        found = [{"name": each, "clientConfig": client} for each, client in clients.items()]
-        what = f"write the ValidatingWebhookConfiguration {name}"
-        how: dict[str, Any] = {"body": {"webhooks": found}, "content_type": STRATEGIC}
-        _check_answer(await self._send("PATCH", f"{_WEBHOOKS}/{name}", what, **how), what)
+        webhooks = [
+            {"name": webhook, "clientConfig": client} for webhook, client in clients.items()
+        ]
+        action = f"write the ValidatingWebhookConfiguration {name}"
+        options: dict[str, Any] = {"body": {"webhooks": webhooks}, "content_type": STRATEGIC}
+        _check_answer(await self._send("PATCH", f"{_WEBHOOKS}/{name}", action, **options), action)
 
     async def _write(self, method: str, path: str, what: str, **more: Any) -> Answer:
-        """Send what changes an object, and count what came of it."""
+        """Send a write and count its result."""
         part = "status" if path.endswith("/status") else "spec"
         try:
-            answer = await self._send(method, path, what, **more)
+            response = await self._send(method, path, what, **more)
         except RequestError:
             self.writes[part, "failed"] += 1
             raise
-        self.writes[part, _write_result(answer)] += 1
-        return answer
+        self.writes[part, _write_result(response)] += 1
+        return response
 
     async def _send(self, method: str, path: str, what: str, **more: Any) -> Answer:
         try:
             return await self._api.call(method, path, **more)
         except ApiUnreachableError as error:
-            # A write without an answer may be done; repeating it changes nothing then.
+            # A write without a response may have been done; repeating it is harmless.
             unsure = "" if method == "GET" else " It may have been done: ask again, or repeat it."
             raise _unavailable_error(
                 f"The API server gave no answer to: {what} ({error}).{unsure}"
@@ -327,7 +295,6 @@ def _secret_path(namespace: str, name: str = "") -> str:
 
 
 def _write_result(answer: Answer) -> str:
-    """Return what came of a write, as metrics name it."""
     if answer.status < 300:
         return "done"
     if answer.status == 409 or (answer.status == 404 and not _is_kind_missing(answer)):
@@ -336,7 +303,7 @@ def _write_result(answer: Answer) -> str:
 
 
 def _is_unavailable(answer: Answer) -> bool:
-    """Say whether an answer means that the API server cannot do it at the moment."""
+    """Return whether the API server cannot handle the request at the moment."""
     return answer.status in _BUSY or answer.status == 401 or _is_kind_missing(answer)
 
 
@@ -351,40 +318,38 @@ def _unavailable_error(message: str, retry_after_s: float | None = None) -> Requ
 
 
 def _check_answer(answer: Answer, what: str) -> Answer:
-    """Return a good answer.
-
-    Raises:
-        RequestError: it is none.
-    """
+    """Return a successful answer; raise `RequestError` for an error."""
     if answer.status < 300:
         return answer
-    said = _error_text(answer)
+    message = _error_text(answer)
     if _is_unavailable(answer):
-        raise _unavailable_error(f"The API server refused to {what}: {said}", answer.retry_after_s)
+        raise _unavailable_error(
+            f"The API server refused to {what}: {message}", answer.retry_after_s
+        )
     if answer.status == 403:
         raise RequestError(
             403,
             "NotPermitted",
-            f"The broker may not {what}: {said} Its ClusterRole or Role has to allow that.",
+            f"The broker may not {what}: {message} Its ClusterRole or Role has to allow that.",
         )
     status = 422 if answer.status in (400, 413, 422) else 502
-    raise RequestError(status, "ResourceInvalid", f"The API server refused to {what}: {said}")
+    raise RequestError(status, "ResourceInvalid", f"The API server refused to {what}: {message}")
 
 
 def _error_text(answer: Answer) -> str:
-    found = str(answer.body.get("message") or f"it answered {answer.status}").strip()
-    return found if found.endswith(".") else f"{found}."
+    text = str(answer.body.get("message") or f"it answered {answer.status}").strip()
+    return text if text.endswith(".") else f"{text}."
 
 
 def _conflict_causes(answer: Answer) -> list[Document]:
-    """Return who holds what, of a refusal; nothing where that is not why."""
+    """Return the field conflicts of a rejected apply; empty if it failed for another reason."""
     details = answer.body.get("details")
     causes = details.get("causes") if isinstance(details, Mapping) else None
     return [cause for cause in causes or () if cause.get("reason") == "FieldManagerConflict"]
 
 
 def _is_kind_missing(answer: Answer) -> bool:
-    """Say whether a 404 means that the API server knows no such kind at the moment."""
+    """Return whether a 404 means that the API server does not know the kind at the moment."""
     if answer.status != 404:
         return False
     details = answer.body.get("details")

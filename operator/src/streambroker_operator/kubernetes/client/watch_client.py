@@ -1,7 +1,7 @@
-"""A thin client of the Kubernetes API: get, list in pages, watch.
+"""Client of the Kubernetes API for feeds: get, paged list, watch.
 
-Every call has its own time limit: an API server whose etcd is gone answers nothing, for
-ever. What is no whole and well-formed answer is an error, never an empty list.
+- Every call has a timeout: an API server without etcd may never answer.
+- An incomplete or malformed response is an error, never an empty list.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ WatchEvent = tuple[str, Body]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long things may take, in seconds, and how much is asked for at once.
+    """Timeouts and intervals in seconds, and the page size.
 
     Attributes:
-        call_s: one call, from connecting to the end of the answer.
-        server_s: after how long the server shall end a watch.
-        idle_s: after how long without a line a watch counts as dead; bookmarks come each minute.
-        page: objects of one page of a list.
-        resync_s: between two sweeps; 10 % more or less.
-        refused_s: between two questions whether a namespace that was refused can be listed again.
-        settle_s: how long a sweep leaves the watch to tell what the list has shown.
-        confirm_s: before a list that is too old is asked for again.
-        retry_s: the shortest and the longest pause after a failure.
+        call_s: timeout of one call, from connecting to the end of the response.
+        server_s: time after which the server ends a watch.
+        idle_s: time without a line after which a watch is dead; bookmarks arrive every minute.
+        page: objects per page of a list.
+        resync_s: interval of resyncs, varied by 10 %.
+        refused_s: interval of checks whether a refused namespace can be listed again.
+        settle_s: time in which the watch may deliver what a resync has listed.
+        confirm_s: pause before a contradicting list is requested again.
+        retry_s: shortest and longest pause after a failure.
         restart_s: the same for kopf's process.
     """
 
@@ -63,11 +63,11 @@ class Timing:
 
 
 class ApiError(Exception):
-    """A call that was not answered, or not as asked.
+    """Failed call.
 
     Attributes:
-        status: of the HTTP answer; 0 if there was none that could be used.
-        retry_after_s: how long the server asks to wait; 0 if it does not.
+        status: HTTP status; 0 without a usable response.
+        retry_after_s: seconds that the server asks to wait; 0 if it does not.
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
@@ -77,24 +77,19 @@ class ApiError(Exception):
 
 
 class GoneError(ApiError):
-    """The versions asked for are forgotten, or the watch is not to be trusted: list again."""
+    """The version has expired or the watch is unreliable: list again."""
 
 
 async def with_timeout(
     seconds: float, awaitable: Awaitable[_T], discard: Callable[[_T], None] | None = None
 ) -> _T:
-    """Return what comes of an awaitable, like `asyncio.wait_for`.
+    """Wait for an awaitable with a timeout in seconds, like `asyncio.wait_for`.
 
-    Before Python 3.12 that one loses a cancellation that meets the answer, and who is told to
-    end goes on for ever.
-
-    Args:
-        seconds: how long it may take.
-        awaitable: what is waited for.
-        discard: takes what comes of it when nobody wants it any more.
+    Before Python 3.12 `wait_for` may lose a cancellation that coincides with the result, so the
+    caller would never end. `discard` receives a result that arrives after the wait has ended.
 
     Raises:
-        asyncio.TimeoutError: nothing came in time.
+        asyncio.TimeoutError: no result in time.
     """
     task = asyncio.ensure_future(awaitable)
     try:
@@ -110,7 +105,7 @@ async def with_timeout(
 
 def _abandon(task: asyncio.Future[_T], discard: Callable[[_T], None] | None) -> None:
     def late(done: asyncio.Future[_T]) -> None:
-        # What comes of it too late is of no interest, not even as an error.
+        # Late results and errors are dropped.
         if not done.cancelled() and done.exception() is None and discard is not None:
             discard(done.result())
 
@@ -119,29 +114,24 @@ def _abandon(task: asyncio.Future[_T], discard: Callable[[_T], None] | None) -> 
 
 
 class LineBuffer:
-    """Cut a stream of bytes into lines."""
+    """Splits a stream of bytes into lines."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are whole now; what is left waits for more."""
+        """Return the lines that are complete now, and keep the rest."""
         end = data.rfind(b"\n")
         if end < 0:
             self._partial += data
             return []
-        whole = bytes(self._partial) + data[:end]
+        complete = bytes(self._partial) + data[:end]
         self._partial = bytearray(data[end + 1 :])
-        return [line for line in whole.split(b"\n") if line]
+        return [line for line in complete.split(b"\n") if line]
 
 
 class ApiClient:
-    """One connection pool to one API server.
-
-    Args:
-        access: where it is, and the credentials.
-        timing: how long calls may take.
-    """
+    """Connection pool to one API server."""
 
     def __init__(self, access: Access, timing: Timing | None = None) -> None:
         self.timing = timing or Timing()
@@ -155,27 +145,27 @@ class ApiClient:
     async def get(
         self, path: str, params: Mapping[str, str] | None = None, *, accept: str = JSON
     ) -> Body:
-        """Return the answer to a GET; 429 and 503 with Retry-After are waited for, a few times.
+        """Return the response to a GET; retry 429 and 503 with Retry-After a few times.
 
         Raises:
             GoneError: 410.
-            ApiError: any other answer, none in time, or one that is no JSON object.
+            ApiError: any other error, a timeout, or a body that is no JSON object.
         """
         tries = 1
         while True:
             try:
                 return await self._get(path, params or {}, accept)
             except ApiError as error:
-                again = error.status in _RETRY_STATUSES and error.retry_after_s > 0
-                if not again or tries == _MAX_TRIES:
+                can_retry = error.status in _RETRY_STATUSES and error.retry_after_s > 0
+                if not can_retry or tries == _MAX_TRIES:
                     raise
                 await asyncio.sleep(min(error.retry_after_s, _MAX_PAUSE_S))
             tries += 1
 
     async def _get(self, path: str, params: Mapping[str, str], accept: str) -> Body:
         limit = aiohttp.ClientTimeout(total=self.timing.call_s)
-        async with self._open_answer(path, params, accept, limit) as answer:
-            text = await answer.read()
+        async with self._open_answer(path, params, accept, limit) as response:
+            text = await response.read()
         try:
             body = json.loads(text)
         except ValueError as error:
@@ -190,12 +180,12 @@ class ApiClient:
         """Yield the pages of a consistent list, each with the version of the whole list.
 
         Raises:
-            GoneError: the list was forgotten before its end.
-            ApiError: a page could not be had.
+            GoneError: the list expired before its end.
+            ApiError: a page could not be read.
         """
-        asked = {"limit": str(self.timing.page), **params}
+        query = {"limit": str(self.timing.page), **params}
         while True:
-            body = await self.get(path, asked, accept=accept)
+            body = await self.get(path, query, accept=accept)
             metadata, items = body.get("metadata"), _list_items(body)
             if not isinstance(metadata, dict) or not isinstance(items, list):
                 raise ApiError(
@@ -204,18 +194,18 @@ class ApiClient:
             yield items, _list_version(path, metadata)
             if not metadata.get("continue"):
                 return
-            asked = {"limit": str(self.timing.page), "continue": str(metadata["continue"])}
+            query = {"limit": str(self.timing.page), "continue": str(metadata["continue"])}
 
     async def watch(self, path: str, version: int) -> AsyncGenerator[list[WatchEvent], None]:
-        """Yield what happens after a version, as many events at once as have come.
+        """Yield the events after a version, in batches as received.
 
-        The first that comes is an empty list: the server has begun to answer. Ends when the
-        server ends the watch.
+        The first batch is empty: the server has begun to respond. Ends when the server ends the
+        watch.
 
         Raises:
-            GoneError: the version is forgotten, the server tells of an error, or nothing comes,
-                not even bookmarks.
-            ApiError: the server refuses, or the connection breaks.
+            GoneError: the version expired, the server reports an error, or nothing arrives, not
+                even bookmarks.
+            ApiError: the server rejects the watch, or the connection breaks.
         """
         params = {
             "watch": "true",
@@ -224,14 +214,14 @@ class ApiClient:
             "timeoutSeconds": str(self.timing.server_s),
         }
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self.timing.call_s)
-        async with self._open_answer(path, params, JSON, limit) as answer:
+        async with self._open_answer(path, params, JSON, limit) as response:
             yield []
             loop, lines = asyncio.get_running_loop(), LineBuffer()
-            until = loop.time() + self.timing.idle_s
-            while data := await self._read_more(path, answer, until - loop.time()):
+            deadline = loop.time() + self.timing.idle_s
+            while data := await self._read_more(path, response, deadline - loop.time()):
                 events = [_parse_event(path, line) for line in lines.feed(data)]
                 if events:
-                    until = loop.time() + self.timing.idle_s
+                    deadline = loop.time() + self.timing.idle_s
                     yield events
 
     async def _read_more(self, path: str, answer: aiohttp.ClientResponse, seconds: float) -> bytes:
@@ -246,14 +236,14 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
             headers = {"Accept": accept}
-            asked = self._connection.request(
+            request = self._connection.request(
                 "GET", path, query=params, headers=headers, timeout=limit
             )
-            answer = await with_timeout(self.timing.call_s, asked, aiohttp.ClientResponse.close)
-            async with answer:
-                if answer.status != 200:
-                    raise await _refusal(path, answer)
-                yield answer
+            response = await with_timeout(self.timing.call_s, request, aiohttp.ClientResponse.close)
+            async with response:
+                if response.status != 200:
+                    raise await _refusal(path, response)
+                yield response
         except asyncio.TimeoutError as error:
             raise ApiError(0, f"{path}: no answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -263,19 +253,19 @@ class ApiClient:
 async def _refusal(path: str, answer: aiohttp.ClientResponse) -> ApiError:
     text = await answer.content.read(_MAX_ERROR_BYTES)
     try:
-        said = str(json.loads(text)["message"])
+        message = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
-        said = text[:_MAX_MESSAGE_CHARS].decode(errors="replace")
+        message = text[:_MAX_MESSAGE_CHARS].decode(errors="replace")
     try:
         pause = float(answer.headers.get("Retry-After", "0"))
     except ValueError:
         pause = 0.0
-    kind = GoneError if answer.status == 410 else ApiError
-    return kind(answer.status, f"{path}: {answer.status}: {said}", pause)
+    error_class = GoneError if answer.status == 410 else ApiError
+    return error_class(answer.status, f"{path}: {answer.status}: {message}", pause)
 
 
 def _list_items(body: Body) -> object:
-    """Return the items of a list; none at all are written as null where only metadata is asked."""
+    """Return the items of a list; an empty metadata list has null instead."""
     if body.get("kind") == "PartialObjectMetadataList" and body.get("items", ...) is None:
         return []
     return body.get("items")

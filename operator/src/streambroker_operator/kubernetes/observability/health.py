@@ -1,10 +1,9 @@
-"""What the probes are answered: ``/livez`` and ``/readyz``.
+"""Results of the probes ``/livez`` and ``/readyz``.
 
-Rule 1: what a restart does not mend does not make the broker unalive: the API server, the feed,
-the Lease.
-Rule 2: a broker that has read everything once stays ready, since its answers stay right enough:
-without it, agents would have nobody to ask while the API server is away. That is also true of a
-single watched namespace that can no longer be listed.
+- Failures that a restart does not fix (API server, feed, Lease) do not affect liveness.
+- A broker that has read all resources once stays ready, also if a watched namespace can no longer
+  be listed. Its answers remain good enough, and otherwise agents would have no broker while the
+  API server is unavailable.
 """
 
 from __future__ import annotations
@@ -17,20 +16,17 @@ from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.kubernetes.watch.refused_namespaces import Refusal
 
 STUCK_S = 30.0
-"""How late the event loop may be before the process counts as stuck, in seconds."""
+"""Delay of the event loop, in seconds, after which the process counts as stuck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
-    """How a broker is.
+    """State of a broker.
 
     Attributes:
-        beat_age_s: seconds since the event loop last did what it does every second.
+        beat_age_s: seconds since the last heartbeat of the event loop, which beats every second.
         synced: both kinds have been read once.
-        closing: it was told to stop.
-        stale: a feed is lost at the moment.
-        leads: it holds the Lease.
-        reason: a word for why the feed is lost, or empty.
+        stale: a feed is currently lost.
         refused: why watched namespaces are not followed, by kind and namespace.
     """
 
@@ -45,24 +41,24 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The answer to a probe: 200 if all is well, else 503, with a line for each check."""
+    """Result of a probe: 200 if all checks pass, else 503, with a line for each check."""
 
     is_ok: bool
     text: str
 
     @property
     def status(self) -> int:
-        """Status of the HTTP answer."""
+        """HTTP status."""
         return 200 if self.is_ok else 503
 
 
 def check_live(state: BrokerState) -> Probe:
-    """Say whether the process works; if not, it should be ended and started again."""
+    """Check whether the process works; if not, it should be restarted."""
     return _probe([("loop", state.beat_age_s <= STUCK_S, f"{state.beat_age_s:.0f} s late")], [])
 
 
 def check_ready(state: BrokerState) -> Probe:
-    """Say whether requests should be sent here."""
+    """Check whether requests should be sent to this broker."""
     lines = [f"[+]lease {'held' if state.leads else 'not held'}"]
     lines.append(f"[+]feed {'lost ' + state.reason if state.stale else 'well'}".rstrip())
     lines += [
@@ -79,6 +75,10 @@ def check_ready(state: BrokerState) -> Probe:
 
 
 def _probe(checks: list[tuple[str, bool, str]], extra_lines: list[str]) -> Probe:
-    lines = [f"[+]{name} ok" if well else f"[-]{name} failed: {why}" for name, well, why in checks]
-    well = all(well for _, well, _ in checks)
-    return Probe(is_ok=well, text="\n".join([*lines, *extra_lines, "ok" if well else "failed", ""]))
+    lines = [
+        f"[+]{name} ok" if is_ok else f"[-]{name} failed: {why}" for name, is_ok, why in checks
+    ]
+    is_ok = all(is_ok for _, is_ok, _ in checks)
+    return Probe(
+        is_ok=is_ok, text="\n".join([*lines, *extra_lines, "ok" if is_ok else "failed", ""])
+    )

@@ -1,4 +1,4 @@
-"""The broker's figures for Prometheus: what is counted here, and what is read when asked."""
+"""Prometheus metrics of the broker: own counters, and gauges read at each scrape."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 ResourceState: TypeAlias = Literal["accepted", "refused"]
 Labelled: TypeAlias = Mapping[Any, float]
-"""Values by the values of their labels."""
+"""Values by label values."""
 
-# Shown from the beginning: what rises from nothing to one is no increase to Prometheus.
+# Exported with 0 from the start: Prometheus sees no increase if a series starts with 1.
 _DIFFERENCES = tuple(product(OBJECTS.values(), ("missing", "changed", "ghost")))
 _WRITES = tuple(
     product(("spec", "status", "event", "lease"), ("done", "conflict", "refused", "failed"))
@@ -38,29 +38,25 @@ _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerGauges:
-    """What is read when Prometheus asks.
+    """Values read at each scrape.
 
     Attributes:
-        release: of the broker.
-        synced: whether both kinds have been read once, so that requests are answered.
-        leads: whether this process holds the Lease.
-        routes: how many there are.
+        synced: whether both kinds have been read once, so that requests are served.
         board_versions: processed version by kind.
         watch_age_s: seconds since the last sign of life, by kind.
         followed: whether each watched namespace can be listed, by kind and namespace.
-        resources: how many, by kind and whether they take part.
-        agents: how many registered agents are in which state; empty where that is not known.
-        reported_routes: how many routes are in which state, as agents reported it to this process.
-        hints_sent: datagrams handed to the network.
-        hints_lost: those after which the agent came by its poll only.
-        resyncs: how often what is known was compared with a list.
-        resync_differences: what came to light by that, by kind and what it was: ``missing``,
-            ``changed`` or ``ghost``.
-        relists: whole lists taken in after the first, by kind.
-        feeder_restarts: how often the feeder's own process was started again.
-        writes: requests that change something in the cluster, by object and result: see
-            `count_writes`.
-        reviews: questions to the API server, by review and result: see `ReviewClient.counts`.
+        resources: number of resources by kind and state.
+        agents: number of registered agents by state; empty if unknown.
+        reported_routes: number of routes by state, as agents reported to this process.
+        hints_sent: datagrams sent.
+        hints_lost: hints that did not arrive: the agent came only by its poll.
+        resyncs: comparisons of the cache with a list.
+        resync_differences: differences they found, by kind and ``missing``, ``changed`` or
+            ``ghost``.
+        relists: full lists after the first, by kind.
+        feeder_restarts: restarts of the feeder's child process.
+        writes: writes to the cluster by object and result, see `count_writes`.
+        reviews: reviews by type and result, see `ReviewClient.counts`.
     """
 
     release: str
@@ -84,7 +80,7 @@ class BrokerGauges:
 
 
 def families(gauges: BrokerGauges) -> Iterator[Metric]:
-    """Yield figures as Prometheus names them."""
+    """Yield the Prometheus metric families of the gauges."""
     yield _gauge("build_info", "The release that runs.", ("version",), {(gauges.release,): 1})
     synced = {(): float(gauges.synced)}
     yield _gauge("feed_synced", "1 once all resources have been read.", (), synced)
@@ -95,7 +91,8 @@ def families(gauges: BrokerGauges) -> Iterator[Metric]:
         "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(gauges.watch_age_s)
     )
     followed = {
-        (OBJECTS[kind], watched): float(on) for (kind, watched), on in gauges.followed.items()
+        (OBJECTS[kind], watched): float(is_followed)
+        for (kind, watched), is_followed in gauges.followed.items()
     }
     text = "1 if resources of a watched namespace can be listed."
     yield _gauge("namespace_followed", text, ("kind", "watched"), followed)
@@ -108,9 +105,12 @@ def families(gauges: BrokerGauges) -> Iterator[Metric]:
     yield _counter("hints_sent", "Hints handed to the network.", (), {(): gauges.hints_sent})
     yield _counter("hints_lost", "Hints that did not arrive.", (), {(): gauges.hints_lost})
     yield _counter("sweeps", "Comparisons with a list.", (), {(): gauges.resyncs})
-    mended = {(OBJECTS[kind], what): n for (kind, what), n in gauges.resync_differences.items()}
-    mended = {**dict.fromkeys(_DIFFERENCES, 0), **mended}
-    yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), mended)
+    differences = {
+        (OBJECTS[kind], difference): n
+        for (kind, difference), n in gauges.resync_differences.items()
+    }
+    differences = {**dict.fromkeys(_DIFFERENCES, 0), **differences}
+    yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), differences)
     yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(gauges.relists))
     yield _counter("feeder_restarts", "Starts of the feeder.", (), {(): gauges.feeder_restarts})
     writes = {**dict.fromkeys(_WRITES, 0), **gauges.writes}
@@ -125,33 +125,25 @@ def count_writes(
     lease: Lease,
     objects: Mapping[tuple[str, str], int],
 ) -> Mapping[tuple[str, str], int]:
-    """Return what was written in the cluster, for `BrokerGauges.writes`.
+    """Return the counts of writes to the cluster, for `BrokerGauges.writes`.
 
-    Args:
-        status: of the one who writes statuses.
-        events: who writes Events.
-        lease: who keeps the Lease.
-        objects: what was written for agents and by REST: see `Objects.writes`.
+    `objects` counts writes for agents and by REST, see `Objects.writes`.
     """
-    found: Counter[tuple[str, str]] = Counter(objects)
-    found["status", "done"] += status.written
-    found["status", "conflict"] += status.conflicts
-    found["status", "refused"] += status.refused
-    found["status", "failed"] += status.failed
-    found["event", "done"] += events.written
-    found["event", "refused"] += events.refused
-    found["event", "failed"] += events.failed
+    counts: Counter[tuple[str, str]] = Counter(objects)
+    counts["status", "done"] += status.written
+    counts["status", "conflict"] += status.conflicts
+    counts["status", "refused"] += status.refused
+    counts["status", "failed"] += status.failed
+    counts["event", "done"] += events.written
+    counts["event", "refused"] += events.refused
+    counts["event", "failed"] += events.failed
     for result, count in lease.writes.items():
-        found["lease", result] += count
-    return found
+        counts["lease", result] += count
+    return counts
 
 
 class Metrics(Collector):
-    """All figures of a broker.
-
-    Args:
-        read_gauges: returns what is read when Prometheus asks.
-    """
+    """All metrics of a broker; gauges are read at each scrape."""
 
     def __init__(self, read_gauges: Callable[[], BrokerGauges]) -> None:
         self._read_gauges = read_gauges
@@ -177,36 +169,30 @@ class Metrics(Collector):
         )
 
     def describe(self) -> list[Metric]:
-        """Return nothing: what is collected is not asked for before there is something."""
+        """Return nothing, so that registration does not call `collect` early."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is read at this moment."""
+        """Yield the current values."""
         yield from families(self._read_gauges())
         yield _counter("rest_requests", "Answers of REST.", ("method", "code"), self._answers)
 
     def observe_match(self, seconds: float) -> None:
-        """Count the time that one change took to be matched."""
+        """Record the duration of matching one change."""
         self._match.observe(seconds)
 
     def observe_applied(self, seconds: float) -> None:
-        """Count the time from a change of an agent's view until the agent ran it."""
+        """Record the time from a change of an agent's view until the agent ran it."""
         self._applied.observe(seconds)
 
     def count_answer(self, method: str, code: int, seconds: float | None) -> None:
-        """Count a REST answer.
-
-        Args:
-            method: of the request.
-            code: status of the answer.
-            seconds: it took; None for a long poll or a stream of events.
-        """
+        """Count a REST response; `seconds` is None for a long poll or an event stream."""
         self._answers[method, str(code)] += 1
         if seconds is not None:
             self._requests.labels(method).observe(seconds)
 
     def text(self) -> bytes:
-        """Return all figures in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
@@ -216,13 +202,13 @@ def _by_kind(values: Mapping[AnyKind, float]) -> Labelled:
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
     family = GaugeMetricFamily(f"streambroker_{name}", text, labels=labels)
-    for found, value in values.items():
-        family.add_metric(found, value)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
     family = CounterMetricFamily(f"streambroker_{name}", text, labels=labels)
-    for found, value in values.items():
-        family.add_metric(found, value)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family

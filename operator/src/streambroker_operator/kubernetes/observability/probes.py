@@ -1,4 +1,4 @@
-"""What the kubelet and Prometheus ask: ``/livez``, ``/readyz`` and ``/metrics``."""
+"""HTTP endpoints for kubelet and Prometheus: ``/livez``, ``/readyz`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -18,40 +18,35 @@ from streambroker_operator.kubernetes.observability.metrics import CONTENT_TYPE,
 
 
 def count_answers(metrics: Metrics) -> Middleware:
-    """Return what counts the answers of REST, to stand before all else."""
+    """Return a middleware that counts REST responses; must be the outermost."""
 
     @web.middleware
     async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
-        began = time.perf_counter()
-        answer = await handler(request)
-        waits = "wait" in request.query or answer.content_type == "text/event-stream"
-        seconds = None if waits else time.perf_counter() - began
-        metrics.count_answer(request.method, answer.status, seconds)
-        return answer
+        started_at = time.perf_counter()
+        response = await handler(request)
+        is_long = "wait" in request.query or response.content_type == "text/event-stream"
+        seconds = None if is_long else time.perf_counter() - started_at
+        metrics.count_answer(request.method, response.status, seconds)
+        return response
 
     return counted
 
 
 def close_when_stopping(closing: Callable[[], bool]) -> Middleware:
-    """Return what has callers connect anew, and so elsewhere, once the broker is to end."""
+    """Return a middleware that closes connections once the broker stops, so callers reconnect."""
 
     @web.middleware
     async def parted(request: web.Request, handler: Handler) -> web.StreamResponse:
-        answer = await handler(request)
+        response = await handler(request)
         if closing():
-            answer.force_close()
-        return answer
+            response.force_close()
+        return response
 
     return parted
 
 
 def create_probes(state: Callable[[], BrokerState], metrics: Metrics) -> web.Application:
-    """Return the application that answers them, to everybody and without secrets.
-
-    Args:
-        state: how the broker is now.
-        metrics: its figures.
-    """
+    """Return the application with the probes, without authentication and secrets."""
 
     async def alive(_: web.Request) -> web.Response:
         return _answer(check_live(state()))

@@ -1,13 +1,12 @@
-"""Where agents are, as the status of their resources says it.
+"""Addresses of agents, from the statuses of their resources.
 
-Every resource of a PE carries the endpoint of the PE's agent, so that each replica
-knows it, also after a restart. Not all of them are written at one moment: a change
-of one is news only if that very resource said something else before. What one resource
-says now is younger than what it said before; of two resources the one that was written
-last counts.
-
-What a status says of an account holds for all replicas, and so before what this process
-heard itself. Of a PE that has no resource, this process alone knows.
+- Every resource of a PE carries the endpoint of the PE's agent, so each replica knows it, also
+  after a restart.
+- The resources of a PE are not written at one moment. So a change counts only if the same resource
+  had another value before.
+- For one resource the newer version counts; between resources the later write counts.
+- An account in a status is valid for all replicas and precedes one reported to this process.
+- An agent of a PE without resources is known only to this process.
 """
 
 from __future__ import annotations
@@ -31,13 +30,12 @@ _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedAgent:
-    """What one resource's status says of its agent.
+    """Agent information in the status of one resource.
 
     Attributes:
-        pe: whose agent it is.
-        registration: None where it says nothing, or nothing that can be read.
-        account: the service account that the job is bound to; None while to none.
-        at: when it was written, to the second.
+        registration: None if missing or invalid.
+        account: service account that the job is bound to, or None.
+        at: time of the write, to the second.
     """
 
     pe: PeKey
@@ -54,7 +52,7 @@ class _LatestAgent:
 
 
 def read_agent(pe: PeKey, document: Document) -> PublishedAgent:
-    """Read what a resource's status says of its agent."""
+    """Read the agent information of a resource's status."""
     status = document.get("status") or {}
     account = status.get("serviceAccount")
     return PublishedAgent(
@@ -75,10 +73,10 @@ def _parse_registration(endpoint: Any) -> Registration | None:
 
 
 def agent_status(agent: Registration, account: str | None) -> dict[str, Any]:
-    """Return the part of a status that is the agents'."""
+    """Return the fields of a status that describe the agent."""
     endpoint = {n: v for n, v in registration.encode(agent).items() if v is not None}
-    bound = {} if account is None else {"serviceAccount": account}
-    return {"endpoint": endpoint, **bound}
+    service_account = {} if account is None else {"serviceAccount": account}
+    return {"endpoint": endpoint, **service_account}
 
 
 def _now() -> datetime:
@@ -86,11 +84,7 @@ def _now() -> datetime:
 
 
 class Endpoints:
-    """What is known of agents, from all statuses that were seen and from agents themselves.
-
-    Args:
-        now: the time, UTC.
-    """
+    """State of all agents, from observed statuses and from their registrations."""
 
     def __init__(self, now: Callable[[], datetime] = _now) -> None:
         self._now = now
@@ -99,24 +93,18 @@ class Endpoints:
         self._uids_by_pe: dict[PeKey, set[str]] = {}
         self._uids_by_job: dict[tuple[str, str], set[str]] = {}
         self._latest: dict[PeKey, _LatestAgent] = {}
-        # What agents said here, for jobs whose resources do not say it yet.
+        # Accounts registered at this process, for jobs whose resources do not have one yet.
         self._reported_accounts: dict[tuple[str, str], str] = {}
         self._accounts: dict[tuple[str, str], str] = {}
-        self._floor = 0  # what comes after a withdrawal may not look older than it
+        self._floor = 0  # minimum version of registrations after a withdrawal
 
     def observe(self, uid: str, published: PublishedAgent, version: int) -> AgentRegistered | None:
-        """Take in a resource's status; return the event if it tells of an agent.
-
-        Args:
-            uid: of the resource.
-            published: what its status says.
-            version: of the resource.
-        """
+        """Apply a resource's status; return the event if it changes the agent."""
         before = self._published.get(uid)
         if before is not None and before.pe != published.pe:
             self.on_deleted(uid)
             before = None
-        follows = before is not None and version > self._versions[uid]
+        is_newer_version = before is not None and version > self._versions[uid]
         self._published[uid], self._versions[uid] = published, version
         self._uids_by_pe.setdefault(published.pe, set()).add(uid)
         self._uids_by_job.setdefault(_job(published.pe), set()).add(uid)
@@ -125,87 +113,87 @@ class Endpoints:
             return None
         if before is not None and before.registration == published.registration:
             return None
-        known = self._latest.get(published.pe)
-        if known is not None:
-            # Clocks of API servers may differ; the order of one resource's versions is certain.
-            told = before is not None and before.registration == known.registration
-            later = (published.at, version) >= (known.at, known.version)
-            if not later and not (told and follows):
+        latest = self._latest.get(published.pe)
+        if latest is not None:
+            # Clocks of API servers may differ; the version order of one resource is certain.
+            had_latest = before is not None and before.registration == latest.registration
+            written_later = (published.at, version) >= (latest.at, latest.version)
+            if not written_later and not (had_latest and is_newer_version):
                 return None
         return self._record(published.pe, published.registration, version, published.at)
 
     def on_deleted(self, uid: str) -> None:
-        """Take in that a resource is gone; its agent stays known."""
-        shown = self._published.pop(uid, None)
-        if shown is not None:
+        """Drop a deleted resource; its agent stays known."""
+        published = self._published.pop(uid, None)
+        if published is not None:
             del self._versions[uid]
-            _discard(self._uids_by_pe, shown.pe, uid)
-            _discard(self._uids_by_job, _job(shown.pe), uid)
-            self._update_account(_job(shown.pe))
+            _discard(self._uids_by_pe, published.pe, uid)
+            _discard(self._uids_by_job, _job(published.pe), uid)
+            self._update_account(_job(published.pe))
 
     def on_registered(
         self, pe: PeKey, agent: Registration, account: str | None, version: int
     ) -> AgentRegistered:
-        """Take in what an agent said itself, after the status of its resources was written.
+        """Record a registration, after it was written to the statuses of the PE's resources.
 
-        Args:
-            pe: whose agent it is.
-            agent: what it said.
-            account: the service account it belongs to, if that is known.
-            version: of the last write of its resources; 0 without any.
+        `version` is the version of the last written resource; 0 without any.
         """
         if account is not None:
             self._reported_accounts.setdefault(_job(pe), account)
             self._update_account(_job(pe))
-        said = (self._published[uid] for uid in self._uids_by_pe.get(pe, ()))
-        written = [shown.at for shown in said if shown.registration == agent]
-        return self._record(pe, agent, version, max(written, default=self._now()))
+        statuses = (self._published[uid] for uid in self._uids_by_pe.get(pe, ()))
+        write_times = [status.at for status in statuses if status.registration == agent]
+        return self._record(pe, agent, version, max(write_times, default=self._now()))
 
     def _record(
         self, pe: PeKey, agent: Registration, version: int, at: datetime
     ) -> AgentRegistered:
-        known = self._latest.get(pe)
-        version = max(version, self._floor, 0 if known is None else known.version)
+        latest = self._latest.get(pe)
+        version = max(version, self._floor, 0 if latest is None else latest.version)
         self._latest[pe] = _LatestAgent(registration=agent, version=version, at=at)
         return AgentRegistered(pe=pe, registration=agent, version=version)
 
     def is_behind(self, uid: str) -> bool:
-        """Say whether a resource's status lacks its agent, or has one from before.
+        """Return whether a resource's status lacks its agent or has an older one.
 
-        One that says something else and was written no sooner is no mistake: another replica
-        was told of an agent, and this one learns of it.
+        A different agent written no earlier is not behind: it registered at another replica.
         """
-        shown = self._published.get(uid)
-        known = None if shown is None else self._latest.get(shown.pe)
-        if shown is None or known is None:
+        published = self._published.get(uid)
+        latest = None if published is None else self._latest.get(published.pe)
+        if published is None or latest is None:
             return False
-        if shown.registration != known.registration:
-            return shown.registration is None or shown.at < known.at
-        return shown.account is None and self.account(shown.pe) is not None
+        if published.registration != latest.registration:
+            return published.registration is None or published.at < latest.at
+        return published.account is None and self.account(published.pe) is not None
 
     def is_published(self, uid: str, agent: Registration, account: str | None) -> bool:
-        """Say whether a resource's status says this of its agent already."""
-        shown = self._published.get(uid)
-        return shown is not None and (shown.registration, shown.account) == (agent, account)
+        """Return whether a resource's status already has this agent and account."""
+        published = self._published.get(uid)
+        return published is not None and (published.registration, published.account) == (
+            agent,
+            account,
+        )
 
     def registration(self, pe: PeKey) -> tuple[Registration, int] | None:
-        """Return what a PE's agent said last, and the version of that."""
-        known = self._latest.get(pe)
-        return None if known is None else (known.registration, known.version)
+        """Return the latest registration of a PE and its version."""
+        latest = self._latest.get(pe)
+        return None if latest is None else (latest.registration, latest.version)
 
     def account(self, pe: PeKey) -> str | None:
-        """Return the service account that a PE's job is bound to; None while to none."""
+        """Return the service account that a PE's job is bound to, or None."""
         return self.account_for(pe.namespace, pe.job)
 
     def account_for(self, namespace: str, job: str) -> str | None:
-        """Return the service account that a job is bound to; None while to none."""
+        """Return the service account that a job is bound to, or None."""
         return self._accounts.get((namespace, job))
 
     def _update_account(self, job: tuple[str, str]) -> None:
-        """Find the account of a job anew: the first that a status says, else the first heard."""
-        shown = (self._published[uid] for uid in self._uids_by_job.get(job, ()))
-        said = [(one.at, one.account) for one in shown if one.account is not None]
-        account = min(said)[1] if said else self._reported_accounts.get(job)
+        """Set the account of a job: the earliest in a status, else the first registered here."""
+        statuses = (self._published[uid] for uid in self._uids_by_job.get(job, ()))
+        accounts = [
+            (status.at, status.account) for status in statuses if status.account is not None
+        ]
+        account = min(accounts)[1] if accounts else self._reported_accounts.get(job)
         if account is None:
             self._accounts.pop(job, None)
         else:
@@ -214,26 +202,28 @@ class Endpoints:
     def jobs_for(self, namespace: str, account: str) -> list[str]:
         """Return the jobs of a namespace that are bound to a service account."""
         return [
-            job for (of, job), name in self._accounts.items() if (of, name) == (namespace, account)
+            job
+            for (job_namespace, job), name in self._accounts.items()
+            if (job_namespace, name) == (namespace, account)
         ]
 
     def withdraw(self, pe: PeKey) -> int:
-        """Forget a PE; return the version of that.
+        """Remove a PE; return the version of that change.
 
-        The job stays bound to its service account as long as any of its PEs is known.
+        The job stays bound to its service account while any of its PEs is known.
         """
-        known = self._latest.pop(pe, None)
+        latest = self._latest.pop(pe, None)
         if not any(_job(other) == _job(pe) for other in self._remaining_pes()):
             self._reported_accounts.pop(_job(pe), None)
             self._update_account(_job(pe))
-        self._floor = max(self._floor, 0 if known is None else known.version)
+        self._floor = max(self._floor, 0 if latest is None else latest.version)
         return self._floor
 
     def _remaining_pes(self) -> set[PeKey]:
         return {*self._latest, *self._uids_by_pe}
 
     def pes(self) -> list[PeKey]:
-        """Return the PEs whose agents are known, in order."""
+        """Return the PEs with known agents, sorted."""
         return sorted(self._latest)
 
 

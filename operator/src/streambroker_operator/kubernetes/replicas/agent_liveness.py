@@ -1,8 +1,7 @@
-"""Which agents are away: told only by who leads, and only once it has listened for long enough.
+"""Tracks which agents are away; only the leader decides that, after it led for long enough.
 
-Agents ask every 30 seconds, whichever replica they reach, and that one tells the one that leads. So
-nobody else can say that an agent is away; and one that has just begun to lead knows no more of it
-than that it has not heard of it yet.
+Agents poll any replica every 30 seconds, and that replica relays the contact to the leader. So
+other replicas cannot know that an agent is away. A new leader has not yet received all contacts.
 """
 
 from __future__ import annotations
@@ -12,59 +11,55 @@ from collections.abc import Callable
 from streambroker_core.model import PeKey
 
 AWAY_S = 90.0
-"""For how long an agent may be silent before it counts as away, in seconds: three polls."""
+"""Seconds of silence after which an agent is away: three polls."""
 _MAX_PER_TURN = 500
 
 
 class LeaderAgentLiveness:
-    """When each agent was last heard of.
-
-    Args:
-        clock: a monotonic clock, in seconds.
-    """
+    """Last contact of each agent."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last_contact: dict[PeKey, float] = {}  # in the order of time, those away apart
+        self._last_contact: dict[PeKey, float] = {}  # ordered by time, without agents away
         self._away: dict[PeKey, float] = {}
         self._leads_since: float | None = None
 
     def on_leader_change(self, leads: bool) -> None:
-        """Take in whether this process leads from now on; nobody is away to begin with."""
+        """Handle a change of leadership; initially no agent is away."""
         self._leads_since = self._clock() if leads else None
         self._last_contact = {**self._away, **self._last_contact}
         self._away = {}
 
     def note_contact(self, pe: PeKey) -> bool:
-        """Take in a sign of life; say whether there was none for long."""
-        known = self.is_alive(pe)
+        """Record a contact; return whether the agent was silent before."""
+        was_alive = self.is_alive(pe)
         self.forget(pe)
         self._last_contact[pe] = self._clock()
-        return not known
+        return not was_alive
 
     def forget(self, pe: PeKey) -> None:
-        """Forget an agent whose PE is gone."""
+        """Drop the agent of a removed PE."""
         self._last_contact.pop(pe, None)
         self._away.pop(pe, None)
 
     def is_alive(self, pe: PeKey) -> bool:
-        """Say whether an agent gave a sign of life lately."""
+        """Return whether an agent had a recent contact."""
         since = self._last_contact.get(pe)
         return since is not None and self._clock() - since < AWAY_S
 
     def is_away(self, pe: PeKey) -> bool:
-        """Say whether an agent is away, as `look` has found."""
+        """Return whether `collect_away` found an agent to be away."""
         return pe in self._away
 
     def collect_away(self) -> list[PeKey]:
-        """Return agents that are away from now on; further ones, where there are many, later."""
+        """Return agents that are away from now on, a limited number per call."""
         limit = self._clock() - AWAY_S
         if self._leads_since is None or self._leads_since > limit:
             return []
-        found: list[PeKey] = []
+        away: list[PeKey] = []
         for pe, since in self._last_contact.items():
-            if since > limit or len(found) == _MAX_PER_TURN:
+            if since > limit or len(away) == _MAX_PER_TURN:
                 break
-            found.append(pe)
-        self._away.update((pe, self._last_contact.pop(pe)) for pe in found)
-        return found
+            away.append(pe)
+        self._away.update((pe, self._last_contact.pop(pe)) for pe in away)
+        return away

@@ -1,13 +1,13 @@
-"""Who leads: the rules of a Lease, without a clock and without a network.
+"""Leader election: rules of a Lease, without clock and network.
 
-Rule 1: the time that a record carries is never compared with a clock. A record is dead when it has
-not changed for as long as it says, measured from when that was noticed here.
-Rule 2: leading ends by itself, `deadline_s` after the last renewal that succeeded was *sent*.
-Rule 3: every write names the version it replaces, so of two only one succeeds.
+- The times in a record are never compared with a clock. A record expires when it has not changed
+  for its duration, measured from when this candidate observed the change.
+- Leadership ends by itself `deadline_s` after the last successful renewal was *sent*.
+- Every write names the version that it replaces, so only one of two concurrent writes succeeds.
 
-Nobody else notices a renewal before it is sent. So nobody takes over sooner than ``duration_s`` of
-their clock after that, and two never lead at once while clocks agree better than
-``duration_s / deadline_s``, by how fast they run, not by what they show.
+No candidate observes a renewal before it is sent. So none takes over within ``duration_s`` of its
+own clock after that. Two never lead at once as long as clock rates differ by less than
+``duration_s / deadline_s``; the absolute times do not matter.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MARGIN = 1.2
-"""How much longer a Lease has to live than its holder relies on it."""
+"""Minimum ratio of the duration of a Lease to the deadline of its holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTiming:
-    """How a Lease is kept.
+    """Timing of a Lease.
 
     Attributes:
-        duration_s: whole seconds after which a record that has not changed is dead.
-        deadline_s: seconds after which a holder stops leading that could not renew.
-        retry_s: pause between two looks or renewals.
+        duration_s: whole seconds after which an unchanged record expires.
+        deadline_s: seconds without a renewal after which a holder stops leading.
+        retry_s: pause between reads or renewals.
 
     Raises:
-        ValueError: nobody could lead safely, or for long.
+        ValueError: leading would be unsafe or too short.
     """
 
     duration_s: int = 13
@@ -49,14 +49,13 @@ class LeaseTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """What a Lease says.
+    """Content of a Lease.
 
     Attributes:
-        holder: identity of who holds it; empty where it was released.
-        duration_s: for how long a record that does not change is alive.
-        acquired: when the holder got it, seconds since 1970; for people only.
-        renewed: when it was last renewed, likewise.
-        transitions: how often the holder changed.
+        holder: identity of the holder; empty if released.
+        duration_s: seconds after which an unchanged record expires.
+        acquired: when the holder acquired it, seconds since 1970; informational.
+        renewed: when it was last renewed, seconds since 1970; informational.
     """
 
     holder: str
@@ -68,18 +67,17 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWrite:
-    """A record to be written in place of the one at a version; None to create the Lease."""
+    """A record that replaces the Lease at a version; without version it creates the Lease."""
 
     record: LeaseRecord
     version: str | None
 
 
 class Election:
-    """One candidate's view of a Lease.
+    """State of one candidate for a Lease.
 
     Args:
-        identity: of this process alone; one that starts again needs another.
-        timing: how the Lease is kept.
+        identity: unique to this process; a restarted one needs another.
     """
 
     def __init__(self, identity: str, timing: LeaseTiming) -> None:
@@ -90,38 +88,32 @@ class Election:
         self._changed_at = 0.0
         self._leads_until = float("-inf")
         self.must_read = True
-        """The Lease has to be read before anything is written."""
+        """The Lease has to be read before it is written."""
 
     @property
     def leads_until(self) -> float:
-        """The time at which leading ends by itself; minus infinity for who does not lead."""
+        """Time at which leadership ends by itself; minus infinity without leadership."""
         return self._leads_until
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was seen last; empty for nobody."""
+        """Holder of the Lease when last seen; empty for none."""
         return "" if self._record is None else self._record.holder
 
     @property
     def expires_at(self) -> float:
-        """The time at which what was read last is dead, unless it changes before."""
-        known = self._record
-        if known is None or not known.holder:
+        """Time at which the last record read expires unless it changes."""
+        record = self._record
+        if record is None or not record.holder:
             return float("-inf")
-        return self._changed_at + max(known.duration_s, self._timing.duration_s)
+        return self._changed_at + max(record.duration_s, self._timing.duration_s)
 
     def leads(self, now: float) -> bool:
-        """Say whether this candidate leads at a time of its monotonic clock."""
+        """Return whether this candidate leads at a time of its monotonic clock."""
         return now < self._leads_until
 
     def on_read(self, record: LeaseRecord | None, version: str | None, now: float) -> None:
-        """Take in what the Lease says.
-
-        Args:
-            record: None where there is no Lease.
-            version: of the Lease.
-            now: when the answer had come, by a monotonic clock in seconds.
-        """
+        """Process the content of the Lease, None if there is none, at the time of the response."""
         if record != self._record or version != self._version:
             self._record = record
             self._changed_at = now
@@ -131,15 +123,13 @@ class Election:
             self._leads_until = float("-inf")
 
     def next_write(self, now: float, wall: float) -> LeaseWrite | None:
-        """Return the record to write; None while somebody else holds the Lease.
+        """Return the record to write; None while another candidate holds the Lease.
 
-        Args:
-            now: by the monotonic clock.
-            wall: seconds since 1970, for people.
+        `now` is monotonic; `wall` (seconds since 1970) is informational.
         """
-        known = self._record
-        if known is not None and known.holder == self._identity:
-            renewed = replace(known, duration_s=self._timing.duration_s, renewed=wall)
+        current = self._record
+        if current is not None and current.holder == self._identity:
+            renewed = replace(current, duration_s=self._timing.duration_s, renewed=wall)
             return LeaseWrite(record=renewed, version=self._version)
         if now < self.expires_at:
             self.must_read = True
@@ -149,37 +139,32 @@ class Election:
             duration_s=self._timing.duration_s,
             acquired=wall,
             renewed=wall,
-            transitions=0 if known is None else known.transitions + 1,
+            transitions=0 if current is None else current.transitions + 1,
         )
         return LeaseWrite(record=record, version=self._version)
 
     def on_written(self, record: LeaseRecord, version: str, *, sent: float, now: float) -> None:
-        """Take in that the API server took what `write` returned.
+        """Process a successful write of a record from `next_write`.
 
-        Args:
-            record: as it was written.
-            version: of the Lease now.
-            sent: when the request was begun, by the monotonic clock.
-            now: when the answer had come.
+        `version` is the new one. `sent` and `now` are the times of request and response.
         """
         self.on_read(record, version, now)
         if self.holder == self._identity:
             self._leads_until = max(self._leads_until, sent + self._timing.deadline_s)
 
     def on_failed(self) -> None:
-        """Take in that a request failed, or that nobody knows what became of it."""
+        """Handle a failed request, or one with an unknown result."""
         self.must_read = True
 
     def release(self, wall: float) -> LeaseWrite | None:
-        """Stop leading; return the record that lets others lead at once, if there is one to write.
+        """Stop leading; return the record that lets others lead at once, or None.
 
-        What a request still under way does to the Lease is not known; read again first where
-        `must_read` says so.
+        A pending request may still change the Lease. If `must_read` is set, read it first.
         """
         self._leads_until = float("-inf")
-        known = self._record
-        if known is None or known.holder != self._identity:
+        record = self._record
+        if record is None or record.holder != self._identity:
             return None
         return LeaseWrite(
-            record=replace(known, holder="", duration_s=1, renewed=wall), version=self._version
+            record=replace(record, holder="", duration_s=1, renewed=wall), version=self._version
         )

@@ -1,7 +1,7 @@
-"""PEs that nothing is left of: no resource, and no agent that says anything.
+"""Garbage collection of PEs without resources whose agents are silent.
 
-Jobs come and go under ever new names. What was known of those that are gone would stay for
-ever, and so would the binding of their names to service accounts.
+Jobs often get new names. Without collection the state of finished jobs would stay forever, as would
+the binding of their names to service accounts.
 """
 
 from __future__ import annotations
@@ -11,28 +11,26 @@ from collections.abc import Iterable
 from streambroker_core.model import PeKey
 
 SILENT_S = 600.0
-"""For how long an agent without resources may say nothing here, in seconds."""
+"""Seconds of silence after which an agent without resources is garbage."""
 
 
 class PeGarbage:
-    """Since when nothing was heard of PEs without resources."""
+    """Tracks since when PEs without resources are silent."""
 
     def __init__(self) -> None:
         self._since: dict[PeKey, tuple[str | None, float]] = {}
 
     def collect(self, portless: Iterable[tuple[PeKey, str | None]], now: float) -> list[PeKey]:
-        """Return the PEs to be forgotten.
+        """Return the PEs to remove, from PEs without resources and the last contact of each.
 
-        Args:
-            portless: the PEs that have no resource, and when each was heard of last, as it is told.
-            now: of a monotonic clock, in seconds.
+        `now` is monotonic, in seconds.
         """
-        before, self._since, found = self._since, {}, []
-        for pe, heard in portless:
-            known = before.get(pe)
-            since = known[1] if known is not None and known[0] == heard else now
+        before, self._since, garbage = self._since, {}, []
+        for pe, last_contact in portless:
+            previous = before.get(pe)
+            since = previous[1] if previous is not None and previous[0] == last_contact else now
             if now - since >= SILENT_S:
-                found.append(pe)
+                garbage.append(pe)
             else:
-                self._since[pe] = heard, since
-        return found
+                self._since[pe] = last_contact, since
+        return garbage

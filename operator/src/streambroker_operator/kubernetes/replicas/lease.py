@@ -1,4 +1,4 @@
-"""Hold a Lease as long as it can be held, and know at every moment whether it is."""
+"""Acquires and renews a Lease; knows at any time whether this process leads."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from streambroker_operator.kubernetes.replicas.election import (
 )
 
 TIMEOUT_S = 5.0
-"""For one request, in seconds."""
+"""Timeout of one request, in seconds."""
 RELEASE_S = 2.0
-"""For letting go of the Lease when the process ends, in seconds."""
+"""Timeout for releasing the Lease when the process ends, in seconds."""
 JITTER = 0.2
 ADDRESS_ANNOTATION = "streambroker.io/address"
-"""Annotation of the Lease: where its holder is asked."""
+"""Annotation of the Lease with the address of its holder."""
 
 _API = "coordination.k8s.io/v1"
 
@@ -39,21 +39,17 @@ _log = logging.getLogger("streambroker.lease")
 
 
 def new_identity(host: str) -> str:
-    """Return an identity that no other process has had, which begins with the host's name."""
+    """Return a unique identity that starts with the name of the host."""
     return f"{host[:63]}_{secrets.token_hex(8)}"
 
 
 class Lease:
-    """A candidate for a Lease.
+    """Candidate for a Lease.
 
     Args:
-        api: makes the calls.
-        namespace: of the Lease.
-        name: of the Lease.
-        identity: as `new_identity` returns it.
-        timing: how the Lease is kept.
-        address: where this process is asked by the others.
-        on_change: called with whether this process leads, each time that is another answer.
+        identity: from `new_identity`.
+        address: address of this process for the other replicas.
+        on_change: called with whether this process leads, each time that changes.
     """
 
     def __init__(
@@ -80,25 +76,25 @@ class Lease:
         self._timer: asyncio.TimerHandle | None = None
         self._path = f"/apis/{_API}/namespaces/{namespace}/leases"
         self.writes: Counter[str] = Counter()
-        """Renewals and the like, by result: ``done``, ``conflict``, ``refused`` or ``failed``."""
+        """Writes of the Lease by result: ``done``, ``conflict``, ``refused`` or ``failed``."""
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads now, whatever a request under way may do."""
+        """Whether this process leads now, regardless of pending requests."""
         return self._election.leads(_now())
 
     @property
     def holder(self) -> str:
-        """Who held the Lease when it was seen last; empty for nobody."""
+        """Holder of the Lease when last seen; empty for none."""
         return self._election.holder
 
     @property
     def leader_address(self) -> str:
-        """Where whoever held the Lease when it was seen last is asked; empty if that is unknown."""
+        """Address of the last known holder; empty if unknown."""
         return self._leader_address if self.holder else ""
 
     async def run(self) -> None:
-        """Hold the Lease or wait for it, until cancelled; `release` comes after that."""
+        """Hold the Lease or wait for it until cancelled; call `release` after that."""
         while True:
             try:
                 trouble = await self._acquire_or_renew()
@@ -111,17 +107,17 @@ class Lease:
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> float:
-        """Return the seconds until the next turn; who waits comes back when the Lease runs out."""
+        """Return the seconds until the next attempt; at latest when the Lease expires."""
         if self.leads:
             return self._timing.retry_s
         spread = 1 + JITTER * random.random()  # noqa: S311 - spreads load, hides nothing
         pause = spread * self._timing.retry_s
-        left = self._election.expires_at - _now()
-        # Whoever else comes back then as well: one of the writes succeeds.
-        return min(pause, left) if left > 0 else pause
+        expires_in = self._election.expires_at - _now()
+        # If others try at the same time, only one write succeeds.
+        return min(pause, expires_in) if expires_in > 0 else pause
 
     async def release(self) -> None:
-        """Stop leading and let others lead at once; takes at most `RELEASE_S` seconds."""
+        """Stop leading and release the Lease; takes at most `RELEASE_S` seconds."""
         self._election.release(time.time())
         self._update_leadership()
         releasing = asyncio.ensure_future(self._release())
@@ -131,7 +127,7 @@ class Lease:
             _log.info("the Lease %s could not be released; it runs out by itself", self._name)
 
     async def _release(self) -> bool:
-        """Release the Lease, whatever a renewal that was under way has made of it meanwhile."""
+        """Release the Lease, including one that a pending renewal changed meanwhile."""
         while True:
             try:
                 if self._election.must_read and await self._read():
@@ -139,46 +135,46 @@ class Lease:
                 write = self._election.release(time.time())
                 if write is None:
                     return True
-                answer = await self._call("PUT", f"{self._path}/{self._name}", self._body(write))
+                response = await self._call("PUT", f"{self._path}/{self._name}", self._body(write))
             except ApiUnreachableError:
                 return False
-            if answer.status != 409:
-                return answer.status == 200
+            if response.status != 409:
+                return response.status == 200
             self._election.on_failed()
 
     async def _acquire_or_renew(self) -> str:
-        """Look, and write where it is this candidate's turn; return what went wrong, or nothing."""
+        """Read the Lease if needed and write it if possible; return the problem, or ""."""
         if self._election.must_read and (trouble := await self._read()):
             return trouble
         sent = _now()
         write = self._election.next_write(sent, time.time())
         if write is None:
             return ""
-        self._election.on_failed()  # until the answer says that it has not
+        self._election.on_failed()  # until the response confirms the write
         if write.version is None:
-            answer = await self._call("POST", self._path, self._body(write))
+            response = await self._call("POST", self._path, self._body(write))
         else:
-            answer = await self._call("PUT", f"{self._path}/{self._name}", self._body(write))
-        version = _version(answer.body)
-        if answer.status in (200, 201) and version:
+            response = await self._call("PUT", f"{self._path}/{self._name}", self._body(write))
+        version = _version(response.body)
+        if response.status in (200, 201) and version:
             self.writes["done"] += 1
             self._election.on_written(write.record, version, sent=sent, now=_now())
             return ""
-        if answer.status == 409:
+        if response.status == 409:
             self.writes["conflict"] += 1
             return ""
         self.writes["refused"] += 1
-        return _refusal(answer)
+        return _refusal(response)
 
     async def _read(self) -> str:
-        answer = await self._call("GET", f"{self._path}/{self._name}")
-        if answer.status == 404:
+        response = await self._call("GET", f"{self._path}/{self._name}")
+        if response.status == 404:
             self._election.on_read(None, None, _now())
-        elif answer.status == 200 and (version := _version(answer.body)):
-            self._election.on_read(_parse_record(answer.body), version, _now())
-            self._leader_address = _address(answer.body)
+        elif response.status == 200 and (version := _version(response.body)):
+            self._election.on_read(_parse_record(response.body), version, _now())
+            self._leader_address = _address(response.body)
         else:
-            return _refusal(answer)
+            return _refusal(response)
         return ""
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
@@ -205,7 +201,7 @@ class Lease:
         }
 
     def _update_leadership(self) -> None:
-        """Tell of a change, and come back when leading would end by itself."""
+        """Report a change of leadership; check again when it would end by itself."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -219,7 +215,7 @@ class Lease:
             self._on_change(leads)
 
     def _log_trouble(self, trouble: str) -> None:
-        """Write one line for each change between well and not well."""
+        """Log one line each time the Lease starts or stops failing."""
         if trouble and not self._trouble:
             _log.warning("the Lease %s/%s: %s", self._namespace, self._name, trouble)
         elif self._trouble and not trouble:
@@ -236,16 +232,16 @@ def _refusal(answer: Answer) -> str:
 
 
 def _address(body: Mapping[str, Any]) -> str:
-    """Return where the holder of a Lease is asked; empty where it does not say."""
+    """Return the holder's address; empty if the Lease has none."""
     annotations = body["metadata"].get("annotations")
-    found = annotations.get(ADDRESS_ANNOTATION) if isinstance(annotations, Mapping) else None
-    return found if isinstance(found, str) else ""
+    address = annotations.get(ADDRESS_ANNOTATION) if isinstance(annotations, Mapping) else None
+    return address if isinstance(address, str) else ""
 
 
 def _version(body: Mapping[str, Any]) -> str:
-    """Return the version of a Lease; empty for what is none.
+    """Return the version of a Lease; empty if the body has none.
 
-    No write may name an empty one: to the API server it stands for any.
+    A write must not use an empty version: the API server treats it as any version.
     """
     metadata = body.get("metadata")
     return str(metadata.get("resourceVersion", "")) if isinstance(metadata, Mapping) else ""
@@ -264,7 +260,7 @@ def _parse_record(body: Mapping[str, Any]) -> LeaseRecord:
 
 
 def _parse_time(text: object) -> float:
-    """Return seconds since 1970; 0 for what is no time."""
+    """Return seconds since 1970; 0 if the text is no valid time."""
     try:
         return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()
     except ValueError:

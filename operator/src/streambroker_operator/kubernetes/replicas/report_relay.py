@@ -1,12 +1,10 @@
-"""What agents say, told by the replica that they ask to the one that writes statuses.
+"""Relays agent reports from the replica that receives them to the leader, which writes statuses.
 
-That is which views they run, which of their exports have ended or have damaged logs, and what has
-become of rules.
+Reports: views that agents run, ended exports, damaged logs, and states of rules.
 
-Rule 1: what is told is a gain in knowledge and nothing else: it may be lost, come twice, or late.
-    Of ends, which may be taken back, it is said how long ago an agent told; who is told of none, by
-    a replica that cannot, knows nothing new of them.
-Rule 2: only who has the broker's secret is listened to, for a moment, and only by who leads.
+- A report only adds knowledge, so it may be lost, duplicated or late. Ends may be revoked, so
+  they carry the age of the agent's report. A message without ends changes nothing about them.
+- Messages are accepted only with the broker's secret and for `MAX_AGE_S`.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ from streambroker_operator.errors import RequestError
 
 PATH = "/api/replicas/acknowledged"
 PAUSE_S = 0.02
-"""For what comes together to be sent together, in seconds."""
+"""Seconds to collect reports before they are sent together."""
 VERSIONS_AT_ONCE = 1_000
 ENDS_AT_ONCE = 200
-"""Of these each may be as long as a header: a body has at most 1 MiB."""
+"""Each end report may be as long as a header; a body has at most 1 MiB."""
 DAMAGE_AT_ONCE = 10
 RULES_AT_ONCE = 4
-"""Of these each may be as long as a report."""
+"""Each rule report may be as long as a full report."""
 MAX_PENDING = 20_000
 MAX_AGE_S = 60.0
 TIMEOUT_S = 2.0
@@ -50,14 +48,13 @@ _log = logging.getLogger("streambroker.relay")
 
 
 class RelayedReports(NamedTuple):
-    """What another replica tells.
+    """Reports that another replica relayed.
 
     Attributes:
-        versions: whose agent runs which view, since how many seconds, and which instance it is.
-        ends: whose agent says what of the ends of exports, how long ago, and which instance it is.
-        rules: whose agent says what of the rules of its job, and whether it has said something of
-            more.
-        damaged: whose agent says what of damaged logs, how long ago, and which instance it is.
+        versions: PE, version of the view, seconds since the agent runs it, instance.
+        ends: PE, ended exports, age of the report in seconds, instance.
+        rules: PE, states of its job's rules, whether the agent reported further rules before.
+        damaged: PE, damage text by port, age of the report in seconds, instance.
     """
 
     versions: list[tuple[PeKey, str, float, str]]
@@ -67,13 +64,10 @@ class RelayedReports(NamedTuple):
 
 
 class ReportRelay:
-    """Sends what this process heard to the process that leads.
+    """Sends the reports that this process receives to the leader.
 
     Args:
-        secret: of the broker.
-        leader_address: address of the one that leads, as ``http://10.0.0.7:8471``; empty for
-            nobody.
-        instance_for: which instance the agent of a PE is.
+        leader_address: returns the leader's address, such as ``http://10.0.0.7:8471``, or "".
     """
 
     def __init__(
@@ -93,34 +87,34 @@ class ReportRelay:
         self._trouble = False
 
     def note_version(self, pe: PeKey, version: str, ago_s: float) -> None:
-        """Have it told which view an agent runs, and since how many seconds."""
+        """Enqueue the version of the view that an agent runs, and since how many seconds."""
         if len(self._versions) < MAX_PENDING:
             self._versions[pe] = version, time.monotonic() - ago_s, self._instance_for(pe)
             self._has_reports.set()
 
     def note_ends(self, pe: PeKey, ends: EndedExports) -> None:
-        """Have it told which exports have ended, as an agent said at this moment."""
+        """Enqueue the ended exports that an agent reported just now."""
         if len(self._ends) < MAX_PENDING:
             self._ends[pe] = wire.encode(ends), time.monotonic(), self._instance_for(pe)
             self._has_reports.set()
 
     def note_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> None:
-        """Have it told which logs are damaged, as an agent said at this moment."""
+        """Enqueue the damaged logs that an agent reported just now."""
         if len(self._damaged) < MAX_PENDING:
             self._damaged[pe] = dict(damaged), time.monotonic(), self._instance_for(pe)
             self._has_reports.set()
 
     def note_rules(self, pe: PeKey, reported: RuleStatusMap, more: bool) -> None:
-        """Have it told what an agent says of the rules of its job; it says so each half minute.
+        """Enqueue the states of a job's rules; agents repeat them every half minute.
 
-        Each report is told by itself: what is said in many of them would be too long for one body.
+        Each report is kept separate: several merged ones could be too long for one body.
         """
         if len(self._rules) < MAX_PENDING:
             self._rules[pe] = reported, more
             self._has_reports.set()
 
     async def run(self) -> None:
-        """Tell until cancelled; what cannot be told now is told by the agent's next poll."""
+        """Forward reports until cancelled. No retry: the next poll repeats them."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
             while True:
@@ -140,20 +134,26 @@ class ReportRelay:
         leader = self._leader_address()
         if not leader:
             return
-        told = {str(pe): write_statuses(several) for pe, (several, _) in rules.items()}
-        more = [str(pe) for pe, (_, several) in rules.items() if several]
-        found = {"at": time.time(), "runs": runs, "ended": ends, "rules": told, "moreRules": more}
-        body = json.dumps({**found, "damaged": damaged}).encode()
-        shown = {"Authorization": sign(self._secret, body)}
+        rule_reports = {str(pe): write_statuses(statuses) for pe, (statuses, _) in rules.items()}
+        more = [str(pe) for pe, (_, has_more) in rules.items() if has_more]
+        message = {
+            "at": time.time(),
+            "runs": runs,
+            "ended": ends,
+            "rules": rule_reports,
+            "moreRules": more,
+        }
+        body = json.dumps({**message, "damaged": damaged}).encode()
+        headers = {"Authorization": sign(self._secret, body)}
         try:
-            async with session.post(leader + PATH, data=body, headers=shown) as answer:
-                trouble = "" if answer.status == 204 else f"it answers {answer.status}"
+            async with session.post(leader + PATH, data=body, headers=headers) as response:
+                problem = "" if response.status == 204 else f"it answers {response.status}"
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            trouble = str(error) or type(error).__name__
-        self._log_trouble(leader, trouble)
+            problem = str(error) or type(error).__name__
+        self._log_trouble(leader, problem)
 
     def _log_trouble(self, leader: str, trouble: str) -> None:
-        """Write one line for each change between well and not well."""
+        """Log one line each time the state of the connection changes."""
         if trouble and not self._trouble:
             _log.warning(
                 "%s, which leads, cannot be told which agents ask here, and will take them to be"
@@ -167,10 +167,12 @@ class ReportRelay:
 
 
 def _take_oldest(waiting: dict[PeKey, tuple[T, float, str]], most: int) -> dict[str, list[Any]]:
-    """Take out what has waited for longest; return it with its age in the place of its time."""
+    """Remove and return the oldest entries, with the age in seconds in place of the time."""
     now, names = time.monotonic(), list(waiting)[:most]
-    taken = {pe: waiting.pop(pe) for pe in names}
-    return {str(pe): [what, now - since, by] for pe, (what, since, by) in taken.items()}
+    oldest = {pe: waiting.pop(pe) for pe in names}
+    return {
+        str(pe): [report, now - since, instance] for pe, (report, since, instance) in oldest.items()
+    }
 
 
 def handler(
@@ -180,62 +182,55 @@ def handler(
     on_rules: Callable[[PeKey, RuleStatusMap, bool], None] = lambda *_: None,
     on_damage: Callable[[PeKey, dict[str, str], float, str], None] = lambda *_: None,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Return what answers `PATH`.
+    """Return the request handler for `PATH`.
 
-    Args:
-        secret: of the broker.
-        on_version: takes which view an agent runs, since how many seconds, and which instance it
-            is.
-        on_ends: takes which of its exports have ended, as it said so many seconds ago.
-        on_rules: takes what it says of the rules of its job, and whether it has said something of
-            more.
-        on_damage: takes which of its logs are damaged, as it said so many seconds ago.
+    It passes the tuples of `RelayedReports` to the callbacks, one per call.
     """
 
     async def acknowledged(request: web.Request) -> web.Response:
         body = await request.read()
-        shown = request.headers.get("Authorization", "")
+        authorization = request.headers.get("Authorization", "")
         try:
-            told = read_reports(secret, shown, body, time.time())
+            reports = read_reports(secret, authorization, body, time.time())
         except RequestError as error:
             return web.Response(status=error.status, text=str(error))
-        for one in told.versions:
-            on_version(*one)
-        for other in told.ends:
-            on_ends(*other)
-        for third in told.rules:
-            on_rules(*third)
-        for fourth in told.damaged:
-            on_damage(*fourth)
+        for version in reports.versions:
+            on_version(*version)
+        for ends in reports.ends:
+            on_ends(*ends)
+        for rules in reports.rules:
+            on_rules(*rules)
+        for damaged in reports.damaged:
+            on_damage(*damaged)
         return web.Response(status=204)
 
     return acknowledged
 
 
 def read_reports(secret: bytes, authorization: str, body: bytes, now: float) -> RelayedReports:
-    """Return what another replica tells; one of an older release tells of no ends or rules.
+    """Parse the relayed reports; older releases omit ends, rules and damage.
 
     Raises:
-        RequestError: 401, it is none, or it told that long ago.
+        RequestError: 401, the message is invalid or too old.
     """
-    told = verify(secret, authorization, body, now)
+    message = verify(secret, authorization, body, now)
     try:
         return RelayedReports(
             versions=[
                 (PeKey.parse(pe), str(version), float(ago), str(instance))
-                for pe, (version, ago, instance) in told["runs"].items()
+                for pe, (version, ago, instance) in message["runs"].items()
             ],
             ends=[
                 (PeKey.parse(pe), wire.decode(str(ends)), float(ago), str(instance))
-                for pe, (ends, ago, instance) in told.get("ended", {}).items()
+                for pe, (ends, ago, instance) in message.get("ended", {}).items()
             ],
             rules=[
-                (PeKey.parse(pe), read_statuses(Fields(rules)), pe in told.get("moreRules", ()))
-                for pe, rules in told.get("rules", {}).items()
+                (PeKey.parse(pe), read_statuses(Fields(rules)), pe in message.get("moreRules", ()))
+                for pe, rules in message.get("rules", {}).items()
             ],
             damaged=[
                 (PeKey.parse(pe), _texts(damaged), float(ago), str(instance))
-                for pe, (damaged, ago, instance) in told.get("damaged", {}).items()
+                for pe, (damaged, ago, instance) in message.get("damaged", {}).items()
             ],
         )
     except (ValueError, KeyError, TypeError, AttributeError, ManifestError) as error:
@@ -247,27 +242,27 @@ def _texts(damaged: dict[str, Any]) -> dict[str, str]:
 
 
 def sign(secret: bytes, body: bytes) -> str:
-    """Return what to send as ``Authorization`` with what a replica tells another one."""
+    """Return the ``Authorization`` header of a message between replicas."""
     key = hmac.digest(secret, b"replicas", hashlib.sha256)
     return f"Replica {hmac.new(key, body, hashlib.sha256).hexdigest()}"
 
 
 def verify(secret: bytes, authorization: str, body: bytes, now: float) -> dict[str, Any]:
-    """Return the object that a replica tells, with the time in ``at``.
+    """Return the verified message of a replica, with its time in ``at``.
 
     Raises:
-        RequestError: 401, it is none, or it told that long ago.
+        RequestError: 401, the message is invalid or too old.
     """
     if not hmac.compare_digest(authorization.encode(), sign(secret, body).encode()):
         raise _unauthorised_error()
     try:
-        told: dict[str, Any] = json.loads(body)
-        fresh = abs(now - float(told["at"])) <= MAX_AGE_S
+        message: dict[str, Any] = json.loads(body)
+        is_fresh = abs(now - float(message["at"])) <= MAX_AGE_S
     except (ValueError, KeyError, TypeError) as error:
         raise _unauthorised_error() from error
-    if not fresh:
+    if not is_fresh:
         raise _unauthorised_error()
-    return told
+    return message
 
 
 def _unauthorised_error() -> RequestError:

@@ -1,8 +1,7 @@
-"""The status of a resource: what has to stand there, and whether it stands there already.
+"""Status of a resource: the desired conditions, and whether they are already published.
 
-Rule 1: only facts that a user can act on are told; nothing that moves with every version.
-Rule 2: what says the same as before is not written, and a condition keeps the time at which its
-status last changed.
+- A status contains only facts that a user can act on, and nothing that changes with each version.
+- An unchanged status is not written. A condition keeps the time of its last transition.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.manifests.ports import write_spec
 
 MANAGER = "streambroker-status"
-"""Who owns these fields, for server-side apply."""
+"""Field manager of the status for server-side apply."""
 MAX_MESSAGE = 1000
-"""Characters of a message; the API server refuses a status with more than 2,048 as a whole."""
+"""Characters of a message; the API server rejects a status with more than 2,048."""
 MAX_SUMMARY = 60
-"""Characters of the line that ``kubectl get`` shows."""
+"""Characters of the summary that ``kubectl get`` shows."""
 
 ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
 
 ConditionTime: TypeAlias = tuple[str, str, str]
-"""Type and status of a condition, and since when it has that."""
+"""Type and status of a condition, and the time of its last transition."""
 
 _TYPES = (
     *("Accepted", "Matched", "Programmed", "Ready", "Held", "Steered", "Ended", "InRing"),
@@ -41,7 +40,7 @@ _TYPES = (
 )
 _CONDITION_STATUSES: Mapping[str, ConditionStatus] = {"True": "True", "False": "False"}
 _VALID_REASONS = ("PortTaken", "StreamIdTaken")
-"""Reasons for which a resource is not accepted although its spec is valid."""
+"""Reasons why a resource with a valid spec is not accepted."""
 _UNQUOTED = re.compile(r"[^\s\"'\[\]=]+")
 
 
@@ -57,15 +56,14 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredStatus:
-    """What there is to tell of a resource.
+    """Desired status of a resource.
 
     Attributes:
-        generation: the one that was looked at.
+        generation: the evaluated generation.
         conditions: in the order of `_TYPES`, each at most once.
-        matches: how many routes there are.
-        top_matches: the first ten ports at their other ends.
-        summary: what it offers or wants, at most `MAX_SUMMARY` characters.
-        accepted: the resource as it was accepted last; None if it never was.
+        top_matches: ports at the other ends of the first ten routes.
+        summary: offer or subscription, at most `MAX_SUMMARY` characters.
+        accepted: the last accepted version of the resource; None if there is none.
     """
 
     generation: int
@@ -78,18 +76,17 @@ class DesiredStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedStatus:
-    """What stands in a resource's status, as far as the next one depends on it.
+    """The parts of a published status that the next status depends on.
 
     Twenty thousand of these are kept, so the texts themselves are not.
 
     Attributes:
-        content: digest of all that `DesiredStatus` say; empty where nothing is shown.
-        routes: digest of generation and matches, which `Programmed` is about.
-        since: of each condition: type, status, time of its last transition.
-        programmed: that condition, or None.
-        nearest: generation and message of a `Matched` that is false for `NoMatch`.
-        damaged: message of `Damaged`; empty where that is not there.
-        accepted: the generation that was accepted last; 0 for none.
+        content: digest of the content of a `DesiredStatus`; empty if nothing is published.
+        routes: digest of generation and matches, which `Programmed` refers to.
+        since: type, status and last transition time of each condition.
+        nearest: generation and message of a `Matched` condition with reason `NoMatch`.
+        damaged: message of `Damaged`; empty without that condition.
+        accepted: the last accepted generation; 0 for none.
     """
 
     content: str = ""
@@ -102,11 +99,11 @@ class PublishedStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether it says that the export has ended."""
+        """Whether the status reports that the export has ended."""
         return self.condition_status("Ended") == "True"
 
     def condition_status(self, condition: str) -> str | None:
-        """Return the status of a condition; None where it is not shown."""
+        """Return the status of a condition; None if it is not published."""
         return next((status for name, status, _ in self.since if name == condition), None)
 
 
@@ -137,21 +134,12 @@ def desired_status(
     damaged: str | None = "",
     nearest: str | None = None,
 ) -> DesiredStatus:
-    """Return what there is to tell of a resource that can be read.
+    """Return the desired status of a readable resource.
 
-    Args:
-        resource: as the board has it.
-        status: what the board says of it.
-        programmed: whether the agents run it; None while some have not been heard of yet. Then
-            what is shown stays, if it is about the same routes.
-        published: what stands there.
-        steered: which fields are set at run time and by whom, or None.
-        ended: whether its agent says that it has ended; None while it was not asked yet. Then
-            what is shown stays.
-        damaged: what its agent says to be damaged of its log; None while it was not asked yet. Then
-            what is shown stays.
-        nearest: the sentence about a resource that matches nothing; None while it is not known.
-            Then the sentence of the same generation that is shown stays.
+    For `programmed`, `ended` and `damaged` None means that an agent has not reported yet, for
+    `nearest` that it is not computed yet. Then the published value stays: that of `programmed`
+    only for the same routes, that of `nearest` only for the same generation. `steered` is the text
+    about fields set at run time, or None.
     """
     accepted = _accepted_condition(status)
     if nearest is None:
@@ -164,23 +152,25 @@ def desired_status(
         programmed = Condition(type="Programmed", status="False", reason=reason)
     elif programmed is None:
         programmed = _retained_programmed(published, routes)
-    found = [accepted, matched, programmed, ready_condition((accepted, matched, programmed))]
+    conditions = [accepted, matched, programmed, ready_condition((accepted, matched, programmed))]
     if status.held:
-        found.append(_HELD_CONDITION)
+        conditions.append(_HELD_CONDITION)
     if steered:
-        found.append(_true_condition("Steered", "Steered", steered))
+        conditions.append(_true_condition("Steered", "Steered", steered))
     if runs and (published.ended if ended is None else ended):
-        found.append(_ENDED_CONDITION)
+        conditions.append(_ENDED_CONDITION)
     if status.ring:
-        found.append(_true_condition("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}"))
+        conditions.append(
+            _true_condition("InRing", RING, f"{status.ring[:1].upper()}{status.ring[1:]}")
+        )
     damaged = published.damaged if damaged is None else damaged
     if runs and damaged:
-        found.append(_true_condition("Damaged", "LogDamaged", damaged))
-    newer = resource.rejected
+        conditions.append(_true_condition("Damaged", "LogDamaged", damaged))
+    rejected = resource.rejected
     valid = status.reason in _VALID_REASONS or published.accepted == resource.generation
     return DesiredStatus(
-        generation=resource.generation if newer is None else newer.generation,
-        conditions=tuple(found),
+        generation=resource.generation if rejected is None else rejected.generation,
+        conditions=tuple(conditions),
         matches=status.matches,
         top_matches=_peer_names(status),
         summary=summarise(resource),
@@ -191,33 +181,26 @@ def desired_status(
 def unreadable_status(
     generation: int, reason: str, message: str, *, is_held: bool = False
 ) -> DesiredStatus:
-    """Return what there is to tell of a resource that cannot be read.
+    """Return the desired status of an unreadable resource.
 
-    Args:
-        generation: of the resource.
-        reason: the word of the problem, such as ``PropertyInvalid``.
-        message: a sentence that says where the fault is.
-        is_held: agents keep the routes that they have of it.
+    `reason` is a code such as ``PropertyInvalid``; `message` is a sentence with the location of the
+    problem. `is_held` means that agents keep its routes.
     """
-    refused = Status(accepted=False, reason=reason, message=message)
-    accepted = _accepted_condition(refused)
+    rejected = Status(accepted=False, reason=reason, message=message)
+    accepted = _accepted_condition(rejected)
     matched = Condition(type="Matched", status="False", reason="NotAccepted")
     programmed = Condition(type="Programmed", status="False", reason="NotAccepted")
-    found = (accepted, matched, programmed)
-    more = (_HELD_CONDITION,) if is_held else ()
-    return DesiredStatus(generation=generation, conditions=(*found, ready_condition(found), *more))
+    conditions = (accepted, matched, programmed)
+    held = (_HELD_CONDITION,) if is_held else ()
+    return DesiredStatus(
+        generation=generation, conditions=(*conditions, ready_condition(conditions), *held)
+    )
 
 
 def status_to_write(
     desired: DesiredStatus, published: PublishedStatus, now: float
 ) -> dict[str, Any] | None:
-    """Return the status to write; None where it stands there already.
-
-    Args:
-        desired: what there is to tell.
-        published: what stands there.
-        now: seconds since 1970, UTC.
-    """
+    """Return the status to write at `now` (seconds since 1970); None if it is already published."""
     if (
         _digest(desired, desired.accepted.generation if desired.accepted else 0)
         == published.content
@@ -242,14 +225,7 @@ def status_to_write(
 def write_conditions(
     conditions: Sequence[Condition], published: Sequence[ConditionTime], now: float, generation: int
 ) -> list[dict[str, Any]]:
-    """Return conditions to write, each with the time at which its status last changed.
-
-    Args:
-        conditions: what there is to tell.
-        published: those that stand there.
-        now: seconds since 1970, UTC.
-        generation: of the resource, which the conditions are about.
-    """
+    """Return conditions in API form, each with its last transition time or `now` (since 1970)."""
     since = {(name, status): time for name, status, time in published}
     return [
         {
@@ -267,12 +243,7 @@ def write_conditions(
 def read_conditions(
     status: Mapping[str, Any], types: Sequence[str]
 ) -> tuple[tuple[Condition, ...], tuple[ConditionTime, ...]]:
-    """Return those conditions of a status that are of some types, in their order, and their times.
-
-    Args:
-        status: as the API server has it.
-        types: whose order it is.
-    """
+    """Return the conditions of some types, in the order of `types`, and their times."""
     items = status.get("conditions")
     own = {
         str(item.get("type")): item
@@ -287,11 +258,7 @@ def read_conditions(
 
 
 def read_published(status: object) -> PublishedStatus:
-    """Return what a resource's status says of the facts; anything odd counts as not shown.
-
-    Args:
-        status: as the API server has it, or None.
-    """
+    """Parse a published status; invalid or missing content counts as not published."""
     if not isinstance(status, Mapping):
         return NOTHING_PUBLISHED
     conditions, since = read_conditions(status, _TYPES)
@@ -306,10 +273,10 @@ def read_published(status: object) -> PublishedStatus:
         top_matches=tuple(str(name) for name in status.get("topMatches") or ()),
         summary=str(status.get("summary") or ""),
     )
-    last = _to_int(accepted.get("generation"))
+    accepted_generation = _to_int(accepted.get("generation"))
     return PublishedStatus(
-        accepted=last,
-        content=_digest(facts, last),
+        accepted=accepted_generation,
+        content=_digest(facts, accepted_generation),
         routes=_routes_digest(facts.generation, facts.matches, facts.top_matches),
         since=since,
         programmed=next((c for c in conditions if c.type == "Programmed"), None),
@@ -321,12 +288,12 @@ def read_published(status: object) -> PublishedStatus:
 
 
 def is_unmatched(condition: Condition) -> bool:
-    """Return whether a condition is the `Matched` of a resource that nothing fits."""
+    """Return whether a condition is the `Matched` condition of a resource without matches."""
     return condition.type == "Matched" and condition.reason == "NoMatch"
 
 
 def summarise(resource: Resource) -> str:
-    """Return what a resource offers or wants, in one line of at most `MAX_SUMMARY` characters."""
+    """Return the offer or subscription of a resource in at most `MAX_SUMMARY` characters."""
     if isinstance(resource, Import):
         return _subscription_text(resource)
     if resource.stream_id is not None:
@@ -335,7 +302,7 @@ def summarise(resource: Resource) -> str:
 
 
 def format_time(now: float) -> str:
-    """Return a time as conditions carry it: UTC, whole seconds."""
+    """Return a time in the format of conditions: UTC, whole seconds."""
     return datetime.fromtimestamp(int(now), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -373,9 +340,9 @@ def _matched_condition(resource: Resource, status: Status, nearest: str) -> Cond
 def _refusals_text(status: Status) -> str:
     if not status.refused:
         return ""
-    first, more = status.refused[0], len(status.refused) - 1
-    rest = f" ({more} more)" if more else ""
-    return truncate(f"{first.export} is refused, {first.reason}: {first.message}{rest}")
+    first, remaining = status.refused[0], len(status.refused) - 1
+    suffix = f" ({remaining} more)" if remaining else ""
+    return truncate(f"{first.export} is refused, {first.reason}: {first.message}{suffix}")
 
 
 def ready_condition(conditions: Sequence[Condition]) -> Condition:
@@ -387,9 +354,9 @@ def ready_condition(conditions: Sequence[Condition]) -> Condition:
 
 
 def _retained_programmed(published: PublishedStatus, routes: str) -> Condition:
-    known = published.programmed
-    if known is not None and published.routes == routes and known.reason != "NoAgent":
-        return known
+    condition = published.programmed
+    if condition is not None and published.routes == routes and condition.reason != "NoAgent":
+        return condition
     return Condition(
         type="Programmed",
         status="Unknown",
@@ -399,11 +366,11 @@ def _retained_programmed(published: PublishedStatus, routes: str) -> Condition:
 
 
 def truncate(message: str) -> str:
-    """Return a message of a length that the API server takes."""
+    """Return a message shortened to the length that the API server accepts."""
     return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"
 
 
-# ---- what is compared ----------------------------------------------------
+# ---- comparison ----------------------------------------------------------
 
 
 def _peer_names(status: Status) -> tuple[str, ...]:
@@ -411,7 +378,7 @@ def _peer_names(status: Status) -> tuple[str, ...]:
 
 
 def _digest(desired: DesiredStatus, accepted: int) -> str:
-    """Return what stands for facts; a spec needs no more than its generation."""
+    """Return the digest of a status; the accepted spec is represented by its generation."""
     return digest(
         [
             accepted,
@@ -439,7 +406,7 @@ def _read_condition(item: Mapping[str, Any]) -> Condition:
 
 @lru_cache(maxsize=256)
 def _condition(name: str, status: ConditionStatus, reason: str, message: str) -> Condition:
-    """Return a condition; thousands of resources share few of them."""
+    """Return a cached condition: thousands of resources share a few."""
     return Condition(type=sys.intern(name), status=status, reason=reason, message=message)
 
 
@@ -466,14 +433,14 @@ def _offer_text(export: Export) -> str:
 
 
 def _join_items(items: Sequence[str]) -> str:
-    """Return as many items as fit, and how many more there are."""
+    """Return as many items as fit, and the number of the others."""
     for count in range(min(len(items), MAX_SUMMARY // 2), 0, -1):
-        left = len(items) - count
-        text = " ".join(items[:count]) + (f" +{left}" if left else "")
+        omitted = len(items) - count
+        text = " ".join(items[:count]) + (f" +{omitted}" if omitted else "")
         if len(text) <= MAX_SUMMARY:
             return text
-    rest = f" +{len(items) - 1}" if len(items) > 1 else ""
-    return _shorten(items[0], MAX_SUMMARY - len(rest)) + rest if items else ""
+    suffix = f" +{len(items) - 1}" if len(items) > 1 else ""
+    return _shorten(items[0], MAX_SUMMARY - len(suffix)) + suffix if items else ""
 
 
 def _value_text(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""Tell the statuses what becomes of the board, and all that know objects what was seen of them."""
+"""Passes board actions and observed objects to the status reconcilers, Events and the store."""
 
 from __future__ import annotations
 
@@ -33,20 +33,11 @@ from streambroker_operator.kubernetes.status.writer import StatusWrite
 
 
 class StatusController:
-    """Stands between feed and runtime on one side, statuses, Events and the store on the other.
+    """Connects feed and runtime with the status reconcilers, Events and the store.
 
-    Args:
-        board: of the runtime.
-        store: knows agents and what is steered.
-        events: for people who look at a resource.
-        leads: whether this process tells the cluster of changes.
-        relay: takes which view an agent runs, for whoever leads.
-
-    Attributes:
-        deliver: takes events for the board; the runtime's, set once that is there.
-        cut_reason: gives the reason word of a route that is gone; likewise.
-        port_reconciler: what has to stand in statuses of ports; likewise.
-        rule_reconciler: what has to stand in those of rules; likewise.
+    `deliver`, `cut_reason` and the reconcilers are set once the runtime exists. `leads` returns
+    whether this process leads, and so records Events. `relay` passes the version that an agent runs
+    to the leader.
     """
 
     def __init__(
@@ -69,43 +60,43 @@ class StatusController:
         self.port_reconciler: PortReconciler
         self.rule_reconciler: RuleReconciler
 
-    # ---- of the feed -------------------------------------------------------
+    # ---- from the feed -----------------------------------------------------
 
     def observe(self, kind: AnyKind, body: Body, listed: bool) -> None:
-        """Take in an object as the API server has it, before the events that come of it."""
+        """Process an object from the API server before its events are delivered."""
         if kind == RULE:
             self.rule_reconciler.observe(body, listed)
             return
         uid = str(body["metadata"]["uid"])
         steered = self._store.steering.description(uid)
-        seen = self._store.observe(kind, dict(body))
+        last_observed = self._store.observe(kind, dict(body))
         self.port_reconciler.observe(kind, body, listed)
-        # Who holds a field may change while the field does not: no event tells of that.
+        # The owner of a field may change without its value: no other event reports that.
         if self._store.steering.description(uid) != steered:
             self.port_reconciler.offer((kind, uid))
         self._observed_uids[kind].add(uid)
-        if seen.agent is not None:
-            self.deliver(seen.agent)
+        if last_observed.agent is not None:
+            self.deliver(last_observed.agent)
         resource = self._board.get(kind, uid)
-        if seen.overwritten is not None and resource is not None and self._leads():
+        if last_observed.overwritten is not None and resource is not None and self._leads():
             note = steering_overwritten_note(
-                resource, seen.overwritten.description, seen.overwritten.manager
+                resource, last_observed.overwritten.description, last_observed.overwritten.manager
             )
             self._events.record(note, time.time())
 
-    # ---- of the runtime ----------------------------------------------------
+    # ---- from the runtime --------------------------------------------------
 
     def on_actions(self, event: BoardEvent, actions: Sequence[Action]) -> None:
-        """Take in what an event has done to the board."""
+        """Process the board's actions after an event."""
         self.port_reconciler.on_actions(event, actions)
         self.rule_reconciler.on_actions(event, actions)
         if isinstance(event, ExportRemoved | ImportRemoved):
             kind: Kind = "Export" if isinstance(event, ExportRemoved) else "Import"
             self._forget(kind, {event.uid})
         elif isinstance(event, Synced) and event.kind != RULE:
-            there = {resource.uid for resource, _ in event.listed}
-            there.update(unread.uid for unread in event.unreadable)
-            self._forget(event.kind, self._observed_uids[event.kind] - there)
+            listed_uids = {resource.uid for resource, _ in event.listed}
+            listed_uids.update(unreadable.uid for unreadable in event.unreadable)
+            self._forget(event.kind, self._observed_uids[event.kind] - listed_uids)
         if self._leads():
             self._record_cuts(actions)
 
@@ -117,24 +108,24 @@ class StatusController:
 
     def _record_cuts(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            moved = action.route_changes if isinstance(action, RoutesChanged) else ()
-            for one in moved:
-                if one.old is None or one.new is not None:
+            changes = action.route_changes if isinstance(action, RoutesChanged) else ()
+            for change in changes:
+                if change.old is None or change.new is not None:
                     continue
-                export = self._board.get("Export", one.old.export_uid)
-                import_ = self._board.get("Import", one.old.import_uid)
-                reason = self.cut_reason(one.old)
+                export = self._board.get("Export", change.old.export_uid)
+                import_ = self._board.get("Import", change.old.import_uid)
+                reason = self.cut_reason(change.old)
                 if export is not None:
                     self._events.record(
-                        route_cut_note(export, one.old.import_, reason), time.time()
+                        route_cut_note(export, change.old.import_, reason), time.time()
                     )
                 if import_ is not None:
                     self._events.record(
-                        route_cut_note(import_, one.old.export, reason), time.time()
+                        route_cut_note(import_, change.old.export, reason), time.time()
                     )
 
     def on_acknowledged(self, pe: PeKey, version: str, ago_s: float) -> None:
-        """Take in which view an agent runs, and since how many seconds."""
+        """Record the version of the view that an agent runs, and since how many seconds."""
         self.port_reconciler.on_report(pe, version, ago_s)
         if not self._leads():
             self._relay(pe, version, ago_s)
@@ -142,18 +133,15 @@ class StatusController:
     def on_status_written(
         self, write: StatusWrite, before: PublishedConditions, after: Mapping[str, Any]
     ) -> None:
-        """Tell people of what a status that was just written says for the first time."""
+        """Record Events for transitions that a status write published."""
         for note in transition_notes(write, before, after):
             self._events.record(note, time.time())
 
 
 class PublishedExportReports:
-    """What statuses say of ends and damage of exports, which is the same at every replica.
+    """Export ends and damage as published in statuses, which are the same at every replica.
 
-    Args:
-        port_reconciler: takes what agents tell; says what is shown.
-        leads: whether this process writes them.
-        relay: tells the one that does.
+    Reports go to the reconciler and, unless this process leads, to the leader.
     """
 
     def __init__(
@@ -164,26 +152,26 @@ class PublishedExportReports:
         self._relay = relay
 
     def apply_ends(self, pe: PeKey, ends: EndedExports) -> Sequence[PortKey]:
-        """Have it written; nothing else is shown before it is."""
+        """Apply reported ends; effective only once the status is written."""
         self._port_reconciler.on_ends(pe, ends)
         if not self._leads():
             self._relay.note_ends(pe, ends)
         return ()
 
     def apply_damage(self, pe: PeKey, damaged: Mapping[str, str]) -> Sequence[PortKey]:
-        """Likewise."""
+        """Apply reported damage; effective only once the status is written."""
         self._port_reconciler.on_damage(pe, damaged)
         if not self._leads():
             self._relay.note_damage(pe, damaged)
         return ()
 
     def damage(self, resource: Resource) -> str:
-        """Return what the status of an Export says of damage to its log."""
+        """Return the log damage that the status of an Export reports."""
         return self._port_reconciler.published_damage(resource.uid)
 
     def is_ended(self, resource: Resource) -> bool:
-        """Say whether the status of an Export says that it has ended."""
+        """Return whether the status of an Export reports that it has ended."""
         return self._port_reconciler.is_published_ended(resource.uid)
 
     def forget(self, pe: PeKey) -> None:
-        """Nothing is kept here."""
+        """Do nothing: no state is kept here."""

@@ -1,7 +1,7 @@
-"""What agents say of their exports: what the conditions `EndedRun` and `Damaged` are made of.
+"""Last reports of agents about their exports, for the conditions `Ended` and `Damaged`.
 
-Rule 1: who has just begun to lead knows nothing; what is written stays until an agent has told.
-Rule 2: what was told earlier, or comes late of another instance, never counts for more.
+- A new leader has no reports; the published status stays until an agent reports.
+- Older reports, and late ones of another instance, never replace newer ones.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ class _EndReport(NamedTuple, Generic[T]):
 
 
 class LastReports(Generic[T]):
-    """What each agent said last.
-
-    Args:
-        clock: a monotonic clock, in seconds.
-    """
+    """Last report of each agent."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -33,56 +29,53 @@ class LastReports(Generic[T]):
         self._instances: dict[PeKey, str] = {}
 
     def on_leader_change(self) -> None:
-        """Take in that this process leads, or does no more: others may have heard later words."""
+        """Clear the reports when leadership changes: another replica may have newer ones."""
         self._reports.clear()
 
     def on_registered(self, pe: PeKey, instance: str) -> None:
-        """Take in who a PE's agent is; what one said before it counts until it tells itself."""
+        """Record the instance of an agent; the last report stays until it reports."""
         self._instances[pe] = instance
 
     def on_withdrawn(self, pe: PeKey) -> None:
-        """Forget an agent whose PE is gone."""
+        """Drop the agent of a removed PE."""
         self._instances.pop(pe, None)
         self._reports.pop(pe, None)
 
     def on_report(
         self, pe: PeKey, report: T, ago_s: float = 0.0, instance: str | None = None
     ) -> bool:
-        """Take in what an agent says; say whether it is another thing than before.
+        """Record a report that is `ago_s` old; return whether it differs from the previous one.
 
-        Args:
-            pe: whose agent it is.
-            report: it told, by whichever replica that came.
-            ago_s: how long ago it told, in seconds.
-            instance: which one told another replica; one that is not known here tells again.
+        `instance` is set if another replica relayed the report. A report of an instance that is
+        unknown here is ignored: the agent will report again.
         """
         if instance is not None and instance != self._instances.get(pe):
             return False
-        at, known = self._clock() - ago_s, self._reports.get(pe)
-        if known is not None and known.at > at:
+        at, previous = self._clock() - ago_s, self._reports.get(pe)
+        if previous is not None and previous.at > at:
             return False
         self._reports[pe] = _EndReport(report, at)
-        return known is None or known.report != report
+        return previous is None or previous.report != report
 
     def latest(self, pe: PeKey) -> T | None:
-        """Return what an agent said last; None where it has said nothing."""
-        told = self._reports.get(pe)
-        return None if told is None else told.report
+        """Return the last report of an agent; None if there is none."""
+        last = self._reports.get(pe)
+        return None if last is None else last.report
 
 
 class EndedTracker(LastReports[EndedExports]):
-    """Which exports have ended."""
+    """Tracks which exports have ended."""
 
     def is_ended(self, key: PortKey) -> bool | None:
-        """Say whether an export has ended; None where nothing was said of it."""
-        told = self.latest(key.owner)
-        return None if told is None else told.has_ended(key.port)
+        """Return whether an export has ended; None without a report."""
+        report = self.latest(key.owner)
+        return None if report is None else report.has_ended(key.port)
 
 
 class DamageTracker(LastReports[Mapping[str, str]]):
-    """What is damaged of the logs of exports, in words by port; the others are whole."""
+    """Tracks damage of export logs: descriptions by port; other ports are undamaged."""
 
     def damage_text(self, key: PortKey) -> str | None:
-        """Say what is damaged of the log of an export; None where nothing was said of it."""
-        told = self.latest(key.owner)
-        return None if told is None else told.get(key.port, "")
+        """Return the damage of an export's log, empty if none; None without a report."""
+        report = self.latest(key.owner)
+        return None if report is None else report.get(key.port, "")

@@ -1,6 +1,6 @@
-"""Kubernetes Events: one for each transition, several equal ones as a series, never too many.
+"""Kubernetes Events: one per transition, repeated ones as a series, with rate limits.
 
-An Event is for people who run ``kubectl describe``; what fails here changes nothing else.
+Events are for users of ``kubectl describe``; their failures affect nothing else.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EventType: TypeAlias = Literal["Normal", "Warning"]
 
 REPORTER = "streambroker.io/broker"
 MAX_NOTE = 1000
-"""Bytes; the API server refuses more than 1,024."""
+"""Bytes; the API server rejects more than 1,024."""
 SERIES_S = 360.0
-"""How long the same thing belongs to one series, in seconds from its last occurrence."""
+"""Seconds after its last occurrence in which a repetition belongs to the same series."""
 REFRESH_S = 30.0
-"""How often a series is written at most, in seconds."""
+"""Minimum seconds between two writes of a series."""
 MAX_SERIES = 4096
 MAX_AGGREGATES = 256
 MAX_WAITING = 1000
@@ -49,11 +49,10 @@ class EventNote:
     """Something that happened to a resource.
 
     Attributes:
-        reason: the word, such as ``RouteCut``.
-        action: what was being done, such as ``Match``.
-        text: a sentence.
-        series: what tells it from other notes of the same resource and reason; notes of one series
-            are one Event, with the first text.
+        reason: CamelCase reason, such as ``RouteCut``.
+        action: what the broker was doing, such as ``Match``.
+        series: distinguishes notes of the same resource and reason. Notes of one series become one
+            Event with the first text.
     """
 
     kind: AnyKind
@@ -69,13 +68,7 @@ class EventNote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventWrite:
-    """An Event to be written.
-
-    Attributes:
-        name: of the Event.
-        body: the whole Event, or the part of it that changes.
-        new: it is to be created.
-    """
+    """An Event to write: the whole body if `new`, otherwise the changed part."""
 
     namespace: str
     name: str
@@ -85,7 +78,7 @@ class EventWrite:
 
 @dataclass(slots=True)
 class _AggregatedNotes:
-    """Notes of one kind that were too many to get an Event each: the first, and how many."""
+    """Notes that exceeded the rate limit: the first one, and their number."""
 
     first: EventNote
     count: int
@@ -100,34 +93,28 @@ class _Series:
 
 
 class PublishedConditions(Protocol):
-    """What a status has shown."""
+    """Condition states that a status published."""
 
     def condition_status(self, condition: str) -> str | None:
-        """Return the status of a condition; None where it is not shown."""
+        """Return the status of a condition; None if it is not published."""
 
 
 def transition_notes(
     write: StatusWrite, before: PublishedConditions, after: Mapping[str, Any]
 ) -> list[EventNote]:
-    """Return what a status that was just written tells for the first time.
-
-    Args:
-        write: whose status it is.
-        before: what stood there.
-        after: the status as it was written.
-    """
-    found = []
+    """Return the notes for transitions between the previously published and the written status."""
+    notes = []
     for condition in after.get("conditions", ()):
         name, status = condition["type"], condition["status"]
-        known = before.condition_status(name)
-        if name not in _ACTIONS or status == "Unknown" or known == status:
+        previous = before.condition_status(name)
+        if name not in _ACTIONS or status == "Unknown" or previous == status:
             continue
-        if known is None and (name, status) not in _FIRST_TRANSITIONS:
+        if previous is None and (name, status) not in _FIRST_TRANSITIONS:
             continue
         reason = condition["reason"]
         if reason == "NotAccepted" or (name == "Active" and reason != "Disabled"):
             continue
-        found.append(
+        notes.append(
             EventNote(
                 kind=write.kind,
                 namespace=write.namespace,
@@ -139,7 +126,7 @@ def transition_notes(
                 event_type="Warning" if (name, status) in _WARNINGS else "Normal",
             )
         )
-    return found
+    return notes
 
 
 _ACTIONS = {
@@ -152,13 +139,13 @@ _ACTIONS = {
 _ALARMS = {("InRing", "True"), ("Damaged", "True")}
 _WARNINGS = {("Accepted", "False"), ("Active", "False"), *_ALARMS}
 _FIRST_TRANSITIONS = {("Accepted", "False"), ("Matched", "True"), *_ALARMS}
-"""What is worth an Event of a resource that had no status: the usual course of things is not."""
+"""Transitions that deserve an Event for a resource without a previous status."""
 _SENTENCES = {
     ("Accepted", "True"): "It is accepted now.",
     ("Matched", "False"): "It is connected to nothing any more.",
 }
 _MAX_PEERS = 3
-"""How many ports at the other ends an Event names."""
+"""Number of peers that an Event names."""
 
 
 def _text(condition: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -171,25 +158,16 @@ def _text(condition: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def route_cut_note(resource: Resource, peer: PortKey, reason: str) -> EventNote:
-    """Return the note of a route that ended.
-
-    Args:
-        resource: one end of the route.
-        peer: the port at its other end.
-        reason: the word for why.
-    """
-    way = "to" if kind_of(resource) == "Export" else "from"
-    text = f"The route {way} {peer} is cut: {reason}."
+    """Return the note that the route from a resource to a peer was cut."""
+    direction = "to" if kind_of(resource) == "Export" else "from"
+    text = f"The route {direction} {peer} is cut: {reason}."
     return replace(_note(resource, "RouteCut", "Match", text), series=text)
 
 
 def steering_overwritten_note(resource: Resource, fields: str, owner: str) -> EventNote:
-    """Return the note of fields that were set at run time and are somebody else's now.
+    """Return the note that a manager overwrote run-time overrides.
 
-    Args:
-        resource: whose fields they are.
-        fields: in words, as ``filter, properties.limit``.
-        owner: who wrote them.
+    `fields` is a text such as ``filter, properties.limit``.
     """
     text = f"What was set at run time ({fields}) was overwritten by {owner}."
     return replace(_note(resource, "SteeringOverwritten", "Steer", text), event_type="Warning")
@@ -208,11 +186,7 @@ def _note(resource: Resource, reason: str, action: str, text: str) -> EventNote:
 
 
 class EventAggregator:
-    """Makes Events out of notes: series, and limits on how many.
-
-    Args:
-        instance: name of this process.
-    """
+    """Converts notes to Events, with series and rate limits."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance[:128]
@@ -223,20 +197,15 @@ class EventAggregator:
         self.dropped = 0
 
     def add(self, note: EventNote, now: float, wall: float) -> EventWrite | None:
-        """Return the Event to write; None for a series that was written, or too many notes.
+        """Return the Event to write; None if the series was written recently or a limit applies.
 
-        Of too many notes at once `crowds` makes one Event for all that have namespace, kind of
-        resource and reason in common.
-
-        Args:
-            note: what happened.
-            now: a monotonic clock, in seconds.
-            wall: seconds since 1970.
+        Beyond the total limit, `flush_aggregates` makes one Event of all notes with the same
+        namespace, kind, reason and type. `now` is monotonic, `wall` in seconds since 1970.
         """
         key = (note.uid, note.reason, note.series, note.event_type)
-        known = self._series.get(key)
-        if known is not None and now - known.last < SERIES_S:
-            return self._repeat(note, key, known, now, wall)
+        series = self._series.get(key)
+        if series is not None and now - series.last < SERIES_S:
+            return self._repeat(note, key, series, now, wall)
         if self._object_rate.take(note.uid, now):
             self.dropped += 1
             return None
@@ -265,32 +234,28 @@ class EventAggregator:
 
     def _aggregate(self, note: EventNote) -> None:
         key = (note.namespace, note.kind, note.reason, note.event_type)
-        crowd = self._aggregates.get(key)
-        if crowd is not None:
-            crowd.count += 1
+        aggregate = self._aggregates.get(key)
+        if aggregate is not None:
+            aggregate.count += 1
         elif len(self._aggregates) < MAX_AGGREGATES:
             self._aggregates[key] = _AggregatedNotes(note, 1)
         else:
             self.dropped += 1
 
     def flush_aggregates(self, wall: float) -> list[EventWrite]:
-        """Return an Event for each crowd of notes that came since this was called last.
-
-        Args:
-            wall: seconds since 1970.
-        """
-        gathered, self._aggregates = self._aggregates, {}
-        posts = []
-        for crowd in gathered.values():
-            note, more = crowd.first, crowd.count - 1
+        """Return one Event per group of notes aggregated since the last call."""
+        aggregates, self._aggregates = self._aggregates, {}
+        writes = []
+        for aggregate in aggregates.values():
+            note, more = aggregate.first, aggregate.count - 1
             if more:
                 kinds = f"{note.kind}{'s' if more > 1 else ''}"
                 text = f"{note.text} The same happened to {more} more {kinds} of this namespace."
                 note = replace(note, text=text)
             name = _event_name(note, self._instance, wall)
             body = self._body(note, name, wall)
-            posts.append(EventWrite(namespace=note.namespace, name=name, body=body, new=True))
-        return posts
+            writes.append(EventWrite(namespace=note.namespace, name=name, body=body, new=True))
+        return writes
 
     def _is_allowed(self, uid: str, now: float) -> bool:
         if self._object_rate.take(uid, now) or self._total_rate.take("", now):
@@ -327,12 +292,7 @@ class EventAggregator:
 
 
 class EventWriter:
-    """Writes Events one after the other; what cannot be written is forgotten.
-
-    Args:
-        api: makes the calls.
-        instance: name of this process.
-    """
+    """Writes Events one at a time; failed ones are dropped."""
 
     def __init__(self, api: Api, instance: str) -> None:
         self._api = api
@@ -344,19 +304,14 @@ class EventWriter:
 
     @property
     def dropped(self) -> int:
-        """How many notes were too many."""
+        """Number of notes dropped by rate limits."""
         return self._aggregator.dropped
 
     def record(self, note: EventNote, wall: float) -> None:
-        """Have something told; returns at once.
-
-        Args:
-            note: what happened.
-            wall: seconds since 1970.
-        """
-        post = self._aggregator.add(note, asyncio.get_running_loop().time(), wall)
-        if post is not None:
-            self._enqueue(post)
+        """Enqueue a note and return at once; `wall` is in seconds since 1970."""
+        write = self._aggregator.add(note, asyncio.get_running_loop().time(), wall)
+        if write is not None:
+            self._enqueue(write)
 
     def _enqueue(self, post: EventWrite) -> None:
         try:
@@ -366,31 +321,31 @@ class EventWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        gathering = asyncio.create_task(self._run_aggregation())
+        aggregation = asyncio.create_task(self._run_aggregation())
         try:
             while True:
                 await self._write(await self._waiting.get())
                 self._waiting.task_done()
         finally:
-            gathering.cancel()
+            aggregation.cancel()
 
     async def _run_aggregation(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
-            for post in self._aggregator.flush_aggregates(time.time()):
-                self._enqueue(post)
+            for write in self._aggregator.flush_aggregates(time.time()):
+                self._enqueue(write)
 
     async def flush(self) -> None:
-        """Return when nothing waits."""
+        """Wait until all enqueued Events are processed."""
         await self._waiting.join()
 
     async def _write(self, post: EventWrite) -> None:
         path = f"/apis/{_API}/namespaces/{post.namespace}/events"
         try:
             if post.new:
-                answer = await self._api.call("POST", path, post.body, timeout_s=TIMEOUT_S)
+                response = await self._api.call("POST", path, post.body, timeout_s=TIMEOUT_S)
             else:
-                answer = await self._api.call(
+                response = await self._api.call(
                     "PATCH",
                     f"{path}/{post.name}",
                     post.body,
@@ -401,22 +356,22 @@ class EventWriter:
             self.failed += 1
             self._log_failure(post, str(error))
             return
-        if answer.status in (200, 201):
+        if response.status in (200, 201):
             self.written += 1
             return
-        if answer.status == 429 or answer.status >= 500:
+        if response.status == 429 or response.status >= 500:
             self.failed += 1
         else:
             self.refused += 1
-        self._log_failure(post, f"{answer.status}: {answer.body.get('message', '')}")
+        self._log_failure(post, f"{response.status}: {response.body.get('message', '')}")
 
     def _log_failure(self, post: EventWrite, reason: str) -> None:
         _log.debug("Event %s/%s was not written: %s", post.namespace, post.name, reason)
 
 
 def _event_name(note: EventNote, instance: str, wall: float) -> str:
-    told = "\0".join((note.uid, note.reason, note.text, instance, str(wall)))
-    return f"{note.name[:200].rstrip('-.')}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    identity = "\0".join((note.uid, note.reason, note.text, instance, str(wall)))
+    return f"{note.name[:200].rstrip('-.')}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def _truncate(text: str) -> str:

@@ -1,8 +1,8 @@
-"""The sentence about a resource that matches nothing: which port of the other kind is nearest.
+"""Messages for resources without matches: the nearest port of the other kind.
 
-An explanation compares a resource with all of the other kind. So sentences are computed in a
-thread, for a quarter of the time at most, and again only after the board has changed. While many
-statuses wait, none is computed: one explanation takes as long as dozens of statuses.
+An explanation compares a resource with all resources of the other kind. So messages are computed
+in a thread, for at most a quarter of the time, and again only after the board changed. None is
+computed while many statuses wait: one takes as long as dozens of statuses.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from streambroker_core.wire.broker.hints import Point
 from streambroker_operator.kubernetes.status.writer import Name
 
 TICK_S = 1.0
-"""How often the thread may run, in seconds."""
+"""Minimum seconds between two runs of the thread."""
 WORK_S = 0.05
-"""How long it may compute each time, in seconds; at least one sentence."""
+"""Seconds of computing per run; at least one message is computed."""
 REST_FACTOR = 3.0
-"""How many times as long as it has computed the thread rests."""
+"""Pause after a run, as a multiple of its duration."""
 MIN_AGE_S = 15.0
-"""How old a sentence becomes before it is computed again, in seconds."""
+"""Minimum age in seconds before a message is recomputed."""
 MAX_AGE_S = 960.0
-"""The same for a sentence that changes each time."""
+"""The same for a message that changes every time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sentence:
-    """What was computed for one resource.
+    """Computed message of one resource.
 
     Attributes:
-        generation: of the resource.
-        point: of the board then.
-        at: when, by the monotonic clock.
-        min_age_s: how many seconds it holds at least.
+        point: version of the board at that time.
+        at: time of the computation (monotonic).
+        min_age_s: seconds before it may be recomputed.
     """
 
     generation: int
@@ -56,14 +55,12 @@ class _Sentence:
 
 
 class NearestSentences:
-    """Sentences about resources that match nothing.
+    """Cache of messages for resources without matches.
 
     All methods are called on the board's event loop.
 
     Args:
-        board: read, never changed.
-        offer: asks the status writer to look at a resource whose sentence is another now.
-        clock: a monotonic clock, in seconds.
+        offer: enqueues a resource with a changed message at the status writer.
     """
 
     def __init__(
@@ -81,53 +78,52 @@ class NearestSentences:
         self._sentences: dict[Name, _Sentence] = {}
 
     def get(self, name: Name, generation: int) -> str | None:
-        """Return the sentence about a resource; None if it is not computed yet, but will be."""
-        known = self._sentences.get(name)
-        if known is not None and known.generation == generation:
-            return known.text
+        """Return the message of a resource; if there is none yet, request it and return None."""
+        cached = self._sentences.get(name)
+        if cached is not None and cached.generation == generation:
+            return cached.text
         self._requested[name] = None
         return None
 
     async def run(self, leads: Callable[[], bool], busy: Callable[[], bool]) -> None:
-        """Compute sentences until cancelled.
-
-        Args:
-            leads: whether this process writes statuses; without it nothing is computed.
-            busy: whether many statuses wait, which go first.
-        """
-        took = 0.0
+        """Compute messages until cancelled, while this process leads and few statuses wait."""
+        duration = 0.0
         while True:
-            await asyncio.sleep(max(TICK_S, REST_FACTOR * took))
-            began = self._clock()
+            await asyncio.sleep(max(TICK_S, REST_FACTOR * duration))
+            started_at = self._clock()
             if leads() and not busy():
                 await self.compute_due()
-            took = self._clock() - began
+            duration = self._clock() - started_at
 
     async def compute_due(self) -> None:
-        """Compute what is due, in a thread and for `WORK_S` at most; the rest waits."""
-        due = [(name, found) for name in self._due_names() if (found := self._get_unmatched(name))]
+        """Compute due messages in a thread for at most `WORK_S`; the rest waits."""
+        due = [
+            (name, unmatched)
+            for name in self._due_names()
+            if (unmatched := self._get_unmatched(name))
+        ]
         if not due:
             return
-        point, known = self._board.point, take_snapshot(self._board)
+        point, snapshot = self._board.point, take_snapshot(self._board)
         resources = [resource for _, resource in due]
-        texts = await asyncio.to_thread(_compute_sentences, known, resources, self._clock)
+        texts = await asyncio.to_thread(_compute_sentences, snapshot, resources, self._clock)
         for (name, resource), text in zip(due, texts, strict=False):
             self._store(name, resource.generation, text, point)
 
     def _due_names(self) -> list[Name]:
-        """Return the resources without a sentence, then those with one that may be out of date."""
+        """Return the resources without a message, then those whose message may be outdated."""
         now, point = self._clock(), self._board.point
-        old = [
+        outdated = [
             name
-            for name, known in self._sentences.items()
-            if known.point != point
-            and now - known.at >= known.min_age_s
+            for name, sentence in self._sentences.items()
+            if sentence.point != point
+            and now - sentence.at >= sentence.min_age_s
             and name not in self._requested
         ]
-        return [*self._requested, *old]
+        return [*self._requested, *outdated]
 
     def _get_unmatched(self, name: Name) -> Resource | None:
-        """Return a resource that matches nothing; forget one that is gone or matches."""
+        """Return a resource without matches; drop the state of any other."""
         status = self._board.status(*name)
         resource = self._board.get(*name)
         if resource is None or status is None or not status.accepted or status.matches:
@@ -138,57 +134,54 @@ class NearestSentences:
 
     def _store(self, name: Name, generation: int, text: str, point: Point) -> None:
         now, before = self._clock(), self._sentences.pop(name, None)
-        pace = MIN_AGE_S
-        same = before is not None and (before.generation, before.text) == (generation, text)
+        min_age_s = MIN_AGE_S
+        is_same = before is not None and (before.generation, before.text) == (generation, text)
         if before is not None and now - before.at < 2 * before.min_age_s:
-            pace = before.min_age_s if same else min(2 * before.min_age_s, MAX_AGE_S)
+            min_age_s = before.min_age_s if is_same else min(2 * before.min_age_s, MAX_AGE_S)
         self._requested.pop(name, None)
         self._sentences[name] = _Sentence(
-            generation=generation, text=text, point=point, at=now, min_age_s=pace
+            generation=generation, text=text, point=point, at=now, min_age_s=min_age_s
         )
-        if not same:
+        if not is_same:
             self._offer(name)
 
 
 def _compute_sentences(
     candidates: BoardSnapshot, resources: Sequence[Resource], clock: Callable[[], float]
 ) -> list[str]:
-    """Return the sentences about the first of some resources, at least one."""
+    """Compute the messages of the resources in order until `WORK_S` is over; at least one."""
     return list(_compute_until(clock() + WORK_S, candidates, resources, clock))
 
 
 def _compute_until(
     end: float, candidates: BoardSnapshot, resources: Sequence[Resource], clock: Callable[[], float]
 ) -> Iterator[str]:
-    seen: dict[str, BoardSnapshot] = {}
+    snapshots: dict[str, BoardSnapshot] = {}
     for resource in resources:
         namespace = resource.key.namespace
-        if namespace not in seen:
-            seen[namespace] = _visible_from(candidates, namespace)
-        yield nearest_sentence(seen[namespace], resource)
+        if namespace not in snapshots:
+            snapshots[namespace] = _visible_from(candidates, namespace)
+        yield nearest_sentence(snapshots[namespace], resource)
         if clock() >= end:
             return
 
 
 def _visible_from(candidates: BoardSnapshot, namespace: str) -> BoardSnapshot:
-    """Return what users of a namespace may know of: a status must not show them more."""
+    """Return the resources that users of a namespace may see, so that statuses reveal no others."""
     return replace(
         candidates,
         exports=tuple(
             export for export in candidates.exports if is_namespace_allowed(export, namespace)
         ),
-        imports=tuple(one for one in candidates.imports if one.key.namespace == namespace),
+        imports=tuple(
+            import_ for import_ in candidates.imports if import_.key.namespace == namespace
+        ),
         is_complete=False,
     )
 
 
 def nearest_sentence(candidates: BoardSnapshot, resource: Resource) -> str:
-    """Return the sentence about a resource that matches nothing.
-
-    Args:
-        candidates: the resources that users of its namespace may know of.
-        resource: an Export or an Import.
-    """
+    """Return the message for a resource; `candidates` are what users of its namespace may see."""
     if isinstance(resource, Import):
         ranking = explain_import(candidates, resource, limit=1)
         return _format_sentence(ranking, "Export", [str(pair.export) for pair in ranking.pairs])
@@ -201,5 +194,5 @@ def _format_sentence(ranking: Ranking, kind: str, nearest: Sequence[str]) -> str
         return f"There is no {kind} in reach of its namespace."
     pair = ranking.pairs[0]
     changes = f"{pair.distance} change{'' if pair.distance == 1 else 's'}"
-    why = pair.message.rstrip(".")
-    return f"No {kind} matches. The nearest is {nearest[0]}, {changes} away: {why}."
+    reason = pair.message.rstrip(".")
+    return f"No {kind} matches. The nearest is {nearest[0]}, {changes} away: {reason}."

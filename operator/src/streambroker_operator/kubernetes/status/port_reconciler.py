@@ -1,4 +1,4 @@
-"""What every resource's status has to say, by the board, and what it says, by the watch."""
+"""Statuses of Exports and Imports: desired by the board and agents, published per the watch."""
 
 from __future__ import annotations
 
@@ -38,22 +38,18 @@ from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 
 
 class PortReconciler:
-    """What the status writer asks of Exports and Imports, and tells.
+    """Computes the statuses of Exports and Imports for the status writer.
 
     All methods are called on the board's event loop.
 
     Args:
-        board: read, never changed.
-        offer: asks the writer to look at a status; the second argument says whether urgently.
-        steered: which fields of a resource are set at run time, in words, or None.
-        on_written: takes the status before and after a write.
-        nearest: returns the sentence about a resource that matches nothing, or None.
-        on_export_state: takes an Export of which it is shown from now on that it has ended, or that
-            its log is damaged, or no more.
-        on_applied: takes the seconds from a changed view until its agent runs it.
-        clock: seconds since 1970.
-        monotonic: seconds of a clock that nobody sets.
-        reoffer_all: has all resources looked at, after a list; at once by default.
+        offer: enqueues a status at the writer; the second argument marks it as urgent.
+        steered: returns which fields of a resource are set at run time, as text, or None.
+        on_written: called with the status before and after a write.
+        nearest: returns the message for a resource without matches, or None.
+        on_export_state: called with an Export whose published end or damage changed.
+        on_applied: called with the seconds from a changed view until its agent runs it.
+        reoffer_all: enqueues all resources after a list; by default synchronously.
     """
 
     def __init__(
@@ -89,21 +85,17 @@ class PortReconciler:
         self.ended_tracker = EndedTracker(monotonic)
         self.damage_tracker = DamageTracker(monotonic)
 
-    # ---- what comes in ---------------------------------------------------
+    # ---- input -----------------------------------------------------------
 
     def observe_status(
         self, name: Name, version: int, status: object, *, listed: bool = False
     ) -> None:
-        """Take in what a resource's status says; what somebody else wrote is looked at again.
+        """Record the observed status of a resource; enqueue it if another writer changed it.
 
-        Args:
-            name: of the resource.
-            version: of the resource as it says that.
-            status: the object, or None.
-            listed: by a list, which is right whatever was before, and not by the watch.
+        A list replaces anything older or newer. The watch does not replace a newer written version.
         """
-        answered = self._written_versions.get(name)
-        if answered is not None and version < answered and not listed:
+        written_version = self._written_versions.get(name)
+        if written_version is not None and version < written_version and not listed:
             return
         self._written_versions.pop(name, None)
         before = self._published.get(name)
@@ -111,7 +103,7 @@ class PortReconciler:
             self._offer(name, False)
 
     def _set_published(self, name: Name, published: PublishedStatus) -> bool:
-        """Note what a status says; say whether that is another thing than before."""
+        """Store a published status; return whether its content changed."""
         before = self._published.get(name)
         self._published[name] = published
         if before is not None and (
@@ -121,13 +113,7 @@ class PortReconciler:
         return before is None or before.content != published.content
 
     def observe(self, kind: AnyKind, body: Mapping[str, Any], listed: bool) -> None:
-        """Take in a whole resource as the API server has it.
-
-        Args:
-            kind: of the resource.
-            body: the object.
-            listed: by a list, and not by the watch.
-        """
+        """Process an object from the API server, from a list or the watch."""
         if kind == RULE:
             return
         metadata = body["metadata"]
@@ -137,13 +123,13 @@ class PortReconciler:
         )
 
     def on_deleted(self, name: Name) -> None:
-        """Forget a resource."""
-        for known in (self._published, self._written_versions, self._before_write):
-            known.pop(name, None)
+        """Drop the state of a deleted resource."""
+        for state in (self._published, self._written_versions, self._before_write):
+            state.pop(name, None)
         self.programmed_tracker.forget(name[1])
 
     def on_actions(self, event: BoardEvent, actions: Iterable[Action]) -> None:
-        """Take in what an event has done to the board, and have looked at what it concerns."""
+        """Process the board's actions after an event; enqueue the affected statuses."""
         actions = list(actions)
         changed = _changed_name(event)
         self.programmed_tracker.on_actions(
@@ -152,7 +138,9 @@ class PortReconciler:
         if isinstance(event, ExportRemoved | ImportRemoved):
             self.on_deleted(("Export" if isinstance(event, ExportRemoved) else "Import", event.uid))
         names: set[Name] = {
-            (a.kind, a.uid) for a in actions if isinstance(a, StatusChanged) and a.kind != RULE
+            (action.kind, action.uid)
+            for action in actions
+            if isinstance(action, StatusChanged) and action.kind != RULE
         }
         if changed is not None:
             names.add(changed)
@@ -167,26 +155,26 @@ class PortReconciler:
             self._offer(name, self._is_urgent(name))
 
     def _forget_unlisted(self, kind: Kind, event: Synced) -> None:
-        there: set[Name] = {(kind, resource.uid) for resource, _ in event.listed}
-        there.update((kind, unread.uid) for unread in event.unreadable)
-        for name in [name for name in self._published if name[0] == kind and name not in there]:
+        listed: set[Name] = {(kind, resource.uid) for resource, _ in event.listed}
+        listed.update((kind, unreadable.uid) for unreadable in event.unreadable)
+        for name in [name for name in self._published if name[0] == kind and name not in listed]:
             self.on_deleted(name)
 
     def _on_agent_changed(self, pe: PeKey) -> None:
-        found = self._board.registration(pe)
-        if found is None:
+        registration = self._board.registration(pe)
+        if registration is None:
             self.programmed_tracker.on_withdrawn(pe)
             self.ended_tracker.on_withdrawn(pe)
             self.damage_tracker.on_withdrawn(pe)
         else:
-            self.programmed_tracker.on_registered(pe, found.instance)
-            self.ended_tracker.on_registered(pe, found.instance)
-            self.damage_tracker.on_registered(pe, found.instance)
+            self.programmed_tracker.on_registered(pe, registration.instance)
+            self.ended_tracker.on_registered(pe, registration.instance)
+            self.damage_tracker.on_registered(pe, registration.instance)
 
     def on_report(
         self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
     ) -> None:
-        """Take in which view an agent runs, and have looked at what waited for that."""
+        """Record the version of the view that an agent runs; enqueue the statuses it affects."""
         if self.programmed_tracker.on_acknowledged(pe, version, ago_s, instance):
             for name in self._related_names(pe):
                 self._offer(name, False)
@@ -194,7 +182,7 @@ class PortReconciler:
     def on_ends(
         self, pe: PeKey, ends: EndedExports, ago_s: float = 0.0, instance: str | None = None
     ) -> None:
-        """Record which exports have ended, and queue the statuses that say otherwise."""
+        """Record which exports have ended; enqueue the statuses that differ."""
         if not self.ended_tracker.on_report(pe, ends, ago_s, instance):
             return
         view = self._board.view(pe)
@@ -210,7 +198,7 @@ class PortReconciler:
         ago_s: float = 0.0,
         instance: str | None = None,
     ) -> None:
-        """Record which logs are damaged, and queue the statuses that say otherwise."""
+        """Record which logs are damaged; enqueue the statuses that differ."""
         if not self.damage_tracker.on_report(pe, damaged, ago_s, instance):
             return
         view = self._board.view(pe)
@@ -219,75 +207,75 @@ class PortReconciler:
                 self._offer(("Export", export.uid), False)
 
     def published_damage(self, uid: str) -> str:
-        """Return what an Export's status says of damage to its log; empty for none."""
+        """Return the log damage in an Export's published status; empty for none."""
         return self._published.get(("Export", uid), NOTHING_PUBLISHED).damaged
 
     def is_published_ended(self, uid: str) -> bool:
-        """Say whether an Export's status says that it has ended."""
+        """Return whether an Export's published status reports that it has ended."""
         return self._published.get(("Export", uid), NOTHING_PUBLISHED).ended
 
     def on_leader_change(self, leads: bool) -> None:
-        """Take in whether this process leads, and so hears of all agents, from now on."""
+        """Handle a change of leadership: only a leader receives reports of all agents."""
         self.programmed_tracker.liveness.on_leader_change(leads)
         self.ended_tracker.on_leader_change()
         self.damage_tracker.on_leader_change()
 
     def offer_away(self) -> None:
-        """Have looked at what concerns agents that have gone away; asked of who leads each second.
+        """Enqueue statuses affected by agents that went away; called each second by the leader.
 
-        What was shown of them stays until then: an agent that is silent may be about to ask.
+        Until then the published state stays: a silent agent may be about to poll.
         """
         for pe in self.programmed_tracker.liveness.collect_away():
             for name in self._related_names(pe):
                 self._offer(name, False)
 
     def offer(self, name: Name) -> None:
-        """Have a resource looked at."""
+        """Enqueue a resource."""
         self._offer(name, self._is_urgent(name))
 
     def offer_all(self) -> None:
-        """Have everything looked at: a list came, or this process leads from now on."""
+        """Enqueue all resources: after a list, or when this process becomes leader."""
         for _ in self.offer_in_steps():
             pass
 
     def offer_in_steps(self) -> Iterator[None]:
-        """Do what `offer_all` does in small steps, between which anything may happen."""
+        """Do the same as `offer_all` in small steps, between which other tasks may run."""
         for name in list(self._published):
             self._offer(name, self._is_urgent(name))
             yield
 
-    # ---- what goes out ---------------------------------------------------
+    # ---- output ----------------------------------------------------------
 
     def build(self, name: Name) -> StatusWrite | None:
-        """Return what is to be written now; None where it stands there, or the resource is gone."""
-        resource, unread = self._board.get(*name), self._board.unreadable(*name)
-        shown = self._published.get(name, NOTHING_PUBLISHED)
-        if unread is not None:
-            facts: DesiredStatus | None = unreadable_status(
-                unread.generation, unread.code, unread.problem, is_held=unread.held
+        """Return the status to write; None if it is up to date or the resource is gone."""
+        resource, unreadable = self._board.get(*name), self._board.unreadable(*name)
+        published = self._published.get(name, NOTHING_PUBLISHED)
+        if unreadable is not None:
+            desired: DesiredStatus | None = unreadable_status(
+                unreadable.generation, unreadable.code, unreadable.problem, is_held=unreadable.held
             )
-            namespace, title = unread.namespace, unread.name
+            namespace, object_name = unreadable.namespace, unreadable.name
         elif resource is not None:
-            facts = self._desired(name, resource, shown)
-            namespace, title = resource.key.namespace, resource.name
+            desired = self._desired(name, resource, published)
+            namespace, object_name = resource.key.namespace, resource.name
         else:
             return None
-        status = None if facts is None else status_to_write(facts, shown, self._clock())
+        status = None if desired is None else status_to_write(desired, published, self._clock())
         if status is None:
             return None
-        self._before_write[name] = shown
+        self._before_write[name] = published
         return StatusWrite(
-            kind=name[0], namespace=namespace, name=title, uid=name[1], status=status
+            kind=name[0], namespace=namespace, name=object_name, uid=name[1], status=status
         )
 
     def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
-        """Take in the resource as the API server has it after a write."""
+        """Handle the resource that the API server returned after a write."""
         name = (write.kind, write.uid)
         before = self._before_write.pop(name, NOTHING_PUBLISHED)
         metadata = answer.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
-        there = self._board.get(*name) or self._board.unreadable(*name)
-        if metadata.get("uid") != write.uid or there is None:
+        current = self._board.get(*name) or self._board.unreadable(*name)
+        if metadata.get("uid") != write.uid or current is None:
             return
         version = str(metadata.get("resourceVersion", ""))
         if version.isdigit():
@@ -323,12 +311,12 @@ class PortReconciler:
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
-        """Return how a registered agent is; resources of a finished job stay, and it with them."""
+        """Return the state of a registered agent; ``gone`` if it is away and not missed."""
         state = self.programmed_tracker.agent_state(pe)
         return "gone" if state == "away" and not self._is_missed(pe) else state
 
     def _is_missed(self, pe: PeKey) -> bool:
-        """Whether an agent that is not away reads an Export of a PE that has not ended."""
+        """Return whether an agent that is not away reads an Export of this PE that is not ended."""
         view = self._board.view(pe)
         return view is not None and any(
             self._is_registered(route.import_.owner)
@@ -350,31 +338,32 @@ class PortReconciler:
     def _related_names(self, pe: PeKey) -> set[Name]:
         """Return the ports of a PE and the other ends of their routes."""
         view = self._board.view(pe)
-        found: set[Name] = set()
+        names: set[Name] = set()
         if view is not None:
             for export in view.exports.values():
-                found.add(("Export", export.uid))
-                found.update(("Import", route.uid) for route in export.routes)
+                names.add(("Export", export.uid))
+                names.update(("Import", route.uid) for route in export.routes)
             for import_ in view.imports.values():
-                found.add(("Import", import_.uid))
-                found.update(("Export", other.uid) for other in import_.routes)
-        return found
+                names.add(("Import", import_.uid))
+                names.update(("Export", route.uid) for route in import_.routes)
+        return names
 
     def is_live(self, name: Name) -> bool:
-        """Return whether the job of a resource has registered an agent for its PE."""
+        """Return whether an agent is registered for the PE of a resource."""
         resource = self._board.get(*name)
         return resource is not None and self._is_registered(resource.key.owner)
 
     def must_write(self, name: Name) -> bool:
-        """Return whether a later generation runs than the status has, and the latest is refused.
+        """Return whether the status lacks the running generation while the latest is rejected.
 
-        Another replica may lead that has not seen that one: it has to be in the status.
+        Another replica may become leader without having seen that generation, so every replica
+        must write it.
         """
         if name[0] == RULE:
             return False
         resource = self._board.get(*name)
-        shown = self._published.get(name, NOTHING_PUBLISHED)
-        return bool(resource and resource.rejected and resource.generation > shown.accepted)
+        published = self._published.get(name, NOTHING_PUBLISHED)
+        return bool(resource and resource.rejected and resource.generation > published.accepted)
 
     def _is_urgent(self, name: Name) -> bool:
         status = self._board.status(*name)

@@ -1,10 +1,10 @@
-"""Which changes the agents run already: what the condition `Programmed` is made of.
+"""Tracks which changes the agents run, for the condition `Programmed`.
 
-Every change of the board has a number. A PE's agent runs a view; as long as that is the PE's
-current one it runs everything, and once the view has changed it runs what was before that change.
-A resource is programmed when the agents of all its routes run its last change, and none is away.
+Every change of the board has a number. An agent with the PE's current view runs all changes;
+with an older view it runs the changes before that view was replaced. A resource is programmed when
+the agents of all its routes run its last change, and none is away.
 
-Nothing here is remembered by route: one number for each resource, a few for each PE.
+The state is one number per resource and a few per PE, none per route.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S, Lea
 from streambroker_operator.kubernetes.status.conditions import Condition
 
 AgentState: TypeAlias = Literal["current", "behind", "unheard", "away", "gone"]
-"""``gone`` are those of the ones away that nobody misses: their jobs may have finished."""
+"""``gone``: away and not missed by any reader; the job may have finished."""
 
 _MAX_RECENT = 8
-"""How many former views of a PE are known; an agent that runs an older one is behind anyway."""
+"""Remembered former views per PE; an agent with an older one is behind anyway."""
 _MAX_EARLY = 10_000
 
 
 class _EarlyReport(NamedTuple):
-    """What another replica told of an instance that is not known here yet."""
+    """Report, relayed by another replica, of an instance that is not registered here yet."""
 
     instance: str
     version: str
@@ -36,7 +36,7 @@ class _EarlyReport(NamedTuple):
 
 
 class _FormerView(NamedTuple):
-    """A view that is no longer current: the last change that it was so at, and since when."""
+    """Replaced view: the last change at which it was current, and since when it was current."""
 
     change: int
     current_since: float
@@ -44,15 +44,15 @@ class _FormerView(NamedTuple):
 
 @dataclass(slots=True)
 class _Agent:
-    """One PE.
+    """State of the agent of one PE.
 
     Attributes:
-        current: version of its view, None while it has none.
-        current_since: since when that is its view.
+        current: version of the PE's view; None without one.
+        current_since: time since when this view is current.
         recent: former versions, oldest first.
-        ran_change: the last change that its agent runs; None while it has not been heard of.
-        runs_current: its agent runs its current view.
-        late_since: when its view changed that the agent does not run yet, or None.
+        ran_change: last change that the agent runs; None until it reports.
+        runs_current: whether the agent runs the current view.
+        late_since: time of the first view change that the agent does not run yet, or None.
     """
 
     current: str | None = None
@@ -64,16 +64,13 @@ class _Agent:
 
 
 class ProgrammedTracker:
-    """What each agent runs, by what it says and by what the board has changed.
+    """Tracks what each agent runs, from its reports and the changes of the board.
 
     Args:
-        version_for: the version of a PE's view on the board now, or None.
-        is_registered: whether a PE has an agent.
-        on_applied: takes the seconds from a changed view until its agent runs it.
-        clock: a monotonic clock, in seconds.
+        on_applied: called with the seconds from a changed view until its agent runs it.
 
     Attributes:
-        liveness: when each agent was last heard of, and who is away.
+        liveness: last contact of each agent, and which are away.
     """
 
     def __init__(
@@ -96,12 +93,7 @@ class ProgrammedTracker:
         self._change = 0
 
     def on_actions(self, actions: Iterable[Action], *, changed: Iterable[str] = ()) -> None:
-        """Take in what one event has done to the board.
-
-        Args:
-            actions: what the board answered.
-            changed: uids of resources whose spec is another one.
-        """
+        """Process the board's actions after one event; `changed` are uids of changed specs."""
         self._change += 1
         for action in actions:
             if isinstance(action, RoutesChanged):
@@ -112,13 +104,13 @@ class ProgrammedTracker:
             self._needed_changes[uid] = self._change
 
     def forget(self, uid: str) -> None:
-        """Forget a resource that is gone."""
+        """Drop a deleted resource."""
         self._needed_changes.pop(uid, None)
 
     def on_registered(self, pe: PeKey, instance: str) -> bool:
-        """Take in who a PE's agent is; say whether it is known already to run something.
+        """Record the instance of an agent; return whether an early report of it takes effect.
 
-        Another instance has run nothing: it is as if the agent had not been heard of.
+        A new instance has run nothing, so earlier reports are discarded.
         """
         if self._instances.get(pe) == instance:
             return False
@@ -133,7 +125,7 @@ class ProgrammedTracker:
         return self.on_acknowledged(pe, early.version, self._clock() - early.since)
 
     def on_withdrawn(self, pe: PeKey) -> None:
-        """Forget an agent whose PE is gone."""
+        """Drop the agent of a removed PE."""
         self.liveness.forget(pe)
         self._instances.pop(pe, None)
         self._early.pop(pe, None)
@@ -141,14 +133,10 @@ class ProgrammedTracker:
     def on_acknowledged(
         self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
     ) -> bool:
-        """Take in which view an agent runs; say whether that changes what is known of it.
+        """Record the view that an agent runs since `ago_s`; return whether that changes its state.
 
-        Args:
-            pe: whose agent it is.
-            version: as it told by its poll, by whichever replica that came.
-            ago_s: since when it runs it, in seconds.
-            instance: which one told another replica; what is said of one that is not known here
-                yet counts once it is.
+        `instance` is set if another replica relayed the report. A report of an instance that is not
+        registered here yet counts once it is.
         """
         if instance is not None and instance != self._instances.get(pe):
             if len(self._early) < _MAX_EARLY:
@@ -158,7 +146,7 @@ class ProgrammedTracker:
         return self._apply_version(pe, version, ago_s) or was_silent
 
     def _apply_version(self, pe: PeKey, version: str, ago_s: float) -> bool:
-        """Take in which view an agent runs; say whether it runs more than it did."""
+        """Apply a reported version; return whether the agent runs more changes than before."""
         agent = self._get_agent(pe)
         before = agent.runs_current, agent.ran_change
         if version == agent.current:
@@ -169,14 +157,14 @@ class ProgrammedTracker:
                 agent.late_since = None
             return not before[0]
         former = agent.recent.get(version)
-        ran = -1 if former is None else former.change
-        if agent.ran_change is None or ran > agent.ran_change:
-            agent.ran_change = ran
+        change = -1 if former is None else former.change
+        if agent.ran_change is None or change > agent.ran_change:
+            agent.ran_change = change
             self._on_former_view(agent, former, ago_s)
         return agent.ran_change != before[1]
 
     def _on_former_view(self, agent: _Agent, former: _FormerView | None, ago_s: float) -> None:
-        """Note that an agent has come to a view since which there were others."""
+        """Report the delay of a view that was applied while newer views exist."""
         late = agent.late_since
         if former is None or late is None or former.current_since < late:
             return
@@ -189,7 +177,7 @@ class ProgrammedTracker:
         agent.late_since = min(later, default=agent.current_since)
 
     def agent_state(self, pe: PeKey) -> AgentState:
-        """Return how a registered agent is, as far as this process can know."""
+        """Return the state of a registered agent, as far as this process knows."""
         if self.liveness.is_away(pe):
             return "away"
         agent = self._agents.get(pe)
@@ -198,31 +186,31 @@ class ProgrammedTracker:
         return "current" if agent.runs_current else "behind"
 
     def runs_current(self, pe: PeKey) -> bool:
-        """Say whether a PE's agent is known to run its current view."""
+        """Return whether a PE's agent is known to run its current view."""
         agent = self._agents.get(pe)
         return agent is not None and agent.runs_current
 
     def condition(self, uid: str, pes: Iterable[PeKey]) -> Condition | None:
-        """Return the condition of a resource; None while an agent has not been heard of lately.
+        """Return the condition of a resource; None while an agent has no recent report.
 
-        Args:
-            uid: of the resource.
-            pes: its own PE first, then those of the other ends of its routes.
+        `pes` are its own PE first, then the PEs at the other ends of its routes.
         """
-        need = self._needed_changes.get(uid, 0)
-        own, unheard, behind = True, False, False
+        needed_change = self._needed_changes.get(uid, 0)
+        is_own, unheard, behind = True, False, False
         away: Condition | None = None
         for pe in pes:
             if not self._is_registered(pe):
-                return _no_agent_condition(is_own=own)
+                return _no_agent_condition(is_own=is_own)
             agent = self._agents.get(pe)
             if self.liveness.is_away(pe):
-                away = away or _agent_away_condition(is_own=own)
+                away = away or _agent_away_condition(is_own=is_own)
             elif agent is None or not self._is_reporting(pe, agent):
                 unheard = True
-            elif not agent.runs_current and (agent.ran_change is None or agent.ran_change < need):
+            elif not agent.runs_current and (
+                agent.ran_change is None or agent.ran_change < needed_change
+            ):
                 behind = True
-            own = False
+            is_own = False
         if away is not None:
             return away
         if behind:
@@ -235,7 +223,7 @@ class ProgrammedTracker:
         return None if unheard else Condition(type="Programmed", status="True", reason="Programmed")
 
     def _is_reporting(self, pe: PeKey, agent: _Agent) -> bool:
-        """Say whether it is known what an agent runs, and that it lives."""
+        """Return whether it is known what the agent runs, and that it is alive."""
         return (agent.ran_change is not None or agent.runs_current) and self.liveness.is_alive(pe)
 
     def _get_agent(self, pe: PeKey) -> _Agent:
@@ -264,15 +252,17 @@ class ProgrammedTracker:
 
 
 def _no_agent_condition(*, is_own: bool) -> Condition:
-    whose = "No agent is registered for its PE." if is_own else "An agent of its routes is missing."
-    return Condition(type="Programmed", status="False", reason="NoAgent", message=whose)
+    message = (
+        "No agent is registered for its PE." if is_own else "An agent of its routes is missing."
+    )
+    return Condition(type="Programmed", status="False", reason="NoAgent", message=message)
 
 
 def _agent_away_condition(*, is_own: bool) -> Condition:
-    whose = "The agent of its PE" if is_own else "An agent of its routes"
+    subject = "The agent of its PE" if is_own else "An agent of its routes"
     return Condition(
         type="Programmed",
         status="False",
         reason="AgentAway",
-        message=f"{whose} has not asked for its routes for {AWAY_S:.0f} seconds.",
+        message=f"{subject} has not asked for its routes for {AWAY_S:.0f} seconds.",
     )

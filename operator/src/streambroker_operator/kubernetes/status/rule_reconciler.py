@@ -1,7 +1,7 @@
-"""The statuses of rules of patterns: what has to stand there, and what stands there.
+"""Statuses of pattern rules: desired by the broker and the job, published per the watch.
 
-Conditions are told as those of ports are. Counts move with every report, so that a status is
-written anew for them alone at most once a minute.
+Conditions are written as for ports. Counts change with every report, so a change of counts alone
+is written at most once a minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 from streambroker_operator.runtime.rules import RuleReports
 
 COUNTS_S = 60.0
-"""How old counts may become in a status of which nothing else has changed, in seconds."""
+"""Seconds before a status is written for changed counts alone."""
 TYPES = ("Accepted", "Active", "Ready")
 _REPORTED_FIELDS = ("version", "scheduled", "since", "buckets", "of", "matches", "errors")
 _COUNT_FIELDS = ("matches", "errors")
@@ -49,14 +49,14 @@ _COUNT_FIELDS = ("matches", "errors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PublishedRuleStatus:
-    """What stands in a status.
+    """Published status of a rule.
 
     Attributes:
-        content: digest of all but the counts.
-        counts: digest of them.
-        since: of each condition: type, status, time of its last transition.
-        reported: what it says of the job's rule.
-        at: when it was written from here, or seen first (monotonic).
+        content: digest of all except the counts.
+        counts: digest of the counts.
+        since: type, status and last transition time of each condition.
+        reported: the job's report in it.
+        at: when it was written from here or first seen (monotonic).
     """
 
     content: str = ""
@@ -66,7 +66,7 @@ class _PublishedRuleStatus:
     at: float = 0.0
 
     def condition_status(self, condition: str) -> str | None:
-        """Return the status of a condition; None where it is not shown."""
+        """Return the status of a condition; None if it is not published."""
         return next((status for name, status, _ in self.since if name == condition), None)
 
 
@@ -75,16 +75,13 @@ OnWritten: TypeAlias = "Callable[[StatusWrite, PublishedConditions, Mapping[str,
 
 
 class RuleReconciler:
-    """What the status writer asks of rules, and tells.
+    """Computes the statuses of rules for the status writer.
 
     All methods are called on the board's event loop.
 
     Args:
-        board: read, never changed.
-        offer: asks the writer to look at a status; the second argument says whether urgently.
-        on_written: told of a status that was just written, of what stood there, and of what does.
-        clock: seconds since 1970.
-        monotonic: seconds of a clock that nobody sets.
+        offer: enqueues a status at the writer; the second argument marks it as urgent.
+        on_written: called after a write with it, the status before and the status after.
     """
 
     def __init__(
@@ -101,34 +98,41 @@ class RuleReconciler:
         self._reports = RuleReports(board.rules)
         self._published: dict[str, _PublishedRuleStatus] = {}
         self._written_versions: dict[str, int] = {}
-        # Whose counts alone have changed, and when they may be written.
+        # Rules with changed counts only, and when these may be written.
         self._due: dict[str, float] = {}
         self._before_write: dict[str, _PublishedRuleStatus] = {}
         self._on_written = on_written
 
-    # ---- what comes in ---------------------------------------------------
+    # ---- input -----------------------------------------------------------
 
     def observe(self, body: Mapping[str, Any], listed: bool) -> None:
-        """Take in a whole rule as the API server has it, by a list or by the watch.
+        """Process a rule from the API server, from a list or the watch.
 
-        What the watch tells of the time before an answer to a write is passed over.
+        Watch events older than the response to a write are ignored.
         """
         uid, version = str(body["metadata"]["uid"]), int(body["metadata"]["resourceVersion"])
         if not listed and version < self._written_versions.get(uid, 0):
             return
         self._written_versions.pop(uid, None)
-        before, found = (
+        before, published = (
             self._published.get(uid),
             read_published(body.get("status"), self._monotonic()),
         )
-        if before is None or (before.content, before.counts) != (found.content, found.counts):
-            self._published[uid] = found
-        if before is not None and before.content != found.content:
+        if before is None or (before.content, before.counts) != (
+            published.content,
+            published.counts,
+        ):
+            self._published[uid] = published
+        if before is not None and before.content != published.content:
             self._offer((RULE, uid), False)
 
     def on_actions(self, event: BoardEvent, actions: Iterable[Action]) -> None:
-        """Take in what an event has done to the board, and have looked at what it concerns."""
-        uids = {a.uid for a in actions if isinstance(a, StatusChanged) and a.kind == RULE}
+        """Process the board's actions after an event; enqueue the affected statuses."""
+        uids = {
+            action.uid
+            for action in actions
+            if isinstance(action, StatusChanged) and action.kind == RULE
+        }
         if isinstance(event, RuleApplied):
             uids.add(event.rule.uid)
         if isinstance(event, Unreadable) and event.kind == RULE:
@@ -144,21 +148,20 @@ class RuleReconciler:
             self.offer(uid)
 
     def _forget_unlisted(self, event: Synced) -> None:
-        there = {rule.uid for rule, _ in event.listed} | {what.uid for what in event.unreadable}
-        self._forget(self._published.keys() - there)
+        listed_uids = {rule.uid for rule, _ in event.listed} | {
+            unreadable.uid for unreadable in event.unreadable
+        }
+        self._forget(self._published.keys() - listed_uids)
 
     def _forget(self, uids: Iterable[str]) -> None:
-        for known in (self._published, self._written_versions, self._due, self._before_write):
+        for state in (self._published, self._written_versions, self._due, self._before_write):
             for uid in uids:
-                known.pop(uid, None)
+                state.pop(uid, None)
 
     def on_report(self, pe: PeKey, reported: RuleStatusMap, more: bool = False) -> None:
-        """Take in what an agent says of its job's rules, and have looked at what says else.
+        """Record an agent's report about its job's rules; enqueue the statuses that differ.
 
-        Args:
-            pe: whose agent.
-            reported: what it says.
-            more: whether it has said something of others before.
+        `more` means that the agent has reported further rules before.
         """
         for name in self._reports.apply(pe, reported, more=more):
             rule = self._rules.holder_at(RuleKey(pe.namespace, pe.job, name))
@@ -166,58 +169,62 @@ class RuleReconciler:
                 self.offer(rule.uid)
 
     def offer_due(self) -> None:
-        """Have looked at counts that have waited long enough; asked of who leads each second."""
+        """Enqueue statuses whose count update is due; called each second by the leader."""
         now = self._monotonic()
         for uid in [uid for uid, at in self._due.items() if at <= now]:
             del self._due[uid]
             self.offer(uid)
 
     def offer(self, uid: str) -> None:
-        """Have a status looked at."""
+        """Enqueue a status."""
         status = self._rules.status(uid)
         self._offer((RULE, uid), status is not None and not status.accepted)
 
     def offer_all(self) -> None:
-        """Have all looked at: this process leads from now on."""
+        """Enqueue all statuses: this process became leader."""
         for uid in list(self._rules.cache.uids()):
             self.offer(uid)
 
-    # ---- what goes out ---------------------------------------------------
+    # ---- output ----------------------------------------------------------
 
     def published_status(self, uid: str) -> RuleStatus | None:
-        """Return what a status says of the job's rule, the same at every replica."""
+        """Return the job's report in the published status, the same at every replica."""
         return self._published.get(uid, _NOTHING_PUBLISHED).reported
 
     def build(self, uid: str) -> StatusWrite | None:
-        """Return what is to be written now; None where it stands there, or the rule is gone."""
-        rule, unread = self._rules.get(uid), self._rules.unreadable(uid)
+        """Return the status to write; None if it is up to date or the rule is gone."""
+        rule, unreadable = self._rules.get(uid), self._rules.unreadable(uid)
         status: Status | None = None
-        told: RuleStatus | None = None
-        if unread is not None:
-            namespace, name, generation = unread.namespace, unread.name, unread.generation
-            status = Status(accepted=False, reason=unread.code, message=unread.problem)
+        reported: RuleStatus | None = None
+        if unreadable is not None:
+            namespace, name, generation = (
+                unreadable.namespace,
+                unreadable.name,
+                unreadable.generation,
+            )
+            status = Status(accepted=False, reason=unreadable.code, message=unreadable.problem)
         elif rule is not None:
             namespace, name, generation = rule.key.namespace, rule_name_of(rule), rule.generation
             generation = rule.generation if rule.rejected is None else rule.rejected.generation
-            status, told = self._rules.status(uid), self._reported_for(rule)
+            status, reported = self._rules.status(uid), self._reported_for(rule)
         if status is None:
             return None
         runs = (
             status.accepted or status.running_generation is not None or status.reason == "IdTaken"
         )
-        found = self._build_status(uid, generation, status, told, rule if runs else None)
-        if found is None:
+        body = self._build_status(uid, generation, status, reported, rule if runs else None)
+        if body is None:
             return None
         self._before_write[uid] = self._published.get(uid, _NOTHING_PUBLISHED)
-        return StatusWrite(kind=RULE, namespace=namespace, name=name, uid=uid, status=found)
+        return StatusWrite(kind=RULE, namespace=namespace, name=name, uid=uid, status=body)
 
     def _reported_for(self, rule: Rule) -> RuleStatus | None:
-        """Return what is told of a rule; while nobody has told here, what is shown stays."""
+        """Return the latest report of a rule, else the published status."""
         holder = self._rules.holder_at(rule.key)
         if holder is None or holder.uid != rule.uid:
             return None
-        told = self._reports.merged_status(rule.key)
-        return self.published_status(rule.uid) if told is None else told
+        reported = self._reports.merged_status(rule.key)
+        return self.published_status(rule.uid) if reported is None else reported
 
     def _build_status(
         self,
@@ -227,33 +234,36 @@ class RuleReconciler:
         reported: RuleStatus | None,
         accepted: Rule | None,
     ) -> dict[str, Any] | None:
-        shown, now = self._published.get(uid, _NOTHING_PUBLISHED), self._monotonic()
+        published, now = self._published.get(uid, _NOTHING_PUBLISHED), self._monotonic()
         conditions = rule_conditions(status, reported)
-        runs = 0 if accepted is None else accepted.generation
-        content, counts = _digests(generation, conditions, reported, runs)
+        accepted_generation = 0 if accepted is None else accepted.generation
+        content, counts = _digests(generation, conditions, reported, accepted_generation)
         self._due.pop(uid, None)
-        if content == shown.content and counts == shown.counts:
+        if content == published.content and counts == published.counts:
             return None
-        if content == shown.content and now - shown.at < COUNTS_S:
-            # Maybe nobody tells of it any more.
-            self._due[uid] = shown.at + COUNTS_S
+        if content == published.content and now - published.at < COUNTS_S:
+            # Schedule the update: no further report may arrive.
+            self._due[uid] = published.at + COUNTS_S
             return None
         body: dict[str, Any] = {
             "observedGeneration": generation,
-            "conditions": write_conditions(conditions, shown.since, self._clock(), generation),
+            "conditions": write_conditions(conditions, published.since, self._clock(), generation),
         }
         if accepted is not None:
-            body["accepted"] = {"generation": runs, "spec": write_rule_spec(accepted)}
+            body["accepted"] = {
+                "generation": accepted_generation,
+                "spec": write_rule_spec(accepted),
+            }
         return body if reported is None else {**body, **_write_reported(reported)}
 
     def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
-        """Take in the rule as the API server has it after a write."""
+        """Handle the rule that the API server returned after a write."""
         metadata, before = (
             answer.get("metadata"),
             self._before_write.pop(write.uid, _NOTHING_PUBLISHED),
         )
-        there = self._rules.get(write.uid) or self._rules.unreadable(write.uid)
-        if not isinstance(metadata, Mapping) or metadata.get("uid") != write.uid or there is None:
+        current = self._rules.get(write.uid) or self._rules.unreadable(write.uid)
+        if not isinstance(metadata, Mapping) or metadata.get("uid") != write.uid or current is None:
             return
         self._written_versions[write.uid] = int(metadata["resourceVersion"])
         self._published[write.uid] = read_published(answer.get("status"), self._monotonic())
@@ -261,7 +271,7 @@ class RuleReconciler:
 
 
 def rule_conditions(status: Status, reported: RuleStatus | None) -> tuple[Condition, ...]:
-    """Return the conditions of a rule, by what the broker and what the job say of it."""
+    """Return the conditions of a rule from the broker's status and the job's report."""
     accepted = _accepted_condition(status, reported)
     active = _active_condition(status, reported)
     return accepted, active, ready_condition((accepted, active))
@@ -290,45 +300,49 @@ def _active_condition(status: Status, reported: RuleStatus | None) -> Condition:
     if reported.since is None:
         message = f"{version} is on its way to the query."
         return Condition(type="Active", status="False", reason="Pending", message=message)
-    told_later = (
+    scheduled = (
         "" if reported.scheduled is None else f"; version {reported.scheduled} waits for its time"
     )
-    message = f"{version} since window {reported.since}{told_later}."
+    message = f"{version} since window {reported.since}{scheduled}."
     return Condition(type="Active", status="True", reason="Active", message=message)
 
 
 def _write_reported(reported: RuleStatus) -> dict[str, Any]:
-    found = {name: getattr(reported, name) for name in _REPORTED_FIELDS}
+    fields = {name: getattr(reported, name) for name in _REPORTED_FIELDS}
     applied = f"{reported.buckets}/{reported.of}" if reported.of else ""
-    return {**{n: v for n, v in found.items() if v is not None}, "applied": applied}
+    return {**{n: v for n, v in fields.items() if v is not None}, "applied": applied}
 
 
 def _digests(
     generation: int, conditions: tuple[Condition, ...], reported: RuleStatus | None, accepted: int
 ) -> tuple[str, str]:
-    found = {} if reported is None else {name: getattr(reported, name) for name in _REPORTED_FIELDS}
-    counts = [found.pop(name, 0) for name in _COUNT_FIELDS]
-    listed = [[c.type, c.status, c.reason, c.message] for c in conditions]
-    return digest([generation, listed, found, accepted]), digest(counts)
+    fields = (
+        {} if reported is None else {name: getattr(reported, name) for name in _REPORTED_FIELDS}
+    )
+    counts = [fields.pop(name, 0) for name in _COUNT_FIELDS]
+    condition_values = [[c.type, c.status, c.reason, c.message] for c in conditions]
+    return digest([generation, condition_values, fields, accepted]), digest(counts)
 
 
 def read_published(status: object, now: float) -> _PublishedRuleStatus:
-    """Return what a rule's status says; anything odd counts as not shown."""
+    """Parse a published rule status; invalid or missing content counts as not published."""
     if not isinstance(status, Mapping):
         return _NOTHING_PUBLISHED
     conditions, since = read_conditions(status, TYPES)
     if not conditions:
         return _NOTHING_PUBLISHED
-    told = _read_reported(status, {c.type: c for c in conditions})
+    reported = _read_reported(status, {c.type: c for c in conditions})
     generation, accepted = status.get("observedGeneration"), status.get("accepted")
-    runs = accepted.get("generation") if isinstance(accepted, Mapping) else 0
+    accepted_generation = accepted.get("generation") if isinstance(accepted, Mapping) else 0
     content, counts = _digests(
         generation if isinstance(generation, int) else 0,
         tuple(conditions),
-        told,
-        runs if isinstance(runs, int) else 0,
+        reported,
+        accepted_generation if isinstance(accepted_generation, int) else 0,
     )
-    return _PublishedRuleStatus(content=content, counts=counts, since=since, reported=told, at=now)
+    return _PublishedRuleStatus(
+        content=content, counts=counts, since=since, reported=reported, at=now
+    )
 
 
 def _read_reported(
@@ -337,17 +351,17 @@ def _read_reported(
     active, accepted = conditions.get("Active"), conditions.get("Accepted")
     if active is None or accepted is None or active.reason == "NotHeard":
         return None
-    refused = accepted.message.startswith("The job refuses it: ")
+    rejected = accepted.message.startswith("The job refuses it: ")
     states = {"Disabled": "disabled", "Absent": "absent"}
-    found = {
+    fields = {
         **{name: status.get(name) for name in _REPORTED_FIELDS},
         "state": states.get(active.reason, "active"),
-        "reason": accepted.reason if refused else "",
+        "reason": accepted.reason if rejected else "",
         "message": accepted.message.removeprefix("The job refuses it: ").rstrip(".")
-        if refused
+        if rejected
         else "",
     }
     try:
-        return read_statuses(Fields({"one": found}))["one"]
+        return read_statuses(Fields({"one": fields}))["one"]
     except ManifestError:
         return None

@@ -1,4 +1,4 @@
-"""Write statuses: few at a time, not too fast, only by the one who leads, only what is new."""
+"""Status writer: only the leader writes, only changes, with limited concurrency and rate."""
 
 from __future__ import annotations
 
@@ -30,18 +30,14 @@ Name: TypeAlias = tuple[AnyKind, str]
 """Kind and uid of a resource."""
 
 _NAMES_PER_TURN = 50
-"""How many names are looked at before others get their turn on the event loop."""
+"""Names processed before other tasks may run on the event loop."""
 
 _log = logging.getLogger("streambroker.status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusWrite:
-    """A status to be sent.
-
-    Attributes:
-        status: all that the manager of statuses owns.
-    """
+    """A status to write; `status` contains all fields of the status manager."""
 
     kind: AnyKind
     namespace: str
@@ -51,26 +47,26 @@ class StatusWrite:
 
 
 class StatusSource(Protocol):
-    """Knows what has to stand in a status, and learns what stands there now."""
+    """Computes statuses and is notified of written ones."""
 
     def build(self, name: Name) -> StatusWrite | None:
-        """Return what is to be written now; None where it stands there, or the resource is gone."""
+        """Return the status to write; None if it is up to date or the resource is gone."""
 
     def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
-        """Take in the resource as the API server has it after a write."""
+        """Handle the resource that the API server returned after a write."""
 
 
 @dataclass(slots=True)
 class StatusMetrics:
-    """What came of it.
+    """Counts of the results of status writes.
 
     Attributes:
-        written: statuses that the API server took.
-        unchanged: turns in which there was nothing to write.
-        missing: resources that were no longer there.
-        conflicts: writes that somebody else came before, and which are tried again.
-        failed: writes that the API server did not take at this time, and which are tried again.
-        refused: writes that the API server will never take.
+        written: accepted by the API server.
+        unchanged: nothing to write.
+        missing: the resource no longer exists.
+        conflicts: another write came first; retried.
+        failed: temporarily failed; retried.
+        refused: permanently rejected.
     """
 
     written: int = 0
@@ -82,17 +78,14 @@ class StatusMetrics:
 
 
 class StatusWriter:
-    """Takes names, asks what is to be written for them, and writes it.
+    """Takes names from a queue and writes the statuses that their source computes.
 
     All methods are called on one event loop.
 
     Args:
-        api: makes the calls.
-        source: what is to be written.
-        leads: whether this process may write.
-        must_write: whether it may write a certain one in any case, for it knows what no other does.
-        rate_limiter: how fast it may write; shared with others who write statuses.
-        settle_s: how long a change may settle.
+        must_write: whether to write a status without leading, because only this process has it.
+        rate_limiter: limit of the write rate; shared with the other status writers.
+        settle_s: seconds to wait for further changes before a write.
     """
 
     def __init__(
@@ -121,21 +114,19 @@ class StatusWriter:
 
     @property
     def waiting(self) -> int:
-        """How many names wait for their turn."""
+        """Number of waiting names."""
         return len(self._queue)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is under way."""
+        """Whether nothing waits and no write is in progress."""
         return not self._queue and not self._tasks
 
     def offer(self, name: Name, *, urgent: bool = False, live: bool = False) -> None:
-        """Ask for a look at a status; nothing happens while this process may not write it.
+        """Enqueue a status; ignored unless this process may write it.
 
-        Args:
-            name: of the resource.
-            urgent: it is refused, which its user should see first.
-            live: its job runs, so it goes before those that are merely there.
+        Names of rejected resources are `urgent`: their users should see them first. Then come
+        `live` names, whose job runs.
         """
         if self._may_write(name):
             self._queue.offer(name, self._now(), rank=URGENT if urgent else LIVE if live else IDLE)
@@ -145,24 +136,24 @@ class StatusWriter:
         return self._leads() or self._must_write(name)
 
     def drop_all(self) -> None:
-        """Forget all that waits: this process no longer leads."""
+        """Drop all waiting names: this process no longer leads."""
         self._queue.clear()
 
     async def run(self) -> None:
-        """Write until cancelled; what is under way then is left to itself for no longer."""
+        """Write until cancelled; cancels writes in progress when it ends."""
         try:
-            looked = 0
+            skipped = 0
             while True:
-                # A place is taken only when something is due: others may need the last one.
+                # Acquire only once something is due: other writers may need the last slot.
                 await self._wait_due()
                 if not self._token_held:
                     await self._rate_limiter.take_token()
-                    # It stays until it is used.
+                    # Kept until a write uses it.
                     self._token_held = True
                 await self._rate_limiter.acquire()
                 if not self._start_next():
-                    looked += 1
-                    if looked % _NAMES_PER_TURN == 0:
+                    skipped += 1
+                    if skipped % _NAMES_PER_TURN == 0:
                         await asyncio.sleep(0)
         finally:
             for task in self._tasks:
@@ -170,7 +161,7 @@ class StatusWriter:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start_next(self) -> bool:
-        """Begin the next write and return True; give the place back where there is none."""
+        """Start the next write and return True; release the slot and return False if none."""
         now = self._now()
         name = self._queue.take(now) if now >= self._paused_until else None
         write = None if name is None else self._build(name)
@@ -186,11 +177,11 @@ class StatusWriter:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._rate_limiter.release()
-        # It may have been offered again meanwhile, and waits now.
+        # The name may have been offered again during the write.
         self._wake.set()
 
     async def _wait_due(self) -> None:
-        """Return when something is due."""
+        """Return when a name is due."""
         while True:
             at = self._queue.next_at()
             due = None if at is None else max(at, self._paused_until)
@@ -199,7 +190,7 @@ class StatusWriter:
             await self._wait_woken(due)
 
     async def _wait_woken(self, until: float | None) -> None:
-        """Return when something is new, or at a time."""
+        """Return when the queue changed, or at the given time of the loop."""
         self._wake.clear()
         timer = None
         if until is not None:
@@ -222,12 +213,12 @@ class StatusWriter:
         return write
 
     async def _send(self, name: Name, write: StatusWrite) -> None:
-        place = ObjectPath(kind=write.kind, namespace=write.namespace, name=write.name)
-        began = self._now()
+        target = ObjectPath(kind=write.kind, namespace=write.namespace, name=write.name)
+        started_at = self._now()
         try:
-            answer = await self._api.call(
+            response = await self._api.call(
                 "PATCH",
-                f"{place.path}/status",
+                f"{target.path}/status",
                 {
                     "apiVersion": API_VERSION,
                     "kind": write.kind,
@@ -240,15 +231,17 @@ class StatusWriter:
             )
         except ApiUnreachableError as error:
             _log.debug("the status of %s %s was not written: %s", write.kind, write.name, error)
-            self._rate_limiter.on_answer(began, refused=True)
+            self._rate_limiter.on_answer(started_at, refused=True)
             self._retry(name, pause=True)
             return
-        self._rate_limiter.on_answer(began, refused=answer.status == 429 or answer.status >= 500)
-        self._on_answer(name, write, answer)
+        self._rate_limiter.on_answer(
+            started_at, refused=response.status == 429 or response.status >= 500
+        )
+        self._on_answer(name, write, response)
 
     def _on_answer(self, name: Name, write: StatusWrite, answer: Answer) -> None:
-        wrote = answer.status in (200, 201)
-        if wrote:
+        was_written = answer.status in (200, 201)
+        if was_written:
             self._outages = 0
             self.metrics.written += 1
             self._on_written(write, answer)
@@ -264,14 +257,14 @@ class StatusWriter:
         else:
             self.metrics.refused += 1
             self._log_refusal(write, answer)
-        self._queue.done(name, self._now(), wrote=wrote)
+        self._queue.done(name, self._now(), wrote=was_written)
 
     def _log_refusal(self, write: StatusWrite, answer: Answer) -> None:
-        """Log a refusal; of each namespace and status one a minute, for there may be thousands."""
-        what, now = (write.namespace, answer.status), self._now()
-        if now < self._quiet_until.get(what, 0.0):
+        """Log a rejection, at most once a minute per namespace and status code."""
+        source, now = (write.namespace, answer.status), self._now()
+        if now < self._quiet_until.get(source, 0.0):
             return
-        self._quiet_until[what] = now + _QUIET_S
+        self._quiet_until[source] = now + _QUIET_S
         _log.error(
             "the API server refuses the status of %s %s/%s with %d: %s",
             write.kind,
@@ -288,14 +281,14 @@ class StatusWriter:
             _log.exception("what was written of %s %s was not taken in", write.kind, write.name)
 
     def _retry(self, name: Name, after_s: float = 0.0, *, pause: bool = False) -> None:
-        """Try later; where the API server itself is in trouble, everything waits."""
+        """Retry later; if the API server fails, all writes pause."""
         now, jitter = self._now(), random.random()  # noqa: S311 - spreads load, hides nothing
         if pause:
             self.metrics.failed += 1
-            # Of those under way together, one counts: they all met the same trouble.
+            # Concurrent failures of one outage count once.
             self._outages += now >= self._paused_until
-            wait = max(after_s, retry_delay_s(self._outages, jitter))
-            self._paused_until = max(self._paused_until, now + wait)
+            delay = max(after_s, retry_delay_s(self._outages, jitter))
+            self._paused_until = max(self._paused_until, now + delay)
         self._queue.failed(name, now, jitter=jitter, after_s=after_s)
 
     @staticmethod

@@ -1,9 +1,8 @@
-"""What feeders have in common: one kind's list, events and sweep, told to the board.
+"""Shared parts of the feeders: list, events and resync of one kind, delivered to the board.
 
-A feeder follows the server in its own way. What it saw, and that it saw nothing for too
-long, goes through `KindFeed`, which alone asks `ObservedCache` what that means and tells the
-board. A list takes its turn: there is never more than one at a time, so that versions of
-lists can be compared.
+Each feeder has its own way to follow the API server. All observations go through `KindFeed`:
+only it passes them to `ObservedCache` and delivers the resulting events to the board. At most
+one list of a kind runs at a time, so that the versions of lists can be compared.
 """
 
 from __future__ import annotations
@@ -53,42 +52,41 @@ FEEDERS: tuple[FeederName, ...] = get_args(FeederName)
 
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 jitter = random.Random()  # noqa: S311 - nobody gains by guessing it
-"""What makes pauses uneven; its own, so that whoever seeds the common one makes none alike."""
+"""Random source of pauses. Its own, so that seeding the global one does not align pauses."""
 
 _MAX_PAUSE_S = 30.0
 _RULES_TIMEOUT_S = 5.0
 _OBJECTS_PER_TURN = 20
-"""Objects that are read without letting anything else have its turn."""
+"""Objects that are read before the event loop may run other tasks."""
 _MAX_SINGLE_FETCHES = 100
-"""More than this and a list is cheaper."""
+"""With more objects than this a full list is cheaper."""
 
 Deliver = Callable[[BoardEvent], None]
 Load = Callable[[Synced], Awaitable[None]]
-"""Takes a whole list, which may take some turns of the loop."""
+"""Loads a full list, which may take several turns of the event loop."""
 ObserveObject = Callable[[AnyKind, Body, bool], None]
-"""Takes each whole object that was seen, and whether by a list."""
+"""Called with each full object seen, and whether a list contained it."""
 Newest = Callable[[AnyKind], int]
 """Returns the highest version at which the board saw any object of a kind."""
 FeedChange = tuple["str | None", Body]
-"""The type of an event, None for one of kopf's lists, and the object."""
+"""Type of the event (None for an object of a kopf list) and the object."""
 
 
 class CrdMissingError(Exception):
-    """The custom resource definition is gone or going; its objects go with it, unmeant."""
+    """The custom resource definition was deleted or is being deleted, its objects with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedHealth:
-    """How a feeder is.
+    """Health of a feeder.
 
     Attributes:
-        kind: which feeder it is.
-        synced: whether Exports and Imports have been listed, and neither is lost.
-        stale_for_s: since the last sign of life of the quieter of these, in seconds.
-        relists: whole lists taken in, the first ones included.
-        missed_deletions: removals that only a sweep brought to light.
-        last_error: what failed last, empty once all is well again.
-        reason: a word for why one of them is lost, as ``CrdMissing``; empty if none is.
+        synced: whether Exports and Imports have been listed and neither feed is lost.
+        stale_for_s: age of the last sign of life, in seconds, of the quieter of the two.
+        relists: applied full lists, including the first ones.
+        missed_deletions: deletions that only a resync found.
+        last_error: the last failure; empty once the feed works again.
+        reason: why a feed is lost, e.g. ``CrdMissing``; empty if none is.
         refused: watched namespaces that are not followed, by kind and namespace.
     """
 
@@ -103,54 +101,43 @@ class FeedHealth:
 
 
 class Backoff:
-    """Pauses that double from failure to failure, each of them shortened at random.
-
-    Args:
-        shortest: the first, in seconds.
-        longest: the limit, in seconds.
-    """
+    """Pauses (seconds) that double with each failure up to `longest`, shortened at random."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         self._shortest, self._longest = shortest, longest
         self._next = shortest
 
     def reset(self) -> None:
-        """Begin again with the shortest: something went well."""
+        """Start again with the shortest pause."""
         self._next = self._shortest
 
     async def pause(self, at_least: float = 0.0) -> None:
-        """Wait, at least as long as the server asked for."""
+        """Wait, at least as long as the server requested (limited to 30 s)."""
         seconds = self._next * jitter.uniform(0.5, 1.0)
         self._next = min(self._longest, 2 * self._next)
         await asyncio.sleep(max(seconds, min(at_least, _MAX_PAUSE_S)))
 
 
 class KindFeed:
-    """All that is done about one kind, whoever follows.
+    """List, events and resync of one kind, independent of the feeder.
 
     Args:
-        client: asks the API server.
-        kind: which.
-        namespaces: those to watch; empty for all.
-        deliver: takes the events for the board.
-        observe: takes the objects themselves, before the events that come of them.
-        load: takes whole lists; as ``deliver`` by default.
-        newest: how far the board is, which sees what it writes ahead of the feed.
+        namespaces: namespaces to watch; empty for all.
+        deliver: receives the events for the board.
+        observe: receives each object before its events are delivered.
+        load: receives full lists; default is ``deliver``.
+        newest: version that the board has seen. Its own writes put it ahead of the feed.
 
     Attributes:
-        cache: what is known.
-        relist_needed: set when nothing but a whole list helps.
-        resync_due: set when a sweep is due at once.
-        event_count: events taken in.
-        relists: lists taken in.
-        missed_deletions: removals that only a sweep brought to light.
-        resyncs: comparisons with a list.
-        missed_changes: what else they brought to light: ``missing`` or ``changed``.
-        last_error: what failed last.
+        relist_needed: set when a full list is needed.
+        resync_due: set when a resync is due at once.
+        missed_deletions: deletions that only a resync found.
+        resyncs: completed comparisons with a list.
+        missed_changes: other differences they found: ``missing`` or ``changed``.
         reason: why the kind is lost; empty if it is not.
-        paths: path of the list for each namespace; of all namespaces for the empty name.
+        paths: path of the list per namespace; the empty name means all namespaces.
         refused: namespaces that are not followed. The others are.
-        on_lost: called when it is lost.
+        on_lost: called when the kind is lost.
     """
 
     def __init__(
@@ -185,24 +172,24 @@ class KindFeed:
     # ---- health ----------------------------------------------------------
 
     def mark_alive(self) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
         self._last_alive = asyncio.get_running_loop().time()
         if self.last_error:
             _log.info("following %ss works again", self.kind)
         self.last_error = ""
 
     def stale_for_s(self) -> float:
-        """Return how long ago the last sign of life was, in seconds."""
+        """Return the seconds since the last sign of life."""
         return asyncio.get_running_loop().time() - self._last_alive
 
     def on_failed(self, error: Exception) -> None:
-        """Note a failure; it is logged once until something goes well again."""
+        """Record a failure; logged once until the feed works again."""
         if not self.last_error:
             _log.warning("following %ss: %s", self.kind, error)
         self.last_error = str(error)
 
     def mark_lost(self, reason: str) -> None:
-        """Tell the board that the feed broke off."""
+        """Report the feed as lost to the board and request a full list."""
         first, self.reason = not self.reason, reason
         if first:
             self.on_lost()
@@ -214,17 +201,17 @@ class KindFeed:
             if event is not None:
                 self._deliver(event)
 
-    # ---- the whole list --------------------------------------------------
+    # ---- full list -------------------------------------------------------
 
     async def relist(self) -> int:
-        """List everything and let the list decide; return its version.
+        """Apply a full list; return its version.
 
-        A list that contradicts what is known is asked for again: only when the next one
-        does so too has the store been restored.
+        A list that contradicts the cache is requested again. Only if the next one also does,
+        the store counts as restored.
 
         Raises:
-            CrdMissingError: the list says nothing: the definition is gone or going.
-            ApiError: there is no list to be had.
+            CrdMissingError: the list means nothing: the definition is deleted or being deleted.
+            ApiError: the list failed.
         """
         async with self._lock:
             self.relist_needed.clear()
@@ -236,17 +223,17 @@ class KindFeed:
         while True:
             asked_at = self._min_list_version()
             crd = await self._read_crd_uid()
-            found, version, refused = await self._list_objects()
+            objects, version, refused = await self._list_objects()
             if await self._read_crd_uid() != crd:
                 raise CrdMissingError
-            marks = (listed.ref for listed in found)
-            odd = self.cache.contradicts(marks, version, asked_at)
-            if not odd or (doubted is not None and version >= doubted):
+            refs = (listed.ref for listed in objects)
+            contradicts = self.cache.contradicts(refs, version, asked_at)
+            if not contradicts or (doubted is not None and version >= doubted):
                 break
             doubted = version
             await asyncio.sleep(self.client.timing.confirm_s)
         self._crd_uid = crd
-        for event in self.cache.apply_list(found, version, restored=odd):
+        for event in self.cache.apply_list(objects, version, restored=contradicts):
             if isinstance(event, Synced) and self._load is not None:
                 await self._load(event)
             else:
@@ -258,15 +245,15 @@ class KindFeed:
         return version
 
     def _min_list_version(self) -> int:
-        """Return the version that a list asked for now has reached, whoever answers rightly."""
+        """Return the version that a correct list requested now reaches at least."""
         return max(self.cache.max_version, self._newest(self.kind))
 
     async def _read_crd_uid(self) -> str:
         """Return the uid of the custom resource definition.
 
         Raises:
-            CrdMissingError: it is gone or going.
-            ApiError: that is not known.
+            CrdMissingError: the definition is deleted or being deleted.
+            ApiError: the request failed.
         """
         try:
             body = await self.client.get(self._crd_path, accept=OBJECT_METADATA)
@@ -282,25 +269,25 @@ class KindFeed:
         return str(metadata["uid"])
 
     async def _list_objects(self) -> tuple[list[ListedObject], int, dict[str, Refusal]]:
-        found: list[ListedObject] = []
+        objects: list[ListedObject] = []
 
         def take(body: Body) -> None:
-            sighting = parse_object(body)
+            observed = parse_object(body)
             self._observe(self.kind, body, True)
-            found.append(self.cache.read_listed(sighting))
+            objects.append(self.cache.read_listed(observed))
 
         version, refused = await self._list(take)
         if self._is_all_refused(refused):
             raise ApiError(403, f"no watched namespace can be listed: {', '.join(refused)}")
-        return [*found, *self._cached_of_refused(refused, version)], version, refused
+        return [*objects, *self._cached_of_refused(refused, version)], version, refused
 
     async def _list_refs(self) -> tuple[list[ObjectRef], int, dict[str, Refusal]]:
-        found: list[ObjectRef] = []
+        refs: list[ObjectRef] = []
         version, refused = await self._list(
-            lambda body: found.append(object_ref(body)), accept=LIST_METADATA
+            lambda body: refs.append(object_ref(body)), accept=LIST_METADATA
         )
         return (
-            [*found, *(one.ref for one in self._cached_of_refused(refused, version))],
+            [*refs, *(listed.ref for listed in self._cached_of_refused(refused, version))],
             version,
             refused,
         )
@@ -308,33 +295,36 @@ class KindFeed:
     async def _list(
         self, on_object: Callable[[Body], None], **how: Any
     ) -> tuple[int, dict[str, Refusal]]:
-        """List all namespaces at the version of the first; return it, and which were refused."""
-        version, refused, high = 0, dict[str, Refusal](), self._min_list_version()
+        """List all namespaces at the version of the first one.
+
+        Return that version and the refused namespaces.
+        """
+        version, refused, min_version = 0, dict[str, Refusal](), self._min_list_version()
         for namespace, path in self.paths.items():
-            params, begun = {}, False
+            params, started = {}, False
             if version:
                 params = {"resourceVersion": str(version), "resourceVersionMatch": "Exact"}
             try:
-                async for items, at in self.client.pages(path, params, **how):
-                    version, begun = at, True
+                async for items, list_version in self.client.pages(path, params, **how):
+                    version, started = list_version, True
                     await _read_page(items, on_object)
             except ApiError as error:
                 if error.status == 404:
                     raise CrdMissingError from error
-                if error.status != 403 or not namespace or begun:
+                if error.status != 403 or not namespace or started:
                     raise
                 refused[namespace] = await self._refusal_reason(namespace, error)
-        # Objects of a namespace that is gone went after all that was seen of them.
-        return version or high, refused
+        # No namespace was listed: objects of deleted namespaces vanished after the last event seen.
+        return version or min_version, refused
 
-    # ---- namespaces that are refused -------------------------------------
+    # ---- refused namespaces ----------------------------------------------
 
     async def _refusal_reason(self, namespace: str, error: ApiError) -> Refusal:
         """Return why a namespace cannot be listed.
 
         Raises:
-            ApiError: the error itself: nothing is known of that namespace yet, and a board
-                without it would cut routes that are still there.
+            ApiError: `error` itself if nothing was listed yet and the namespace may have
+                objects: a board without them would cut routes that still exist.
         """
         why = await refusal_reason(self.client, namespace)
         if why == "Forbidden" and not self.relists:
@@ -344,22 +334,21 @@ class KindFeed:
     def _cached_of_refused(
         self, refused: Mapping[str, Refusal], version: int
     ) -> list[ListedObject]:
-        """Return what is known of namespaces that are there and cannot be listed."""
-        there = {namespace for namespace, why in refused.items() if why == "Forbidden"}
-        return self.cache.cached_in(there, version) if there else []
+        """Return the cached objects of namespaces that exist but cannot be listed."""
+        forbidden = {namespace for namespace, why in refused.items() if why == "Forbidden"}
+        return self.cache.cached_in(forbidden, version) if forbidden else []
 
     def _is_all_refused(self, refused: Mapping[str, Refusal]) -> bool:
         """Return whether no namespace can be listed, and one of them may have objects."""
         return refused.keys() == self.paths.keys() and "Forbidden" in refused.values()
 
     def _note_refused(self, refused: dict[str, Refusal]) -> None:
-        """Note which namespaces are not followed."""
         log_changes(self.kind, self.refused, refused)
         self.refused = refused
         self.cache.unlisted = frozenset(refused)
 
     async def probe_refused(self) -> None:
-        """Ask for a whole list if a namespace that was refused can be listed again."""
+        """Request a full list if a refused namespace can be listed again."""
         for namespace in tuple(self.refused):
             try:
                 await self.client.get(self.paths[namespace], {"limit": "1"}, accept=LIST_METADATA)
@@ -370,18 +359,16 @@ class KindFeed:
     # ---- events ----------------------------------------------------------
 
     async def apply_changes(self, changes: Sequence[FeedChange], session: int) -> None:
-        """Tell the board of events, in their order.
+        """Deliver events to the board in order; drop them if a new list came since `session`.
 
-        Args:
-            changes: the events; ``BOOKMARK`` says only how far the watch has come.
-            session: the list that they follow; if there was another one since, they are void.
+        ``BOOKMARK`` only reports how far the watch is.
 
         Raises:
-            CrdMissingError: objects went with their definition.
-            ApiError: whether they did is not known.
+            CrdMissingError: objects were deleted with their definition.
+            ApiError: the check of the definition failed, or an event cannot be read.
         """
         deleted = any(kind == "DELETED" for kind, _ in changes)
-        # Asked after the deletions came: the answer holds for all of them.
+        # Checked after the deletions arrived, so the answer holds for all of them.
         if deleted and await self._read_crd_uid() != self._crd_uid:
             raise CrdMissingError
         if not self.cache.synced or self.cache.session != session:
@@ -397,32 +384,32 @@ class KindFeed:
                 return self.cache.apply_bookmark(int(body["metadata"]["resourceVersion"]))
             if kind == "DELETED":
                 return self.cache.remove(object_ref(body))
-            sighting = parse_object(body)
+            observed = parse_object(body)
             self._observe(self.kind, body, False)
-            return self.cache.apply(sighting)
+            return self.cache.apply(observed)
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(0, f"an event that cannot be read: {error}") from error
 
-    # ---- the sweep -------------------------------------------------------
+    # ---- resync ----------------------------------------------------------
 
     async def resync(self) -> None:
-        """Compare what is known with what the server holds, by their versions alone.
+        """Compare the versions of the cached objects with a metadata list.
 
         Raises:
-            CrdMissingError: the definition is gone or going.
-            ApiError: there is no list to be had.
+            CrdMissingError: the definition is deleted or being deleted.
+            ApiError: the list failed.
         """
         async with self._lock:
             if not self.cache.synced:
                 return
             session, asked_at = self.cache.session, self._min_list_version()
-            marks, version, refused = await self._list_refs()
+            refs, version, refused = await self._list_refs()
             if await self._read_crd_uid() != self._crd_uid:
                 raise CrdMissingError
             if self.refused.keys() - refused.keys():
                 self.relist_needed.set()
                 return
-            if self.cache.contradicts(marks, version, asked_at):
+            if self.cache.contradicts(refs, version, asked_at):
                 self.relist_needed.set()
                 return
             if not self.cache.synced:
@@ -430,49 +417,49 @@ class KindFeed:
             self._note_refused(refused)
             if self._is_all_refused(refused):
                 return
-            removals = self.cache.apply_resync(marks, version)
+            removals = self.cache.apply_resync(refs, version)
             self.missed_deletions += len(removals)
             self.resyncs += 1
             self._deliver_all(removals)
-            if await self._fetch_stale(marks, session) and self.cache.synced:
+            if await self._fetch_stale(refs, session) and self.cache.synced:
                 self._deliver_all(self.cache.mark_caught_up(version))
             self.mark_alive()
 
     async def _fetch_stale(self, refs: list[ObjectRef], session: int) -> bool:
-        """Fetch what nobody told of; say whether all is known now."""
+        """Fetch missed objects; return whether the cache is complete."""
         if self.cache.stale_refs(refs):
             await asyncio.sleep(self.client.timing.settle_s)
-        behind = self.cache.stale_refs(refs)
-        self.missed_changes.update(map(self.cache.difference, behind))
-        if len(behind) > _MAX_SINGLE_FETCHES:
+        stale = self.cache.stale_refs(refs)
+        self.missed_changes.update(map(self.cache.difference, stale))
+        if len(stale) > _MAX_SINGLE_FETCHES:
             self.relist_needed.set()
             return False
-        for mark in behind:
+        for ref in stale:
             try:
-                place = ObjectPath(kind=self.kind, namespace=mark.namespace, name=mark.name)
-                body = await self.client.get(place.path)
+                target = ObjectPath(kind=self.kind, namespace=ref.namespace, name=ref.name)
+                body = await self.client.get(target.path)
             except ApiError as error:
                 if error.status != 404:
                     raise
             else:
                 await self.apply_changes([(None, body)], session)
-        # What went after the list is still missing: the next resync reports it.
+        # What was deleted after the list is still missing: the next resync reports it.
         return not self.cache.stale_refs(refs)
 
 
 async def _read_page(items: Sequence[Body], on_object: Callable[[Body], None]) -> None:
-    """Read a page, and let others have their turn meanwhile."""
-    for place, body in enumerate(items):
+    """Process a page, yielding to the event loop between batches."""
+    for index, body in enumerate(items):
         try:
             on_object(body)
         except ValueError as error:
             raise ApiError(0, f"a list with {error}") from error
-        if place % _OBJECTS_PER_TURN == _OBJECTS_PER_TURN - 1:
+        if index % _OBJECTS_PER_TURN == _OBJECTS_PER_TURN - 1:
             await asyncio.sleep(0)
 
 
 async def run_until_first_ends(*parts: Awaitable[None]) -> None:
-    """Wait for the first of several to end or fail, and end the others."""
+    """Wait until the first awaitable ends or fails, then cancel the others."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -485,16 +472,10 @@ async def run_until_first_ends(*parts: Awaitable[None]) -> None:
 
 
 class ApiFeeder(ABC):
-    """A feeder's frame: both kinds are listed, followed and swept until it is cancelled.
+    """Base of the feeders: lists, follows and resyncs every kind until cancelled.
 
     Args:
-        client: asks the API server.
-        namespaces: those to watch; empty for all.
-        observe: takes the objects themselves, before the events that come of them.
-        newest: how far the board is that is fed.
-
-    Attributes:
-        name: which feeder it is.
+        namespaces: namespaces to watch; empty for all.
     """
 
     name: FeederName
@@ -514,7 +495,7 @@ class ApiFeeder(ABC):
         self._rules_tried = asyncio.Event()
 
     async def run(self, deliver: Deliver, load: Load | None = None) -> None:
-        """Follow until cancelled; events are delivered in the loop's thread."""
+        """Follow until cancelled; events are delivered in the thread of the event loop."""
         self.feeds = {
             kind: KindFeed(
                 self.client, kind, self.namespaces, deliver, self.observe, load, self.newest
@@ -528,24 +509,24 @@ class ApiFeeder(ABC):
 
     @abstractmethod
     def parts(self) -> list[Awaitable[None]]:
-        """Return what runs side by side."""
+        """Return the coroutines to run concurrently."""
 
     @abstractmethod
     async def follow(self, feed: KindFeed, version: int) -> None:
-        """Follow one kind from a list's version on; return when a list is needed.
+        """Follow one kind from the version of a list; return when a new list is needed.
 
         Raises:
-            CrdMissingError: the definition is gone or going.
-            ApiError: following is not possible.
+            CrdMissingError: the definition is deleted or being deleted.
+            ApiError: following failed.
         """
 
     @property
     def restarts(self) -> int:
-        """How often a process of its own was started again."""
+        """Restarts of a separate watch process."""
         return 0
 
     def health(self) -> FeedHealth:
-        """Return how it is now."""
+        """Return the current health of the Export and Import feeds."""
         feeds = [feed for kind, feed in self.feeds.items() if kind in PORTS]
         return FeedHealth(
             kind=self.name,
@@ -563,12 +544,12 @@ class ApiFeeder(ABC):
         )
 
     async def run_feed(self, feed: KindFeed) -> None:
-        """List and follow one kind, again and again."""
+        """List and follow one kind until cancelled, with backoff."""
         loop, backoff = asyncio.get_running_loop(), Backoff(*self.client.timing.retry_s)
         if feed.kind in PORTS:
             await self._wait_for_rules()
         while True:
-            began, asked = loop.time(), 0.0
+            started_at, retry_after = loop.time(), 0.0
             try:
                 version = await self._relist(feed)
                 _log.info("listed all %ss at version %d", feed.kind, version)
@@ -581,16 +562,16 @@ class ApiFeeder(ABC):
                 feed.mark_lost("CrdMissing")
             except ApiError as error:
                 feed.on_failed(error)
-                asked = error.retry_after_s
+                retry_after = error.retry_after_s
                 if feed.kind == RULE and error.status == 403:
-                    # Nothing that ports need waits for who may not read rules.
+                    # Ports do not wait for rules that this broker may not read.
                     feed.mark_lost("Forbidden")
-            if loop.time() - began > 2 * self.client.timing.retry_s[1]:
+            if loop.time() - started_at > 2 * self.client.timing.retry_s[1]:
                 backoff.reset()
-            await backoff.pause(asked)
+            await backoff.pause(retry_after)
 
     async def _wait_for_rules(self) -> None:
-        """Wait until rules were asked for, so that the first views have them; not for long."""
+        """Wait a limited time for the first list of rules, so that the first views have them."""
         try:
             await with_timeout(_RULES_TIMEOUT_S, self._rules_tried.wait())
         except asyncio.TimeoutError:

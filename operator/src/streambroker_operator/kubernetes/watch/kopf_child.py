@@ -1,13 +1,13 @@
-"""kopf in a process of its own: it tells what it sees, line by line, and nothing else.
+"""Child process that runs kopf and writes each observed event as a line.
 
-kopf burns an interpreter for seconds at its start and at every list, and ends as a whole
-on some answers of the server. Here it costs its parent nothing but a restart. It has one
-handler per kind, for events, so that it never writes to the cluster: no finalizers, no
-annotations, no posted events, no peering.
+kopf blocks an interpreter for seconds at its start and at every list, and exits on some
+responses of the server. In a separate process that costs the parent only a restart. It has one
+event handler per kind, so it never writes to the cluster: no finalizers, annotations, posted
+events or peering.
 
-The first line on standard input says what to do (see `ChildConfig`). Lines on standard output
-are JSON: ``[type, kind, object]``, with type None for what a list showed, or ``[]`` as a
-sign of life. The process ends when its standard input does.
+The first line on standard input is the configuration (`ChildConfig`). Standard output is JSON
+lines: ``[type, kind, object]`` (type None for an object of a list), or ``[]`` as a heartbeat.
+The process exits when its standard input closes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from streambroker_operator.kubernetes.client.kubeconfig import Access, Credentia
 from streambroker_operator.kubernetes.watch.kopf_feeder import ChildConfig
 
 BEAT_S = 5.0
-"""Between two signs of life."""
+"""Interval of heartbeats."""
 IDLE_S = 70.0
-"""After how long without bookmarks kopf gives a watch up; the server sends one each minute."""
+"""kopf drops a watch after this long without a bookmark; the server sends one per minute."""
 
 _METADATA = (
     "creationTimestamp",
@@ -49,28 +49,28 @@ WriteLine = Callable[[list[Any]], None]
 
 
 def main() -> None:
-    """Do what the parent asks for until it is gone."""
+    """Run kopf as configured until the parent process ends."""
     logging.basicConfig(stream=sys.stderr, level=logging.ERROR, format="%(message).300s")
-    order = ChildConfig.decode(sys.stdin.buffer.readline())
+    config = ChildConfig.decode(sys.stdin.buffer.readline())
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    # Whatever else prints must not get between the lines.
+    # Other prints go to standard error, so that they cannot mix with the protocol lines.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell(line: list[Any]) -> None:
         out.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
-    asyncio.run(_run(order, tell))
+    asyncio.run(_run(config, tell))
 
 
 def _end_with_parent() -> None:
     sys.stdin.buffer.read()
-    # Nothing is left to be told, and nobody to tell it to.
+    # The parent has ended: no cleanup is needed.
     os._exit(0)
 
 
 async def _run(config: ChildConfig, write_line: WriteLine) -> None:
-    beat = asyncio.ensure_future(_send_heartbeats(write_line))
+    heartbeats = asyncio.ensure_future(_send_heartbeats(write_line))
     try:
         await kopf.operator(
             registry=_registry(config, write_line),
@@ -80,7 +80,7 @@ async def _run(config: ChildConfig, write_line: WriteLine) -> None:
             namespaces=config.namespaces,
         )
     finally:
-        beat.cancel()
+        heartbeats.cancel()
 
 
 async def _send_heartbeats(write_line: WriteLine) -> None:
@@ -108,14 +108,14 @@ def _registry(config: ChildConfig, write_line: WriteLine) -> kopf.OperatorRegist
     credentials = Credentials(config.access)
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
-        # It is asked for again after a 401.
+        # kopf calls this again after a 401.
         credentials.on_unauthorised()
         return _connection_info(config.access, await asyncio.to_thread(credentials.token))
 
     kopf.on.login(registry=registry, id="login")(login)
     for kind in config.kinds:
-        on = kopf.on.event(GROUP, VERSION, OBJECTS[kind], registry=registry, id=OBJECTS[kind])
-        on(_handler(kind, write_line))
+        register = kopf.on.event(GROUP, VERSION, OBJECTS[kind], registry=registry, id=OBJECTS[kind])
+        register(_handler(kind, write_line))
     return registry
 
 
@@ -123,9 +123,9 @@ def _handler(kind: AnyKind, write_line: WriteLine) -> Callable[..., Any]:
     async def seen(event: dict[str, Any], **_: Any) -> None:
         body = event["object"]
         metadata = body["metadata"]
-        short = {"metadata": {name: metadata[name] for name in _METADATA if name in metadata}}
-        short.update({part: body[part] for part in ("spec", "status") if part in body})
-        write_line([event["type"], kind, short])
+        reduced = {"metadata": {name: metadata[name] for name in _METADATA if name in metadata}}
+        reduced.update({part: body[part] for part in ("spec", "status") if part in body})
+        write_line([event["type"], kind, reduced])
 
     return seen
 

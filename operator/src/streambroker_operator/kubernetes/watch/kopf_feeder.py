@@ -1,9 +1,9 @@
-"""kopf as the follower: its process under supervision, and the sweep for what it loses.
+"""Feeder that follows with kopf: supervises its process and resyncs what kopf loses.
 
-The board is filled by our own lists; kopf only goes on from there. After every gap in its
-watches it lists anew and compares nothing, so its lists, its restarts and its end each call
-for a sweep. A kind whose definition is gone would end kopf again and again: it follows the
-others alone meanwhile.
+- The board is filled by our own lists; kopf only continues from there.
+- After a gap in its watches kopf lists again and compares nothing. So each list, restart and
+  exit of kopf triggers a resync.
+- A kind without a definition would end kopf again and again, so kopf follows only the others.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _P = TypeVar("_P")
 
 _MODULE = "streambroker_operator.kubernetes.watch.kopf_child"
 _SILENT_S = 60.0
-"""After how long without a sign of life the process is given up."""
+"""The process is restarted after this long without output."""
 _STABLE_S = 60.0
-"""After how long a process that ends is worth a quick restart again."""
+"""A process that ran longer than this is restarted without a long pause."""
 _CHUNK = 1 << 16
 _END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildConfig:
-    """What the parent asks for: where, which namespaces (empty for all), how, and which kinds."""
+    """Configuration sent to the child process; empty `namespaces` means all."""
 
     access: Access
     namespaces: tuple[str, ...]
@@ -62,13 +62,13 @@ class ChildConfig:
     kinds: tuple[AnyKind, ...] = KINDS
 
     def encode(self) -> bytes:
-        """Return this as one line, secrets included."""
-        how = self.page, self.server_s, self.call_s
-        return json.dumps([self.access.encode(), self.namespaces, *how, self.kinds]).encode()
+        """Return the configuration as one line, including secrets."""
+        timings = self.page, self.server_s, self.call_s
+        return json.dumps([self.access.encode(), self.namespaces, *timings, self.kinds]).encode()
 
     @classmethod
     def decode(cls, line: bytes) -> ChildConfig:
-        """Read the line back."""
+        """Parse the output of `encode`."""
         access, namespaces, page, server_s, call_s, kinds = json.loads(line)
         return cls(
             access=Access.decode(access),
@@ -81,17 +81,7 @@ class ChildConfig:
 
 
 class KopfFeeder(ApiFeeder):
-    """Lists by itself, then has kopf follow in a process of its own.
-
-    Args:
-        client: asks the API server.
-        namespaces: those to watch; empty for all.
-        observe: takes the objects themselves, before the events that come of them.
-        newest: how far the board is that is fed.
-
-    Attributes:
-        starts: how often kopf was started.
-    """
+    """Lists by itself, then follows with kopf in a child process."""
 
     name = "kopf"
 
@@ -105,17 +95,17 @@ class KopfFeeder(ApiFeeder):
         super().__init__(client, namespaces, observe, newest)
         self.starts = 0
         self.process: Process | None = None
-        # Set when what is to be followed is no longer what kopf was told of.
+        # Set when kopf no longer follows what it should.
         self._restart_needed = asyncio.Event()
         self._sessions: dict[AnyKind, int] = {}
 
     @property
     def restarts(self) -> int:
-        """How often kopf was started again."""
+        """Restarts of kopf."""
         return max(0, self.starts - 1)
 
     def parts(self) -> list[Awaitable[None]]:
-        """Return what runs side by side."""
+        """Return the coroutines to run concurrently."""
         feeds = self.feeds.values()
         for feed in feeds:
             feed.on_lost = self._restart_needed.set
@@ -126,7 +116,7 @@ class KopfFeeder(ApiFeeder):
         ]
 
     async def follow(self, feed: KindFeed, version: int) -> None:
-        """Leave the following to kopf, begun anew, until a list is asked for."""
+        """Restart kopf to follow the kind; return when a list is needed."""
         self._sessions[feed.kind] = feed.cache.session
         self._restart_needed.set()
         try:
@@ -135,20 +125,20 @@ class KopfFeeder(ApiFeeder):
             del self._sessions[feed.kind]
 
     def _due_sessions(self) -> dict[AnyKind, int]:
-        """Return the kinds to follow, each with its list; none while a list is waited for."""
-        # Ports are followed whether there is a list of rules or not.
-        here = {
+        """Return the kinds to follow and their list sessions; empty while a list is pending."""
+        # Ports do not wait for the list of rules.
+        due = {
             kind: feed
             for kind, feed in self.feeds.items()
             if not feed.reason and (kind in PORTS or kind in self._sessions)
         }
         followed = self._followed_namespaces()
-        if not self._sessions.keys() >= here.keys() or (self.namespaces and not followed):
+        if not self._sessions.keys() >= due.keys() or (self.namespaces and not followed):
             return {}
-        if RULE in here and not here[RULE].refused.keys().isdisjoint(followed):
-            # kopf ends with the first watch that is refused. Sweeps follow the rules meanwhile.
-            del here[RULE]
-        return {kind: self._sessions[kind] for kind in here}
+        if RULE in due and not due[RULE].refused.keys().isdisjoint(followed):
+            # kopf ends at the first refused watch. Meanwhile only resyncs follow the rules.
+            del due[RULE]
+        return {kind: self._sessions[kind] for kind in due}
 
     def _followed_namespaces(self) -> tuple[str, ...]:
         """Return the namespaces whose Exports and Imports may be followed; empty for all."""
@@ -163,45 +153,47 @@ class KopfFeeder(ApiFeeder):
             sessions = self._due_sessions()
             if not sessions:
                 continue
-            began = loop.time()
+            started_at = loop.time()
             ended = await self._run_once(sessions)
             for feed in self.feeds.values():
                 feed.resync_due.set()
-            if loop.time() - began > _STABLE_S:
+            if loop.time() - started_at > _STABLE_S:
                 backoff.reset()
             if ended:
-                # Not because of a list: kopf gave up. Go on with the sweep alone for a while.
+                # kopf exited by itself. Until the restart only resyncs follow.
                 await backoff.pause()
                 self._restart_needed.set()
 
     async def _run_once(self, sessions: dict[AnyKind, int]) -> bool:
-        """Run kopf until it ends, or until it has to begin anew; say whether it ended."""
+        """Run kopf until it exits or must restart; return whether it exited."""
         process = await self._start(tuple(sessions))
-        last_words: list[bytes] = []
+        last_line: list[bytes] = []
         reading = asyncio.ensure_future(self._read_output(process, sessions))
-        listening = asyncio.ensure_future(_read_last_line(process, last_words))
-        anew = asyncio.ensure_future(self._restart_needed.wait())
+        listening = asyncio.ensure_future(_read_last_line(process, last_line))
+        restarting = asyncio.ensure_future(self._restart_needed.wait())
         try:
-            await asyncio.wait({reading, anew}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, restarting}, return_when=asyncio.FIRST_COMPLETED)
             ended = not self._restart_needed.is_set()
         finally:
             self.process = None
-            ending = asyncio.ensure_future(_end_all(process, reading, anew))
+            ending = asyncio.ensure_future(_end_all(process, reading, restarting))
             try:
                 await asyncio.shield(ending)
             except asyncio.CancelledError:
-                # Who is told to end while a process ends still has to see to that.
+                # Even when cancelled, wait until the process has ended.
                 await ending
                 raise
             await listening
         if ended:
-            said = b" ".join(last_words).decode(errors="replace")
-            _log.warning("kopf ended with %s and is started again: %s", process.returncode, said)
+            stderr_line = b" ".join(last_line).decode(errors="replace")
+            _log.warning(
+                "kopf ended with %s and is started again: %s", process.returncode, stderr_line
+            )
         return ended
 
     async def _start(self, kinds: tuple[AnyKind, ...]) -> Process:
         timing = self.client.timing
-        order = ChildConfig(
+        config = ChildConfig(
             access=self.client.access,
             namespaces=self._followed_namespaces(),
             page=timing.page,
@@ -217,18 +209,18 @@ class KopfFeeder(ApiFeeder):
         try:
             process = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Who is told to end while a process begins still has to end that.
+            # Even when cancelled, end the process that was being started.
             process = await starting
             await _end(process)
             await _read_last_line(process, [])
             raise
-        _require_pipe(process.stdin).write(order.encode() + b"\n")
+        _require_pipe(process.stdin).write(config.encode() + b"\n")
         self.starts += 1
         self.process = process
         return process
 
     async def _read_output(self, process: Process, sessions: dict[AnyKind, int]) -> None:
-        """Take in what kopf tells until it ends, or is silent for too long."""
+        """Apply the output of kopf until it exits or is silent for too long."""
         pipe, lines = _require_pipe(process.stdout), LineBuffer()
         while True:
             try:
@@ -237,9 +229,11 @@ class KopfFeeder(ApiFeeder):
                 return
             if not data:
                 return
-            told = [json.loads(line) for line in lines.feed(data)]
+            records = [json.loads(line) for line in lines.feed(data)]
             for kind, session in sessions.items():
-                changes = [(line[0], line[2]) for line in told if line and line[1] == kind]
+                changes = [
+                    (record[0], record[2]) for record in records if record and record[1] == kind
+                ]
                 if changes:
                     await self._apply_changes(self.feeds[kind], changes, session)
 
@@ -249,7 +243,7 @@ class KopfFeeder(ApiFeeder):
         except CrdMissingError:
             feed.mark_lost("CrdMissing")
         except ApiError as error:
-            # What could not be told is lost with this batch: only a list knows it now.
+            # These events are lost; only a new list can recover them.
             feed.on_failed(error)
             feed.relist_needed.set()
         if any(kind is None for kind, _ in changes):
@@ -257,21 +251,21 @@ class KopfFeeder(ApiFeeder):
 
 
 def _require_pipe(pipe: _P | None) -> _P:
-    """Return a pipe that was asked for, so that it is there."""
+    """Return the pipe, which must exist because it was requested."""
     if pipe is None:
         raise RuntimeError("a process without the pipe it was given")
     return pipe
 
 
 async def _read_last_line(process: Process, last_words: list[bytes]) -> None:
-    """Keep the last line that a process says on standard error."""
+    """Keep the last line of the standard error of a process."""
     pipe, lines = _require_pipe(process.stderr), LineBuffer()
     while data := await pipe.read(_CHUNK):
         last_words[:] = lines.feed(data)[-1:] or last_words
 
 
 async def _end_all(process: Process, *tasks: asyncio.Future[Any]) -> None:
-    """End a process, and before that what is done with it."""
+    """Cancel the tasks of a process, then end it."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -279,13 +273,13 @@ async def _end_all(process: Process, *tasks: asyncio.Future[Any]) -> None:
 
 
 async def _end(process: Process) -> None:
-    """End a process in order, by force after a while."""
+    """End a process by closing its input; kill it after a timeout."""
     _require_pipe(process.stdin).close()
     try:
         await with_timeout(_END_S, process.wait())
     except asyncio.TimeoutError:
         process.kill()
         await process.wait()
-    # A pipe closes once it was read to its end.
+    # A pipe closes only after it was read to its end.
     while await _require_pipe(process.stdout).read(_CHUNK):
         pass

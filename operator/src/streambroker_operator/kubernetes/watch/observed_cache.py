@@ -1,16 +1,18 @@
-"""What an event, a list or a sweep means for what is known of one kind.
+"""Cache of the observed objects of one kind: turns watch events and lists into board events.
 
-Rule 1: nothing here does I/O or reads a clock. What was seen goes in, events for the
-board come out, and the caller delivers all of them in their order.
-Rule 2: what is late by the rules of the board's shelf is late here too, so that both
-always know the same.
-Rule 3: a list cannot be older than what was seen before it was asked for, nor bring back
-what had gone before. If it does, somebody served an old list, or the store was restored;
-`ObservedCache.contradicts` says so, and only a second such list may be taken for a restore.
-Lists take turns: none is asked for before the last one was taken in or given up.
-Rule 4: what matters of a resource are uid, generation, deletion and spec, and the generation
-that its status accepted last while that is an earlier one, or has a filter, or may be missing. An
-event that changes none of them moves the board's point and is not even parsed.
+Invariants:
+
+- No I/O and no clock. Observations go in and board events come out. The caller delivers all
+  events in order.
+- An observation that the board's resource cache would reject as late is rejected here too, so
+  both hold the same state.
+- A list is never older than what was seen before its request, and never restores a deleted
+  object. Otherwise the server returned an old list or the store was restored:
+  `ObservedCache.contradicts` reports it. Only a second such list may count as a restore.
+- Lists do not overlap: the caller applies or abandons one before it requests the next.
+- Only these fields of an object matter: uid, generation, deletion and spec, and from its status
+  the accepted generation (if it is an earlier one, has a filter, or may be missing). Any other
+  event only advances the board's version and is not parsed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRef:
-    """That an object exists, and at which version it was changed last."""
+    """Identity of an object and the version of its last change."""
 
     uid: str
     namespace: str
@@ -62,13 +64,7 @@ class ObjectRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedObject:
-    """One object as a list or an event showed it.
-
-    Attributes:
-        ref: which it is, at which version.
-        digest: a digest of all that matters of it.
-        body: the object.
-    """
+    """One object as received in a list or an event; `digest` covers all fields that matter."""
 
     ref: ObjectRef
     digest: bytes
@@ -76,7 +72,7 @@ class ObservedObject:
 
 
 class ListedObject(NamedTuple):
-    """One object of a list, read; its body is not kept, for a list may be long."""
+    """Parsed entry of a list, without the body: a list may be long."""
 
     ref: ObjectRef
     digest: bytes
@@ -85,7 +81,7 @@ class ListedObject(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _CachedObject:
-    """What is known of one object: up to which version that holds, and since when."""
+    """Cached object: version of its last change, and the latest version confirmed for it."""
 
     version: int
     confirmed_version: int
@@ -94,7 +90,7 @@ class _CachedObject:
 
     @property
     def name(self) -> _ObjectName:
-        """Which name it has, in which namespace."""
+        """Namespace and name."""
         entry = self.entry
         if isinstance(entry, Unreadable):
             return entry.namespace, entry.name
@@ -102,7 +98,7 @@ class _CachedObject:
 
 
 class _Tombstone(NamedTuple):
-    """That an object went: at which version that was known, and until when it had its name."""
+    """Deleted object: version of the deletion, and until which version it had its name."""
 
     version: int
     name: _ObjectName
@@ -110,10 +106,10 @@ class _Tombstone(NamedTuple):
 
 
 def object_ref(body: Mapping[str, Any]) -> ObjectRef:
-    """Read which object a body is.
+    """Read the identity of an object.
 
     Raises:
-        ValueError: it is no object of an API server.
+        ValueError: the body is not an object of an API server.
     """
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -130,12 +126,12 @@ def object_ref(body: Mapping[str, Any]) -> ObjectRef:
 
 
 def parse_object(body: Mapping[str, Any]) -> ObservedObject:
-    """Read an object as far as it takes to see whether it matters.
+    """Identify an object and compute its digest, without parsing its spec.
 
     Raises:
-        ValueError: it is no object of an API server.
+        ValueError: the body is not an object of an API server.
     """
-    mark, metadata = object_ref(body), body["metadata"]
+    ref, metadata = object_ref(body), body["metadata"]
     generation, earlier = metadata.get("generation"), earlier_generation(body)
     deletion, spec = metadata.get("deletionTimestamp"), body.get("spec")
     matters = (
@@ -148,24 +144,28 @@ def parse_object(body: Mapping[str, Any]) -> ObservedObject:
     )
     text = json.dumps(matters, sort_keys=True, separators=(",", ":"))
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES)
-    return ObservedObject(ref=mark, digest=digest.digest(), body=body)
+    return ObservedObject(ref=ref, digest=digest.digest(), body=body)
 
 
 def earlier_generation(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the generation that a status accepted last, with its spec; None if it is current."""
+    """Return the accepted generation and its spec from the status; None unless it is earlier."""
     status = body.get("status")
     accepted = status.get("accepted") if isinstance(status, Mapping) else None
     if not isinstance(accepted, Mapping) or not isinstance(accepted.get("spec"), Mapping):
         return None
-    at, now = accepted.get("generation"), body["metadata"].get("generation")
-    older = isinstance(at, int) and isinstance(now, int) and at < now
+    accepted_generation, current = accepted.get("generation"), body["metadata"].get("generation")
+    older = (
+        isinstance(accepted_generation, int)
+        and isinstance(current, int)
+        and accepted_generation < current
+    )
     return accepted if older else None
 
 
 def has_unrecorded_generation(body: Mapping[str, Any]) -> bool:
-    """Say whether a generation before this one may have been accepted that no status has.
+    """Return whether an earlier generation may have been accepted without a record in the status.
 
-    A status that says that nothing is accepted, and nothing held, is believed.
+    A status that reports Accepted=False and not Held=True is trusted: there is none.
     """
     status, generation = body.get("status"), body["metadata"].get("generation")
     if not isinstance(generation, int) or generation < 2:
@@ -174,12 +174,15 @@ def has_unrecorded_generation(body: Mapping[str, Any]) -> bool:
         return True
     conditions, _ = read_conditions(status, ("Accepted", "Held"))
     states = {condition.type: condition.status for condition in conditions}
-    believed = states.get("Accepted") == "False" and states.get("Held") != "True"
-    return not believed and not isinstance(status.get("accepted"), Mapping)
+    trusted = states.get("Accepted") == "False" and states.get("Held") != "True"
+    return not trusted and not isinstance(status.get("accepted"), Mapping)
 
 
 def has_accepted_filter(body: Mapping[str, Any]) -> bool:
-    """Say whether a status has accepted a filter that is judged by what Exports there are."""
+    """Return whether the status accepts a filter of the current generation.
+
+    The existing Exports decide whether such a filter is valid.
+    """
     spec, status = body.get("spec"), body.get("status")
     if not isinstance(spec, Mapping) or not spec.get("filter") or not isinstance(status, Mapping):
         return False
@@ -188,9 +191,9 @@ def has_accepted_filter(body: Mapping[str, Any]) -> bool:
 
 
 def read_entry(kind: AnyKind, observed: ObservedObject) -> Entry:
-    """Return the resource that an object is, or why it cannot be read.
+    """Return the resource that an object describes, or why it cannot be read.
 
-    Each with the generation that was accepted last, if that is an earlier one.
+    Includes the last accepted generation, if that is an earlier one.
     """
     body = observed.body
     entry = _read_generation(kind, observed, body.get("spec"), body["metadata"].get("generation"))
@@ -206,7 +209,7 @@ def read_entry(kind: AnyKind, observed: ObservedObject) -> Entry:
     if accepted is None or isinstance(entry, Export):
         return entry
     earlier = _read_generation(kind, observed, accepted["spec"], accepted["generation"])
-    # Nobody but brokers may write there, and still: a port is one for the life of an object.
+    # Only brokers may write the status, but check anyway: the port of an object never changes.
     if isinstance(earlier, Unreadable) or earlier.key != entry.key:
         return entry
     return replace(entry, last_accepted=earlier)  # type: ignore[arg-type]
@@ -224,16 +227,12 @@ def _read_generation(
 def parse_resource(
     kind: AnyKind, metadata: Mapping[str, Any], spec: object, generation: object = None
 ) -> Resource | Rule:
-    """Return the resource that an object of an API server is.
+    """Parse an object of an API server as a resource or a rule.
 
-    Args:
-        kind: of the object.
-        metadata: of the object.
-        spec: of the object, or one that it had.
-        generation: which one that is; None where it is not known.
+    `spec` is its current or an earlier one; `generation` is None if unknown.
 
     Raises:
-        StreambrokerError: it cannot be read, or is too large.
+        StreambrokerError: the object cannot be read, or is too large.
     """
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
@@ -244,10 +243,10 @@ def parse_resource(
         document["metadata"]["generation"] = generation
     if spec is not None:
         document["spec"] = spec
-    # A newer release may have defined fields that are not known here, with defaults in every
-    # object: who refused those would take all routes down.
+    # Loose: a newer release may default unknown fields in every object. Rejecting them would
+    # remove all routes.
     if kind == RULE:
-        # What is wrong with a rule is reported to its job, too.
+        # Problems of a rule are also reported to its job.
         return read_rule_manifest(document, loose=True)
     entry = read_manifest(document, loose=True)
     problem = size_problem(entry)
@@ -257,15 +256,15 @@ def parse_resource(
 
 
 def _to_unreadable(kind: AnyKind, observed: ObservedObject, error: StreambrokerError) -> Unreadable:
-    mark, generation = observed.ref, observed.body["metadata"].get("generation")
+    ref, generation = observed.ref, observed.body["metadata"].get("generation")
     return Unreadable(
         kind=kind,
-        uid=mark.uid,
-        version=mark.version,
-        namespace=mark.namespace,
-        name=mark.name,
+        uid=ref.uid,
+        version=ref.version,
+        namespace=ref.namespace,
+        name=ref.name,
         generation=generation if isinstance(generation, int) else 1,
-        key=_parse_key(mark.namespace, observed.body.get("spec")),
+        key=_parse_key(ref.namespace, observed.body.get("spec")),
         code=error.code,
         problem=str(error),
         path=error.path if isinstance(error, ManifestError) else "",
@@ -282,15 +281,12 @@ def _parse_key(namespace: str, spec: object) -> PortKey | None:
 
 
 class ObservedCache:
-    """All objects of one kind, as far as the feed knows them.
-
-    Args:
-        kind: which.
+    """Cache of all objects of one kind that the feed has seen.
 
     Attributes:
-        synced: whether a list has been taken in since the feed was lost last.
-        session: how many lists were taken in; what was seen in an earlier session is void.
-        max_version: the highest version seen. Note it before asking for a list.
+        synced: whether a list has been applied since the feed was last lost.
+        session: number of applied lists; what was seen in an earlier session is void.
+        max_version: highest version seen. Read it before requesting a list.
         unlisted: namespaces that the last list was not allowed to read.
     """
 
@@ -302,7 +298,7 @@ class ObservedCache:
         self.unlisted: frozenset[str] = frozenset()
         self._objects: dict[str, _CachedObject] = {}
         self._tombstones: dict[str, _Tombstone] = {}
-        # Whoever is not known at this version is gone, or never was.
+        # An uncached object of at most this version was deleted or never existed.
         self._floor = -1
 
     def __len__(self) -> int:
@@ -311,93 +307,93 @@ class ObservedCache:
     # ---- lists -----------------------------------------------------------
 
     def read_listed(self, observed: ObservedObject) -> ListedObject:
-        """Return what a listed object is; it is parsed only if it is not known as it is."""
-        mark = observed.ref
-        known = self._objects.get(mark.uid)
-        if known is None or known.digest != observed.digest:
+        """Return the list entry of an object; parse the object only if it is new or changed."""
+        ref = observed.ref
+        cached = self._objects.get(ref.uid)
+        if cached is None or cached.digest != observed.digest:
             entry = read_entry(self.kind, observed)
-        elif isinstance(known.entry, Unreadable):
-            entry = replace(known.entry, version=mark.version)
+        elif isinstance(cached.entry, Unreadable):
+            entry = replace(cached.entry, version=ref.version)
         else:
-            entry = known.entry
-        return ListedObject(mark, observed.digest, entry)
+            entry = cached.entry
+        return ListedObject(ref, observed.digest, entry)
 
     def cached_in(self, namespaces: Container[str], version: int) -> list[ListedObject]:
-        """Return what is known of namespaces that a list of a version was not allowed to read."""
-        found = []
-        for uid, known in self._objects.items():
-            namespace, name = known.name
+        """Return the cached objects of namespaces that a list at `version` could not read."""
+        entries = []
+        for uid, cached in self._objects.items():
+            namespace, name = cached.name
             if namespace in namespaces:
-                at = min(known.version, version)
-                mark = ObjectRef(uid=uid, namespace=namespace, name=name, version=at)
-                found.append(ListedObject(mark, known.digest, known.entry))
-        return found
+                capped = min(cached.version, version)
+                ref = ObjectRef(uid=uid, namespace=namespace, name=name, version=capped)
+                entries.append(ListedObject(ref, cached.digest, cached.entry))
+        return entries
 
     def contradicts(self, refs: Iterable[ObjectRef], version: int, asked_at: int) -> bool:
-        """Say whether a list and what is known cannot both be true of one course of versions.
+        """Return whether a list and the cache cannot belong to one history of versions.
 
-        Either somebody answered with an old list, or the store was restored from an old copy.
-
-        Args:
-            refs: what is listed.
-            version: the version of the list.
-            asked_at: what a list had to reach at the time of the question; at least `high`.
+        Then the server returned an old list, or the store was restored from an old copy. `asked_at`
+        is the minimum version of a list at the time of the request; at least `max_version`.
         """
         if version < asked_at:
             return True
         names = self._names_in_use(version)
-        # What happened in a namespace while it could not be read contradicts nothing.
-        judged = (mark for mark in refs if mark.namespace not in self.unlisted)
-        return any(self._is_contradicted(mark, version, names) for mark in judged)
+        # Changes in a namespace while it was unreadable contradict nothing.
+        judged = (ref for ref in refs if ref.namespace not in self.unlisted)
+        return any(self._is_contradicted(ref, version, names) for ref in judged)
 
     def _is_contradicted(
         self, ref: ObjectRef, version: int, names: Mapping[_ObjectName, int]
     ) -> bool:
-        # Two objects cannot have had one name at the same time.
-        held = names.get((ref.namespace, ref.name), -1)
-        known = self._objects.get(ref.uid)
-        if known is not None:
-            return held > known.confirmed_version or ref.version < known.version <= version
-        gone = self._tombstones.get(ref.uid)
-        if gone is not None:
-            return gone.version <= version
-        return ref.version <= max(self._floor, held)
+        # Two objects cannot have the same name at the same time.
+        name_used_until = names.get((ref.namespace, ref.name), -1)
+        cached = self._objects.get(ref.uid)
+        if cached is not None:
+            return (
+                name_used_until > cached.confirmed_version
+                or ref.version < cached.version <= version
+            )
+        tombstone = self._tombstones.get(ref.uid)
+        if tombstone is not None:
+            return tombstone.version <= version
+        return ref.version <= max(self._floor, name_used_until)
 
     def _names_in_use(self, version: int) -> dict[_ObjectName, int]:
-        """Return until which version each name was held, of what a list can judge."""
-        held: dict[_ObjectName, int] = {}
-        for known in self._objects.values():
-            if known.confirmed_version <= version:
-                held[known.name] = max(known.confirmed_version, held.get(known.name, -1))
-        for gone in self._tombstones.values():
-            if gone.name_until <= version:
-                held[gone.name] = max(gone.name_until, held.get(gone.name, -1))
-        return held
+        """Return until which version each name was in use, as far as a list can judge."""
+        used_until: dict[_ObjectName, int] = {}
+        for cached in self._objects.values():
+            if cached.confirmed_version <= version:
+                used_until[cached.name] = max(
+                    cached.confirmed_version, used_until.get(cached.name, -1)
+                )
+        for tombstone in self._tombstones.values():
+            if tombstone.name_until <= version:
+                used_until[tombstone.name] = max(
+                    tombstone.name_until, used_until.get(tombstone.name, -1)
+                )
+        return used_until
 
     def apply_list(
         self, objects: Sequence[ListedObject], version: int, *, restored: bool = False
     ) -> list[BoardEvent]:
-        """Take in a whole, consistent list; return what to tell the board.
+        """Apply a complete, consistent list; return the events for the board.
 
-        Args:
-            objects: what `read_entry` made of each object.
-            version: the version of the list.
-            restored: it contradicts what is known, and so did another one before it.
+        `restored` means that it contradicts the cache, like another list before it.
         """
         events: list[BoardEvent] = []
         if restored:
             events += self.mark_lost("Restored")
         fresh = not self.synced
-        known = {} if fresh else self._newer_than({listed.ref.uid for listed in objects}, version)
-        for mark, print_, entry in objects:
-            if mark.uid not in known and (fresh or self._deleted_version(mark.uid) <= version):
-                known[mark.uid] = _CachedObject(
-                    version=mark.version,
-                    confirmed_version=max(mark.version, version),
-                    digest=print_,
+        cached = {} if fresh else self._newer_than({listed.ref.uid for listed in objects}, version)
+        for ref, digest, entry in objects:
+            if ref.uid not in cached and (fresh or self._deleted_version(ref.uid) <= version):
+                cached[ref.uid] = _CachedObject(
+                    version=ref.version,
+                    confirmed_version=max(ref.version, version),
+                    digest=digest,
                     entry=entry,
                 )
-        self._objects = known
+        self._objects = cached
         self._tombstones = {} if fresh else self._tombstones_after(version)
         self._floor = version
         self.max_version = version if fresh else max(self.max_version, version)
@@ -406,34 +402,38 @@ class ObservedCache:
         return [*events, self._synced_event(objects, version)]
 
     def _newer_than(self, listed_uids: set[str], version: int) -> dict[str, _CachedObject]:
-        """Return what was seen after a version, and so is not for a list of it to judge."""
+        """Return the objects seen after `version`, which a list of that version cannot judge."""
         return {
-            uid: known
-            for uid, known in self._objects.items()
-            if (known.version if uid in listed_uids else known.confirmed_version) > version
+            uid: cached
+            for uid, cached in self._objects.items()
+            if (cached.version if uid in listed_uids else cached.confirmed_version) > version
         }
 
     def _deleted_version(self, uid: str) -> int:
-        gone = self._tombstones.get(uid)
-        return -1 if gone is None else gone.version
+        tombstone = self._tombstones.get(uid)
+        return -1 if tombstone is None else tombstone.version
 
     def _tombstones_after(self, version: int) -> dict[str, _Tombstone]:
-        return {uid: gone for uid, gone in self._tombstones.items() if gone.version > version}
+        return {
+            uid: tombstone
+            for uid, tombstone in self._tombstones.items()
+            if tombstone.version > version
+        }
 
     def _synced_event(self, objects: Sequence[ListedObject], version: int) -> Synced:
         listed: list[tuple[Resource | Rule, int]] = []
         unreadable: list[Unreadable] = []
-        for mark, _, entry in objects:
+        for ref, _, entry in objects:
             if isinstance(entry, Unreadable):
                 unreadable.append(entry)
             else:
-                listed.append((entry, mark.version))
+                listed.append((entry, ref.version))
         return Synced(
             kind=self.kind, listed=tuple(listed), version=version, unreadable=tuple(unreadable)
         )
 
     def mark_lost(self, reason: str) -> list[BoardEvent]:
-        """Take in that the feed broke off; all stays until the next list decides."""
+        """Mark the feed as lost; the objects stay until the next list decides."""
         if not self.synced:
             return []
         self.synced = False
@@ -442,35 +442,35 @@ class ObservedCache:
     # ---- events ----------------------------------------------------------
 
     def apply(self, observed: ObservedObject) -> BoardEvent | None:
-        """Take in that an object was seen; None if that is late."""
-        mark = observed.ref
-        self.max_version = max(self.max_version, mark.version)
-        known = self._objects.get(mark.uid)
-        if known is None:
-            if mark.version <= self._floor or mark.uid in self._tombstones:
+        """Apply an observed object; return None if it is late."""
+        ref = observed.ref
+        self.max_version = max(self.max_version, ref.version)
+        cached = self._objects.get(ref.uid)
+        if cached is None:
+            if ref.version <= self._floor or ref.uid in self._tombstones:
                 return None
-        elif mark.version <= known.confirmed_version:
+        elif ref.version <= cached.confirmed_version:
             return None
-        elif known.digest == observed.digest:
-            known.version = known.confirmed_version = mark.version
-            return FeedAdvanced(kind=self.kind, version=mark.version, uid=mark.uid)
+        elif cached.digest == observed.digest:
+            cached.version = cached.confirmed_version = ref.version
+            return FeedAdvanced(kind=self.kind, version=ref.version, uid=ref.uid)
         entry = read_entry(self.kind, observed)
-        self._objects[mark.uid] = _CachedObject(
-            version=mark.version,
-            confirmed_version=mark.version,
+        self._objects[ref.uid] = _CachedObject(
+            version=ref.version,
+            confirmed_version=ref.version,
             digest=observed.digest,
             entry=entry,
         )
-        return _applied_event(entry, mark.version)
+        return _applied_event(entry, ref.version)
 
     def remove(self, ref: ObjectRef) -> BoardEvent | None:
-        """Take in that an object went, at the deletion's own version; None if that is late."""
+        """Apply a deletion at its own version; return None if it is late."""
         self.max_version = max(self.max_version, ref.version)
-        known = self._objects.get(ref.uid)
-        if known is None:
+        cached = self._objects.get(ref.uid)
+        if cached is None:
             if ref.version <= self._floor or ref.uid in self._tombstones:
                 return None
-        elif ref.version < known.confirmed_version:
+        elif ref.version < cached.confirmed_version:
             return None
         self._objects.pop(ref.uid, None)
         name = ref.namespace, ref.name
@@ -478,7 +478,7 @@ class ObservedCache:
         return self._removed_event(ref.uid, ref.version)
 
     def apply_bookmark(self, version: int) -> BoardEvent | None:
-        """Take in that a watch has come to a version; None if that is no news."""
+        """Advance to the version that a watch has reached; return None if it is not newer."""
         if version <= self.max_version:
             return None
         self.max_version = version
@@ -491,42 +491,42 @@ class ObservedCache:
             return RuleRemoved(uid=uid, version=version)
         return ImportRemoved(uid=uid, version=version)
 
-    # ---- sweeps ----------------------------------------------------------
+    # ---- resync ----------------------------------------------------------
 
     def apply_resync(self, refs: Iterable[ObjectRef], version: int) -> list[BoardEvent]:
-        """Take in who exists at a version; return the removals that nobody told of.
+        """Apply a metadata list; return deletions the watch missed.
 
-        An object is gone only if nothing of it was seen after that version. Its removal is
-        told at the version up to which it is known to have been there, not at the list's:
-        another object of its name may be younger than the one and older than the other.
+        An object counts as deleted only if it was not seen after `version`. Its removal gets
+        the version up to which it is confirmed, not that of the list: a new object of the same
+        name may have a version in between.
         """
-        here = {mark.uid for mark in refs}
+        listed_uids = {ref.uid for ref in refs}
         events: list[BoardEvent] = []
-        for uid, known in list(self._objects.items()):
-            if uid not in here and known.confirmed_version <= version:
+        for uid, cached in list(self._objects.items()):
+            if uid not in listed_uids and cached.confirmed_version <= version:
                 del self._objects[uid]
-                self._tombstones[uid] = _Tombstone(version, known.name, known.confirmed_version)
-                events.append(self._removed_event(uid, known.confirmed_version))
+                self._tombstones[uid] = _Tombstone(version, cached.name, cached.confirmed_version)
+                events.append(self._removed_event(uid, cached.confirmed_version))
         return events
 
     def stale_refs(self, refs: Iterable[ObjectRef]) -> list[ObjectRef]:
-        """Return what has to be fetched: what is listed and not known at its version."""
-        found = []
-        for mark in refs:
-            known = self._objects.get(mark.uid)
-            if known is None:
-                if mark.uid not in self._tombstones:
-                    found.append(mark)
-            elif mark.version > known.version:
-                found.append(mark)
-        return found
+        """Return the listed objects that must be fetched: not cached, or at an older version."""
+        stale = []
+        for ref in refs:
+            cached = self._objects.get(ref.uid)
+            if cached is None:
+                if ref.uid not in self._tombstones:
+                    stale.append(ref)
+            elif ref.version > cached.version:
+                stale.append(ref)
+        return stale
 
     def difference(self, ref: ObjectRef) -> Literal["missing", "changed"]:
-        """Return what is wrong with what is known of an object that is behind."""
+        """Return why an object is stale: not cached, or cached at an older version."""
         return "changed" if ref.uid in self._objects else "missing"
 
     def mark_caught_up(self, version: int) -> list[BoardEvent]:
-        """Take in that all is known that existed at a version; forget who was gone by then."""
+        """Record that the cache is complete up to `version`; drop tombstones up to it."""
         self._floor = max(self._floor, version)
         self._tombstones = self._tombstones_after(version)
         self.max_version = max(self.max_version, version)

@@ -1,4 +1,4 @@
-"""The small follower: one watch per kind and namespace, in this process."""
+"""Feeder with one watch per kind and namespace, in this process."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from streambroker_operator.kubernetes.watch.resync import run_resync
 
 
 class ReflectorFeeder(ApiFeeder):
-    """Lists, then watches from the list's version on.
+    """Lists, then watches from the version of the list.
 
-    Its own list is a comparison with the server already, so that nothing has to be swept
-    after it; the sweep is there for what a watch should have told and did not.
+    Its lists already compare with the server, so they need no resync. Resyncs find what a watch
+    missed.
     """
 
     name = "reflector"
 
     def parts(self) -> list[Awaitable[None]]:
-        """Return what runs side by side."""
+        """Return the coroutines to run concurrently."""
         feeds = self.feeds.values()
         return [*map(self.run_feed, feeds), *map(run_resync, feeds)]
 
     async def follow(self, feed: KindFeed, version: int) -> None:
-        """Watch all namespaces until one of the watches, or a sweep, asks for a list."""
+        """Watch all namespaces until one of the watches, or a resync, requires a list."""
         session = feed.cache.session
         followed = [namespace for namespace in feed.paths if namespace not in feed.refused]
         watches = [_watch(feed, namespace, version, session) for namespace in followed]
@@ -44,11 +44,11 @@ async def _wait_for(event: asyncio.Event) -> None:
 
 
 async def _watch(feed: KindFeed, namespace: str, version: int, session: int) -> None:
-    """Watch one namespace, and go on where a broken watch ended; return when that cannot be."""
+    """Watch one namespace and resume broken watches; return when a list is needed."""
     backoff, path = Backoff(*feed.client.timing.retry_s), feed.paths[namespace]
     refused = False
     while namespace not in feed.refused:
-        asked = 0.0
+        retry_after = 0.0
         try:
             async with aclosing(feed.client.watch(path, version)) as events:
                 async for changes in events:
@@ -62,14 +62,14 @@ async def _watch(feed: KindFeed, namespace: str, version: int, session: int) -> 
         except ApiError as error:
             if error.status == 404:
                 raise CrdMissingError from error
-            asked = error.retry_after_s
+            retry_after = error.retry_after_s
             if error.status != 403:
                 feed.on_failed(error)
             elif not refused:
-                # A list shows whether the whole namespace is refused.
+                # A resync shows whether the whole namespace is refused.
                 refused = True
                 feed.on_failed(error)
                 feed.resync_due.set()
-        await backoff.pause(asked)
-    # The others go on. A list that can read this namespace again starts all of them.
+        await backoff.pause(retry_after)
+    # The other watches go on. A list that can read this namespace again restarts all of them.
     await feed.relist_needed.wait()

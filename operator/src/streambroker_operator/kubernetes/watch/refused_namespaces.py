@@ -1,7 +1,7 @@
 """Watched namespaces that the API server does not let the broker list.
 
-A Role goes with its namespace, so a deleted namespace first answers 403. Whether it is gone is a
-question of its own, for which the chart grants `get` on the namespaces that are named.
+A Role is deleted with its namespace, so a deleted namespace first answers 403. A separate request
+finds out whether it exists; the chart grants `get` on the configured namespaces for that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EFFECTS: Mapping[Refusal, str] = {
 
 
 async def refusal_reason(client: ApiClient, namespace: str) -> Refusal:
-    """Return why a namespace cannot be listed; if that is not certain, it is still there."""
+    """Return why a namespace cannot be listed; if uncertain, assume that it still exists."""
     try:
         await client.get(f"/api/v1/namespaces/{namespace}", accept=OBJECT_METADATA)
     except ApiError as error:
@@ -39,7 +39,7 @@ async def refusal_reason(client: ApiClient, namespace: str) -> Refusal:
 
 
 def log_changes(kind: AnyKind, before: Mapping[str, Refusal], after: Mapping[str, Refusal]) -> None:
-    """Log each namespace that is refused for another reason than before, or no longer."""
+    """Log namespaces that are newly refused, refused for another reason, or followed again."""
     for namespace, why in after.items():
         if before.get(namespace) != why:
             _log.warning("namespace %s: %ss %s", namespace, kind, _EFFECTS[why])

@@ -1,8 +1,7 @@
-"""The sweep: look again and again whether what is known is what the server holds.
+"""Resync: periodic comparison of the cached objects with the API server.
 
-A watch can lose deletions without a word: whoever lists anew after a gap and compares
-nothing never hears of them. A sweep lists versions alone, which is cheap, at least once a
-minute, and at once when a gap is suspected.
+A watch can miss deletions silently. A resync lists metadata only, which is cheap: at least once
+a minute, and promptly when a gap is suspected.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _MAX_QUIET_S = 15.0
 
 
 async def run_resync(feed: KindFeed) -> None:
-    """Sweep one kind until cancelled."""
+    """Resync one kind until cancelled."""
     while True:
         await _wait_due(feed)
         try:
@@ -29,15 +28,15 @@ async def run_resync(feed: KindFeed) -> None:
 
 
 async def _wait_due(feed: KindFeed) -> None:
-    """Return when a sweep is due: after a while, or when one is asked for and it is quiet."""
+    """Return when a resync is due: after the period, or after a request once requests pause."""
     loop, timing = asyncio.get_running_loop(), feed.client.timing
     end = loop.time() + timing.resync_s * jitter.uniform(0.9, 1.1)
     while not feed.resync_due.is_set():
-        left = end - loop.time()
-        if left <= 0:
+        remaining = end - loop.time()
+        if remaining <= 0:
             return
         try:
-            await with_timeout(min(left, timing.refused_s), feed.resync_due.wait())
+            await with_timeout(min(remaining, timing.refused_s), feed.resync_due.wait())
         except asyncio.TimeoutError:
             await feed.probe_refused()
     end = loop.time() + _MAX_QUIET_S

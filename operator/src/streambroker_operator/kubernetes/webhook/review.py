@@ -1,9 +1,9 @@
-"""Answer the API server's question whether a resource may be stored.
+"""Answers the API server's admission reviews: may a resource be stored?
 
-Rule 1: a resource is refused by the same code, and with the same sentence, as by REST.
-Rule 2: only what is wrong with a resource by itself is refused. What is wrong because of other
-resources is a warning: they may be about to change, in the same `kubectl apply` for instance.
-Rule 3: only a new spec is judged. Deletions, statuses and metadata always pass.
+- A resource is rejected by the same code and with the same message as by REST.
+- Only errors within a resource lead to a rejection. Errors that depend on other resources are
+  warnings: those may be about to change, for instance in the same `kubectl apply`.
+- Only a new spec is checked. Deletions, statuses and metadata always pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streambroker_operator.kubernetes.watch.observed_cache import parse_resource
 API_VERSION = "admission.k8s.io/v1"
 
 _EMPTY_BOARD = Board()
-"""A board without other resources; it stays so."""
+"""Board that stays empty."""
 _FIELDS = {"SubscriptionInvalid": "subscription", "FilterInvalid": "filter"}
 _STEP = re.compile(r"[^.\[\]]+")
 
@@ -34,10 +34,8 @@ Object = Mapping[str, Any]
 def review(document: object, board: Board, namespaces: Sequence[str] = ()) -> dict[str, Any]:
     """Return the answer to an AdmissionReview.
 
-    Args:
-        document: the AdmissionReview that the API server has sent.
-        board: all resources; no warnings come of a board that has not read them yet.
-        namespaces: those that the broker watches; empty for all. Others are not judged.
+    Only `namespaces`, those that the broker watches, are checked; empty means all. A board that is
+    not synced yields no warnings.
 
     Raises:
         ValueError: the document is no AdmissionReview with a request.
@@ -46,23 +44,23 @@ def review(document: object, board: Board, namespaces: Sequence[str] = ()) -> di
     if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
         raise ValueError("the document is no AdmissionReview with a request")
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
-    wanted = _new_spec(request)
-    if wanted is not None and (not namespaces or request.get("namespace") in namespaces):
-        response |= _judge(wanted, board)
+    candidate = _new_spec(request)
+    if candidate is not None and (not namespaces or request.get("namespace") in namespaces):
+        response |= _judge(candidate, board)
     return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
 
 
 def _new_spec(request: Object) -> Object | None:
-    """Return the object whose spec is to be stored; None where no spec would change."""
-    wanted, stored = request.get("object"), request.get("oldObject")
+    """Return the object to be stored; None if its spec does not change."""
+    candidate, stored = request.get("object"), request.get("oldObject")
     if request.get("operation") not in ("CREATE", "UPDATE") or request.get("subResource"):
         return None
-    if not isinstance(wanted, Mapping) or wanted.get("kind") not in OBJECTS:
+    if not isinstance(candidate, Mapping) or candidate.get("kind") not in OBJECTS:
         return None
-    if wanted["metadata"].get("deletionTimestamp") is not None:
+    if candidate["metadata"].get("deletionTimestamp") is not None:
         return None
-    same = isinstance(stored, Mapping) and stored.get("spec") == wanted.get("spec")
-    return None if same else wanted
+    is_unchanged = isinstance(stored, Mapping) and stored.get("spec") == candidate.get("spec")
+    return None if is_unchanged else candidate
 
 
 def _judge(candidate: Object, board: Board) -> dict[str, Any]:
@@ -77,10 +75,10 @@ def _judge(candidate: Object, board: Board) -> dict[str, Any]:
     problem = find_put_problem(BoardOverlay(_EMPTY_BOARD), resource)
     if problem is not None:
         return _denial(problem, spec)
-    # Without uid it is asked, too, whose the port is.
+    # Without a uid the check includes the ownership of the port.
     proposed = replace(resource, uid="")
     problem = find_put_problem(BoardOverlay(board), proposed) if board.synced else None
-    # A warning is one line: API servers drop others.
+    # Warnings must be a single line: API servers drop others.
     return {} if problem is None else {"warnings": [" ".join(str(problem).split())]}
 
 
@@ -95,14 +93,14 @@ def _denial(error: StreambrokerError, spec: object) -> dict[str, Any]:
 
 
 def _message(error: StreambrokerError, spec: object) -> str:
-    """Return an error's sentence; of an expression, the line and a caret at the fault as well."""
+    """Return an error's message; for an expression with the line and a caret at the error."""
     path = str(_FIELDS.get(error.code) or getattr(error, "path", ""))
     lines = pointer_lines(_value_at(spec, path), getattr(error, "position", None))
     return "\n".join([str(error), *lines])
 
 
 def _value_at(value: Any, path: str) -> Any:
-    """Return the field of a document at a path as errors write it; None if there is none."""
+    """Return the value at a path as errors write it; None if there is none."""
     for step in _STEP.findall(path):
         try:
             value = value[int(step)] if isinstance(value, list) else value[step]

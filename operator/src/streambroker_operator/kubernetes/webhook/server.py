@@ -1,9 +1,9 @@
-"""Serve the admission webhook, with a certificate that the API server trusts by the configuration.
+"""Server of the admission webhook; maintains its certificate in the webhook configuration.
 
-Rule 1: certificate and key are in a Secret, so that all replicas serve the same ones. The replica
-that finds them missing, or soon to end, writes new ones; the authority before stays trusted.
-Rule 2: only the API server knows the path at which reviews are answered.
-Rule 3: what fails here fails alone: the API server stores resources without an answer.
+- Certificate and key are in a Secret, so all replicas use the same ones. A replica that finds them
+  missing or about to expire writes new ones; the previous CA stays trusted.
+- The path of reviews is secret: only the API server knows it.
+- Failures here affect nothing else: the API server then stores resources without a review.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from streambroker_operator.security.self_signed import (
 )
 
 DAYS = 365
-"""For how long a certificate holds."""
+"""Validity of a certificate."""
 RENEW_S = 120 * 86_400.0
-"""How long before its end it is renewed, in seconds."""
+"""Seconds before its expiry at which a certificate is renewed."""
 RECONCILE_INTERVAL_S = 60.0
-"""How often Secret and configuration are read, in seconds; after a failure, `RETRY_S`."""
+"""Interval of reconciliation, in seconds; after a failure `RETRY_S`."""
 RETRY_S = 5.0
 MAX_BODY = 8 * 1024 * 1024
-"""Bytes of a review, which has the object before and after a change."""
+"""Maximum bytes of a review, which contains the object before and after a change."""
 
 _FILES = {"ca.crt": CA, "tls.crt": "server.crt", "tls.key": "server.key"}
-"""Entries of the Secret, and the files that they are."""
+"""Entries of the Secret, and their file names."""
 _END = "-----END CERTIFICATE-----\n"
 _RETRYABLE_ERRORS = (OSError, OpenError, RequestError, StaleError)
 
@@ -53,20 +53,14 @@ _log = logging.getLogger("streambroker.webhook")
 
 
 class Webhook:
-    """The admission webhook of this replica.
+    """Admission webhook of this replica.
 
     Args:
-        objects: reads and writes the Secret and the configuration.
-        namespace: of the Secret.
-        secret_name: of the Secret, which has to exist; it may be empty.
-        configuration: name of the ValidatingWebhookConfiguration.
-        key: the broker's secret.
-        review: answers an AdmissionReview; raises ValueError for what is none.
-        clock: seconds since 1970.
+        secret_name: name of the Secret, which must exist but may be empty.
+        review: answers an AdmissionReview; raises ValueError for an invalid one.
 
     Attributes:
-        tls: shows the certificate; has none until `run` has read it.
-        app: answers reviews.
+        tls: TLS context; without certificate until `run` has read it.
     """
 
     def __init__(
@@ -97,44 +91,46 @@ class Webhook:
             return web.Response(status=400, text=f"{error}\n")
 
     async def run(self) -> None:
-        """Keep the certificate and the configuration right, until cancelled."""
-        trouble = ""
+        """Reconcile until cancelled."""
+        problem = ""
         while True:
             try:
                 await self.reconcile()
-                trouble, pause = "", RECONCILE_INTERVAL_S
+                problem, pause = "", RECONCILE_INTERVAL_S
             except _RETRYABLE_ERRORS as error:
-                if str(error) != trouble:
+                if str(error) != problem:
                     _log.warning("resources are stored without being reviewed: %s", error)
-                trouble, pause = str(error), RETRY_S
+                problem, pause = str(error), RETRY_S
             await asyncio.sleep(pause)
 
     async def reconcile(self) -> None:
-        """Read the Secret and the configuration, and change what is not right.
+        """Read the Secret and the configuration, and correct both if needed.
 
         Raises:
-            OpenError: no certificate can be made.
-            RequestError: the API server refuses something, or cannot be asked now.
-            StaleError: another replica has changed the Secret meanwhile.
+            OpenError: the certificate cannot be created.
+            RequestError: the API server rejects a request or is unavailable.
+            StaleError: another replica changed the Secret.
         """
-        found = await self._objects.read_webhook(self._configuration)
-        if found is None:
+        document = await self._objects.read_webhook(self._configuration)
+        if document is None:
             raise _missing_error(f"ValidatingWebhookConfiguration {self._configuration}")
-        clients = {each["name"]: each["clientConfig"] for each in found.get("webhooks", ())}
+        clients = {
+            webhook["name"]: webhook["clientConfig"] for webhook in document.get("webhooks", ())
+        }
         names = sorted({subject_alt_name(_client_host(client)) for client in clients.values()})
         pair = await self._get_pair(names)
-        wanted = {name: self._client_config(client, pair) for name, client in clients.items()}
-        if wanted != clients:
-            await self._objects.update_webhook(self._configuration, wanted)
+        desired = {name: self._client_config(client, pair) for name, client in clients.items()}
+        if desired != clients:
+            await self._objects.update_webhook(self._configuration, desired)
         if pair != self._served_pair:
-            with tempfile.TemporaryDirectory() as place:
-                _write(Path(place), pair)
-                _load(self.tls, Path(place))
+            with tempfile.TemporaryDirectory() as folder:
+                _write(Path(folder), pair)
+                _load(self.tls, Path(folder))
             self._served_pair = pair
             _log.info("resources are reviewed before they are stored, by %s", self._configuration)
 
     async def _get_pair(self, names: list[str]) -> Mapping[str, bytes]:
-        """Return what the Secret has; new entries if those that it has are not good."""
+        """Return the pair of the Secret; issue a new one if it is invalid or expires soon."""
         document = await self._objects.read_secret(self._namespace, self._secret_name)
         if document is None:
             raise _missing_error(f"Secret {self._namespace}/{self._secret_name}")
@@ -148,15 +144,15 @@ class Webhook:
         return fresh
 
     def _client_config(self, now: Mapping[str, Any], pair: Mapping[str, bytes]) -> dict[str, Any]:
-        """Return how the API server has to call a webhook that it calls as it does now."""
-        trusted = {"caBundle": base64.b64encode(pair["ca.crt"]).decode()}
+        """Return the ``clientConfig`` of a webhook with our CA bundle and path."""
+        ca_bundle = {"caBundle": base64.b64encode(pair["ca.crt"]).decode()}
         if "url" in now:
             return {
                 **now,
-                **trusted,
+                **ca_bundle,
                 "url": urlsplit(now["url"])._replace(path=self._path).geturl(),
             }
-        return {**now, **trusted, "service": {**now["service"], "path": self._path}}
+        return {**now, **ca_bundle, "service": {**now["service"], "path": self._path}}
 
 
 def _missing_error(what: str) -> RequestError:
@@ -164,7 +160,7 @@ def _missing_error(what: str) -> RequestError:
 
 
 def _client_host(client: Mapping[str, Any]) -> str:
-    """Return by which name the API server knows a webhook."""
+    """Return the host name by which the API server calls a webhook."""
     if "url" in client:
         return str(urlsplit(client["url"]).hostname)
     return f"{client['service']['name']}.{client['service']['namespace']}.svc"
@@ -185,8 +181,8 @@ def _write(folder: Path, pair: Mapping[str, bytes]) -> None:
 def _is_valid(pair: Mapping[str, bytes], names: list[str], at: float) -> bool:
     if not all(pair.values()):
         return False
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         _write(folder, pair)
         try:
             _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), folder)
@@ -200,9 +196,9 @@ def _load(context: ssl.SSLContext, folder: Path) -> None:
 
 
 def _issue_fresh(before: Mapping[str, bytes], names: list[str]) -> Mapping[str, bytes]:
-    """Return a new pair; other replicas serve the one before for a moment, which stays trusted."""
-    with tempfile.TemporaryDirectory() as place:
-        issue_pair(Path(place), names, DAYS)
-        fresh = {name: Path(place, file).read_bytes() for name, file in _FILES.items()}
-    last, end, _ = before["ca.crt"].partition(_END.encode())
-    return {**fresh, "ca.crt": fresh["ca.crt"] + (last + end if end else b"")}
+    """Return a new pair that still trusts the previous CA, which other replicas may use briefly."""
+    with tempfile.TemporaryDirectory() as directory:
+        issue_pair(Path(directory), names, DAYS)
+        fresh = {name: Path(directory, file).read_bytes() for name, file in _FILES.items()}
+    previous_ca, end, _ = before["ca.crt"].partition(_END.encode())
+    return {**fresh, "ca.crt": fresh["ca.crt"] + (previous_ca + end if end else b"")}

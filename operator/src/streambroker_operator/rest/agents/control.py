@@ -1,7 +1,7 @@
-"""``…/control``: control tuples from outside, and what became of them; ``…/errands`` for the agent.
+"""``…/control``: emit control tuples and query their state; ``…/errands``: commands for agents.
 
-The agent gives a tuple its identity and keeps it. The broker checks what is asked, has the agent
-do it, and keeps nothing: what is repeated under its ``Request-Id`` the agent knows.
+The agent assigns identities and stores the tuples. The broker checks a request, has the agent
+execute it and stores nothing: the agent recognises a repeated ``Request-Id``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATUS: Mapping[str, int] = {
     "ControlLogFull": 409,
     wire.FAILED: 503,
 }
-"""Of what an agent refuses; all else is wrong with the tuple."""
+"""HTTP status by error code of an agent; 422 for all other codes."""
 _MAX_SEQ = 18
 routes = web.RouteTableDef()
 
@@ -48,14 +48,14 @@ routes = web.RouteTableDef()
 async def emit(request: web.Request) -> web.Response:
     """Send a control tuple to the importers of an export."""
     key = require_export(request).key
-    what = parse_control_request(await json_body(request)).encode()
-    body = {"export": key.port, "request": _request_id(request), "what": what}
+    control = parse_control_request(await json_body(request)).encode()
+    body = {"export": key.port, "request": _request_id(request), "what": control}
     return await _append(request, key.owner, wire.EMIT, body)
 
 
 @routes.get(EMIT + TUPLE)
 async def get_emitted(request: web.Request) -> web.Response:
-    """Answer where such a tuple is, and which readers have applied it."""
+    """Return the state of an emitted tuple, and which readers have applied it."""
     key = require_stored(request, "Export").resource.key
     return await _state(request, key.owner, wire.EMITTED, {"export": key.port})
 
@@ -64,36 +64,32 @@ async def get_emitted(request: web.Request) -> web.Response:
 async def send(request: web.Request) -> web.Response:
     """Send a control tuple to a job's own operators, through the control log of the PE's agent."""
     pe = require_pe(request)
-    what = parse_control_request(
+    control = parse_control_request(
         _with_operator(await json_body(request), request.query.get("operator"))
     )
-    body = {"request": _request_id(request), "what": what.encode()}
+    body = {"request": _request_id(request), "what": control.encode()}
     return await _append(request, pe, wire.APPEND, body)
 
 
 @routes.get(SEND + TUPLE)
 async def get_sent(request: web.Request) -> web.Response:
-    """Answer which queries have applied such a tuple."""
+    """Return which queries have applied a sent tuple."""
     return await _state(request, require_pe(request), wire.ENTRY, {})
 
 
 @routes.post(COMMANDS)
 async def fetch(request: web.Request) -> web.Response:
-    """Take what an agent has done; answer what else waits for it."""
+    """Accept an agent's results; return the commands that wait for it."""
     pe = require_pe(request)
-    done = wire.decode_results(await json_body(request))
-    found = await request.app[COMMAND_TRANSPORT].fetch(pe, done)
-    answer = json_answer(wire.encode_commands(found), headers={"Cache-Control": "no-store"})
-    answer[QUIET] = True
-    return answer
+    results = wire.decode_results(await json_body(request))
+    commands = await request.app[COMMAND_TRANSPORT].fetch(pe, results)
+    response = json_answer(wire.encode_commands(commands), headers={"Cache-Control": "no-store"})
+    response[QUIET] = True
+    return response
 
 
 def _with_operator(body: Any, operator: str | None) -> Any:
-    """Return a tuple for the operator that the address names.
-
-    Raises:
-        ManifestError: it is for another one.
-    """
+    """Return the tuple with the operator of the query as its target; refuse a different one."""
     if operator is None:
         return body
     fields = Fields(body)
@@ -106,20 +102,20 @@ def _with_operator(body: Any, operator: str | None) -> Any:
 
 
 def _request_id(request: web.Request) -> str:
-    """Return what the agent knows the request by: names of different callers are apart."""
-    given = request.headers.get("Request-Id")
-    if given is None:
+    """Return the id for the agent; ids of different callers never collide."""
+    request_id = request.headers.get("Request-Id")
+    if request_id is None:
         return secrets.token_hex(16)
-    return hashlib.sha256(f"{request[PRINCIPAL]}\n{given}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{request[PRINCIPAL]}\n{request_id}".encode()).hexdigest()[:32]
 
 
 async def _append(
     request: web.Request, pe: PeKey, action: str, body: Mapping[str, Any]
 ) -> web.Response:
-    answer = await _execute(request, pe, make_command(action, body))
-    chosen = f"?namespace={pe.namespace}" if "namespace" in request.query else ""
-    location = f"{request.path}/{answer['id']}{chosen}"
-    return json_answer(answer, status=201, headers={"Location": location})
+    result = await _execute(request, pe, make_command(action, body))
+    query = f"?namespace={pe.namespace}" if "namespace" in request.query else ""
+    location = f"{request.path}/{result['id']}{query}"
+    return json_answer(result, status=201, headers={"Location": location})
 
 
 async def _state(
@@ -128,11 +124,11 @@ async def _state(
     log, seq = request.match_info["log"], request.match_info["seq"]
     if not (seq.isascii() and seq.isdigit() and len(seq) <= _MAX_SEQ):
         raise _not_emitted(pe, f"{log}/{seq}")
-    asked = make_command(action, {**body, "seq": int(seq)}, secrets.token_hex(16))
-    answer = await _execute(request, pe, asked)
-    if answer["id"] != f"{log}/{int(seq)}":
+    command = make_command(action, {**body, "seq": int(seq)}, secrets.token_hex(16))
+    result = await _execute(request, pe, command)
+    if result["id"] != f"{log}/{int(seq)}":
         raise _not_emitted(pe, f"{log}/{seq}")
-    return json_answer(answer)
+    return json_answer(result)
 
 
 def _not_emitted(pe: PeKey, id_: str) -> RequestError:
@@ -145,17 +141,13 @@ def _not_emitted(pe: PeKey, id_: str) -> RequestError:
 
 
 async def _execute(request: web.Request, pe: PeKey, command: AgentCommand) -> Mapping[str, Any]:
-    """Have an agent do something; return its answer.
-
-    Raises:
-        RequestError: 503, there is none, or it does not answer; what it refuses.
-    """
+    """Have an agent execute a command; return its answer, or raise 503 or the agent's refusal."""
     if request.app[RUNTIME].board.registration(pe) is None:
         raise agent_away_error(f"No agent of {pe} has registered.")
-    done = await request.app[COMMAND_TRANSPORT].execute(pe, command)
-    if done.answer is not None and isinstance(done.answer.get("id"), str):
-        return done.answer
-    raise _refusal(pe, done)
+    result = await request.app[COMMAND_TRANSPORT].execute(pe, command)
+    if result.answer is not None and isinstance(result.answer.get("id"), str):
+        return result.answer
+    raise _refusal(pe, result)
 
 
 def _refusal(pe: PeKey, done: CommandResult) -> RequestError:

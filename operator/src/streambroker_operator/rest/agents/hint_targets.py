@@ -1,6 +1,6 @@
-"""Where hints may be sent: to addresses whose agents are known to listen there.
+"""Verify that an agent listens at the address it registers for hints.
 
-Otherwise an agent could have a broker send datagrams to others.
+Otherwise an agent could make a broker send datagrams to third parties.
 """
 
 from __future__ import annotations
@@ -22,35 +22,33 @@ from streambroker_core.wire.broker.registration import (
 from streambroker_operator.runtime.runtime import Runtime
 
 DELAY_S = 0.5
-"""How long after a registration a challenge is sent: its agent has the key then, in seconds."""
+"""Delay of a challenge after the registration, in seconds: the agent then has its key."""
 
 
 def with_proven_hint(
     runtime: Runtime, pe: PeKey, agent: Registration, caller: str, proof: str | None
 ) -> Registration:
-    """Return a registration, without the address for hints unless hints may be sent there.
+    """Return a registration, without the hint address unless hints may be sent there.
 
-    That is the caller's own address, one that the same agent has proven before, or one for which it
-    shows what was sent there.
-
-    Args:
-        runtime: knows the agents.
-        pe: whose agent it is.
-        agent: what it says of itself.
-        caller: address that it calls from.
-        proof: what it shows; None for nothing.
+    The address is accepted if its host is the caller's own, if the same agent has proven it before,
+    or if the agent returns the proof that was sent there.
     """
     if agent.hint is None:
         return agent
     host, _ = split_address(agent.hint)
-    known = runtime.board.registration(pe)
-    before = known is not None and (known.instance, known.hint) == (agent.instance, agent.hint)
-    proven = before or is_same_host(host, caller) or _is_proof(runtime.secret, pe, agent, proof)
+    current = runtime.board.registration(pe)
+    proven_before = current is not None and (current.instance, current.hint) == (
+        agent.instance,
+        agent.hint,
+    )
+    proven = (
+        proven_before or is_same_host(host, caller) or _is_proof(runtime.secret, pe, agent, proof)
+    )
     return agent if proven and is_hint_target(host) else replace(agent, hint=None)
 
 
 def challenge(runtime: Runtime, pe: PeKey, agent: Registration) -> None:
-    """Send a proof to the address that an agent gives for hints, if it is one of a machine."""
+    """Send a proof to the hint address of an agent; nothing without a hint address."""
     if agent.hint is None:
         return
     version = hints.PROOF + hint_proof(runtime.secret, pe, agent, _hour())
@@ -60,10 +58,10 @@ def challenge(runtime: Runtime, pe: PeKey, agent: Registration) -> None:
 
 
 def _is_proof(secret: bytes, pe: PeKey, agent: Registration, proof: str | None) -> bool:
-    """Say whether an agent shows what was sent to its address in this hour or the last."""
-    shown = (proof or "").encode()
-    good = [hint_proof(secret, pe, agent, _hour() - ago).encode() for ago in (0, 1)]
-    return any(hmac.compare_digest(one, shown) for one in good)
+    """Return whether a proof is valid: that of this hour or of the last."""
+    proof_bytes = (proof or "").encode()
+    valid = [hint_proof(secret, pe, agent, _hour() - ago).encode() for ago in (0, 1)]
+    return any(hmac.compare_digest(expected, proof_bytes) for expected in valid)
 
 
 def _hour() -> int:

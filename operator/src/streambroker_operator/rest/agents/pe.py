@@ -1,4 +1,4 @@
-"""``/job/{job}/pe/{pe}``: a PE's view, its registration, its withdrawal."""
+"""``/job/{job}/pe/{pe}``: view, registration and withdrawal of a PE."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
 @routes.get(PE)
 async def get_view(request: web.Request) -> web.Response:
-    """Answer a PE's view, or 304 if the caller has it; with ``?wait=`` after a while."""
+    """Return a PE's view, or 304 if the caller has it; ``?wait=`` delays the 304."""
     pe = require_pe(request)
     wait_s = parse_wait(request)
-    known = parse_etags(request.headers.get("If-None-Match"))
+    known_tags = parse_etags(request.headers.get("If-None-Match"))
     runtime = request.app[RUNTIME]
     if request[CALLER].can_change(pe.namespace, pe.job):
-        _apply_ends(request, pe, polls=bool(known))
-    if wait_s and _current_version(request, pe) in known:
+        _apply_ends(request, pe, polls=bool(known_tags))
+    if wait_s and _current_version(request, pe) in known_tags:
         with request.app[CALLER_LIMITS].hold_poll(request):
             await runtime.wait_changed(pe, wait_s)
     version = _current_version(request, require_pe(request))
@@ -66,26 +66,22 @@ async def get_view(request: web.Request) -> web.Response:
     if agent is not None:
         headers["Agent"] = registration.registration_tag(runtime.agent_key(pe, agent), agent)
     if request[CALLER].can_change(pe.namespace, pe.job):
-        for tag in known:
+        for tag in known_tags:
             runtime.acknowledge(pe, tag, _parse_running_for(request))
         if runtime.needs_acknowledgements:
             headers["Acknowledge"] = "at-once"
         if request.app[COMMAND_TRANSPORT].has_pending(pe):
             headers[errand.HEADER] = "waiting"
-    if version in known or "*" in known:
+    if version in known_tags or "*" in known_tags:
         return web.Response(status=304, headers=headers)
-    found = visible_view(request, runtime.view(pe))
-    if found is None:
+    visible = visible_view(request, runtime.view(pe))
+    if visible is None:
         raise LookupError("a known PE has a view")
-    return json_answer(view.encode(found), headers=headers)
+    return json_answer(view.encode(visible), headers=headers)
 
 
 def _parse_running_for(request: web.Request) -> float:
-    """Return for how long an agent says that it has run its view, in seconds.
-
-    Raises:
-        RequestError: 400, that is no number of seconds.
-    """
+    """Return how many seconds an agent has been running its view; refuse anything else with 400."""
     text = request.headers.get("Running-For", "0")
     if _SECONDS.fullmatch(text) is None:
         raise RequestError(
@@ -95,21 +91,19 @@ def _parse_running_for(request: web.Request) -> float:
 
 
 def _apply_ends(request: web.Request, pe: PeKey, *, polls: bool) -> None:
-    """Take in which exports an agent says have ended; one that polls and says none has none.
+    """Apply the ended exports that an agent reports with its poll; refuse invalid ports with 400.
 
-    So does an agent of an older release. Who asks without having a view may be anybody of the job.
-
-    Raises:
-        RequestError: 400, that names what is no port.
+    - A poll of an agent without the header reports none; agents of older releases send no header.
+    - A request without a known view and header is ignored: it may not be the agent's.
     """
     text, runtime = request.headers.get(ends.HEADER), request.app[RUNTIME]
     if text is None and not polls:
         return
     try:
-        told = ends.decode(text or "")
+        reported = ends.decode(text or "")
     except ManifestError as error:
         raise RequestError(400, "HeaderInvalid", str(error)) from error
-    runtime.change_log.publish_exports(runtime.export_reports.apply_ends(pe, told))
+    runtime.change_log.publish_exports(runtime.export_reports.apply_ends(pe, reported))
 
 
 def _current_version(request: web.Request, pe: PeKey) -> str | None:
@@ -118,14 +112,14 @@ def _current_version(request: web.Request, pe: PeKey) -> str | None:
 
 @routes.put(PE)
 async def register(request: web.Request) -> web.Response:
-    """Remember where a PE's agent is and answer its key."""
+    """Store a PE's agent; return its key."""
     pe = parse_pe(request)
     sent = await json_body(request)
     body, offered = registration.decode(sent), registration.read_exchange(sent)
     exchange = _exchange(request, pe, body, offered)
-    runtime, wanted = request.app[RUNTIME], body
+    runtime, requested = request.app[RUNTIME], body
     proof = registration.read_proof(sent)
-    body = with_proven_hint(runtime, pe, wanted, request.remote or "", proof)
+    body = with_proven_hint(runtime, pe, requested, request.remote or "", proof)
     check_etag(request, _current_version(request, pe))
     owner = binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
@@ -133,22 +127,21 @@ async def register(request: web.Request) -> web.Response:
         request.app[CALLER_LIMITS].check_pe(pe)
         request.app[CALLER_LIMITS].count_registration(pe)
     registered = await runtime.register(pe, body, owner)
-    if body.hint != wanted.hint:
+    if body.hint != requested.hint:
         registered = replace(registered, hinted=False)
-        challenge(runtime, pe, wanted)
-    told = await asyncio.to_thread(registration.encode_answer, registered, exchange, offered)
-    answer = json_answer(told, headers={"Cache-Control": "no-store"})
-    answer[QUIET] = same
-    return answer
+        challenge(runtime, pe, requested)
+    body_json = await asyncio.to_thread(registration.encode_answer, registered, exchange, offered)
+    response = json_answer(body_json, headers={"Cache-Control": "no-store"})
+    response[QUIET] = same
+    return response
 
 
 def _exchange(
     request: web.Request, pe: PeKey, agent: registration.Registration, offered: bytes | None
 ) -> registration.Exchange | None:
-    """Return what seals an agent's key; None where only the two sides read the connection.
+    """Return the parameters that encrypt an agent's key; None if nobody else reads the connection.
 
-    Raises:
-        RequestError: 400 `KeyInClear`, the key would be readable on the network.
+    Refuses with 400 `KeyInClear` if the key would be readable on the network.
     """
     if request.secure or (offered is None and is_loopback(request.remote or "")):
         return None
@@ -165,18 +158,18 @@ def _exchange(
 
 
 def new_keys() -> tuple[bytes, bytes]:
-    """Return a private key and the public key that belongs to it."""
+    """Return a new private key and its public key."""
     private = secrets.token_bytes(key_exchange.SIZE)
     return private, key_exchange.public_key(private)
 
 
 EXCHANGE_KEYS: web.AppKey[tuple[bytes, bytes]] = web.AppKey("exchange keys")
-"""The pair of this process by which keys of agents are sealed."""
+"""Key pair of this process; encrypts the keys of agents."""
 
 
 @routes.delete(PE)
 async def withdraw(request: web.Request) -> web.Response:
-    """Forget a PE that has no port left."""
+    """Remove a PE that has no ports."""
     pe = require_pe(request)
     check_etag(request, _current_version(request, pe))
     check_withdrawal(request, pe)

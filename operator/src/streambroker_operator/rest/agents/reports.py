@@ -1,7 +1,7 @@
-"""What agents report of their readers, and ``GET …/top``, which shows it by route.
+"""Metrics that agents report, and ``GET …/top``, which shows them by route.
 
-Reports are kept in memory only: they are figures of the moment, and after a restart
-of the broker every agent sends the next one within half a minute.
+Reports are kept in memory only. After a restart of the broker, every agent reports again within
+30 seconds.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from streambroker_operator.rest.lists.list_cache import LIST_CACHES
 from streambroker_operator.runtime.bodies import shard_agent_bodies
 
 REPORT_INTERVAL_S = 30
-"""When an agent reports again, in seconds."""
+"""Report interval of an agent, in seconds."""
 WATCHED_INTERVAL_S = 1
-"""The same while somebody watches."""
+"""Report interval while metrics are watched, in seconds."""
 WATCHING_S = 10.0
-"""For how long after a GET somebody counts as watching, in seconds."""
+"""How long metrics count as watched after a GET, in seconds."""
 MIN_RATE_INTERVAL_S = 0.5
-"""Reports closer than this give no rate: a rate of a moment says nothing."""
+"""Minimum interval of two reports for a rate, in seconds."""
 MAX_PES = 20_000
 MAX_READERS = 2_000
 MAX_SHARD_AGENTS = 256
 MAX_DAMAGED = 100
 MAX_DAMAGE = 1_000
-"""Characters of what is shown of the damage to one log."""
+"""Maximum length of the published damage of one log, in characters."""
 STALE_S = 90.0
-"""A report older than this is of an agent that reports no more."""
+"""Age from which a report is ignored, in seconds."""
 FULL_PERCENT = 80
-"""Percent of its log that a route has still to read, from which on it counts as full."""
+"""A route is full if at least this percentage of the export's log is still unread."""
 STATES = ("waits", "full", "ended", "away", "reads")
 _LARGEST = 2**63 - 1
 _MAXIMA = ("lagEpochs", "lagRows", "lagBytes", "lagSeconds", "congestion")
@@ -69,13 +69,14 @@ routes = web.RouteTableDef()
 
 @dataclass(slots=True)
 class RouteMetrics:
-    """All readers of one route.
+    """Metrics of all readers of one route.
 
     Attributes:
-        delivered: rows delivered in all, by reader; likewise ``sent``, bytes.
-        maxima: of what tells how far behind a reader is, that of the one farthest behind, by name.
-        sums: of what is counted, the sum over all readers, by name.
-        is_alive: a reader lives.
+        delivered: total rows delivered, by reader.
+        sent: total bytes sent, by reader.
+        maxima: lag metrics by name, of the reader that is farthest behind.
+        sums: counters by name, summed over all readers.
+        is_alive: whether any reader is alive.
     """
 
     delivered: dict[str, int] = field(default_factory=dict)
@@ -87,14 +88,21 @@ class RouteMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One agent's figures, by export port and import key, and when they came (monotonic).
+    """One agent's report.
 
-    ``waiting_since`` has the exports that wait at this moment, by port; ``ended`` whether an export
-    has ended, by port, of those of which that was said; ``damaged`` what is damaged of the logs of
-    exports, by port, of those that are not whole; ``states`` how many routes are in each of
-    `STATES`, each in the first that it is in; ``rules`` what is told of rules of patterns, and of
-    ``more_rules`` other reports tell; ``sides`` the side inputs of the job's queries;
-    ``rule_metrics`` what their rules have done, ``rule_waiting`` which operators wait for time.
+    Attributes:
+        at: receive time (monotonic), in seconds.
+        route_metrics: by (export port, import key).
+        waiting: (export port, import key) of routes that an export waits for.
+        waiting_since: since when, by port of the exports that wait now.
+        ended: whether an export has ended, by port; only exports for which it was reported.
+        damaged: description of log damage, by port of the damaged exports.
+        states: number of routes by state; a route counts for the first of `STATES` that applies.
+        rules: status of pattern rules.
+        more_rules: other reports have the status of further rules.
+        sides: side inputs of the job's queries.
+        rule_metrics: metrics of pattern rules.
+        rule_waiting: operators that wait for the watermark.
     """
 
     at: float
@@ -113,25 +121,25 @@ class Report:
 
 
 AgentReports: TypeAlias = tuple[Report, Report | None]
-"""An agent's last report, and an earlier one for rates."""
+"""Last report of an agent, and an earlier one for rates."""
 
 
 class Reports:
-    """The last report of each agent, and the one before it for rates."""
+    """Last two reports of each agent."""
 
     def __init__(self) -> None:
         self._last: dict[PeKey, AgentReports] = {}
         self._last_read = float("-inf")
 
     def store(self, pe: PeKey, report: Report) -> int:
-        """Keep a report; return after how many seconds the agent should send the next.
+        """Store a report; return the interval to the agent's next report, in seconds.
 
-        Beyond `MAX_PES` agents the one that was silent for longest is forgotten.
+        Beyond `MAX_PES` agents, the one that has been silent for longest is dropped.
         """
-        before = self._last.pop(pe, None)
+        previous = self._last.pop(pe, None)
         base = None
-        if before is not None:
-            last, base = before
+        if previous is not None:
+            last, base = previous
             if report.at - last.at >= MIN_RATE_INTERVAL_S:
                 base = last
         self._last[pe] = (report, base)
@@ -142,16 +150,16 @@ class Reports:
         )
 
     def count_states(self, now: float) -> dict[str, int]:
-        """Return how many routes are in which state, by the reports that are not stale."""
-        found = dict.fromkeys(STATES, 0)
+        """Return the number of routes by state, without stale reports."""
+        counts = dict.fromkeys(STATES, 0)
         for report, _ in self._last.values():
             if now - report.at <= STALE_S:
                 for state, count in report.states.items():
-                    found[state] += count
-        return found
+                    counts[state] += count
+        return counts
 
     def snapshot(self, now: float) -> dict[PeKey, AgentReports]:
-        """Return what is known, for somebody who watches; agents report more often then."""
+        """Return all reports, and mark metrics as watched so that agents report more often."""
         self._last_read = now
         return dict(self._last)
 
@@ -159,13 +167,7 @@ class Reports:
 def top_rows(
     routes: Iterable[Route], reports: Mapping[PeKey, AgentReports], now: float
 ) -> list[dict[str, Any]]:
-    """Return routes with their figures; what was not reported is null.
-
-    Args:
-        routes: those of the board.
-        reports: the last reports of the agents.
-        now: on the clock of the reports, in seconds.
-    """
+    """Return the metrics rows of routes at monotonic time `now`; unreported values are null."""
     return [_route_row(route, reports.get(route.export.owner), now) for route in routes]
 
 
@@ -174,7 +176,7 @@ def _route_row(route: Route, reports: AgentReports | None, now: float) -> dict[s
         return _row(route)
     report, base = reports
     pair = (route.export.port, str(route.import_))
-    figures = report.route_metrics.get(pair, RouteMetrics())
+    metrics = report.route_metrics.get(pair, RouteMetrics())
     ended = report.ended.get(pair[0])
     return _row(
         route,
@@ -184,11 +186,11 @@ def _route_row(route: Route, reports: AgentReports | None, now: float) -> dict[s
         else ended and _is_read_to_end(report.route_metrics.get(pair)),
         rowsPerSecond=_rate(report, base, pair, lambda f: f.delivered),
         bytesPerSecond=_rate(report, base, pair, lambda f: f.sent),
-        **figures.maxima,
+        **metrics.maxima,
         waiting=pair in report.waiting,
         waitingSince=report.waiting_since.get(pair[0]) if pair in report.waiting else None,
-        alive=figures.is_alive,
-        **dict(zip(_PUBLISHED_SUMS, figures.sums.values(), strict=True)),
+        alive=metrics.is_alive,
+        **dict(zip(_PUBLISHED_SUMS, metrics.sums.values(), strict=True)),
         age=round(max(0.0, now - report.at), 1),
     )
 
@@ -218,10 +220,9 @@ def _rate(
     pair: tuple[str, str],
     select: Callable[[RouteMetrics], Mapping[str, int]],
 ) -> float | None:
-    """Return how much a count of each reader grew per second between two reports; null without two.
+    """Return the growth per second between two reports, summed over readers; None without two.
 
-    A reader that was not there before, or whose count went back, adds nothing: what
-    it got when is not known.
+    New readers, and readers whose count decreased, add nothing: the time of growth is unknown.
     """
     if base is None:
         return None
@@ -234,13 +235,9 @@ def _rate(
 def shard_agents_by_pe(
     routes: Iterable[Route], reports: Mapping[PeKey, AgentReports], namespace: str, now: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the fellows of the agents that export, by PE; of stale reports nothing is known.
+    """Return the shard agents of exporting agents in a namespace (``*``: all), by PE.
 
-    Args:
-        routes: those that are shown.
-        reports: the last reports of the agents.
-        namespace: whose agents are shown, ``*`` for all.
-        now: on the clock of the reports, in seconds.
+    Stale reports are ignored; `now` is monotonic time in seconds.
     """
     homes = {r.export.owner for r in routes if namespace in ("*", r.export.namespace)}
     return {
@@ -256,13 +253,9 @@ def reported_items(
     now: float,
     select: Callable[[Report], list[dict[str, Any]]],
 ) -> list[dict[str, Any]]:
-    """Return what agents of a namespace told of; of stale reports nothing is known.
+    """Return the selected items of all reports in a namespace (``*``: all).
 
-    Args:
-        reports: the last reports of the agents.
-        namespace: whose agents are shown, ``*`` for all.
-        now: on the clock of the reports, in seconds.
-        select: returns what a report has of it.
+    Stale reports are ignored; `now` is monotonic time in seconds.
     """
     return [
         {"pe": str(pe), **item, "age": round(max(0.0, now - report.at), 1)}
@@ -285,17 +278,14 @@ def _rule_waiting_bodies(report: Report) -> list[dict[str, Any]]:
 
 
 def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
-    """Read a report; members that are not known are of a newer agent and passed over.
+    """Parse a report that arrived at `at` (monotonic, in seconds); ignore unknown members.
 
-    Args:
-        body: what was sent.
-        at: when it came, in seconds.
-        pe: whose it is; its fellows are of the same job.
+    The shard agents must be of the job of `pe`.
 
     Raises:
-        ManifestError: a field is wrong; the error names it.
+        ManifestError: a field is invalid; the error names it.
     """
-    figures: dict[tuple[str, str], RouteMetrics] = {}
+    metrics: dict[tuple[str, str], RouteMetrics] = {}
     waiting: set[tuple[str, str]] = set()
     since: dict[str, str] = {}
     ended: dict[str, bool] = {}
@@ -303,28 +293,28 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
     exports = Fields(body).child("exports")
     for port in exports.names():
         fields = exports.child(port)
-        begun = fields.optional_text("waitingSince", longest=40)
-        if begun is not None:
-            since[port] = begun
+        waiting_since = fields.optional_text("waitingSince", longest=40)
+        if waiting_since is not None:
+            since[port] = waiting_since
         if fields.has("ended"):
             ended[port] = fields.boolean("ended", False)
-        harm = "; ".join(str(one) for one in fields.items("damaged", max_items=MAX_DAMAGED))
-        if harm:
-            damaged[port] = f"{harm[:MAX_DAMAGE]}."
+        damage = "; ".join(str(one) for one in fields.items("damaged", max_items=MAX_DAMAGED))
+        if damage:
+            damaged[port] = f"{damage[:MAX_DAMAGE]}."
         for import_ in fields.items("waitingFor", max_items=MAX_READERS):
             waiting.add((port, str(import_)))
         for number, reader in enumerate(fields.items("readers", max_items=MAX_READERS)):
-            _add_reader(figures, port, Fields(reader, f"{fields.path_to('readers')}[{number}]"))
+            _add_reader(metrics, port, Fields(reader, f"{fields.path_to('readers')}[{number}]"))
     return Report(
         at=at,
-        route_metrics=figures,
+        route_metrics=metrics,
         waiting=frozenset(waiting),
         waiting_since=since,
         ended=ended,
         damaged=damaged,
         states=Counter(
-            _route_state(found, pair in waiting, ended.get(pair[0], False))
-            for pair, found in figures.items()
+            _route_state(route_metrics, pair in waiting, ended.get(pair[0], False))
+            for pair, route_metrics in metrics.items()
         ),
         shard_agents=_read_shard_agents(Fields(body), pe),
         rules=read_statuses(Fields(body).child("patterns").child("rules")),
@@ -336,19 +326,21 @@ def read_report(body: object, at: float, pe: PeKey | None = None) -> Report:
 
 
 def _read_shard_agents(fields: Fields, home: PeKey | None) -> tuple[ShardAgentInfo, ...]:
-    found = []
+    shard_agents = []
     for number, entry in enumerate(fields.items("fellows", max_items=MAX_SHARD_AGENTS)):
-        fellow = fields.entry("fellows", number, entry)
-        pe = PeKey.parse(fellow.text("pe"))
+        entry_fields = fields.entry("fellows", number, entry)
+        pe = PeKey.parse(entry_fields.text("pe"))
         if home is not None and (pe.namespace, pe.job) != (home.namespace, home.job):
-            raise fellow.error_at("pe", f"is {pe}, which is not of the job of {home}")
-        away = fellow.optional_text("away", longest=1_000)
-        found.append(ShardAgentInfo(pe=pe, active=fellow.boolean("active", True), away_reason=away))
-    return tuple(found)
+            raise entry_fields.error_at("pe", f"is {pe}, which is not of the job of {home}")
+        away = entry_fields.optional_text("away", longest=1_000)
+        shard_agents.append(
+            ShardAgentInfo(pe=pe, active=entry_fields.boolean("active", True), away_reason=away)
+        )
+    return tuple(shard_agents)
 
 
 def _is_read_to_end(metrics: RouteMetrics | None) -> bool:
-    """Say whether all readers of a route, of which there is one, have read all there is."""
+    """Return whether all readers of a route have read everything; False without a reader."""
     return metrics is not None and not metrics.maxima["lagEpochs"]
 
 
@@ -364,14 +356,14 @@ def _route_state(metrics: RouteMetrics, waiting: bool, ended: bool) -> str:
 
 def _add_reader(metrics: dict[tuple[str, str], RouteMetrics], port: str, fields: Fields) -> None:
     pair = (port, str(PortKey.parse(fields.text("import"))))
-    found = metrics.setdefault(pair, RouteMetrics())
-    found.delivered[fields.text("reader")] = _count(fields, "delivered")
-    found.sent[fields.text("reader")] = _count(fields, "sentBytes")
+    route_metrics = metrics.setdefault(pair, RouteMetrics())
+    route_metrics.delivered[fields.text("reader")] = _count(fields, "delivered")
+    route_metrics.sent[fields.text("reader")] = _count(fields, "sentBytes")
     for name in _MAXIMA:
-        found.maxima[name] = max(found.maxima[name], _count(fields, name))
+        route_metrics.maxima[name] = max(route_metrics.maxima[name], _count(fields, name))
     for name in _SUMS:
-        found.sums[name] += _count(fields, name)
-    found.is_alive = fields.boolean("alive", False) or found.is_alive
+        route_metrics.sums[name] += _count(fields, name)
+    route_metrics.is_alive = fields.boolean("alive", False) or route_metrics.is_alive
 
 
 def _count(fields: Fields, name: str) -> int:
@@ -383,44 +375,43 @@ REPORTS = web.AppKey("reports", Reports)
 
 @routes.put(REPORT)
 async def put_report(request: web.Request) -> web.Response:
-    """Take an agent's figures; the answer says when the next are wanted."""
+    """Store an agent's report; return the interval to the next one."""
     pe = require_pe(request)
     report = read_report(await json_body(request), time.monotonic(), pe)
     request.app[RUNTIME].liveness.note_contact(pe)
     request.app[RUNTIME].liveness.set_shard_agents(pe, report.shard_agents)
     request.app[RUNTIME].rules.apply_report(pe, report.rules, more=report.more_rules)
-    shown = request.app[RUNTIME].export_reports.apply_damage(pe, report.damaged)
-    request.app[RUNTIME].change_log.publish_exports(shown)
-    answer = json_answer({"again": request.app[REPORTS].store(pe, report)})
-    answer[QUIET] = True
-    return answer
+    changed = request.app[RUNTIME].export_reports.apply_damage(pe, report.damaged)
+    request.app[RUNTIME].change_log.publish_exports(changed)
+    response = json_answer({"again": request.app[REPORTS].store(pe, report)})
+    response[QUIET] = True
+    return response
 
 
 @routes.get(API + "/top")
 async def get_top(request: web.Request) -> web.Response:
-    """Answer the routes that touch a namespace, or all with ``?namespace=*``, with figures.
+    """Return the routes that touch a namespace, or all with ``?namespace=*``, with metrics.
 
-    With them come the fellows of the agents of that namespace that export, and the side inputs and
-    rules of patterns of their jobs.
-
-    Many routes take a while to write down; that is done in a thread, one request at a time.
+    The response also has the shard agents of exporting agents in that namespace, and side inputs
+    and pattern rules of their jobs. It is encoded in a thread, one request at a time, because it
+    may be long.
     """
-    namespace, who = parse_namespace_or_all(request), caller_name(request)
-    pictures = request.app[LIST_CACHES].routes
-    picture = await pictures.get_current(who)
-    async with pictures.queue.turn(who):
+    namespace, caller = parse_namespace_or_all(request), caller_name(request)
+    cache = request.app[LIST_CACHES].routes
+    cached = await cache.get_current(caller)
+    async with cache.queue.turn(caller):
         now = time.monotonic()
-        known = request.app[REPORTS].snapshot(now)
+        agent_reports = request.app[REPORTS].snapshot(now)
 
         def answer() -> web.Response:
-            shown = picture.in_namespace(namespace)
-            fellows = shard_agents_by_pe(shown, known, namespace, now)
-            below = {
-                "sides": reported_items(known, namespace, now, _side_bodies),
-                "rules": reported_items(known, namespace, now, _rule_metrics_bodies),
-                "ruleWaiting": reported_items(known, namespace, now, _rule_waiting_bodies),
+            selected = cached.in_namespace(namespace)
+            shard_agents = shard_agents_by_pe(selected, agent_reports, namespace, now)
+            job_items = {
+                "sides": reported_items(agent_reports, namespace, now, _side_bodies),
+                "rules": reported_items(agent_reports, namespace, now, _rule_metrics_bodies),
+                "ruleWaiting": reported_items(agent_reports, namespace, now, _rule_waiting_bodies),
             }
-            found = top_rows(shown, known, now)
-            return long_answer({"routes": found, "fellows": fellows, **below})
+            rows = top_rows(selected, agent_reports, now)
+            return long_answer({"routes": rows, "fellows": shard_agents, **job_items})
 
         return await asyncio.to_thread(answer)

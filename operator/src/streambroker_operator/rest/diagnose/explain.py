@@ -1,7 +1,7 @@
-"""``…/explain``: why two ports are connected or not, and who is how near.
+"""``…/explain``: why two ports are connected or not, and the nearest candidates of a port.
 
-It may take long, so it is done in a thread, on a picture of the board: the broker answers
-others meanwhile.
+It may take long, so it runs in a thread on a snapshot of the board, and the broker stays
+responsive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from streambroker_operator.rest.http.responses import json_answer
 
 DEFAULT_PAIRS = 20
 MAX_PAIRS = 500
-"""Pairs that are explained in one answer."""
+"""Maximum number of pairs in one response."""
 
 R = TypeVar("R", Export, Import)
 
@@ -51,7 +51,7 @@ routes = web.RouteTableDef()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What is to be explained; rivals for a port are asked about together."""
+    """Resources to explain; all claimants of a port are explained together."""
 
     exports: Sequence[Export]
     imports: Sequence[Import]
@@ -61,7 +61,7 @@ class _Question:
 
 @routes.get(EXPLAIN)
 async def explain(request: web.Request) -> web.Response:
-    """Answer why two ports are connected or not, or who is how near to one of them."""
+    """Explain why two ports are connected or not, or which ports come nearest to one."""
     board = request.app[RUNTIME].board
     export_key, import_key = _port(request, "export"), _port(request, "import")
     if export_key is None and import_key is None:
@@ -70,22 +70,22 @@ async def explain(request: web.Request) -> web.Response:
         )
     limit = parse_limit(request, MAX_PAIRS) or DEFAULT_PAIRS
     async with request.app[FAIR_QUEUE].turn(caller_name(request)):
-        known = take_snapshot(board, request[CALLER].namespaces)
+        snapshot = take_snapshot(board, request[CALLER].namespaces)
         exports = board.exports_claiming(export_key) if export_key else []
         imports = board.imports_claiming(import_key) if import_key else []
         question = _Question(
             exports=_require_visible(
-                request, export_key, "export", _select_visible(exports, known.exports)
+                request, export_key, "export", _select_visible(exports, snapshot.exports)
             ),
             imports=_require_visible(
-                request, import_key, "import", _select_visible(imports, known.imports)
+                request, import_key, "import", _select_visible(imports, snapshot.imports)
             ),
-            candidates=known,
+            candidates=snapshot,
             limit=limit,
         )
         body = await asyncio.to_thread(_explain, question)
-    named = {"export": _text(export_key), "import": _text(import_key)}
-    return json_answer({**named, **body})
+    ports = {"export": _text(export_key), "import": _text(import_key)}
+    return json_answer({**ports, **body})
 
 
 def _port(request: web.Request, name: str) -> PortKey | None:
@@ -101,7 +101,6 @@ def _port(request: web.Request, name: str) -> PortKey | None:
 
 
 def _select_visible(resources: Sequence[R], visible: Sequence[R]) -> list[R]:
-    """Return the resources that are among those known to the caller, the oldest first."""
     uids = {resource.uid for resource in visible} if resources else set()
     among = (resource for resource in resources if resource.uid in uids)
     return sorted(among, key=seniority)
@@ -110,10 +109,9 @@ def _select_visible(resources: Sequence[R], visible: Sequence[R]) -> list[R]:
 def _require_visible(
     request: web.Request, key: PortKey | None, kind: str, resources: list[R]
 ) -> list[R]:
-    """Return the resources of a port that is asked about.
+    """Return the visible resources of a port, or raise 404.
 
-    Raises:
-        RequestError: 404, there are none; 403, the caller may not know whether there are.
+    Raises 403 instead where the caller must not learn whether there are any.
     """
     if key is None or resources:
         return resources
@@ -136,40 +134,40 @@ def _explain(question: _Question) -> dict[str, Any]:
         pairs = _pairs(question)
         matched = sum(pair.matched for pair in pairs)
         ranking = Ranking(total=len(pairs), matched=matched, pairs=pairs[: question.limit])
-        told = [render_pair(pair) for pair in ranking.pairs]
+        texts = [render_pair(pair) for pair in ranking.pairs]
     elif question.imports:
         import_ = question.imports[0]
         ranking = explain_import(question.candidates, import_, limit=question.limit)
-        told = [render_import(import_.key, ranking)]
+        texts = [render_import(import_.key, ranking)]
         offers = collect_offered(question.candidates)
         findings = lint_import(import_, offers, matched=bool(ranking.matched))
     else:
         export = question.exports[0]
         ranking = explain_export(question.candidates, export, limit=question.limit)
-        told = [render_export(export.key, ranking)]
+        texts = [render_export(export.key, ranking)]
         findings = lint_export(export, imported=bool(ranking.matched))
-    told += [f"! {finding.code}: {finding.message}" for finding in findings]
+    texts += [f"! {finding.code}: {finding.message}" for finding in findings]
     return {
         "total": ranking.total,
         "matched": ranking.matched,
         "pairs": [_pair_body(pair) for pair in ranking.pairs],
         "lint": [{"code": finding.code, "message": finding.message} for finding in findings],
-        "text": "\n".join(told),
+        "text": "\n".join(texts),
     }
 
 
 def _pairs(question: _Question) -> tuple[Pair, ...]:
-    known = question.candidates
-    found = (
+    snapshot = question.candidates
+    pairs = (
         explain_pair(
             export,
             import_,
-            export_conflict=known.export_conflicts.get(export.uid),
-            import_conflict=known.import_conflicts.get(import_.uid),
+            export_conflict=snapshot.export_conflicts.get(export.uid),
+            import_conflict=snapshot.import_conflicts.get(import_.uid),
         )
         for export, import_ in product(question.exports, question.imports)
     )
-    return tuple(sorted(found, key=lambda pair: pair.distance))
+    return tuple(sorted(pairs, key=lambda pair: pair.distance))
 
 
 def _pair_body(pair: Pair) -> dict[str, Any]:

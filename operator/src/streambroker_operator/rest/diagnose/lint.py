@@ -1,4 +1,4 @@
-"""``…/lint``: what looks wrong, in all resources that the caller may read."""
+"""``…/lint``: probable mistakes in all resources that the caller may read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ routes = web.RouteTableDef()
 
 @routes.get(API + "/lint")
 async def get_lint(request: web.Request) -> web.Response:
-    """Answer what looks wrong in a namespace, or in all with ``?namespace=*``."""
+    """Return the findings of a namespace, or of all with ``?namespace=*``."""
     namespace = parse_namespace_or_all(request)
     limit = parse_limit(request, MAX_FINDINGS) or DEFAULT_FINDINGS
     board = request.app[RUNTIME].board
     async with request.app[FAIR_QUEUE].turn(caller_name(request)):
-        seen = collect_lint_input(board, take_snapshot(board, request[CALLER].namespaces))
-        all_findings = await asyncio.to_thread(lint, seen)
-    found = [
+        lint_input = collect_lint_input(board, take_snapshot(board, request[CALLER].namespaces))
+        all_findings = await asyncio.to_thread(lint, lint_input)
+    selected = [
         finding
         for finding in all_findings
         if finding.about is None or namespace in ("*", finding.about.key.namespace)
@@ -38,9 +38,9 @@ async def get_lint(request: web.Request) -> web.Response:
         {
             "findings": [
                 {"code": one.code, "resource": one.resource, "message": one.message}
-                for one in found[:limit]
+                for one in selected[:limit]
             ],
-            "total": len(found),
-            "text": render_findings(found[:limit], len(found)),
+            "total": len(selected),
+            "text": render_findings(selected[:limit], len(selected)),
         }
     )

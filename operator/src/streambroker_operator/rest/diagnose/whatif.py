@@ -1,7 +1,6 @@
-"""``…/whatif``: what a set of changes would do to the routes.
+"""``…/whatif``: the effect of a set of changes on the routes.
 
-It may take long, so it is done in a thread, on a mirror of the board: the broker answers
-others meanwhile.
+It may take long, so it runs in a thread on a copy of the board, and the broker stays responsive.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from streambroker_operator.rest.http.responses import long_answer
 from streambroker_operator.runtime.bodies import changed_values_body, route_body
 
 MAX_CHANGES = 1_000
-"""Resources, and deletions, of one proposal."""
+"""Maximum number of resources, and of deletions, in one proposal."""
 MAX_ROUTES = 100_000
-"""Routes that a proposal may lead to at the resources it changes."""
+"""Maximum number of routes of the changed resources after a proposal."""
 MAX_FORECAST_S = 2.0
-"""For how long a what-if may keep a thread, in seconds."""
+"""Maximum duration of a forecast, in seconds."""
 BOARD_COPY_TTL_S = 300.0
-"""How long the mirror is kept after the last what-if, in seconds."""
+"""How long the board copy is kept after the last what-if, in seconds."""
 
 _KINDS: dict[str, Kind] = {"Export": "Export", "Import": "Import"}
 
@@ -60,11 +59,7 @@ routes = web.RouteTableDef()
 
 
 class Forecasts:
-    """Who may ask for a forecast, and the mirror that is asked.
-
-    Args:
-        limits: how often one caller may ask.
-    """
+    """Runs forecasts on a copy of the board, with a rate limit per caller."""
 
     def __init__(self, limits: RateLimits) -> None:
         self._per_s = limits.forecasts_per_s
@@ -74,17 +69,13 @@ class Forecasts:
         self._end: asyncio.TimerHandle | None = None
 
     def check_rate(self, caller: str) -> None:
-        """Count a what-if of somebody.
-
-        Raises:
-            RequestError: 429, it is one too many.
-        """
+        """Count a what-if of a caller; raise 429 above the limit."""
         wait = self._buckets.take(caller, asyncio.get_running_loop().time())
         if wait:
             raise too_many_error(f"This is more than {self._per_s:g} what-ifs per second.", wait)
 
     async def answer(self, board: Board, proposal: Proposed) -> web.Response:
-        """Answer what a proposal would do to a board as it is now."""
+        """Return the effect of a proposal on the current board."""
         if self._end is not None:
             self._end.cancel()
         loop = asyncio.get_running_loop()
@@ -94,13 +85,13 @@ class Forecasts:
             self._end = loop.call_later(BOARD_COPY_TTL_S, self._forget)
 
     def _answer(self, resources: BoardSnapshot, proposed: Proposed) -> web.Response:
-        # A request that was given up may still be at work.
+        # The thread of a cancelled request may still be running.
         with self._lock:
-            mirror, self._board_copy = self._board_copy or BoardCopy(), None
-            board = mirror.load(resources)
-            self._board_copy = mirror
-            found = forecast(board, proposed.proposal, watch=limit_forecast(MAX_FORECAST_S))
-        return long_answer(forecast_body(proposed.with_indices(found)))
+            board_copy, self._board_copy = self._board_copy or BoardCopy(), None
+            board = board_copy.load(resources)
+            self._board_copy = board_copy
+            result = forecast(board, proposed.proposal, watch=limit_forecast(MAX_FORECAST_S))
+        return long_answer(forecast_body(proposed.with_indices(result)))
 
     def _forget(self) -> None:
         self._board_copy = None
@@ -111,22 +102,27 @@ FORECASTS = web.AppKey("forecasts", Forecasts)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """A proposal, and what each of its manifests was read as."""
+    """A proposal, and the parsed resource or the error of each of its manifests."""
 
     proposal: Proposal
     parsed: Sequence[Resource | StreambrokerError]
 
     @property
     def keys(self) -> list[PortKey]:
-        """The ports that it is about, but for manifests that cannot be read."""
+        """The ports of the proposal, without manifests that cannot be parsed."""
         puts, deletes = self.proposal.puts, self.proposal.deletes
         return [*(one.key for one in puts), *(one.key for one in deletes)]
 
     def with_indices(self, result: Forecast) -> Forecast:
-        """Return a forecast whose problems name places in the request, with those of reading."""
-        read = [n for n, one in enumerate(self.parsed) if not isinstance(one, StreambrokerError)]
-        places = [*read, *range(len(self.parsed), len(self.parsed) + len(self.proposal.deletes))]
-        problems = [replace(one, index=places[one.index]) for one in result.problems]
+        """Return a forecast with problem indices of the request, and with parse errors added."""
+        parsed_indices = [
+            n for n, one in enumerate(self.parsed) if not isinstance(one, StreambrokerError)
+        ]
+        indices = [
+            *parsed_indices,
+            *range(len(self.parsed), len(self.parsed) + len(self.proposal.deletes)),
+        ]
+        problems = [replace(one, index=indices[one.index]) for one in result.problems]
         problems += [
             ProposalProblem(index=n, change=f"resource {n}", code=one.code, detail=str(one))
             for n, one in enumerate(self.parsed)
@@ -138,36 +134,36 @@ class Proposed:
 
 @routes.post(WHATIF)
 async def whatif(request: web.Request) -> web.Response:
-    """Answer what a set of changes would do to the routes."""
-    forecasts, who = request.app[FORECASTS], caller_name(request)
-    forecasts.check_rate(who)
+    """Return the effect of a set of changes on the routes."""
+    forecasts, caller = request.app[FORECASTS], caller_name(request)
+    forecasts.check_rate(caller)
     body = await json_body(request)
     namespace = parse_namespace(request)
-    async with request.app[FAIR_QUEUE].turn(who):
+    async with request.app[FAIR_QUEUE].turn(caller):
         proposed = await asyncio.to_thread(read_proposal, body, namespace)
         _check_namespaces(request, proposed.keys)
         return await forecasts.answer(request.app[RUNTIME].board, proposed)
 
 
 def read_proposal(document: object, namespace: str) -> Proposed:
-    """Return what the body of a request proposes.
+    """Parse the body of a proposal; an invalid manifest only becomes a problem of its own.
 
     Raises:
-        ManifestError: it cannot be read; of a single manifest that is a problem of its own.
+        ManifestError: the body itself is invalid.
     """
     body = Fields(document)
     body.allow_only(("resources", "delete"))
-    read = [_read(one, namespace) for one in body.items("resources", max_items=MAX_CHANGES)]
+    parsed = [_read(entry, namespace) for entry in body.items("resources", max_items=MAX_CHANGES)]
     deletes = [
-        _read_removal(Fields(item, f"delete[{place}]"), namespace)
-        for place, item in enumerate(body.items("delete", max_items=MAX_CHANGES))
+        _read_removal(Fields(item, f"delete[{index}]"), namespace)
+        for index, item in enumerate(body.items("delete", max_items=MAX_CHANGES))
     ]
-    puts = tuple(one for one in read if not isinstance(one, StreambrokerError))
-    return Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), parsed=read)
+    puts = tuple(entry for entry in parsed if not isinstance(entry, StreambrokerError))
+    return Proposed(proposal=Proposal(puts=puts, deletes=tuple(deletes)), parsed=parsed)
 
 
 def limit_forecast(seconds: float) -> Callable[[int], None]:
-    """Return a watch that ends a forecast that becomes too large or takes too long."""
+    """Return a watch function that aborts a forecast that is too large or takes too long."""
     end = time.monotonic() + seconds
 
     def watch(found: int) -> None:
@@ -183,7 +179,6 @@ def limit_forecast(seconds: float) -> Callable[[int], None]:
 
 
 def _read(document: object, namespace: str) -> Resource | StreambrokerError:
-    """Return a proposed resource without identity, or what is wrong with it."""
     try:
         resource = read_manifest(document, namespace=namespace)
     except StreambrokerError as error:
@@ -216,7 +211,7 @@ def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
 
 
 def forecast_body(result: Forecast) -> dict[str, Any]:
-    """Return a forecast."""
+    """Return the JSON of a forecast."""
     return {
         "added": [route_body(route) for route in result.added],
         "cut": [{**route_body(cut.route), "reason": cut.reason} for cut in result.cut],
@@ -231,5 +226,5 @@ def forecast_body(result: Forecast) -> dict[str, Any]:
 
 
 def problems_body(problems: Iterable[ProposalProblem]) -> list[dict[str, Any]]:
-    """Return what is wrong with changes."""
+    """Return the JSON of problems."""
     return [asdict(problem) for problem in problems]

@@ -1,10 +1,9 @@
-"""Ask every caller who they are, before anything else looks at the request.
+"""Authenticate and authorise every request before a handler sees it.
 
-What is not known to be allowed is refused: a new path is an admin's until it says otherwise.
-
-Without tokens whoever reaches the broker may do everything, and a page in a browser of this
-machine reaches it, too: under a name of its own that it lets lead here. So only names of this
-machine are answered to, and no change that a page of elsewhere asks for.
+- Paths without an explicit rule require an admin: the default is to refuse.
+- Without tokens, every caller that reaches the broker has all rights. A web page in a local browser
+  reaches it too, through a DNS name that resolves to this machine. So the broker then accepts only
+  host names of this machine, and no cross-origin writes, except with ``--insecure``.
 """
 
 from __future__ import annotations
@@ -38,40 +37,36 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guard(Protocol):
-    """Says who calls and what they may do, where others than the token file know it."""
+    """Authentication and authorisation that replace the token file."""
 
     async def identify(self, request: web.Request) -> str:
         """Return the name of the caller.
 
         Raises:
-            RequestError: 401, nobody known; 429, too many of its address were not; 503, nobody
-                could say.
+            RequestError: 401, unknown caller; 429, too many unknown callers at this address;
+                503, the identity cannot be checked.
         """
         ...
 
     async def authorise(self, request: web.Request, namespaces: RequestedNamespaces) -> Principal:
-        """Return the caller, and what it may do.
-
-        Args:
-            request: whose caller is identified.
-            namespaces: that the request reads or changes.
+        """Return the permissions of an identified caller for these namespaces.
 
         Raises:
-            RequestError: 403, they may not; 503, nobody could say.
+            RequestError: 403, not allowed; 503, the permissions cannot be checked.
         """
         ...
 
     def binding(self, request: web.Request) -> str | None:
-        """Return the name to bind a PE's agent to by its registration; None to change nothing."""
+        """Return the principal to bind a PE's agent to on registration; None to leave it as is."""
         ...
 
 
 class RequestedNamespaces(NamedTuple):
-    """Namespaces that a request is about.
+    """Namespaces that a request concerns.
 
     Attributes:
-        all_of: each of them.
-        any_of: one of them, if there are any.
+        all_of: the caller needs access to each.
+        any_of: the caller needs access to at least one, if there are any.
     """
 
     all_of: tuple[str, ...]
@@ -80,33 +75,33 @@ class RequestedNamespaces(NamedTuple):
 
 TOKENS = web.AppKey("tokens", TokenFile)
 GUARD: web.AppKey[Guard] = web.AppKey("guard")
-"""Who guards the broker in the place of a token file; absent where nobody does."""
+"""Replaces the token file; absent if unused."""
 CALLER = web.RequestKey("caller", Principal)
 PRINCIPAL = web.RequestKey("principal", str)
 """Name of the caller; ``anonymous`` where the broker has no tokens."""
 QUIET = web.ResponseKey("quiet", bool)
-"""The answer of a write that wrote nothing worth telling, such as an agent's usual call."""
+"""Set on responses of writes that are not audited, such as routine agent polls."""
 
 UNKNOWN = web.AppKey("unknown", audit.UnknownCallerFilter)
-"""Which requests of unknown callers get a line of audit."""
+"""Limits the audit lines for unknown callers."""
 LOCAL = web.AppKey("local", bool)
-"""The broker answers to names of this machine alone."""
+"""Whether the broker accepts only host names of this machine."""
 PUBLIC_PATHS = ("/healthz", "/readyz")
-"""Paths that tell nothing, and tell it to everybody."""
+"""Paths that need no authentication and reveal nothing."""
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _READ_ONLY_POSTS = (WHATIF,)
 """Paths whose POST changes nothing."""
 _BULK_PATHS = (APPLY,)
-"""Paths that name in the body what they change: a job's token is checked there, port by port."""
+"""Paths whose body names the ports to change: the handler checks a job token for each port."""
 _PORT_QUERY_PATH = EXPLAIN
-"""The path that selects by the ports it names; everywhere else these parameters mean nothing."""
+"""The only path where `import` and `export` select ports; elsewhere they have no meaning."""
 _REALM = {"WWW-Authenticate": 'Bearer realm="streambroker"'}
 
 
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let a request through whose caller is known."""
+    """Identify the caller of a request."""
     _check_names(request)
     guard = request.app.get(GUARD)
     if guard is not None and route_path(request) not in PUBLIC_PATHS:
@@ -119,8 +114,8 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def authorise(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let a request through whose caller may do that."""
-    # Where there is nothing, or not by this method, the answer for that is the better one.
+    """Check that the caller may do what the request asks."""
+    # For unknown paths and methods, 404 or 405 is the better response.
     if request.match_info.http_exception is None:
         if CALLER in request:
             _check_access(request, request[CALLER])
@@ -132,11 +127,7 @@ async def authorise(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _check_names(request: web.Request) -> None:
-    """Refuse what is asked under a name that is not of this machine, or by a page of elsewhere.
-
-    Raises:
-        RequestError: 403 `HostRefused`.
-    """
+    """Refuse host names of other machines, and cross-origin writes, with 403 `HostRefused`."""
     if TOKENS in request.app or not request.app.get(LOCAL, False):
         return
     host = request.headers.get("Host")
@@ -166,8 +157,8 @@ def _caller(request: web.Request) -> Principal:
     tokens = request.app.get(TOKENS)
     if tokens is None:
         return ANONYMOUS
-    shown = request.headers.getall("Authorization", [])
-    scheme, _, token = shown[0].strip().partition(" ") if len(shown) == 1 else ("", "", "")
+    headers = request.headers.getall("Authorization", [])
+    scheme, _, token = headers[0].strip().partition(" ") if len(headers) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not token:
         raise RequestError(
             401,
@@ -176,8 +167,8 @@ def _caller(request: web.Request) -> Principal:
             " the command line take it from STREAMBROKER_TOKEN.",
             headers=_REALM,
         )
-    found = tokens.current().find(token.strip())
-    if found is None:
+    principal = tokens.current().find(token.strip())
+    if principal is None:
         raise RequestError(
             401,
             "TokenWrong",
@@ -185,11 +176,11 @@ def _caller(request: web.Request) -> Principal:
             " token file.",
             headers={"WWW-Authenticate": _REALM["WWW-Authenticate"] + ', error="invalid_token"'},
         )
-    return found
+    return principal
 
 
 async def is_still_authorised(request: web.Request) -> bool:
-    """Say whether the caller of a request that goes on is known still, and as the same."""
+    """Return whether a running request's caller still has the same identity and permissions."""
     guard = request.app.get(GUARD)
     try:
         if guard is None:
@@ -200,20 +191,16 @@ async def is_still_authorised(request: web.Request) -> bool:
             and await guard.authorise(request, _requested_namespaces(request)) == request[CALLER]
         )
     except RequestError as error:
-        # That nobody can say it at the moment takes nothing away.
+        # A failed check is no revocation.
         return error.status in (429, 503)
 
 
 def _check_access(request: web.Request, caller: Principal) -> None:
-    """Refuse what the caller may not do.
-
-    Raises:
-        RequestError: 403 `NotYours`.
-    """
+    """Refuse what the caller may not do with 403 `NotYours`."""
     if is_reading(request):
         for namespace in _namespaces(request, caller):
             if not caller.can_read(namespace):
-                mine = ", ".join(sorted({found for found, _ in caller.jobs}))
+                mine = ", ".join(sorted({entry for entry, _ in caller.jobs}))
                 raise not_yours_error(
                     f"The token {caller.name!r} reads only the namespace {mine}, not"
                     f" {namespace!r}: choose it with ?namespace=, or use another token."
@@ -229,7 +216,7 @@ def _check_access(request: web.Request, caller: Principal) -> None:
         raise not_yours_error(
             f"The token {caller.name!r} may read and change nothing; use another one."
         )
-    mine = ", ".join(sorted("/".join(found) for found in caller.jobs))
+    mine = ", ".join(sorted("/".join(entry) for entry in caller.jobs))
     aim = f"job {namespace}/{job}" if job is not None else request.path
     raise not_yours_error(
         f"The token {caller.name!r} may change the ports of {mine} and no others; {aim} is not"
@@ -238,42 +225,44 @@ def _check_access(request: web.Request, caller: Principal) -> None:
 
 
 def not_yours_error(message: str) -> RequestError:
-    """Return the refusal of somebody who is known and may not do that."""
+    """Return a 403 error for a known caller."""
     return RequestError(403, "NotYours", message)
 
 
 def is_reading(request: web.Request) -> bool:
-    """Say whether a request changes nothing."""
+    """Return whether a request changes nothing."""
     return request.method in _READING or (
         request.method == "POST" and route_path(request) in _READ_ONLY_POSTS
     )
 
 
 def _namespaces(request: web.Request, caller: Principal) -> list[str]:
-    """Return the namespaces that a caller has to read for what a request asks about."""
-    asked = _requested_namespaces(request)
-    # Who reads one side is told of the other what its views show; the handler sees to that.
-    return [*asked.all_of, *([] if any(map(caller.can_read, asked.any_of)) else asked.any_of)]
+    """Return the namespaces that the caller must be able to read."""
+    requested = _requested_namespaces(request)
+    # A reader of one side may see what its views show of the other; the handler checks that.
+    return [
+        *requested.all_of,
+        *([] if any(map(caller.can_read, requested.any_of)) else requested.any_of),
+    ]
 
 
 def _requested_namespaces(request: web.Request) -> RequestedNamespaces:
-    """Return the namespaces that a request is about."""
     path = route_path(request)
     if not path.startswith((API, JOBS)):
         return RequestedNamespaces(())
     chosen = requested_namespace(request)
-    found = [request.query[name] for name in ("import", "export") if name in request.query]
-    if path != _PORT_QUERY_PATH or not found:
+    ports = [request.query[name] for name in ("import", "export") if name in request.query]
+    if path != _PORT_QUERY_PATH or not ports:
         return RequestedNamespaces((chosen,))
-    named = tuple(port.partition("/")[0] for port in found)
+    named = tuple(port.partition("/")[0] for port in ports)
     return RequestedNamespaces((chosen,) if "namespace" in request.query else (), named)
 
 
 def visible_view(request: web.Request, view: View | None) -> View | None:
-    """Return a view as the caller may see it.
+    """Return the part of a view that the caller may see.
 
-    Capabilities open the data of others to whoever has them, so only the PE's own job gets
-    them. What is shown without is another version.
+    Capabilities grant access to data of other jobs, so only the PE's own job receives them. The
+    view without capabilities has a different version.
     """
     if view is None or request[CALLER].can_change(view.pe.namespace, view.pe.job):
         return view
@@ -283,17 +272,17 @@ def visible_view(request: web.Request, view: View | None) -> View | None:
 
 
 def visible_version(request: web.Request, pe: PeKey, version: str | None) -> str | None:
-    """Return the version of a view as the caller may see it."""
+    """Return the version of the part of a view that the caller may see."""
     if version is None or request[CALLER].can_change(pe.namespace, pe.job):
         return version
     return f"{version}.bare"
 
 
 def binding(request: web.Request, pe: PeKey, registration: Registration) -> str | None:
-    """Return the name to bind a PE's agent to: of a token, or of who guards; None for nothing.
+    """Return the principal to bind a PE's agent to; None for none.
 
     Raises:
-        RequestError: 403, the PE's agent is another one, and of another token.
+        RequestError: 403, the registered agent differs and is bound to another token.
     """
     guard, tokens = request.app.get(GUARD), request.app.get(TOKENS)
     if guard is not None:
@@ -301,8 +290,8 @@ def binding(request: web.Request, pe: PeKey, registration: Registration) -> str 
     if tokens is None:
         return None
     runtime, caller = request.app[RUNTIME], request[CALLER]
-    owner, known = runtime.owner(pe), runtime.board.registration(pe)
-    same = known == registration
+    owner, current = runtime.owner(pe), runtime.board.registration(pe)
+    same = current == registration
     if owner is not None and not can_register(
         caller, owner, is_registered=same, tokens=tokens.current()
     ):
@@ -311,11 +300,7 @@ def binding(request: web.Request, pe: PeKey, registration: Registration) -> str 
 
 
 def check_withdrawal(request: web.Request, pe: PeKey) -> None:
-    """Refuse to free a PE's agent from the token it is bound to.
-
-    Raises:
-        RequestError: 403, it is bound to another token.
-    """
+    """Refuse to remove a PE's agent that is bound to another token, with 403."""
     tokens, owner = request.app.get(TOKENS), request.app[RUNTIME].owner(pe)
     if tokens is None or owner is None:
         return
@@ -325,23 +310,22 @@ def check_withdrawal(request: web.Request, pe: PeKey) -> None:
 
 @web.middleware
 async def audit_writes(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Write a line of audit for every write, done or refused; has to stand outermost.
+    """Write an audit line for every write; must enclose all middlewares that refuse requests.
 
-    Of callers that are not known there are only so many lines a minute.
-
-    An agent that says the same as before writes nothing, and is not told of.
+    Audit lines for unknown callers are limited per minute. Routine agent polls that change nothing
+    are not audited.
     """
-    answer = await handler(request)
-    if is_reading(request) or answer.get(QUIET, False) or not audit.is_enabled():
-        return answer
+    response = await handler(request)
+    if is_reading(request) or response.get(QUIET, False) or not audit.is_enabled():
+        return response
     path, left_out = request.path_qs, 0
     if PRINCIPAL not in request:
-        taken = request.app[UNKNOWN].admit(request.remote, time.monotonic())
-        if taken is None:
-            return answer
-        path, left_out = path[: audit.MAX_PATH], taken
-    body = _body(answer)
-    # What a set of changes did to routes is not below a name of its own.
+        skipped = request.app[UNKNOWN].admit(request.remote, time.monotonic())
+        if skipped is None:
+            return response
+        path, left_out = path[: audit.MAX_PATH], skipped
+    body = _body(response)
+    # The result of a bulk change has its routes at the top level, not below `routes`.
     routes = _object(body.get("routes")) or body
     results = body.get("results", ())
     audit.write_record(
@@ -351,17 +335,17 @@ async def audit_writes(request: web.Request, handler: Handler) -> web.StreamResp
             "method": request.method,
             "path": path,
             "requestId": request.headers.get("Request-Id", "")[:64] or None,
-            "status": answer.status,
+            "status": response.status,
             "code": body.get("code"),
             "generation": body.get("generation"),
             "added": len(routes.get("added", ())),
             "cut": len(routes.get("cut", ())),
-            "replayed": "Replayed" in answer.headers,
+            "replayed": "Replayed" in response.headers,
             **({"changes": [_change_text(one) for one in results]} if results else {}),
             **({"leftOut": left_out} if left_out else {}),
         }
     )
-    return answer
+    return response
 
 
 def _change_text(result: Any) -> str:
@@ -369,7 +353,7 @@ def _change_text(result: Any) -> str:
 
 
 def _body(answer: web.StreamResponse) -> dict[str, Any]:
-    """Return the object that an answer consists of; an empty one for anything else."""
+    """Return the JSON object of a response; empty for anything else."""
     if not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
         return {}
     try:

@@ -1,8 +1,11 @@
-"""Accept connections, and close those that hold a place and ask for nothing.
+"""HTTP listener: accepts connections, limits their number and closes idle ones.
 
-A connection is silent while no request of it is answered. Silent ones are closed when their time is
-up, and earlier where a new connection needs the place: the oldest of the same address, or of all.
-So there are always descriptors left for the rest of the process.
+A connection is idle while none of its requests is being handled. The listener closes:
+
+- connections whose time limit has passed;
+- if a limit is reached, the longest idle connection, of the same address or of all.
+
+This keeps file descriptors free for the rest of the process.
 """
 
 from __future__ import annotations
@@ -21,21 +24,21 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 HEADER_S = 10.0
-"""How long a new connection may take for a whole header, or for a TLS handshake, in seconds."""
+"""Time limit for a TLS handshake, and for the first header of a connection, in seconds."""
 BODY_S = 30.0
-"""How long the body may take that follows a header, in seconds."""
+"""Time limit for the body after the header, in seconds."""
 IDLE_S = 75.0
-"""How long a connection is kept between two requests, or takes nothing of an answer, in seconds."""
+"""Time limit between two requests, and for unsent response bytes without progress, in seconds."""
 REPORT_S = 60.0
-"""The log has one line about closed connections in this time, in seconds."""
+"""Minimum interval between log lines about closed connections, in seconds."""
 SWEEP_S = 1.0
 RETRY_S = 0.1
-"""Pause after the system has refused a connection, in seconds."""
+"""Pause after a failed accept, in seconds."""
 ACCEPTS_PER_TURN = 16
-"""Connections that are accepted before other work, such as closing others, gets a turn."""
+"""Connections accepted in a row before other tasks run."""
 BACKLOG = 1_024
 MAX_ADDRESSES = 64
-"""Addresses that are counted for a line of the log."""
+"""Addresses counted for one log line, at most."""
 
 LATE, EVICTED, REFUSED = "were silent for too long", "made room for others", "found no room"
 FAILED, STARVED = "failed in the TLS handshake", "could not be accepted by the system"
@@ -44,13 +47,13 @@ NOT_HTTP = "sent what is no HTTP"
 _log = logging.getLogger("streambroker.connections")
 
 _CALLER_ERRORS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
-"""Failures of which the caller is the cause."""
+"""Errors that the caller caused."""
 
 _SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]"
 
 
 def connection_limit(maximum: int) -> int:
-    """Return how many connections there may be, so many at most, below the limit of descriptors."""
+    """Return the connection limit: at most `maximum`, and below the descriptor limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return maximum
@@ -62,9 +65,9 @@ class ClientConnection:
 
     Attributes:
         address: of the caller.
-        idle_since: when it became silent last; its start, or the end of its last request.
-        requests: how many it has begun.
-        transport: None before the TLS handshake is over.
+        idle_since: start of the connection, or end of its last request.
+        requests: requests begun on it.
+        transport: None until the TLS handshake has finished.
     """
 
     __slots__ = (
@@ -85,7 +88,7 @@ class ClientConnection:
         self._unsent, self._unsent_since = 0, now
 
     def is_expired(self, now: float, *, is_idle: bool) -> bool:
-        """Say whether its time is up: for a header, for the next request, or for taking answers."""
+        """Return whether a header, the next request or unsent bytes exceeded their time limit."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
         if not unsent or unsent < self._unsent:
             self._unsent_since = now
@@ -96,23 +99,18 @@ class ClientConnection:
 
 
 class ConnectionTable:
-    """All connections: which are silent, and which has to go for a new one.
-
-    Args:
-        max_total: connections in all.
-        max_per_address: connections of one address.
-    """
+    """Open connections, and the order in which idle ones are evicted."""
 
     def __init__(self, max_total: int, max_per_address: int) -> None:
         self._max_total, self._max_per_address = max_total, max_per_address
         self._count_by_address: Counter[str] = Counter()
         self.connections: set[ClientConnection] = set()
-        # The one that has been silent for longest is the first; of all, and by address.
+        # Longest idle first: of all connections, and per address.
         self._idle: dict[ClientConnection, None] = {}
         self._idle_by_address: dict[str, dict[ClientConnection, None]] = {}
 
     def eviction_candidate(self, address: str) -> ClientConnection | None:
-        """Return the silent connection that has to go before another one of an address may come."""
+        """Return the idle connection to evict before `address` adds one; None if there is none."""
         if self._count_by_address[address] >= self._max_per_address:
             return next(iter(self._idle_by_address.get(address, ())), None)
         if len(self.connections) >= self._max_total:
@@ -120,20 +118,20 @@ class ConnectionTable:
         return None
 
     def has_room(self, address: str) -> bool:
-        """Say whether there is room for another connection of an address."""
+        """Return whether both limits allow another connection of an address."""
         return (
             self._count_by_address[address] < self._max_per_address
             and len(self.connections) < self._max_total
         )
 
     def add(self, connection: ClientConnection) -> None:
-        """Take in a connection, which is silent."""
+        """Add a connection; it starts idle."""
         self.connections.add(connection)
         self._count_by_address[connection.address] += 1
         self.mark_idle(connection)
 
     def remove(self, connection: ClientConnection) -> None:
-        """Forget a connection, if it is known."""
+        """Remove a connection; unknown ones are ignored."""
         if connection not in self.connections:
             return
         self.connections.discard(connection)
@@ -143,7 +141,7 @@ class ConnectionTable:
             del self._count_by_address[connection.address]
 
     def mark_busy(self, connection: ClientConnection) -> None:
-        """Note that a request of a connection is answered."""
+        """Mark a connection as handling a request."""
         self._idle.pop(connection, None)
         of_address = self._idle_by_address.get(connection.address, {})
         of_address.pop(connection, None)
@@ -151,22 +149,22 @@ class ConnectionTable:
             self._idle_by_address.pop(connection.address, None)
 
     def mark_idle(self, connection: ClientConnection) -> None:
-        """Note that a connection is silent from now on."""
+        """Mark a connection as idle."""
         if connection in self.connections:
             self._idle[connection] = None
             self._idle_by_address.setdefault(connection.address, {})[connection] = None
 
     def expired(self, now: float) -> list[ClientConnection]:
-        """Return the connections whose time is up."""
+        """Return the connections that exceeded a time limit."""
         return [one for one in self.connections if one.is_expired(now, is_idle=one in self._idle)]
 
     def longest_idle(self) -> ClientConnection | None:
-        """Return the connection that has been silent for longest."""
+        """Return the longest idle connection."""
         return next(iter(self._idle), None)
 
 
 class ConnectionCounter:
-    """Counts what became of connections, for one line of the log each minute."""
+    """Counts closed and refused connections, for one log line each minute."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -180,23 +178,19 @@ class ConnectionCounter:
             self._addresses[address] += 1
 
     def report(self, now: float) -> None:
-        """Write the line, if there is something to report and the last one is a minute old."""
+        """Write the log line, if anything was counted and the last line is `REPORT_S` old."""
         if not self._counts or now - self._reported < REPORT_S:
             return
-        told = ", ".join(f"{count} {reason}" for reason, count in sorted(self._counts.items()))
+        summary = ", ".join(f"{count} {reason}" for reason, count in sorted(self._counts.items()))
         address, count = self._addresses.most_common(1)[0]
-        _log.warning("connections: %s; %d of them from %s", told, count, address)
+        _log.warning("connections: %s; %d of them from %s", summary, count, address)
         self._counts.clear()
         self._addresses.clear()
         self._reported = now
 
 
 class HttpLogger(logging.Logger):
-    """What the HTTP server writes to the log, but for junk, which is counted.
-
-    Args:
-        counter: counts it.
-    """
+    """Logger of the HTTP server; counts malformed input instead of logging it."""
 
     def __init__(self, counter: ConnectionCounter) -> None:
         super().__init__("streambroker.http")
@@ -204,7 +198,7 @@ class HttpLogger(logging.Logger):
         self._counter = counter
 
     def exception(self, msg: object, *args: object, **more: Any) -> None:
-        """Write a failure with its trace, unless the caller is to blame."""
+        """Log an error with its trace, unless the caller caused it."""
         if isinstance(more.get("exc_info"), _CALLER_ERRORS):
             self._counter.note(NOT_HTTP, str(args[0]) if args else "")
         else:
@@ -212,13 +206,7 @@ class HttpLogger(logging.Logger):
 
 
 class Listener:
-    """The port of an application.
-
-    Args:
-        max_total: connections in all.
-        max_per_address: connections of one address.
-        tls: shows the certificate; None for plain HTTP.
-    """
+    """Listening sockets of an application; `tls` None means plain HTTP."""
 
     def __init__(
         self, max_total: int, max_per_address: int, tls: ssl.SSLContext | None = None
@@ -234,29 +222,31 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port, once it is open; of several addresses, that of the first."""
+        """The port, once it is open; with several addresses, that of the first."""
         return int(self._sockets[0].getsockname()[1])
 
     async def open(self, host: str, port: int, server: Callable[[], asyncio.Protocol]) -> None:
-        """Listen, and have a server answer.
+        """Listen, and pass connections to a server.
 
         Raises:
-            OSError: the address is taken, or is not of this machine.
+            OSError: the address is taken, or does not belong to this machine.
         """
         loop = asyncio.get_running_loop()
         flags = socket.AI_PASSIVE
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
+        infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
         try:
-            for family, where in dict.fromkeys((each[0], each[4]) for each in found):
-                self._sockets.append(_bind(family, where))
+            for family, address in dict.fromkeys((info[0], info[4]) for info in infos):
+                self._sockets.append(_bind(family, address))
         except OSError:
             await self.close()
             raise
-        self._tasks = [loop.create_task(self._accept(one, server)) for one in self._sockets]
+        self._tasks = [
+            loop.create_task(self._accept(listening, server)) for listening in self._sockets
+        ]
         self._tasks.append(loop.create_task(self._sweep()))
 
     async def close(self, _: object = None) -> None:
-        """Accept no more; connections that are there go on."""
+        """Stop accepting; open connections continue."""
         ending = [*self._tasks, *self._opening]
         for task in ending:
             task.cancel()
@@ -271,13 +261,13 @@ class Listener:
         while True:
             for _ in range(ACCEPTS_PER_TURN):
                 try:
-                    accepted, where = await loop.sock_accept(listening)
+                    accepted, peer = await loop.sock_accept(listening)
                 except OSError:
-                    # Of descriptors, most often: other parts of the process have too many.
+                    # Usually out of file descriptors: other parts of the process hold too many.
                     self._drop(self.connections.longest_idle(), STARVED)
                     await asyncio.sleep(RETRY_S)
                     break
-                self._admit(accepted, str(where[0]), server)
+                self._admit(accepted, str(peer[0]), server)
             await asyncio.sleep(0)
 
     def _admit(
@@ -317,7 +307,7 @@ class Listener:
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else HEADER_S,
             )
-        except OSError:  # those of ssl are OSErrors
+        except OSError:  # ssl errors are OSErrors
             self.counter.note(FAILED, connection.address)
 
     def _drop(self, connection: ClientConnection | None, reason: str) -> None:
@@ -356,8 +346,6 @@ def _bind(family: int, where: _SocketAddress) -> socket.socket:
 
 
 class _TrackedProtocol(asyncio.Protocol):
-    """Passes everything on to the server's protocol, and knows the connection."""
-
     def __init__(
         self, inner: asyncio.Protocol, connection: ClientConnection, connections: ConnectionTable
     ) -> None:
@@ -376,8 +364,8 @@ class _TrackedProtocol(asyncio.Protocol):
         self._inner.resume_writing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.connection.transport = found = cast(asyncio.Transport, transport)
-        self.connection.close = found.abort
+        self.connection.transport = stream = cast(asyncio.Transport, transport)
+        self.connection.close = stream.abort
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -387,14 +375,14 @@ class _TrackedProtocol(asyncio.Protocol):
 
 @web.middleware
 async def track_connection(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keep a connection while a request of it is answered; close it if the body does not come."""
+    """Mark the connection busy while a request is handled; close it if the body is late."""
     protocol = None if request.transport is None else request.transport.get_protocol()
     if not isinstance(protocol, _TrackedProtocol):
         return await handler(request)
-    connection, room = protocol.connection, protocol.connections
+    connection, table = protocol.connection, protocol.connections
     loop = asyncio.get_running_loop()
     connection.requests += 1
-    room.mark_busy(connection)
+    table.mark_busy(connection)
 
     def check() -> None:
         if not request.content.is_eof():
@@ -407,4 +395,4 @@ async def track_connection(request: web.Request, handler: Handler) -> web.Stream
         if timer is not None:
             timer.cancel()
         connection.idle_since = loop.time()
-        room.mark_idle(connection)
+        table.mark_idle(connection)

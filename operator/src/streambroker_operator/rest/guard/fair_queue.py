@@ -1,4 +1,4 @@
-"""One long question at a time, and everybody's in turn."""
+"""Queue that runs one expensive request at a time, fairly among callers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from aiohttp import web
 from streambroker_operator.rest.guard.rate_limits import too_many_error
 
 MAX_WAITING = 8
-"""Requests of one caller that may wait for their turn."""
+"""Waiting requests of one caller, at most."""
 
 
 class FairQueue:
-    """One at a time; the next is of the caller who was not served for longest.
+    """Runs one request at a time; the next is of the caller that was not served for longest.
 
-    So a caller with many requests waits for its own, and others for one of them at most.
-
-    Args:
-        limit: requests of one caller that may wait.
+    A caller with many requests delays others by one request at most.
     """
 
     def __init__(self, limit: int = MAX_WAITING) -> None:
@@ -31,11 +28,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Wait for a caller's turn, and keep it.
-
-        Raises:
-            RequestError: 429, too many of the caller's requests are waiting.
-        """
+        """Hold the caller's turn while the block runs; raise 429 if too many requests wait."""
         await self._wait(caller)
         try:
             yield
@@ -70,14 +63,14 @@ class FairQueue:
 
     def _next(self) -> None:
         while self._waiting:
-            who, mine = self._waiting.popitem(last=False)
+            caller, mine = self._waiting.popitem(last=False)
             turn = mine.popleft()
             if mine:
-                self._waiting[who] = mine
+                self._waiting[caller] = mine
             turn.set_result(None)
             return
         self._busy = False
 
 
 FAIR_QUEUE = web.AppKey("turns", FairQueue)
-"""Who asks what looks at every resource, so that most of the core stays the broker's."""
+"""Orders requests that scan all resources, so that other requests keep most of the CPU."""

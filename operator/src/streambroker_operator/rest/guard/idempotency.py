@@ -1,4 +1,4 @@
-"""``Request-Id``: a change that is asked for twice under one name is made once."""
+"""``Request-Id`` middleware: executes a change once, however often it is requested."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _DIGEST_HEADERS = ("If-Match", "If-None-Match", "Content-Type")
 _STORED_HEADERS = ("ETag", "Content-Type", "Cache-Control", "Location")
 
 UNDER_WAY = web.AppKey("under_way", dict[tuple[str, str], asyncio.Future[None]])
-"""The named requests that are not answered yet, by caller and id; done with the answer."""
+"""Named requests in progress, by caller and id; each future completes with the response."""
 
 _log = logging.getLogger("streambroker.rest")
 
 
 @web.middleware
 async def replay(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a repeated request as the first time; make the change of a new one once.
+    """Return the stored response of a repeated request; execute and store a new one.
 
     Raises:
-        RequestError: 400, the id has another form; 422, it stood for another request.
+        RequestError: 400, malformed id; 422, the id was used for another request.
     """
     id_ = request.headers.get("Request-Id")
     if id_ is None or is_reading(request):
@@ -50,16 +50,16 @@ async def replay(request: web.Request, handler: Handler) -> web.StreamResponse:
             "RequestIdInvalid",
             "Request-Id has to be 1 to 64 letters, digits, dots, underscores and hyphens.",
         )
-    name = RequestKey(principal=request[PRINCIPAL], id=id_, digest=await _digest(request))
-    async with _serialise(request.app[UNDER_WAY], (name.principal, name.id)):
-        return await _run_once(request, handler, name)
+    key = RequestKey(principal=request[PRINCIPAL], id=id_, digest=await _digest(request))
+    async with _serialise(request.app[UNDER_WAY], (key.principal, key.id)):
+        return await _run_once(request, handler, key)
 
 
 @asynccontextmanager
 async def _serialise(
     under_way: dict[tuple[str, str], asyncio.Future[None]], key: tuple[str, str]
 ) -> AsyncIterator[None]:
-    """Wait until no request of this name is under way; be the one that is."""
+    """Hold the name for this request; wait while another request holds it."""
     while key in under_way:
         await asyncio.wait([under_way[key]])
     done = under_way[key] = asyncio.get_running_loop().create_future()
@@ -71,29 +71,29 @@ async def _serialise(
 
 
 async def _run_once(request: web.Request, handler: Handler, key: RequestKey) -> web.StreamResponse:
-    answered = request.app[RUNTIME].responses
-    known = answered.find(key)
-    if known is not None and known.digest != key.digest:
+    responses = request.app[RUNTIME].responses
+    previous = responses.find(key)
+    if previous is not None and previous.digest != key.digest:
         raise RequestError(
             422,
             "RequestIdReused",
             f"Request-Id {key.id} stood for another request less than 10 minutes ago.",
         )
-    if known is not None and (again := _replay_response(request, known)) is not None:
-        return again
-    answered.begin(key)
+    if previous is not None and (replayed := _replay_response(request, previous)) is not None:
+        return replayed
+    responses.begin(key)
     try:
         response = await handler(request)
     finally:
-        answered.end()
+        responses.end()
     _store_response(request, key, response)
     return response
 
 
 async def _digest(request: web.Request) -> str:
     conditions = {header: request.headers.get(header) for header in _DIGEST_HEADERS}
-    named = canonical([request.method, request.path_qs, conditions])
-    return hashlib.sha256(named + b"\n" + await raw_body(request)).hexdigest()
+    request_line = canonical([request.method, request.path_qs, conditions])
+    return hashlib.sha256(request_line + b"\n" + await raw_body(request)).hexdigest()
 
 
 def _store_response(request: web.Request, key: RequestKey, response: web.StreamResponse) -> None:
@@ -106,18 +106,17 @@ def _store_response(request: web.Request, key: RequestKey, response: web.StreamR
     try:
         request.app[RUNTIME].responses.store(key, response.status, headers, body)
     except sqlite3.Error:
-        # The change is made and has its name: a repetition will be told that much.
+        # The change is stored with its id: a repetition can still report that it was made.
         _log.exception("the answer of request %s could not be kept", key.id)
 
 
 def _is_replayable(response: web.Response) -> bool:
-    """Say whether an answer is the one to give again; not if time or a token could change it."""
+    """Return whether the response can be replayed: not if time or another token could change it."""
     secret = response.headers.get("Cache-Control") == "no-store"
     return not secret and response.status < 500 and response.status not in (401, 403, 429)
 
 
 def _replay_response(request: web.Request, previous: StoredResponse) -> web.Response | None:
-    """Return the answer to a repetition; None where doing it again is the answer."""
     if previous.status is None:
         response = _rebuild_response(request, previous)
     else:
@@ -130,10 +129,10 @@ def _replay_response(request: web.Request, previous: StoredResponse) -> web.Resp
 
 
 def _rebuild_response(request: web.Request, previous: StoredResponse) -> web.Response | None:
-    """Say what can still be said of a change that was made, but whose answer was not kept.
+    """Rebuild the response of a change that was made but whose response was not stored.
 
-    Routes that it added are among those that are kept. Registering an agent changes
-    nothing the second time, and a set of changes of which none was made is tried again.
+    Routes that the change added are reported as kept. None if repeating the request is safe: an
+    agent's registration, or a set of changes of which none was made.
     """
     kind = _port_kind(request)
     if kind is None:
@@ -141,8 +140,8 @@ def _rebuild_response(request: web.Request, previous: StoredResponse) -> web.Res
         return web.Response(status=204) if changed or request.method == "DELETE" else None
     runtime = request.app[RUNTIME]
     stored = runtime.get_stored(kind, parse_port(request))
-    gone = request.method == "DELETE" and route_path(request) == PORTS[kind]
-    if stored is None or gone:
+    deleted = request.method == "DELETE" and route_path(request) == PORTS[kind]
+    if stored is None or deleted:
         return web.Response(status=204)
     routes = runtime.board.routes_of(kind, stored.resource.uid)
     return written_answer(WriteResult(stored=stored, retained=tuple(routes)))

@@ -1,10 +1,10 @@
-"""How much one caller may ask for: token buckets by address and by principal.
+"""Rate limits per caller: token buckets by address and by principal.
 
-What agents repeat by themselves (asking for views, registering, reporting) counts
-with the reads: thousands of agents behind one address are no misuse. A registration
-that is new or another one is written, and counts as a change of its job, too. Wrong tokens
-are counted apart, so that nobody who guesses takes anything from the agents beside them; only
-a token that was never good has to wait with them where asking of it costs others something.
+- Requests that agents repeat (views, registrations, reports) count as reads: thousands of agents
+  may share one address.
+- A registration that differs from the stored one also counts as a change of its job.
+- Wrong tokens have their own buckets, so guessing does not use up the limits of agents at the same
+  address. Where a token check is costly for others, an unknown token waits for those buckets too.
 """
 
 from __future__ import annotations
@@ -29,37 +29,36 @@ from streambroker_operator.security.token_file import ANONYMOUS
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BUCKETS = 10_000
-"""How many callers are remembered; the one not seen for longest begins with a full bucket."""
+"""Callers remembered; the least recently seen one is forgotten and restarts with a full bucket."""
 
 _LARGEST = 1_000_000_000
 _AGENT_POLLS = (("PUT", PE), ("PUT", REPORT), ("POST", COMMANDS))
-"""What agents repeat by themselves."""
+"""Requests that agents repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
-    """What a broker lets one address, and one principal, ask for.
+    """Limits of a broker, per address and per principal.
 
     Attributes:
-        writes_per_s: changes per second, lasting; registrations of one job likewise.
-        write_burst: changes at once; registrations of one job likewise.
-        reads_per_s: reads, and what agents repeat, per second, lasting.
-        read_burst: the same at once.
-        forecasts_per_s: what-ifs per second, lasting, of one principal, or of one address
-            where nobody is asked who they are.
-        forecast_burst: the same at once.
-        refusals_per_s: requests without a token that is known, per second, lasting, of one
-            address.
-        refusal_burst: the same at once.
-        followers: how many may follow events at the same time, all together.
-        followers_each: how many of them may be of one caller.
-        polls_each: how many views one caller may wait for at the same time.
-        keepalive_s: pause of the events after which a comment is sent, in seconds.
-        agent_wait_s: for how long a request waits for an agent that has to answer it, in seconds.
-        pes: how many PEs a job may have: their numbers are below this.
-        ports: how many exports, and how many imports, a PE may have.
-        connections: how many there may be at the same time, all together.
-        connections_each: how many of them may be of one address.
+        writes_per_s: sustained changes per second; also registrations of one job.
+        write_burst: changes at once; also registrations of one job.
+        reads_per_s: sustained reads and agent polls per second.
+        read_burst: reads and agent polls at once.
+        forecasts_per_s: sustained what-ifs per second of one principal, or of one address if the
+            broker has no authentication.
+        forecast_burst: what-ifs at once.
+        refusals_per_s: sustained requests per second without a known token, of one address.
+        refusal_burst: requests at once without a known token.
+        followers: concurrent event streams in total.
+        followers_each: concurrent event streams of one caller.
+        polls_each: views that one caller may wait for at the same time.
+        keepalive_s: idle time of an event stream before a comment is sent, in seconds.
+        agent_wait_s: how long a request waits for an agent's answer, in seconds.
+        pes: PEs per job; PE numbers are below this.
+        ports: exports per PE, and imports per PE.
+        connections: concurrent connections in total.
+        connections_each: concurrent connections of one address.
     """
 
     writes_per_s: float = 200.0
@@ -81,44 +80,32 @@ class RateLimits:
     connections_each: int = 10_000
 
     def connection_limits(self, most: int) -> tuple[int, int]:
-        """Return how many connections a port may have in all, and how many of one address.
-
-        Args:
-            most: in all; one address may have half of them at most.
-        """
+        """Return the connection limits of a port: in total, and per address (at most half)."""
         return most, max(1, min(self.connections_each, most // 2))
 
 
 def read_limit(text: str) -> tuple[str, float]:
-    """Read ``NAME=VALUE``, a limit and what it is to be.
-
-    Returns:
-        Name of the field of `RateLimits`, and the value.
+    """Parse ``NAME=VALUE``; return a field name of `RateLimits` and its value.
 
     Raises:
-        ValueError: there is no such limit, or it cannot be that.
+        ValueError: the name or the value is invalid.
     """
     name, _, value = text.partition("=")
-    usual = {field.name.replace("_", "-"): field.default for field in fields(RateLimits)}
-    if name not in usual:
-        raise ValueError(f"{name!r} is no limit; there are {', '.join(usual)}")
-    whole = isinstance(usual[name], int)
+    defaults = {field.name.replace("_", "-"): field.default for field in fields(RateLimits)}
+    if name not in defaults:
+        raise ValueError(f"{name!r} is no limit; there are {', '.join(defaults)}")
+    is_int = isinstance(defaults[name], int)
     try:
-        found = int(value) if whole else float(value)
+        limit = int(value) if is_int else float(value)
     except ValueError:
-        found = 0
-    if not 0 < found < _LARGEST:
-        raise ValueError(f"{name} has to be a {'whole ' if whole else ''}number above 0")
-    return name.replace("-", "_"), found
+        limit = 0
+    if not 0 < limit < _LARGEST:
+        raise ValueError(f"{name} has to be a {'whole ' if is_int else ''}number above 0")
+    return name.replace("-", "_"), limit
 
 
 class TokenBuckets:
-    """One bucket of tokens for each caller.
-
-    Args:
-        per_s: tokens that come in per second.
-        burst: tokens of a full bucket.
-    """
+    """One token bucket per caller: `per_s` tokens are added per second, up to `burst`."""
 
     def __init__(self, per_s: float, burst: int) -> None:
         self._per_s = per_s
@@ -126,12 +113,7 @@ class TokenBuckets:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: str, now: float) -> float:
-        """Take a token out; return 0, or the seconds until there is one.
-
-        Args:
-            caller: the caller.
-            now: seconds of a clock that only goes forward.
-        """
+        """Take a token at monotonic time `now`; return 0, or the seconds until there is one."""
         level = self._level(caller, now)
         wait = 0.0 if level >= 1.0 else (1.0 - level) / self._per_s
         self._levels[caller] = (level if wait else level - 1.0, now)
@@ -141,13 +123,7 @@ class TokenBuckets:
         return wait
 
     def wait(self, caller: str, now: float, reserved: int) -> float:
-        """Return the seconds until there is a token, without taking one.
-
-        Args:
-            caller: the caller.
-            now: seconds of a clock that only goes forward.
-            reserved: how many tokens others may take before.
-        """
+        """Return the seconds until a token is free after `reserved` others, without taking one."""
         return max(0.0, (1.0 + reserved - self._level(caller, now)) / self._per_s)
 
     def _level(self, caller: str, now: float) -> float:
@@ -155,24 +131,14 @@ class TokenBuckets:
         return min(self._burst, level + (now - at) * self._per_s)
 
     def charge(self, caller: str, tokens: int) -> None:
-        """Take more out for what was let through; it is owed until so many have come in.
-
-        Args:
-            caller: the caller.
-            tokens: how many, beside the one that was taken.
-        """
-        known = self._levels.get(caller)
-        if known is not None:
-            self._levels[caller] = (known[0] - tokens, known[1])
+        """Take more tokens for a request already admitted; the level may become negative."""
+        level = self._levels.get(caller)
+        if level is not None:
+            self._levels[caller] = (level[0] - tokens, level[1])
 
 
 class ConcurrencyLimit:
-    """How many requests of each caller go on at the same time.
-
-    Args:
-        limit: of one caller.
-        description: what they are, for the refusal.
-    """
+    """Limit of concurrent requests per caller; `description` names them in the error."""
 
     def __init__(self, limit: int, description: str) -> None:
         self._limit = limit
@@ -181,12 +147,8 @@ class ConcurrencyLimit:
 
     @contextmanager
     def hold(self, callers: Sequence[str]) -> Iterator[None]:
-        """Take a place, as long as the block lasts, with each that a request counts for.
-
-        Raises:
-            RequestError: 429, one of them has no place left.
-        """
-        if any(self._in_use[who] >= self._limit for who in callers):
+        """Reserve a slot of each caller while the block runs; raise 429 if none is left."""
+        if any(self._in_use[caller] >= self._limit for caller in callers):
             raise too_many_error(
                 f"One caller may have {self._limit} {self._description} at the same time.", 5.0
             )
@@ -195,13 +157,13 @@ class ConcurrencyLimit:
             yield
         finally:
             self._in_use.subtract(callers)
-            for who in callers:
-                if not self._in_use[who]:
-                    del self._in_use[who]
+            for caller in callers:
+                if not self._in_use[caller]:
+                    del self._in_use[caller]
 
 
 class CallerLimits:
-    """How much each caller asks for, by address and by principal."""
+    """Request counts of each caller, by address and by principal."""
 
     def __init__(self, limits: RateLimits) -> None:
         self.limits = limits
@@ -217,28 +179,17 @@ class CallerLimits:
         self._polls = ConcurrencyLimit(limits.polls_each, "requests that wait for views")
 
     def hold_follower(self, request: web.Request) -> AbstractContextManager[None]:
-        """Count a request as one that follows events, as long as the block lasts.
-
-        Raises:
-            RequestError: 429, on entering: it is one too many.
-        """
+        """Count the request as an event stream while the block runs; raise 429 above the limit."""
         return self._followers.hold(_counted_names(request))
 
     def hold_poll(self, request: web.Request) -> AbstractContextManager[None]:
-        """Count a request as one that waits for a view, as long as the block lasts.
-
-        Raises:
-            RequestError: 429, on entering: it is one too many.
-        """
+        """Count the request as a view poll while the block runs; raise 429 above the limit."""
         return self._polls.hold(_counted_names(request))
 
     def count_registration(self, pe: PeKey) -> None:
-        """Count a registration that says something new, as a change of its job.
+        """Count a new or different registration as a change of its job; raise 429 above the limit.
 
-        A whole cluster may start behind one address; a job has only so many PEs.
-
-        Raises:
-            RequestError: 429, it is one too many.
+        The limit is per job, because a whole cluster may start behind one address.
         """
         self._take_token(
             self._registrations,
@@ -247,64 +198,53 @@ class CallerLimits:
         )
 
     def count_refusal(self, request: web.Request) -> None:
-        """Count a request whose caller is not known.
-
-        Raises:
-            RequestError: 429, it is one too many.
-        """
+        """Count a request of an unknown caller; raise 429 above the limit."""
         self._take_token(self._refusals, _address(request), self._refusals_text)
 
     @contextmanager
     def limit_guesses(self, request: web.Request) -> Iterator[Callable[[], None]]:
-        """Let a caller be asked for, unless too many of its address were nobody.
+        """Limit token checks of an address that has sent too many unknown tokens.
 
-        What is asked counts as refused as long as the block lasts: nobody can guess often at
-        the same time, before the first answer has come.
-
-        Yields:
-            What has to be called before; it raises RequestError, 429.
+        Yields a function to call before a check; it raises 429. Every check counts as refused while
+        the block runs, which bounds concurrent guesses.
         """
         address = _address(request)
-        asked, over = 0, False
+        checks, closed = 0, False
 
         def ask() -> None:
-            nonlocal asked
+            nonlocal checks
             now = asyncio.get_running_loop().time()
             wait = self._refusals.wait(address, now, self._pending_guesses[address])
             if wait:
                 raise too_many_error(f"This is more than {self._refusals_text}.", wait)
-            if not over:
+            if not closed:
                 self._pending_guesses[address] += 1
-                asked += 1
+                checks += 1
 
         try:
             yield ask
         finally:
-            over = True
-            self._pending_guesses[address] -= asked
+            closed = True
+            self._pending_guesses[address] -= checks
             if not self._pending_guesses[address]:
                 del self._pending_guesses[address]
 
     def charge(self, request: web.Request, changes: int) -> None:
-        """Count a request that is let through as so many changes in place of one."""
-        for who in _counted_names(request):
-            self._writes.charge(who, changes - 1)
+        """Charge an admitted request for this number of changes instead of one."""
+        for caller in _counted_names(request):
+            self._writes.charge(caller, changes - 1)
 
     def check(self, request: web.Request, caller: str) -> None:
-        """Count a request of somebody.
-
-        Raises:
-            RequestError: 429, it is one too many.
-        """
+        """Count a request of a caller; raise 429 above the limit."""
         self._count(caller, writes=not is_reading(request) and not _is_agent_poll(request))
 
     def _count(self, caller: str, *, writes: bool) -> None:
         if writes:
-            told = f"{self.limits.writes_per_s:g} changes per second of one caller"
-            self._take_token(self._writes, caller, told)
+            limit_text = f"{self.limits.writes_per_s:g} changes per second of one caller"
+            self._take_token(self._writes, caller, limit_text)
         else:
-            told = f"{self.limits.reads_per_s:g} requests per second of one caller"
-            self._take_token(self._reads, caller, told)
+            limit_text = f"{self.limits.reads_per_s:g} requests per second of one caller"
+            self._take_token(self._reads, caller, limit_text)
 
     def _take_token(self, buckets: TokenBuckets, caller: str, limit_text: str) -> None:
         wait = buckets.take(caller, asyncio.get_running_loop().time())
@@ -312,11 +252,7 @@ class CallerLimits:
             raise too_many_error(f"This is more than {limit_text}.", wait)
 
     def check_pe(self, pe: PeKey) -> None:
-        """Refuse a PE beyond those that a job may have.
-
-        Raises:
-            RequestError: 422 `LimitReached`.
-        """
+        """Refuse a PE number above the limit of a job with 422 `LimitReached`."""
         if pe.pe >= self.limits.pes:
             raise RequestError(
                 422,
@@ -327,18 +263,14 @@ class CallerLimits:
             )
 
     def check_ports(self, board: Board, ports: Iterable[tuple[Kind, PortKey]]) -> None:
-        """Refuse new ports beyond those that a PE may have; those that are there cost nothing.
-
-        Raises:
-            RequestError: 422 `LimitReached`.
-        """
+        """Refuse new ports above the limit of a PE with 422 `LimitReached`; existing ports pass."""
         names: dict[tuple[Kind, PeKey], set[str]] = {}
         for kind, key in ports:
             self.check_pe(key.owner)
-            known = names.setdefault(
+            port_names = names.setdefault(
                 (kind, key.owner), set(board.ports(key.owner)[kind == "Import"])
             )
-            if key.port not in known and len(known) >= self.limits.ports:
+            if key.port not in port_names and len(port_names) >= self.limits.ports:
                 raise RequestError(
                     422,
                     "LimitReached",
@@ -346,14 +278,14 @@ class CallerLimits:
                     " as a PE may have here. Use another PE, or delete some. Whoever runs the"
                     " broker may allow more (--limit ports=…).",
                 )
-            known.add(key.port)
+            port_names.add(key.port)
 
 
 CALLER_LIMITS = web.AppKey("gauges", CallerLimits)
 
 
 def too_many_error(message: str, wait_s: float) -> RequestError:
-    """Return the refusal of what may be asked for again after a while."""
+    """Return a 429 error with `Retry-After`."""
     seconds = max(1, math.ceil(wait_s))
     return RequestError(
         429,
@@ -368,17 +300,17 @@ def _address(request: web.Request) -> str:
 
 
 def _principal(request: web.Request) -> str | None:
-    """Return the caller by name; None where nobody was asked who they are."""
+    """Return the principal's bucket name; None if the broker has no authentication."""
     return None if request.get(CALLER) is ANONYMOUS else f"principal {request[PRINCIPAL]}"
 
 
 def caller_name(request: web.Request) -> str:
-    """Return the caller: the principal, or the address where nobody is asked who they are."""
+    """Return the principal, or the address if the broker has no authentication."""
     return _principal(request) or _address(request)
 
 
 def _counted_names(request: web.Request) -> list[str]:
-    """Return all that a request counts for."""
+    """Return all bucket names that a request counts for."""
     principal = _principal(request)
     return [_address(request), *([] if principal is None else [principal])]
 
@@ -389,9 +321,9 @@ def _is_agent_poll(request: web.Request) -> bool:
 
 @web.middleware
 async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse in short what an address asks too often without a token that is known.
+    """Refuse an address that sends too many requests without a known token.
 
-    Who shows one is answered however many beside it guess.
+    Callers with a known token are served, however many others at the address guess.
     """
     try:
         return await handler(request)
@@ -403,16 +335,16 @@ async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def limit_addresses(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what an address asks for too often, once its caller is known."""
+    """Refuse an address above its rate, once the caller is known."""
     request.app[CALLER_LIMITS].check(request, _address(request))
     return await handler(request)
 
 
 @web.middleware
 async def limit_principals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what a principal asks for too often, from however many addresses.
+    """Refuse a principal above its rate, over all its addresses.
 
-    Where the broker asks nobody who they are, callers are told apart by address alone.
+    Without authentication, callers are limited by address alone.
     """
     principal = _principal(request)
     if principal is not None:

@@ -1,6 +1,6 @@
-"""``GET /healthz`` and ``GET /readyz``: whether the broker runs, and whether it answers.
+"""``GET /healthz`` and ``GET /readyz``: liveness and readiness probes.
 
-Both ask nobody who they are, and tell no more than that.
+They need no authentication and reveal nothing else.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ routes = web.RouteTableDef()
 
 @routes.get(HEALTH)
 async def get_health(_: web.Request) -> web.Response:
-    """Answer that the broker runs and its loop turns."""
+    """Answer that the broker runs and its event loop responds."""
     return json_answer({"status": "ok"})
 
 
 @routes.get(READY)
 async def get_readiness(request: web.Request) -> web.Response:
-    """Answer that views are answered.
+    """Answer that the broker serves views; raise 503 while it stops.
 
-    Raises:
-        RequestError: 503, the broker is stopping; before it has read all resources, likewise.
+    A middleware raises 503 until all resources are loaded.
     """
     if request.app[RUNTIME].change_log.closed:
         raise RequestError(

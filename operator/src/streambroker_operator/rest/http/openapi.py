@@ -1,7 +1,6 @@
-"""``GET /api/openapi.json``: what this interface is, for programs to read.
+"""``GET /api/openapi.json``: the OpenAPI description of the REST interface.
 
-``openapi.yaml`` of the package `rest` is the source of truth: the tests hold every answer
-against it.
+``openapi.yaml`` in package `rest` is the source of truth; tests check every response against it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def description() -> dict[str, Any]:
     text = (resources.files("streambroker_operator.rest") / "openapi.yaml").read_text(
         encoding="utf-8"
     )
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
 
 
 @lru_cache(maxsize=1)
@@ -36,5 +35,5 @@ def _encoded() -> bytes:
 
 @routes.get(OPENAPI)
 async def get_description(_: web.Request) -> web.Response:
-    """Answer the OpenAPI document."""
+    """Return the OpenAPI document."""
     return web.Response(body=_encoded(), content_type="application/json")

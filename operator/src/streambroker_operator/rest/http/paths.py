@@ -1,4 +1,4 @@
-"""Where everything of the REST interface is; in braces, what a request names."""
+"""Paths of the REST interface, as route templates."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from streambroker_core.model import Kind
 
 API = "/api/subscriptions"
-"""What every path but those of probes and of the description begins with."""
+"""Prefix of every path except probes, jobs and the API description."""
 OPENAPI = "/api/openapi.json"
 
 PE = f"{API}/job/{{job}}/pe/{{pe}}"
-"""A PE; what belongs to it is below."""
+"""A PE, and the prefix of its resources."""
 REPORT = f"{PE}/report"
 PORTS: Mapping[Kind, str] = {"Export": f"{PE}/export/{{port}}", "Import": f"{PE}/import/{{port}}"}
-"""The ports of a PE by kind; what belongs to one is below."""
+"""Ports of a PE by kind, and prefixes of their resources."""
 
 EMIT = f"{PORTS['Export']}/control"
-"""Control tuples for the importers of an export; likewise `SEND`, for a PE's own operators."""
+"""Control tuples for the importers of an export; `SEND`: for a PE's own operators."""
 SEND = f"{PE}/control"
 TUPLE = "/{log}/{seq}"
-"""One of them is this below."""
+"""Suffix of one tuple."""
 COMMANDS = f"{PE}/errands"
 JOBS = "/api/jobs"
 PATTERNS = f"{JOBS}/{{job}}/patterns"
-"""The rules of patterns of a job."""
+"""Pattern rules of a job."""
 PATTERN = f"{PATTERNS}/{{id}}"
 ENABLE = f"{PATTERN}/enable"
 

@@ -1,8 +1,8 @@
-"""ETags, and what ``If-Match`` and ``If-None-Match`` ask of them.
+"""ETags, and the conditions ``If-Match`` and ``If-None-Match``.
 
-A port's own ETag is ``"<uid>.<generation>"``: it names the spec. Where an answer
-shows name and status, too, a hash of them follows after ``+``; a condition on a change
-looks at the part before it, because a status changes without anybody's doing.
+The ETag of a port is ``"<uid>.<generation>"`` and identifies its spec. Responses that also show
+name and status append ``+`` and a hash of them. Conditions of writes ignore that suffix, because
+a status may change without a write.
 """
 
 from __future__ import annotations
@@ -22,47 +22,35 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def resource_etag(resource: Resource) -> str:
-    """Return a resource's ETag, in its quotes."""
+    """Return a resource's ETag, with quotes."""
     return f'"{resource.uid}.{resource.generation}"'
 
 
 def body_etag(resource: Resource, status: Any) -> str:
-    """Return the ETag of an answer that shows a resource with its name and its status."""
-    more = digest([resource.name, status])[:16]
-    return f'"{resource.uid}.{resource.generation}+{more}"'
+    """Return the ETag of a response that shows a resource with name and status."""
+    suffix = digest([resource.name, status])[:16]
+    return f'"{resource.uid}.{resource.generation}+{suffix}"'
 
 
 def parse_etags(header: str | None) -> set[str]:
-    """Return the ETags of a condition, without quotes and weakness."""
+    """Return the ETags of a condition, without quotes and weak prefix."""
     parts = (part.strip() for part in (header or "").split(","))
     return {part.removeprefix("W/").strip('"') for part in parts if part}
 
 
 def check_match(request: web.Request, stored: StoredResource | None) -> None:
-    """Look at ``If-Match`` and ``If-None-Match`` before a resource is changed.
-
-    Raises:
-        RequestError: 412, the resource is not what the caller takes it for.
-    """
+    """Check ``If-Match`` and ``If-None-Match`` against a resource; raise 412 on failure."""
     check_etag(request, None if stored is None else resource_etag(stored.resource).strip('"'))
 
 
 def check_etag(request: web.Request, current: str | None) -> None:
-    """Look at ``If-Match`` and ``If-None-Match`` before a change of what has an ETag.
-
-    Args:
-        request: with the conditions.
-        current: the ETag without quotes; None where there is nothing yet.
-
-    Raises:
-        RequestError: 412, a condition does not hold.
-    """
-    wanted = _strip_status(request.headers.get("If-Match"))
-    unwanted = _strip_status(request.headers.get("If-None-Match"))
-    if wanted and (current is None or not ({current, "*"} & wanted)):
+    """Check the conditions against an unquoted ETag (None: no object); raise 412 on failure."""
+    match_tags = _strip_status(request.headers.get("If-Match"))
+    none_match_tags = _strip_status(request.headers.get("If-None-Match"))
+    if match_tags and (current is None or not ({current, "*"} & match_tags)):
         now = "it does not exist" if current is None else f'it is "{current}" now'
         raise RequestError(412, "ConditionFailed", f"If-Match does not hold: {now}.")
-    if current is not None and {current, "*"} & unwanted:
+    if current is not None and {current, "*"} & none_match_tags:
         raise RequestError(
             412, "ConditionFailed", f'If-None-Match does not hold: it exists as "{current}".'
         )
@@ -74,7 +62,7 @@ def _strip_status(header: str | None) -> set[str]:
 
 @web.middleware
 async def conditional(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every answer to a GET an ETag, and answer 304 to those who have it."""
+    """Add an ETag to every successful GET, and evaluate its conditions (304, 412)."""
     response = await handler(request)
     if request.method not in ("GET", "HEAD") or response.status != 200:
         return response
@@ -85,12 +73,12 @@ async def conditional(request: web.Request, handler: Handler) -> web.StreamRespo
     if "ETag" not in headers:
         headers["ETag"] = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
     current = headers["ETag"].strip('"')
-    wanted = parse_etags(request.headers.get("If-Match"))
-    if wanted and not {current, current.partition("+")[0], "*"} & wanted:
+    match_tags = parse_etags(request.headers.get("If-Match"))
+    if match_tags and not {current, current.partition("+")[0], "*"} & match_tags:
         raise RequestError(
             412, "ConditionFailed", f'If-Match does not hold: it is "{current}" now.'
         )
     if {current, "*"} & parse_etags(request.headers.get("If-None-Match")):
-        kept = {name: headers[name] for name in ("ETag", "Cache-Control")}
-        return web.Response(status=304, headers=kept)
+        retained = {name: headers[name] for name in ("ETag", "Cache-Control")}
+        return web.Response(status=304, headers=retained)
     return response

@@ -1,4 +1,4 @@
-"""Read requests: addresses, bodies, conditions. What is wrong raises with its status."""
+"""Parse requests: paths, query parameters, bodies and conditions; errors carry the HTTP status."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ R = TypeVar("R", Export, Import)
 
 RUNTIME = web.AppKey("runtime", Runtime)
 HOME = web.RequestKey("home", str)
-"""The caller's own namespace; absent where nobody knows of one."""
+"""The caller's own namespace; absent if unknown."""
 
 MAX_BODY = 64 * 1024
-"""Bytes of a request's body."""
+"""Maximum size of a request body, in bytes."""
 MAX_PROPOSAL = 1024 * 1024
-"""Bytes of the body of a request that is about many resources."""
+"""Maximum size of a body that has many resources, in bytes."""
 LONG_BODY_PATHS = (APPLY, WHATIF)
-"""Paths of such requests."""
+"""Paths that accept such bodies."""
 MAX_WAIT_S = 60.0
 """Longest long poll, in seconds."""
 
@@ -48,26 +48,18 @@ _JSON = ("application/json", "application/merge-patch+json", "application/octet-
 
 
 def route_path(request: web.Request) -> str:
-    """Return the path of a request as the router has it; empty where it has none."""
+    """Return the route template of a request; empty if no route matches."""
     resource = request.match_info.route.resource
     return "" if resource is None else resource.canonical
 
 
 def parse_limit(request: web.Request, most: int) -> int | None:
-    """Return ``?limit=``, from 1 to ``most``; None if it is not given.
-
-    Raises:
-        RequestError: 400, it is something else.
-    """
+    """Return ``?limit=``, from 1 to ``most``; None if absent. Refuse other values with 400."""
     return parse_integer(request, "limit", 1, most)
 
 
 def parse_integer(request: web.Request, name: str, least: int, most: int) -> int | None:
-    """Return a parameter that is a whole number of at most 9 digits; None if it is not given.
-
-    Raises:
-        RequestError: 400, it is something else.
-    """
+    """Return an integer parameter of at most 9 digits; None if absent. Refuse others with 400."""
     text = request.query.get(name)
     if text is None:
         return None
@@ -80,16 +72,12 @@ def parse_integer(request: web.Request, name: str, least: int, most: int) -> int
 
 
 def requested_namespace(request: web.Request) -> str:
-    """Return what ``?namespace=`` says, whatever that is; the caller's own namespace without it."""
+    """Return ``?namespace=`` unchecked; without it the caller's own namespace."""
     return request.query.get("namespace", request.get(HOME, DEFAULT_NAMESPACE))
 
 
 def parse_namespace(request: web.Request) -> str:
-    """Return the namespace that ``?namespace=`` selects.
-
-    Raises:
-        RequestError: 400, it is no DNS label.
-    """
+    """Return the selected namespace; refuse anything but a DNS label with 400."""
     namespace = requested_namespace(request)
     if not is_label(namespace):
         raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is no DNS label.")
@@ -97,39 +85,31 @@ def parse_namespace(request: web.Request) -> str:
 
 
 def parse_namespace_or_all(request: web.Request) -> str:
-    """Return the namespace that is selected, or ``*`` for all.
-
-    Raises:
-        RequestError: 400, it is neither.
-    """
+    """Return the selected namespace, or ``*`` for all; refuse anything else with 400."""
     return "*" if requested_namespace(request) == "*" else parse_namespace(request)
 
 
 def parse_pe(request: web.Request) -> PeKey:
-    """Return the PE of the address, whether it is known or not; of a job its first one.
+    """Return the PE of the path, known or not; PE 0 if the path has only a job.
 
     Raises:
-        ManifestError: it cannot be one.
+        ManifestError: invalid PE.
     """
     info = request.match_info
     return PeKey.parse(f"{parse_namespace(request)}/{info['job']}/{info.get('pe', 0)}")
 
 
 def parse_port(request: web.Request) -> PortKey:
-    """Return the port of the address, whether it is known or not.
+    """Return the port of the path, known or not.
 
     Raises:
-        ManifestError: it cannot be one.
+        ManifestError: invalid port.
     """
     return PortKey.parse(f"{parse_pe(request)}/{request.match_info['port']}")
 
 
 def require_pe(request: web.Request) -> PeKey:
-    """Return the PE of the address.
-
-    Raises:
-        RequestError: 404, the broker does not know it.
-    """
+    """Return the PE of the path; raise 404 if it is unknown."""
     info = request.match_info
     try:
         pe = parse_pe(request)
@@ -146,11 +126,7 @@ def require_pe(request: web.Request) -> PeKey:
 
 
 def require_stored(request: web.Request, kind: Kind) -> StoredResource:
-    """Return the resource of the address.
-
-    Raises:
-        RequestError: 404, there is no such PE or no such port.
-    """
+    """Return the resource of the path; raise 404 if the PE or the port is unknown."""
     pe = require_pe(request)
     name = request.match_info["port"]
     try:
@@ -163,12 +139,12 @@ def require_stored(request: web.Request, kind: Kind) -> StoredResource:
 
 
 def require_export(request: web.Request) -> Export:
-    """Return the Export of the address, after looking at ``If-Match``."""
+    """Return the Export of the path, after checking the conditions."""
     return _require_matched(request, "Export", Export)
 
 
 def require_import(request: web.Request) -> Import:
-    """Return the Import of the address, after looking at ``If-Match``."""
+    """Return the Import of the path, after checking the conditions."""
     return _require_matched(request, "Import", Import)
 
 
@@ -183,15 +159,7 @@ def _require_matched(request: web.Request, kind: Kind, type_: type[R]) -> R:
 def parse_write_options(
     request: web.Request, owners: tuple[Mapping[str, Any], ...] = ()
 ) -> WriteOptions:
-    """Return on what terms a change is asked for: its conditions, and ``?force=``.
-
-    Args:
-        request: the change.
-        owners: ``ownerReferences`` of what it may make.
-
-    Raises:
-        RequestError: 400, ``force`` is neither true nor false.
-    """
+    """Return the options of a write: conditions, owners, and ``?force=`` (400 if not a boolean)."""
     force = request.query.get("force", "false")
     if force not in ("true", "false"):
         raise RequestError(400, "QueryInvalid", f"force={force!r} is neither true nor false.")
@@ -199,11 +167,7 @@ def parse_write_options(
 
 
 def parse_wait(request: web.Request) -> float:
-    """Return how long a GET may wait for a change, in seconds; 0 without ``?wait=``.
-
-    Raises:
-        RequestError: 400, it is no duration.
-    """
+    """Return ``?wait=``, the time a GET may wait, in seconds; 0 if absent, 400 if invalid."""
     text = request.query.get("wait")
     if text is None:
         return 0.0
@@ -216,11 +180,11 @@ def parse_wait(request: web.Request) -> float:
 
 
 async def raw_body(request: web.Request) -> bytes:
-    """Return the body, unpacked.
+    """Return the decompressed body.
 
     Raises:
-        RequestError: 413, it is too long; 400, it is not packed as it says; 415, it is packed
-            in another way than gzip.
+        RequestError: 413, too large; 400, incomplete or invalid compression; 415, compressed with
+            anything but gzip.
     """
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
@@ -240,16 +204,16 @@ async def raw_body(request: web.Request) -> bytes:
 
 
 def _decompress(request: web.Request, raw: bytes) -> bytes:
-    unpacker = zlib.decompressobj(wbits=_GZIP)
+    decompressor = zlib.decompressobj(wbits=_GZIP)
     try:
-        found = unpacker.decompress(raw, request.client_max_size + 1)
+        data = decompressor.decompress(raw, request.client_max_size + 1)
     except zlib.error:
-        found = b""
-    if len(found) > request.client_max_size:
+        data = b""
+    if len(data) > request.client_max_size:
         raise _too_long(request)
-    if not unpacker.eof:
+    if not decompressor.eof:
         raise RequestError(400, "NotJson", "The body cannot be unpacked as it says.")
-    return found
+    return data
 
 
 def _too_long(request: web.Request) -> RequestError:
@@ -258,11 +222,7 @@ def _too_long(request: web.Request) -> RequestError:
 
 
 async def text_body(request: web.Request) -> str:
-    """Return the body as text.
-
-    Raises:
-        RequestError: 400, it is not UTF-8; 413, it is too long.
-    """
+    """Return the body as text; raise 400 if it is not UTF-8, 413 if it is too large."""
     try:
         return (await raw_body(request)).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -272,11 +232,11 @@ async def text_body(request: web.Request) -> str:
 
 
 async def json_body(request: web.Request) -> Any:
-    """Return the body as JSON.
+    """Return the parsed JSON body.
 
     Raises:
-        RequestError: 415, it says it is something else; 400, it is no JSON, or
-            an object has a key twice; 413, it is too long.
+        RequestError: 415, another content type; 400, not JSON, or duplicate keys in an object;
+            413, too large.
     """
     if request.content_type not in _JSON:
         raise RequestError(
@@ -302,12 +262,12 @@ async def json_body(request: web.Request) -> Any:
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in result:
             raise ValueError(f"the key {key!r} stands there twice")
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def _reject_constant(text: str) -> NoReturn:

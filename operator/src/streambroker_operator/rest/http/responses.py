@@ -1,4 +1,4 @@
-"""Write answers: JSON with ETags, what a change did, and problems."""
+"""Build responses: JSON with ETags, results of writes, and problem documents."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from streambroker_operator.runtime.runtime import WriteResult
 def json_answer(
     body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return an answer with canonical JSON."""
+    """Return a response with canonical JSON."""
     return web.Response(
         body=canonical(body), status=status, headers=headers, content_type="application/json"
     )
 
 
 def long_answer(body: Mapping[str, Any]) -> web.Response:
-    """Return an answer with the same canonical JSON, for long lists in a thread.
+    """Return a response with canonical JSON, for long lists that are encoded in a thread.
 
-    It is written item by item: in one go, nobody else would get their turn meanwhile.
+    Items are encoded one by one, because a single call would block the event loop.
     """
     members = [canonical(name) + b":" + _encode_long(body[name]) for name in sorted(body)]
     return web.Response(body=b"{" + b",".join(members) + b"}", content_type="application/json")
@@ -42,7 +42,7 @@ def _encode_long(value: Any) -> bytes:
 
 
 def written_answer(written: WriteResult, *, status: int = 200) -> web.Response:
-    """Return what a change did: identity, version, and routes kept, added and cut."""
+    """Return the result of a write: identity, version, and routes kept, added and cut."""
     stored = written.stored
     resource = stored.resource
     body = {
@@ -62,18 +62,18 @@ def written_answer(written: WriteResult, *, status: int = 200) -> web.Response:
 
 
 def problem_answer(error: StreambrokerError) -> web.Response:
-    """Return the problem of an error; what the user wrote wrongly is 422, what is taken 409."""
+    """Return the problem document of an error: 409 for `TakenError`, 422 for other user errors."""
     headers: dict[str, str] = {}
     if isinstance(error, RequestError):
         headers = error.headers
-        found = problems.Problem(
+        problem = problems.Problem(
             status=error.status, code=error.code, detail=str(error), facts=error.facts
         )
     else:
-        found = problems.from_error(error, 409 if isinstance(error, TakenError) else 422)
+        problem = problems.from_error(error, 409 if isinstance(error, TakenError) else 422)
     return web.Response(
-        text=json.dumps(problems.encode(found)),
-        status=found.status,
+        text=json.dumps(problems.encode(problem)),
+        status=problem.status,
         headers=headers,
         content_type=problems.CONTENT_TYPE,
     )

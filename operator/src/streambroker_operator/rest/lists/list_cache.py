@@ -1,4 +1,4 @@
-"""All routes, ports or PEs of one moment, drawn in a thread and once for all who ask meanwhile."""
+"""Cached lists of all routes, ports or PEs, built in a thread and shared by concurrent readers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.backend import StoredResource, port_sort_key
 
 MAX_WAITING = 200
-"""Requests of one caller that may wait for a picture."""
+"""Waiting requests of one caller, at most."""
 CACHE_TTL_S = 60.0
-"""How long a picture is kept after it was last asked for, in seconds."""
+"""How long a list is cached after its last use, in seconds."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class ListedPort(NamedTuple):
 
 
 class ListedPe(NamedTuple):
-    """A PE: its agent, the version of its view, and the names of its ports, in order."""
+    """A PE: its agent, the version of its view, and its port names in order."""
 
     pe: PeKey
     agent: Registration | None
@@ -56,11 +56,11 @@ class ListedPe(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSource(Generic[T]):
-    """What can be drawn.
+    """Builds one kind of list.
 
     Attributes:
-        prepare: takes from the broker, at once, what is needed; what it returns draws in a thread.
-        namespaces: those that an item touches.
+        prepare: captures state on the event loop; its result builds the list in a thread.
+        namespaces: returns the namespaces of an item.
     """
 
     prepare: Callable[[Runtime], Callable[[], tuple[T, ...]]]
@@ -69,14 +69,14 @@ class ListSource(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedList(Generic[T]):
-    """What was there at one moment.
+    """A list at one moment.
 
     Attributes:
-        number: of the picture; later ones have higher numbers.
-        change: counts the changes of the board.
+        number: sequence number of the list.
+        change: number of the last event in the change log.
         point: of the board.
-        items: in order of their ports.
-        namespaces: those that an item touches.
+        items: sorted by port.
+        namespaces: returns the namespaces of an item.
     """
 
     number: int
@@ -86,19 +86,16 @@ class CachedList(Generic[T]):
     namespaces: Callable[[T], tuple[str, ...]]
 
     def in_namespace(self, namespace: str) -> tuple[T, ...]:
-        """Return the items that touch a namespace, or all for ``*``."""
+        """Return the items of a namespace, or all for ``*``."""
         if namespace == "*":
             return self.items
         return tuple(item for item in self.items if namespace in self.namespaces(item))
 
 
 class ListCache(Generic[T]):
-    """Draws one subject; what did not change is not drawn anew.
+    """Cache of one list; rebuilds it only if the change log has advanced.
 
-    Args:
-        runtime: whose board is drawn.
-        source: what of it.
-        queue: who draws, or writes all of a picture down in a thread.
+    `queue` orders callers that build the list, or encode all of it in a thread.
     """
 
     def __init__(self, runtime: Runtime, source: ListSource[T], queue: FairQueue) -> None:
@@ -110,28 +107,28 @@ class ListCache(Generic[T]):
         self._end: asyncio.TimerHandle | None = None
 
     async def get_current(self, caller: str) -> CachedList[T]:
-        """Return what is there now, or was at a moment since a caller asked.
+        """Return a list that is current, or was current at some time after this call began.
 
         Raises:
             RequestError: 429, too many of the caller's requests are waiting.
         """
         self._extend_ttl()
-        asked_at = self._last_number
+        last_number = self._last_number
         if self._last is None or self._last.change != self._runtime.change_log.count:
             async with self.queue.turn(caller):
-                return await self._refresh(asked_at)
+                return await self._refresh(last_number)
         return self._last
 
     async def _refresh(self, number: int) -> CachedList[T]:
-        last, subject = self._last, self._source
+        last, source = self._last, self._source
         change = self._runtime.change_log.count
         if last is not None and (last.number > number or last.change == change):
             return last
         self._last_number += 1
-        begun, point = self._last_number, self._runtime.board.point
-        items = await asyncio.to_thread(subject.prepare(self._runtime))
+        new_number, point = self._last_number, self._runtime.board.point
+        items = await asyncio.to_thread(source.prepare(self._runtime))
         self._last = CachedList(
-            number=begun, change=change, point=point, items=items, namespaces=subject.namespaces
+            number=new_number, change=change, point=point, items=items, namespaces=source.namespaces
         )
         return self._last
 
@@ -145,14 +142,14 @@ class ListCache(Generic[T]):
 
 
 class ListCaches:
-    """All that is drawn of a broker, one at a time."""
+    """Caches of all lists; they share one queue, so one list is built at a time."""
 
     def __init__(self, runtime: Runtime) -> None:
-        turns = FairQueue(MAX_WAITING)
-        self.routes = ListCache(runtime, ROUTES_SOURCE, turns)
-        self.pes = ListCache(runtime, PES_SOURCE, turns)
+        queue = FairQueue(MAX_WAITING)
+        self.routes = ListCache(runtime, ROUTES_SOURCE, queue)
+        self.pes = ListCache(runtime, PES_SOURCE, queue)
         kinds: tuple[Kind, ...] = get_args(Kind)
-        self.ports = {kind: ListCache(runtime, _ports_source(kind), turns) for kind in kinds}
+        self.ports = {kind: ListCache(runtime, _ports_source(kind), queue) for kind in kinds}
 
 
 LIST_CACHES = web.AppKey("pictures", ListCaches)
@@ -160,8 +157,10 @@ LIST_CACHES = web.AppKey("pictures", ListCaches)
 
 def _prepare_routes(runtime: Runtime) -> Callable[[], tuple[Route, ...]]:
     board = runtime.board
-    met = [(export, board.outcomes("Export", export.uid)) for export in board.iter_exports()]
-    return partial(build_routes, met, tuple(board.iter_imports()))
+    export_outcomes = [
+        (export, board.outcomes("Export", export.uid)) for export in board.iter_exports()
+    ]
+    return partial(build_routes, export_outcomes, tuple(board.iter_imports()))
 
 
 def _prepare_ports(kind: Kind, runtime: Runtime) -> Callable[[], tuple[ListedPort, ...]]:
@@ -191,12 +190,7 @@ PES_SOURCE = ListSource(prepare=_prepare_pes, namespaces=lambda found: (found.pe
 def build_ports(
     stored: Iterable[StoredResource], statuses: Mapping[tuple[Kind, str], Status]
 ) -> tuple[ListedPort, ...]:
-    """Return resources of one kind with their statuses, in order of their ports.
-
-    Args:
-        stored: the resources.
-        statuses: of all that are not merely accepted.
-    """
+    """Return resources of one kind, sorted by port; without an entry the status is accepted."""
     return tuple(
         ListedPort(one, statuses.get((kind_of(one.resource), one.resource.uid), ACCEPTED))
         for one in sorted(stored, key=port_sort_key)
@@ -208,16 +202,10 @@ def build_pes(
     agents: Mapping[PeKey, Registration],
     resources: Iterable[Resource],
 ) -> tuple[ListedPe, ...]:
-    """Return PEs, in order.
-
-    Args:
-        versions: of the views of all that are known.
-        agents: what their agents said last.
-        resources: all there are; whoever holds a port, it is there once.
-    """
+    """Return all PEs of `versions`, sorted; a port that several resources claim is listed once."""
     ports: dict[tuple[PeKey, Kind], set[str]] = {}
-    for one in resources:
-        ports.setdefault((one.key.owner, kind_of(one)), set()).add(one.key.port)
+    for resource in resources:
+        ports.setdefault((resource.key.owner, kind_of(resource)), set()).add(resource.key.port)
     return tuple(
         ListedPe(
             pe,
@@ -233,12 +221,7 @@ def build_pes(
 def build_routes(
     export_outcomes: Iterable[tuple[Export, Mapping[str, MatchResult]]], imports: Iterable[Import]
 ) -> tuple[Route, ...]:
-    """Return all routes, in order of the exporters' and the importers' ports.
-
-    Args:
-        export_outcomes: the Exports, each with its outcomes by the Import's uid.
-        imports: all Imports.
-    """
+    """Return all routes, sorted by export and import port, from match results by Import uid."""
     by_uid = {import_.uid: import_ for import_ in imports}
     routes = (
         build_route(export, by_uid[uid], outcome)

@@ -1,4 +1,4 @@
-"""Lists of everything: exports, imports, PEs, routes; whole, or page by page."""
+"""``GET`` of the lists of exports, imports, PEs and routes; whole or in pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streambroker_operator.runtime.runtime import Runtime
 
 MAX_PAGE = 10_000
 ITEMS_PER_TURN = 100
-"""How many items are written before others get their turn."""
+"""Items encoded before other tasks get a turn."""
 SNAPSHOTS = web.AppKey("snapshots", Snapshots)
 routes = web.RouteTableDef()
 
@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 
 class _ListContent(NamedTuple):
-    """A whole list: the count of the board's changes, its point, and what is listed."""
-
     change: int
     point: Point
     items: Sequence[Item]
@@ -41,31 +39,29 @@ class _ListContent(NamedTuple):
 
 @routes.get(API + "/exports")
 async def list_exports(request: web.Request) -> web.Response:
-    """Answer the Exports of a namespace, or of all with ``?namespace=*``."""
+    """Return the Exports of a namespace, or of all with ``?namespace=*``."""
     return await _answer_list(request, "exports", _ports(request, "Export"))
 
 
 @routes.get(API + "/imports")
 async def list_imports(request: web.Request) -> web.Response:
-    """Answer the Imports of a namespace, or of all with ``?namespace=*``."""
+    """Return the Imports of a namespace, or of all with ``?namespace=*``."""
     return await _answer_list(request, "imports", _ports(request, "Import"))
 
 
 @routes.get(API + "/pes")
 async def list_pes(request: web.Request) -> web.Response:
-    """Answer the known PEs of a namespace, or of all with ``?namespace=*``."""
-    pictures = request.app[LIST_CACHES].pes
+    """Return the known PEs of a namespace, or of all with ``?namespace=*``."""
+    cache = request.app[LIST_CACHES].pes
     body = partial(_pe_body, request.app[RUNTIME].liveness)
-    return await _answer_list(request, "pes", partial(_load_cached, request, pictures, body))
+    return await _answer_list(request, "pes", partial(_load_cached, request, cache, body))
 
 
 @routes.get(API + "/routes")
 async def list_routes(request: web.Request) -> web.Response:
-    """Answer the routes that touch a namespace, or all with ``?namespace=*``."""
-    pictures = request.app[LIST_CACHES].routes
-    return await _answer_list(
-        request, "routes", partial(_load_cached, request, pictures, route_body)
-    )
+    """Return the routes that touch a namespace, or all with ``?namespace=*``."""
+    cache = request.app[LIST_CACHES].routes
+    return await _answer_list(request, "routes", partial(_load_cached, request, cache, route_body))
 
 
 def _ports(request: web.Request, kind: Kind) -> Callable[[], Awaitable[_ListContent]]:
@@ -92,11 +88,11 @@ async def _answer_list(
 
 
 async def encode_page(page: Page) -> bytes:
-    """Return a page as canonical JSON; others get their turn while a long one is written."""
-    around: dict[str, Any] = {"items": [], "point": list(page.point)}
+    """Return a page as canonical JSON; yields to other tasks while a long page is encoded."""
+    envelope: dict[str, Any] = {"items": [], "point": list(page.point)}
     if page.token is not None:
-        around |= {"continue": page.token, "remaining": page.remaining}
-    before, _, after = canonical(around).partition(b'"items":[]')
+        envelope |= {"continue": page.token, "remaining": page.remaining}
+    before, _, after = canonical(envelope).partition(b'"items":[]')
     pieces = []
     for start in range(0, len(page.items), ITEMS_PER_TURN):
         items = page.items[start : start + ITEMS_PER_TURN]
@@ -109,9 +105,9 @@ async def _load_cached(
     request: web.Request, cache: ListCache[T], body: Callable[[T], Any]
 ) -> _ListContent:
     namespace = parse_namespace_or_all(request)
-    picture = await cache.get_current(caller_name(request))
-    items = await asyncio.to_thread(picture.in_namespace, namespace)
-    return _ListContent(picture.change, picture.point, _Items(items, body))
+    cached = await cache.get_current(caller_name(request))
+    items = await asyncio.to_thread(cached.in_namespace, namespace)
+    return _ListContent(cached.change, cached.point, _Items(items, body))
 
 
 def _port_body(export_reports: ExportReports, port: ListedPort) -> Any:
@@ -123,7 +119,7 @@ def _pe_body(liveness: AgentLiveness, pe: ListedPe) -> Any:
 
 
 class _Items(Sequence[Item], Generic[T]):
-    """What was drawn, as items, each made when it is asked for."""
+    """Lazy sequence of items over cached entries."""
 
     def __init__(self, entries: Sequence[T], body: Callable[[T], Any]) -> None:
         self._entries = entries
@@ -140,10 +136,10 @@ class _Items(Sequence[Item], Generic[T]):
 
     def __getitem__(self, at: int | slice) -> Item | Sequence[Item]:
         if isinstance(at, slice):
-            return [partial(self._body, one) for one in self._entries[at]]
+            return [partial(self._body, entry) for entry in self._entries[at]]
         return partial(self._body, self._entries[at])
 
 
 def create_snapshots(runtime: Runtime) -> Snapshots:
-    """Return an empty memory of lists for a broker."""
+    """Return an empty `Snapshots` for a broker."""
     return Snapshots(runtime.change_log.session, runtime.secret)

@@ -1,9 +1,9 @@
-"""Lists that stand still while they are read page by page.
+"""Snapshots of lists, so that a list does not change while it is read page by page.
 
-The first page of a list that is cut off takes a snapshot: references to immutable
-items, not copies. The following pages are read from it, however much the broker
-changes meanwhile. A few snapshots of each reader are kept for a few minutes; one that is
-gone is `ListExpired`, and the reader begins anew.
+- The first page of a long list takes a snapshot: references to immutable items, not copies.
+- Further pages are read from the snapshot, whatever the broker changes meanwhile.
+- Each reader keeps a few snapshots for a few minutes. If one has expired, the reader receives
+  `ListExpired` and has to start again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from streambroker_core.wire.encoding.canonical import canonical
 from streambroker_operator.errors import RequestError
 
 MAX_SNAPSHOTS = 4
-"""Of one reader."""
+"""Maximum number of snapshots per reader."""
 MAX_ITEMS = 4_000_000
-"""Of all readers; who has most loses first what was not read for longest."""
+"""Maximum number of items of all readers; the reader with most items loses its oldest snapshot."""
 SNAPSHOT_TTL_S = 300.0
-"""How long a snapshot is kept after it was last read, in seconds."""
+"""How long a snapshot is kept after the last read, in seconds."""
 
 Item = Callable[[], Any]
-"""Gives an item's JSON-like data, always the same."""
+"""Returns an item's JSON-like data, always the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which list is meant: what of which namespace, and who reads it."""
+    """Identifies a list: its name, namespace and reader."""
 
     list_name: str
     namespace: str
@@ -51,13 +51,13 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A part of a list.
+    """One page of a list.
 
     Attributes:
-        items: in their order.
-        point: of the board when the list was taken.
+        items: in list order.
+        point: of the board when the snapshot was taken.
         token: continues the list; None at its end.
-        remaining: how many items follow.
+        remaining: number of items that follow.
     """
 
     items: Sequence[Item]
@@ -67,17 +67,17 @@ class Page:
 
 
 class Snapshots:
-    """The lists that are being read.
+    """Snapshots of all readers.
 
     Args:
-        session: a text that no other run of the broker has.
-        secret: signs the tokens.
+        session: unique for each run of the broker.
+        secret: signs the continuation tokens.
     """
 
     def __init__(self, session: str, secret: bytes) -> None:
         self._session = session
         self._secret = secret
-        # By reader, then by name; what was read last is last.
+        # By reader, then by name; the most recently read is last.
         self._snapshots: dict[str, OrderedDict[str, _Snapshot]] = {}
 
     def first_page(
@@ -89,45 +89,40 @@ class Snapshots:
         limit: int | None,
         now: float,
     ) -> Page:
-        """Return the first page of a list; keep the list if that is not all.
+        """Return the first page of a list; take a snapshot if more pages follow.
 
-        Args:
-            selection: what is listed.
-            change: counts the changes of the board; lists at the same count are one.
-            point: of the board.
-            items: the whole list.
-            limit: items of a page; None for all.
-            now: seconds of any clock that only goes forward.
+        Lists at the same number `change` of the change log share a snapshot. `limit` None means all
+        items; `now` is monotonic time in seconds.
         """
         if limit is None or len(items) <= limit:
             return Page(items=items, point=point)
         name = f"{self._session}.{change}.{selection.list_name}.{selection.namespace}"
         mine = self._snapshots.setdefault(selection.reader, OrderedDict())
-        kept = mine.setdefault(name, _Snapshot(items=items, point=point, read_at=now))
-        kept.read_at = now
+        snapshot = mine.setdefault(name, _Snapshot(items=items, point=point, read_at=now))
+        snapshot.read_at = now
         mine.move_to_end(name)
         self._evict(now)
-        return self._page(name, kept, selection, 0, limit)
+        return self._page(name, snapshot, selection, 0, limit)
 
     def next_page(self, selection: Selection, token: str, limit: int | None, now: float) -> Page:
         """Return the page that a token continues with.
 
         Raises:
-            RequestError: 400, the token is not of this list; 410, the list is gone.
+            RequestError: 400, the token is not of this list; 410, the snapshot has expired.
         """
         name, start = self._read(selection, token)
         self._evict(now)
         mine = self._snapshots.get(selection.reader, OrderedDict())
-        kept = mine.get(name)
-        if kept is None:
+        snapshot = mine.get(name)
+        if snapshot is None:
             raise RequestError(
                 410,
                 "ListExpired",
                 "The list that this continues is kept no longer; begin it anew, without continue.",
             )
-        kept.read_at = now
+        snapshot.read_at = now
         mine.move_to_end(name)
-        return self._page(name, kept, selection, start, limit)
+        return self._page(name, snapshot, selection, start, limit)
 
     def _page(
         self, name: str, snapshot: _Snapshot, selection: Selection, start: int, limit: int | None
@@ -142,21 +137,23 @@ class Snapshots:
         )
 
     def _evict(self, now: float) -> None:
-        for who, mine in list(self._snapshots.items()):
-            old = [name for name, kept in mine.items() if now - kept.read_at > SNAPSHOT_TTL_S]
-            for name in old:
+        for reader, mine in list(self._snapshots.items()):
+            expired = [
+                name for name, snapshot in mine.items() if now - snapshot.read_at > SNAPSHOT_TTL_S
+            ]
+            for name in expired:
                 del mine[name]
             while len(mine) > MAX_SNAPSHOTS:
                 mine.popitem(last=False)
             if not mine:
-                del self._snapshots[who]
-        held = {who: _count_items(mine) for who, mine in self._snapshots.items()}
-        while sum(held.values()) > MAX_ITEMS:
-            most = max(held, key=lambda who: held[who])
-            if len(self._snapshots[most]) == 1:
+                del self._snapshots[reader]
+        counts = {reader: _count_items(mine) for reader, mine in self._snapshots.items()}
+        while sum(counts.values()) > MAX_ITEMS:
+            largest = max(counts, key=lambda who: counts[who])
+            if len(self._snapshots[largest]) == 1:
                 return
-            self._snapshots[most].popitem(last=False)
-            held[most] = _count_items(self._snapshots[most])
+            self._snapshots[largest].popitem(last=False)
+            counts[largest] = _count_items(self._snapshots[largest])
 
     def _token(self, selection: Selection, name: str, start: int) -> str:
         content = canonical([selection.list_name, selection.namespace, name, start])
@@ -170,10 +167,10 @@ class Snapshots:
             raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raw = b""
-        mark, content = raw[:16], raw[16:]
-        if hmac.compare_digest(mark, self._signature(content)):
-            what, namespace, name, start = json.loads(content)
-            if (what, namespace) == (selection.list_name, selection.namespace):
+        signature, content = raw[:16], raw[16:]
+        if hmac.compare_digest(signature, self._signature(content)):
+            list_name, namespace, name, start = json.loads(content)
+            if (list_name, namespace) == (selection.list_name, selection.namespace):
                 return str(name), int(start)
         raise RequestError(
             400, "QueryInvalid", "continue= is not what the last page of this list answered."
@@ -181,4 +178,4 @@ class Snapshots:
 
 
 def _count_items(snapshots: Mapping[str, _Snapshot]) -> int:
-    return sum(len(one.items) for one in snapshots.values())
+    return sum(len(snapshot.items) for snapshot in snapshots.values())

@@ -1,4 +1,4 @@
-"""``…/apply``: a set of changes, all of them at once or none."""
+"""``…/apply``: make a set of changes, all or none."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ from streambroker_operator.rest.http.responses import long_answer
 from streambroker_operator.runtime.runtime import AppliedProposal
 
 MAX_FORECAST_S = 1.0
-"""For how long the forecast of several changes may keep everybody waiting, in seconds."""
+"""Maximum duration of the forecast of several changes; it blocks the event loop. In seconds."""
 MAX_COUNT = 999_999_999
 
 _STATE_CODES = ("NameTaken", "PortTaken", "UnknownPort")
-"""What is wrong with a change because of what is there; everything else is wrong in itself."""
+"""Problems caused by the current state; all others are faults of the change itself."""
 
 routes = web.RouteTableDef()
 
 
 @routes.post(APPLY)
 async def apply(request: web.Request) -> web.Response:
-    """Make a set of changes, all of them at once or none."""
+    """Make a set of changes, all or none."""
     body = await json_body(request)
     namespace = parse_namespace(request)
-    most = parse_integer(request, "maxRemoved", 0, MAX_COUNT)
+    max_removed = parse_integer(request, "maxRemoved", 0, MAX_COUNT)
     async with request.app[FAIR_QUEUE].turn(caller_name(request)):
         proposed = await asyncio.to_thread(read_proposal, body, namespace)
         changes = len(proposed.parsed) + len(proposed.proposal.deletes)
         _check_owner(request, proposed.keys)
-        runtime, gauges = request.app[RUNTIME], request.app[CALLER_LIMITS]
-        gauges.charge(request, max(changes, 1))
+        runtime, limits = request.app[RUNTIME], request.app[CALLER_LIMITS]
+        limits.charge(request, max(changes, 1))
         puts = [(kind_of(one), one.key) for one in proposed.proposal.puts]
-        gauges.check_ports(
+        limits.check_ports(
             runtime.board, (port for port in puts if runtime.get_stored(*port) is None)
         )
         applied = await runtime.apply(
             proposed.proposal,
-            partial(_check, proposed, most),
-            # A single change may concern as much as it may by itself.
+            partial(_check, proposed, max_removed),
+            # A single change may be as expensive as the same change by PUT or DELETE.
             limit_forecast(MAX_FORECAST_S) if changes > 1 else lambda routes: None,
         )
     return await asyncio.to_thread(_answer, proposed, applied)
@@ -78,9 +78,8 @@ def _check_owner(request: web.Request, keys: list[PortKey]) -> None:
 
 
 def _check(proposed: Proposed, most: int | None, forecast: Forecast) -> None:
-    """Refuse changes that cannot be made, and those that would cut too many routes."""
-    found = proposed.with_indices(forecast)
-    refused = [problem for problem in found.problems if problem.refused]
+    result = proposed.with_indices(forecast)
+    refused = [problem for problem in result.problems if problem.refused]
     if refused:
         first, others = refused[0], len(refused) - 1
         more = f" {others} more would be refused, too." if others else ""
@@ -88,34 +87,34 @@ def _check(proposed: Proposed, most: int | None, forecast: Forecast) -> None:
             409 if first.code in _STATE_CODES else 422,
             first.code,
             f"{first.change}: {first.detail}{more} Nothing was changed.",
-            facts={"problems": problems_body(found.problems)},
+            facts={"problems": problems_body(result.problems)},
         )
-    if most is not None and len(found.cut) > most:
-        count = "1 route" if len(found.cut) == 1 else f"{len(found.cut):,} routes"
+    if most is not None and len(result.cut) > most:
+        count = "1 route" if len(result.cut) == 1 else f"{len(result.cut):,} routes"
         raise RequestError(
             409,
             "WouldCut",
             f"{count} would be cut, {most:,} may be; nothing was changed.",
-            facts={"text": render_forecast(found), "cut": len(found.cut)},
+            facts={"text": render_forecast(result), "cut": len(result.cut)},
         )
 
 
 def _answer(proposed: Proposed, applied: AppliedProposal) -> web.Response:
     puts = len(proposed.proposal.puts)
     results: list[dict[str, Any]] = []
-    for place, stored in enumerate(applied.stored):
+    for index, stored in enumerate(applied.stored):
         resource = stored.resource
-        became = "created" if stored.created else "changed" if stored.changed else "unchanged"
+        outcome = "created" if stored.created else "changed" if stored.changed else "unchanged"
         results.append(
             {
                 "kind": kind_of(resource),
                 "port": str(resource.key),
                 "name": name_of(resource),
-                "became": became if place < puts else "deleted",
+                "became": outcome if index < puts else "deleted",
                 "uid": resource.uid,
                 "generation": resource.generation,
                 "version": stored.version,
             }
         )
-    found = forecast_body(proposed.with_indices(applied.forecast))
-    return long_answer({**found, "results": results})
+    body = forecast_body(proposed.with_indices(applied.forecast))
+    return long_answer({**body, "results": results})

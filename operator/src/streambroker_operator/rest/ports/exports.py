@@ -1,4 +1,4 @@
-"""``…/export/{port}/properties`` and ``…/property/{name}``: what an Export says of itself."""
+"""``…/export/{port}/properties`` and ``…/property/{name}``: properties of an Export."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ routes = web.RouteTableDef()
 
 @routes.get(PROPERTIES)
 async def get_properties(request: web.Request) -> web.Response:
-    """Answer all properties of an Export."""
+    """Return all properties of an Export."""
     stored = require_stored(request, "Export")
     return json_answer(
         dict(_properties(stored.resource)), headers={"ETag": resource_etag(stored.resource)}
@@ -49,40 +49,40 @@ async def put_properties(request: web.Request) -> web.Response:
 
 @routes.patch(PROPERTIES)
 async def patch_properties(request: web.Request) -> web.Response:
-    """Merge a patch: null removes, anything else sets, the rest stays."""
+    """Merge a patch: null removes a property, anything else sets it; others stay."""
     body = await json_body(request)
-    export, known = _export_with_properties(request)
+    export, current = _export_with_properties(request)
     patch = Fields(body, "properties").raw()
-    return await _set(request, export, {**known, **patch}, list(patch))
+    return await _set(request, export, {**current, **patch}, list(patch))
 
 
 @routes.delete(PROPERTIES)
 async def delete_properties(request: web.Request) -> web.Response:
-    """Remove the properties that ``?name=`` gives, all of them or none; without names, all."""
-    export, known = _export_with_properties(request)
-    names = request.query.getall("name", list(known))
+    """Remove the properties in ``?name=``, all or none; without names, all properties."""
+    export, current = _export_with_properties(request)
+    names = request.query.getall("name", list(current))
     for name in names:
-        _require_property(export, known, name)
-    left = {name: known[name] for name in known if name not in names}
-    # All of them is all there are by then, too.
+        _require_property(export, current, name)
+    remaining = {name: current[name] for name in current if name not in names}
+    # Without names, properties added by others until the write are removed, too.
     touched = names if "name" in request.query else None
-    return await _set(request, export, left, touched)
+    return await _set(request, export, remaining, touched)
 
 
 @routes.get(PROPERTY)
 async def get_property(request: web.Request) -> web.Response:
-    """Answer one property's value."""
+    """Return the value of one property."""
     stored = require_stored(request, "Export")
-    known = _properties(stored.resource)
-    name = _require_property(stored.resource, known, request.match_info["name"])
-    return json_answer(known[name], headers={"ETag": resource_etag(stored.resource)})
+    current = _properties(stored.resource)
+    name = _require_property(stored.resource, current, request.match_info["name"])
+    return json_answer(current[name], headers={"ETag": resource_etag(stored.resource)})
 
 
 @routes.put(PROPERTY)
 async def put_property(request: web.Request) -> web.Response:
     """Set one property to the value in the body."""
     value = await json_body(request)
-    export, known = _export_with_properties(request)
+    export, current = _export_with_properties(request)
     name = request.match_info["name"]
     if value is None:
         raise RequestError(
@@ -91,17 +91,17 @@ async def put_property(request: web.Request) -> web.Response:
             f"Property `{name}` cannot be null; DELETE removes it.",
             facts={"property": name},
         )
-    status = 200 if name in known else 201
-    return await _set(request, export, {**known, name: value}, [name], status=status)
+    status = 200 if name in current else 201
+    return await _set(request, export, {**current, name: value}, [name], status=status)
 
 
 @routes.delete(PROPERTY)
 async def delete_property(request: web.Request) -> web.Response:
     """Remove one property."""
-    export, known = _export_with_properties(request)
-    gone = _require_property(export, known, request.match_info["name"])
-    left = {name: known[name] for name in known if name != gone}
-    return await _set(request, export, left, [gone])
+    export, current = _export_with_properties(request)
+    removed = _require_property(export, current, request.match_info["name"])
+    remaining = {name: current[name] for name in current if name != removed}
+    return await _set(request, export, remaining, [removed])
 
 
 def _export_with_properties(request: web.Request) -> tuple[Export, Properties]:
@@ -135,25 +135,21 @@ async def _set(
     *,
     status: int = 200,
 ) -> web.Response:
-    """Make properties what they should be.
-
-    Args:
-        request: the change.
-        export: whose they are.
-        properties: all of them.
-        touched: those that are meant; None for all.
-        status: of the answer.
-    """
-    found = normalise(properties)
-    if len(found) > MAX_PROPERTIES:
+    """Replace all properties of an Export; `touched` names the changed ones, None means all."""
+    normalised = normalise(properties)
+    if len(normalised) > MAX_PROPERTIES:
         raise RequestError(
             422,
             "PropertyInvalid",
-            f"{export.key} would have {len(found)} properties, the limit is {MAX_PROPERTIES}.",
+            f"{export.key} would have {len(normalised)} properties, the limit is {MAX_PROPERTIES}.",
         )
-    whole: Touched = (("properties",),)
-    meant = whole if touched is None else tuple(("properties", name) for name in touched)
+    all_properties: Touched = (("properties",),)
+    touched_paths = (
+        all_properties if touched is None else tuple(("properties", name) for name in touched)
+    )
     written = await request.app[RUNTIME].put(
-        replace(export, properties=found), touched=meant, options=parse_write_options(request)
+        replace(export, properties=normalised),
+        touched=touched_paths,
+        options=parse_write_options(request),
     )
     return written_answer(written, status=status)

@@ -1,4 +1,4 @@
-"""``…/import/{port}/filter``, ``/subscription`` and ``/streams``: what an Import wants."""
+"""``…/import/{port}/filter``, ``/subscription`` and ``/streams``: what an Import subscribes to."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ routes = web.RouteTableDef()
 
 @routes.get(IMPORT + "/filter")
 async def get_filter(request: web.Request) -> web.Response:
-    """Answer an Import's filter; null where it has none."""
+    """Return an Import's filter; null if it has none."""
     import_ = _import(request)
     return json_answer({"filter": import_.filter}, headers={"ETag": resource_etag(import_)})
 
 
 @routes.put(IMPORT + "/filter")
 async def put_filter(request: web.Request) -> web.Response:
-    """Set the filter, or clear it with an empty one; ``text/plain`` is the bare text."""
+    """Set the filter; an empty one clears it. ``text/plain`` bodies are the bare text."""
     fields = await _text_field(request, "filter")
     import_ = require_import(request)
     changed = replace(import_, filter=read_expression(fields, "filter"))
@@ -46,7 +46,7 @@ async def put_filter(request: web.Request) -> web.Response:
 
 @routes.get(IMPORT + "/subscription")
 async def get_subscription(request: web.Request) -> web.Response:
-    """Answer an Import's subscription; null where it wants nothing yet."""
+    """Return an Import's subscription; null if it has none yet."""
     import_ = _import(request)
     _check_not_by_name(import_)
     return json_answer(
@@ -56,7 +56,7 @@ async def get_subscription(request: web.Request) -> web.Response:
 
 @routes.put(IMPORT + "/subscription")
 async def put_subscription(request: web.Request) -> web.Response:
-    """Set the subscription; filter and scope stay."""
+    """Set the subscription; filter and scope do not change."""
     fields = await _text_field(request, "subscription")
     import_ = require_import(request)
     _check_not_by_name(import_)
@@ -66,7 +66,7 @@ async def put_subscription(request: web.Request) -> web.Response:
 
 @routes.get(IMPORT + "/streams")
 async def get_streams(request: web.Request) -> web.Response:
-    """Answer what an Import wants: a subscription, or streams by name."""
+    """Return an Import's subscription, or its streams by name."""
     import_ = _import(request)
     body: dict[str, Any] = {"applicationScope": import_.application_scope}
     if import_.streams:
@@ -78,7 +78,7 @@ async def get_streams(request: web.Request) -> web.Response:
 
 @routes.put(IMPORT + "/streams")
 async def put_streams(request: web.Request) -> web.Response:
-    """Replace what an Import wants; the filter stays, and the scope unless it is given."""
+    """Replace subscription or streams; the filter stays, and the scope unless the body has one."""
     fields = Fields(await json_body(request))
     fields.allow_only(("streams", "subscription", "applicationScope"))
     streams = read_streams(fields, "streams")

@@ -1,4 +1,4 @@
-"""``…/export/{port}`` and ``…/import/{port}``: read, declare, merge, withdraw whole resources."""
+"""``…/export/{port}`` and ``…/import/{port}``: read, put, patch, delete and release resources."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from streambroker_operator.runtime.bodies import resource_body
 from streambroker_operator.storage.write_options import Touched
 
 MAX_OWNERS = 16
-"""Owner references of a resource."""
+"""Maximum number of owner references of a resource."""
 _OWNER_KEYS = ("apiVersion", "kind", "name", "uid")
 _MANIFEST_KEYS = ("apiVersion", "kind", "metadata", "spec")
 
 
 def port_routes(kind: Kind) -> list[web.RouteDef]:
-    """Return the routes of whole resources of a kind."""
+    """Return the routes of the resources of a kind."""
 
     async def get(request: web.Request) -> web.Response:
         return answer_resource(request, kind)
@@ -66,11 +66,7 @@ routes = [*port_routes("Export"), *port_routes("Import")]
 
 
 def answer_resource(request: web.Request, kind: Kind) -> web.Response:
-    """Answer a resource's manifest with its status.
-
-    Raises:
-        RequestError: 404, there is none.
-    """
+    """Return a resource's manifest with its status; raise 404 if there is none."""
     stored = require_stored(request, kind)
     runtime = request.app[RUNTIME]
     body = resource_body(runtime.board, stored, runtime.export_reports)
@@ -78,12 +74,12 @@ def answer_resource(request: web.Request, kind: Kind) -> web.Response:
 
 
 async def declare(request: web.Request, kind: Kind) -> web.Response:
-    """Create or replace a resource from a spec, or from a whole manifest.
+    """Create or replace a resource from a spec or a whole manifest.
 
     Raises:
         RequestError: 412, a condition does not hold.
-        TakenError: the port or the name is another resource's.
-        ManifestError: a field is missing or wrong, or says another port.
+        TakenError: the port or the name belongs to another resource.
+        ManifestError: a field is missing or invalid, or names another port.
     """
     body = await json_body(request)
     key = parse_port(request)
@@ -98,12 +94,12 @@ async def declare(request: web.Request, kind: Kind) -> web.Response:
 
 
 async def merge(request: web.Request, kind: Kind) -> web.Response:
-    """Change a resource by a merge patch (RFC 7396) of its spec, or of its whole manifest.
+    """Change a resource by a merge patch (RFC 7396) of its spec or its whole manifest.
 
     Raises:
         RequestError: 404, there is none; 412, a condition does not hold.
-        TakenError: the name is another resource's, or the port has one.
-        ManifestError: a field of the outcome is missing or wrong.
+        TakenError: the name or the port belongs to another resource.
+        ManifestError: a field of the result is missing or invalid.
     """
     patch = await json_body(request)
     stored = require_stored(request, kind)
@@ -117,43 +113,39 @@ async def merge(request: web.Request, kind: Kind) -> web.Response:
 
 
 async def withdraw(request: web.Request, kind: Kind) -> web.Response:
-    """Delete a resource.
-
-    Raises:
-        RequestError: 404, there is none; 412, a condition does not hold.
-    """
+    """Delete a resource; raise 404 if there is none, 412 if a condition does not hold."""
     stored = require_stored(request, kind)
     check_match(request, stored)
-    terms = parse_write_options(request)
-    written = await request.app[RUNTIME].delete(kind, stored.resource.key, options=terms)
+    options = parse_write_options(request)
+    written = await request.app[RUNTIME].delete(kind, stored.resource.key, options=options)
     if written is None:
         raise RequestError(404, "UnknownPort", f"{stored.resource.key} has gone meanwhile.")
     return written_answer(written)
 
 
 async def release(request: web.Request, kind: Kind) -> web.Response:
-    """Give up what was changed here, so that what is declared elsewhere holds again.
+    """Release the fields changed here, so that what others declare applies again.
 
     Raises:
-        RequestError: 404, there is none; 409, nobody else declares it; 412, a condition does
+        RequestError: 404, there is none; 409, only the broker declares it; 412, a condition does
             not hold.
     """
     stored = require_stored(request, kind)
     check_match(request, stored)
-    terms = parse_write_options(request)
-    written = await request.app[RUNTIME].release(kind, stored.resource.key, options=terms)
+    options = parse_write_options(request)
+    written = await request.app[RUNTIME].release(kind, stored.resource.key, options=options)
     return written_answer(written)
 
 
 def parse_owners(body: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return the owner references of a manifest; none of a bare spec."""
+    """Return the owner references of a manifest; empty for a bare spec."""
     metadata = body.get("metadata") if isinstance(body, Mapping) and "apiVersion" in body else None
     if not isinstance(metadata, Mapping):
         return ()
     fields = Fields(metadata, "metadata")
-    found = fields.items("ownerReferences", max_items=MAX_OWNERS)
-    for place, item in enumerate(found):
-        owner = Fields(item, f"{fields.path_to('ownerReferences')}[{place}]")
+    references = fields.items("ownerReferences", max_items=MAX_OWNERS)
+    for index, item in enumerate(references):
+        owner = Fields(item, f"{fields.path_to('ownerReferences')}[{index}]")
         owner.allow_only((*_OWNER_KEYS, "controller", "blockOwnerDeletion"))
         for name in _OWNER_KEYS:
             owner.text(name)
@@ -163,17 +155,16 @@ def parse_owners(body: Any) -> tuple[Mapping[str, Any], ...]:
                 "is Pod, which a restart of the driver replaces: name what outlives it, for"
                 " instance the SparkApplication",
             )
-    return tuple(found)
+    return tuple(references)
 
 
 def _touched_paths(patch: Any) -> Touched:
-    """Return what of a spec a patch is about."""
     spec = patch.get("spec", {}) if any(name in patch for name in _MANIFEST_KEYS) else patch
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     for name, value in spec.items() if isinstance(spec, Mapping) else ():
-        below = value if isinstance(value, Mapping) else ()
-        found += [(name, key) for key in below] or [(name,)]
-    return tuple(found)
+        keys = value if isinstance(value, Mapping) else ()
+        paths += [(name, key) for key in keys] or [(name,)]
+    return tuple(paths)
 
 
 def _read(kind: Kind, body: Any, key: PortKey) -> Resource:
@@ -193,8 +184,10 @@ def _read(kind: Kind, body: Any, key: PortKey) -> Resource:
 def _apply_patch(kind: Kind, patch: Any, resource: Resource) -> Resource:
     if not isinstance(patch, Mapping):
         raise ManifestError(path="", reason=f"has to be an object, not {json_type(patch)}")
-    whole = any(name in patch for name in _MANIFEST_KEYS)
+    is_manifest = any(name in patch for name in _MANIFEST_KEYS)
     current = write_manifest(resource)
     if not resource.name:
         del current["metadata"]["name"]
-    return _read(kind, merge_patch(current, patch if whole else {"spec": patch}), resource.key)
+    return _read(
+        kind, merge_patch(current, patch if is_manifest else {"spec": patch}), resource.key
+    )

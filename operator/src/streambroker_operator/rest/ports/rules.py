@@ -1,4 +1,4 @@
-"""``/api/jobs/{job}/patterns``: the rules of patterns of a job."""
+"""``/api/jobs/{job}/patterns``: pattern rules of a job."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ routes = web.RouteTableDef()
 
 @routes.get(PATTERNS)
 async def list_patterns(request: web.Request) -> web.Response:
-    """Answer the rules of a job, in the order of their ids; none if it has none."""
+    """Return the rules of a job, sorted by id."""
     job = _parse_job(request)
-    found = [
+    bodies = [
         _rule_answer_body(request, stored) for stored in request.app[RUNTIME].rules.job_rules(job)
     ]
-    return json_answer({"patterns": found})
+    return json_answer({"patterns": bodies})
 
 
 @routes.get(PATTERN)
 async def get_pattern(request: web.Request) -> web.Response:
-    """Answer a rule's manifest with its status."""
+    """Return a rule's manifest with its status."""
     stored = _require_rule(request)
     body = _rule_answer_body(request, stored)
-    more = digest([stored.rule.name, body["status"]])[:16]
-    return json_answer(body, headers={"ETag": f'"{_rule_etag(stored)}+{more}"'})
+    suffix = digest([stored.rule.name, body["status"]])[:16]
+    return json_answer(body, headers={"ETag": f'"{_rule_etag(stored)}+{suffix}"'})
 
 
 @routes.put(PATTERN)
@@ -53,30 +53,34 @@ async def put_pattern(request: web.Request) -> web.Response:
     body, key = await json_body(request), _parse_key(request)
     rule = _read(body, key)
     rules = request.app[RUNTIME].rules
-    known = rules.get(key)
-    check_etag(request, None if known is None else _rule_etag(known))
-    if known is not None and not rule.enable:
-        rule = replace(rule, enable=known.rule.enable)
+    current = rules.get(key)
+    check_etag(request, None if current is None else _rule_etag(current))
+    if current is not None and not rule.enable:
+        rule = replace(rule, enable=current.rule.enable)
     stored = await rules.put(rule, options=parse_write_options(request, parse_owners(body)))
     return _written_answer(stored, status=201 if stored.created else 200)
 
 
 @routes.delete(PATTERN)
 async def delete_pattern(request: web.Request) -> web.Response:
-    """Delete a rule; its partial matches go."""
+    """Delete a rule and its partial matches."""
     stored = _require_rule(request)
     check_etag(request, _rule_etag(stored))
-    terms = parse_write_options(request)
-    return _written_answer(await request.app[RUNTIME].rules.delete(stored.rule.key, options=terms))
+    options = parse_write_options(request)
+    return _written_answer(
+        await request.app[RUNTIME].rules.delete(stored.rule.key, options=options)
+    )
 
 
 @routes.post(ENABLE)
 async def enable_pattern(request: web.Request) -> web.Response:
-    """Have a rule run again that an error has turned off."""
+    """Re-enable a rule that an error has turned off."""
     stored = _require_rule(request)
     check_etag(request, _rule_etag(stored))
-    terms = parse_write_options(request)
-    return _written_answer(await request.app[RUNTIME].rules.enable(stored.rule.key, options=terms))
+    options = parse_write_options(request)
+    return _written_answer(
+        await request.app[RUNTIME].rules.enable(stored.rule.key, options=options)
+    )
 
 
 def _parse_job(request: web.Request) -> tuple[str, str]:
@@ -87,11 +91,7 @@ def _parse_job(request: web.Request) -> tuple[str, str]:
 
 
 def _parse_key(request: web.Request) -> RuleKey:
-    """Return the rule of the address, whether it is there or not.
-
-    Raises:
-        ManifestError: it cannot be one.
-    """
+    """Return the rule key of the path, valid but not necessarily known."""
     namespace, job = _parse_job(request)
     id_ = request.match_info["id"]
     if not is_rule_id(id_):
@@ -104,11 +104,6 @@ def _parse_key(request: web.Request) -> RuleKey:
 
 
 def _require_rule(request: web.Request) -> StoredRule:
-    """Return the rule of the address.
-
-    Raises:
-        RequestError: 404, there is none.
-    """
     id_ = request.match_info["id"]
     try:
         key = _parse_key(request)

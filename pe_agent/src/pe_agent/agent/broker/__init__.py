@@ -1,1 +1,1 @@
-"""What an agent has from the broker and tells it."""
+"""The agent's side of the broker protocol: link, commands, reports, signatures."""

@@ -1,7 +1,7 @@
-"""What the broker asks of the agent: fetched when something waits, done, answered.
+"""Commands of the broker for the agent: fetched when announced, performed, answered.
 
-A thread of its own does it: a tuple waits for a disk, and for the batch that is being published,
-and no poll may wait for that.
+They run in a thread of their own. A control tuple waits for the disk and for the batch being
+published, which must not delay a poll.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Action = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class UnknownCommandError(StreambrokerError):
-    """The broker asks for something that this release cannot do, or does for nobody else."""
+    """The broker sent a command that this release does not know, or does not accept from it."""
 
     code = "ErrandUnknown"
 
 
 class CommandRunner:
-    """One thread that fetches and does.
+    """Thread that fetches and performs commands.
 
     Args:
-        actions: what the agent can do, by name; only those of `ACTIONS` are done for a broker.
-        send: takes answers to the broker, and returns what else there is to do.
+        actions: handlers by name; a broker may only use those in `ACTIONS`.
+        send: sends results to the broker and returns the next commands.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class CommandRunner:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Begin; nothing is asked before something waits."""
+        """Start the thread; it fetches nothing before `wake`."""
         threading.Thread(target=self._run, daemon=True, name="broker errands").start()
 
     def wake(self) -> None:
-        """Something waits."""
+        """Fetch now: the broker has commands."""
         self._wake.set()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the thread."""
         self._closed.set()
         self._wake.set()
 
@@ -68,19 +68,19 @@ class CommandRunner:
             try:
                 self.run_pending()
             except Exception as error:
-                # Whatever it was: it waits there still, and the broker says so again.
+                # The commands stay at the broker, which announces them again.
                 log.info("errands of the broker cannot be fetched or answered: %s", error)
             self._closed.wait(POLL_SPACING_S)
 
     def run_pending(self) -> None:
-        """Fetch, do and answer until nothing waits.
+        """Fetch, perform and answer commands until none is left.
 
         Raises:
-            StreambrokerError: the broker did not take the answers, and has the errands still.
+            StreambrokerError: the broker did not accept the results and keeps the commands.
         """
         done: list[CommandResult] = []
-        while errands := decode_commands(self._send(encode_results(done))):
-            done = [self._perform(one) for one in errands]
+        while commands := decode_commands(self._send(encode_results(done))):
+            done = [self._perform(command) for command in commands]
 
     def _perform(self, command: AgentCommand) -> CommandResult:
         try:

@@ -1,7 +1,7 @@
-"""The agent's link to the broker: registration, declarations, polls, hints.
+"""Agent's link to the broker: registration, declarations, polls, hints.
 
-A poll replaces the view only when the broker answers with one. Everything else, silence, errors
-and 404 alike, leaves the routes as they are.
+Only a view in the broker's response replaces the view. On no response, errors and 404 the routes
+stay as they are.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ log = logging.getLogger("pe_agent")
 
 RETRY_SECONDS = 1.0
 REFUSED_FACTOR = 5
-"""How much more rarely than a broker that is away one is asked that refuses the agent's token."""
+"""Factor on the retry pause while the broker refuses the agent's token."""
 MAX_DOUBLINGS = 4
-"""How often the pause is doubled, at most, before a broker is asked again that said "later"."""
+"""Maximum doublings of the retry pause while the broker responds that it is busy."""
 SPACING_SECONDS = hints.POLL_SPACING_S
 ACKNOWLEDGE_SECONDS = 0.25
-"""How soon a broker that wants to know hears that a view is run, unless the next poll tells it."""
+"""Delay of the acknowledgement of a view, if the broker asked for one."""
 BUSY_SECONDS = 2.0
 BUSY_ACKNOWLEDGE_SECONDS = 0.7
-"""How soon it hears that where it heard of another view a moment ago: the next change may be near,
-whose poll tells it too. Below the second for which a broker lets a status settle."""
+"""Delay of the acknowledgement shortly after another one: the poll for the next change may carry
+it. Below the one second in which a broker lets a status settle."""
 LINGER_SECONDS = 1.0
-"""How long a connection is kept after a poll: where changes come, the next is near."""
+"""How long a connection is kept after a poll: changes often come in series."""
 REGISTER_SECONDS = 600.0
-"""How often an agent registers though the broker shows that it knows it."""
+"""Registration interval although the broker shows that it knows the agent."""
 UNPROVEN_SECONDS = 60.0
-"""The same while no hints reach it: the challenge that shows that they would may be lost."""
+"""Registration interval while no hints arrive: the challenge that enables them may be lost."""
 
 
 class BrokerLink:
-    """One thread that polls and one that listens for hints."""
+    """Polling thread and hint listener thread."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class BrokerLink:
             location=location,
             hint=self._hint_address(),
         )
-        # Whether hints go there, and what was received there to prove that this agent listens.
+        # Whether the broker sends hints, and the proof received by hint that this agent listens.
         self._hints_enabled, self._proof, self._registered_proof = True, "", ""
         self._registered_token: str | None = None
-        # What the broker showed with its last answer, of the registration that it knows.
+        # Tag of the registration that the broker knows, from its last response.
         self._registration_tag: str | None = None
         self._wake = threading.Event()
         self._stopped = threading.Event()
@@ -114,10 +114,10 @@ class BrokerLink:
         self._refused: str | None = None
         self._refused_hints = 0
         self._polls = 0
-        # Whether the broker waits to hear that the view is run, and since when it is.
+        # Whether the broker wants an acknowledgement of the view, and when the view was applied.
         self._acknowledge_due, self._view_applied_at = False, 0.0
-        # Of which view the first end of a capability is known, and how long before it to ask anew:
-        # not all agents at once.
+        # First capability expiry of the checked view, and the margin before it to ask for new
+        # ones; random, so that not all agents ask at once.
         self._checked_view: View | None = None
         self._first_expiry: int | None = None
         self._renew_margin = capability.DAY_S * random.uniform(0.2, 0.9)  # noqa: S311 - jitter
@@ -135,7 +135,7 @@ class BrokerLink:
         agent.rule_state.on_report = self._reporter.report_soon
 
     def _hint_address(self) -> str:
-        """Return where hints are received; a broker looks no names up."""
+        """Return the IP address and port for hints; a broker resolves no names."""
         host, port = self._socket.getsockname()
         if ipaddress.ip_address(host).is_unspecified:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -147,7 +147,7 @@ class BrokerLink:
         return f"{host}:{port}"
 
     def start(self) -> None:
-        """Begin to poll and to listen."""
+        """Start polling and listening."""
         for target in (self._run, self._listen):
             threading.Thread(target=target, daemon=True, name=f"broker {target.__name__}").start()
         self._reporter.start()
@@ -163,11 +163,11 @@ class BrokerLink:
         self._socket.close()
 
     def wake(self) -> None:
-        """Poll now: there is something to tell."""
+        """Poll now: there is something to report."""
         self._wake.set()
 
     def status(self) -> dict[str, Any]:
-        """Return where the broker is, whether it answers, and what came of it."""
+        """Return URL, state and counters of the link."""
         return {
             "url": self._client.url,
             "away": self._away,
@@ -190,7 +190,7 @@ class BrokerLink:
                 self._away, self._refused, self._busy_retries = False, None, 0
                 self._reporter.on_poll()
             except Exception as error:
-                # Whatever it was, the next round is the remedy; without this thread there is none.
+                # The next round is the remedy for any error; without this thread there is none.
                 if not isinstance(error, StreambrokerError):
                     log.exception("the round with the broker failed")
                 else:
@@ -208,7 +208,7 @@ class BrokerLink:
         self._client.close_idle()
 
     def _wait(self, pause: float) -> None:
-        """Wait for the next round; meanwhile no connection is kept for long."""
+        """Wait for the next round; close an idle connection after `LINGER_SECONDS`."""
         if pause > LINGER_SECONDS and self._client.has_idle_connection:
             if self._wake.wait(LINGER_SECONDS):
                 return
@@ -221,7 +221,7 @@ class BrokerLink:
         return BUSY_ACKNOWLEDGE_SECONDS if busy else ACKNOWLEDGE_SECONDS
 
     def _log_failure(self, error: StreambrokerError) -> None:
-        """Say once that the broker is away, or what it has against this agent."""
+        """Log once that the broker is away, or why it refuses this agent."""
         denied = isinstance(error, BrokerRefusedError) and error.status in (401, 403)
         refused = f"{error.code}: {error}" if denied else None
         if refused is not None and refused != self._refused:
@@ -231,7 +231,7 @@ class BrokerLink:
         self._refused = refused
 
     def _sync(self) -> None:
-        """Tell and ask; where a signature is refused, register with the token and do it again."""
+        """Register and poll; on a refused signature register with the token and retry."""
         try:
             self._register_and_poll()
         except BrokerRefusedError as error:
@@ -258,32 +258,32 @@ class BrokerLink:
         if self._registration_tag != registration.registration_tag(
             self._agent.key, self._accepted_registration()
         ):
-            # Another file, an older one, another agent of this PE, or an older release.
+            # Another or older broker file, another agent of this PE, or an older release.
             self._register()
             self._declare_ports()
             self._poll()
 
     def _accepted_registration(self) -> registration.Registration:
-        """Return the registration as the broker keeps it."""
+        """Return the registration as the broker stores it."""
         return self._registration if self._hints_enabled else replace(self._registration, hint=None)
 
     def _register(self) -> None:
-        shown, exchange = self._token.current(), self._create_exchange()
+        token, exchange = self._token.current(), self._create_exchange()
         self._registered_proof = self._proof
         body = registration.encode_request(
             self._registration, exchange, self._registered_proof or None
         )
-        told = self._client.request("PUT", self._path, body).body
-        answer = registration.decode_answer(told, exchange)
-        self._registered_token = shown
-        if self._agent.key not in (b"", answer.key):
-            # Keys come from the broker's secret: this one has another file, and knows no ports.
+        reply = self._client.request("PUT", self._path, body).body
+        response = registration.decode_answer(reply, exchange)
+        self._registered_token = token
+        if self._agent.key not in (b"", response.key):
+            # The broker derives keys from its secret: a new key means another file without ports.
             self._mark_all_undeclared()
-        self._agent.key = answer.key
-        self._agent.store.set("key", answer.key.hex())
-        self._poll_seconds = float(answer.poll_s)
-        self._hints_enabled = answer.hinted
-        again = REGISTER_SECONDS if answer.hinted else UNPROVEN_SECONDS
+        self._agent.key = response.key
+        self._agent.store.set("key", response.key.hex())
+        self._poll_seconds = float(response.poll_s)
+        self._hints_enabled = response.hinted
+        again = REGISTER_SECONDS if response.hinted else UNPROVEN_SECONDS
         self._next_registration = time.monotonic() + again
 
     def _create_exchange(self) -> registration.Exchange:
@@ -299,7 +299,7 @@ class BrokerLink:
             state["told"] = False
 
     def _accept_view(self, version: str, point: hints.Point) -> bool:
-        """Say whether to take a view; an older one shows a broker with an older file."""
+        """Return whether to apply a view; an older one reveals a broker with a restored file."""
         restored = self._hint_gate.is_ahead_of(point)
         if restored and not self._restored:
             self._mark_all_undeclared()
@@ -309,8 +309,10 @@ class BrokerLink:
 
     def _poll(self) -> None:
         view = self._agent.routes.view
-        whole = self._rule_gate.needs_full_view or (view is not None and self._expires_soon(view))
-        known = view is not None and view.version and not whole
+        needs_full = self._rule_gate.needs_full_view or (
+            view is not None and self._expires_soon(view)
+        )
+        known = view is not None and view.version and not needs_full
         headers = {"If-None-Match": f'"{view.version}"'} if view and known else {}
         if self._acknowledge_due:
             headers["Running-For"] = f"{time.monotonic() - self._view_applied_at:.3f}"
@@ -319,32 +321,32 @@ class BrokerLink:
         if ended:
             headers[ends.HEADER] = ends.encode(ends.make_ended_exports(ended))
         self._polls += 1
-        answer = self._client.request("GET", self._path, headers=headers, keep_alive=True)
+        response = self._client.request("GET", self._path, headers=headers, keep_alive=True)
         self._note_reported_ended(ended)
-        self._registration_tag = answer.headers.get("agent")
-        self._signer.on_answer(answer.headers)
-        if errand.HEADER.lower() in answer.headers:
+        self._registration_tag = response.headers.get("agent")
+        self._signer.on_answer(response.headers)
+        if errand.HEADER.lower() in response.headers:
             self._commands.wake()
         self._acknowledge_due = False
-        if answer.status == 304:
-            point = hints.read_point(answer.headers.get("point", ""))
+        if response.status == 304:
+            point = hints.read_point(response.headers.get("point", ""))
             if view is not None and point is not None:
                 self._accept_view(view.version, point)
             return
-        taken = decode(answer.body)
-        if self._accept_view(taken.version, taken.point):
-            self._agent.routes.apply(self._rule_gate.drop_stale_rules(taken, view))
-            if "acknowledge" in answer.headers:
+        received = decode(response.body)
+        if self._accept_view(received.version, received.point):
+            self._agent.routes.apply(self._rule_gate.drop_stale_rules(received, view))
+            if "acknowledge" in response.headers:
                 self._acknowledge_due, self._view_applied_at = True, time.monotonic()
 
     def _note_reported_ended(self, ended: frozenset[str]) -> None:
-        """Note which ends the broker knows; tell it at once of what came while it was told."""
+        """Record acknowledged ends; poll again if they changed during the request."""
         self._agent.reported_ended = ended
         if self._agent.ended_exports() != ended:
             self._wake.set()
 
     def _expires_soon(self, view: View) -> bool:
-        """Say whether a capability of the view ends so soon that another one has to be got."""
+        """Return whether a capability of the view expires so soon that a new one is needed."""
         if view is not self._checked_view:
             self._checked_view, self._first_expiry = view, first_expiry(view)
         return (
@@ -372,9 +374,9 @@ class BrokerLink:
             self._agent.save_declaration(name)
 
     def _declare_port(self, name: str, state: dict[str, Any]) -> None:
-        """Declare a port where none exists; of one that exists only the rows' schema is put right.
+        """Declare a port if it does not exist; else update only the schema of its rows.
 
-        The schema is no setting: importers are matched by it, so it has to be what the rows have.
+        The schema is no setting: importers are matched by it, so it must be that of the rows.
         """
         path, spec = f"{self._path}/{name}", state["spec"]
         if spec is not None:
@@ -388,12 +390,16 @@ class BrokerLink:
             except BrokerRefusedError as error:
                 if error.status != 412:
                     raise
-        answer = self._client.request("GET", path)
-        found = {k: v for k, v in answer.body["spec"].items() if k not in ("job", "pe", "port")}
-        if state["schema"] is not None and found.get("schema") != state["schema"]:
-            found["schema"] = state["schema"]
-            self._client.request("PUT", path, found, headers={"If-Match": answer.headers["etag"]})
-        differs = _describe_differences(spec or {}, found)
+        response = self._client.request("GET", path)
+        existing = {
+            k: v for k, v in response.body["spec"].items() if k not in ("job", "pe", "port")
+        }
+        if state["schema"] is not None and existing.get("schema") != state["schema"]:
+            existing["schema"] = state["schema"]
+            self._client.request(
+                "PUT", path, existing, headers={"If-Match": response.headers["etag"]}
+            )
+        differs = _describe_differences(spec or {}, existing)
         state["differs"] = differs or None
         if differs:
             log.warning(
@@ -406,9 +412,9 @@ class BrokerLink:
     # -- hints -------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Turn good hints into polls; a bad one costs nothing, a replayed one at most a poll.
+        """Turn valid hints into polls; a replayed hint costs at most one poll.
 
-        One that tells of errands may have taken the place of one that tells of a view.
+        A hint for commands may have replaced one for a view, so it also counts as a poll hint.
         """
         while not self._stopped.is_set():
             try:
@@ -432,14 +438,13 @@ class BrokerLink:
 
 
 def first_expiry(view: View) -> int | None:
-    """Return when the first of a view's capabilities ends, None if none does."""
+    """Return the earliest expiry of a view's capabilities, None if none expires."""
     tokens = (r.capability for port in view.imports.values() for r in port.routes)
     ends = (capability.claimed_expiry(token) for token in tokens if token is not None)
     return min((end for end in ends if end is not None), default=None)
 
 
 def _build_declaration(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return what to declare a port by: a manifest if it belongs to something, else the spec."""
     spec: dict[str, Any] = state["spec"]
     if state.get("owner") is None:
         return spec
@@ -453,7 +458,6 @@ def _build_declaration(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str,
 
 
 def _describe_differences(declared: dict[str, Any], existing: dict[str, Any]) -> str:
-    """Return which declared fields the existing resource has otherwise, as one sentence part."""
     parts = [
         f"{k} is {existing.get(k)!r}, the code says {v!r}"
         for k, v in sorted(declared.items())

@@ -1,7 +1,7 @@
-"""What the agent tells the broker of its readers, for ``streambroker top``.
+"""Status reports of the agent to the broker, for ``streambroker top``.
 
-Figures for people: nothing waits for them and nothing depends on them. They are sent by a
-thread of their own, so a broker that is slow at taking them never delays a poll.
+No other function depends on them. A thread of their own sends them, so that a slow broker never
+delays a poll.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ log = logging.getLogger("pe_agent")
 
 MAX_INTERVAL_SECONDS = 30.0
 SPACING_SECONDS = 1.0
-"""Between two reports at least, however much there is to tell."""
+"""Minimum time between two reports."""
 MAX_REPORT_BYTES = 60_000
-"""Bytes of a report; the broker takes 64 KiB."""
+"""Maximum bytes of a report; the broker accepts 64 KiB."""
 MAX_DAMAGED_SEGMENTS = 10
-"""Damaged segments that are named."""
+"""Maximum number of damaged segments in a report."""
 MAX_REASON = 200
-"""Characters of why a fellow does not answer."""
+"""Maximum characters of a shard agent's error."""
 _READER_LIMITS = (1_000, 300, 100, 30, 10, 0)
 _RECEIVED_FIELDS = ("lagEpochs", "duplicates", "successors")
 _COPIED_FIELDS = (
@@ -39,54 +39,49 @@ _COPIED_FIELDS = (
 
 
 def build_report(status: Mapping[str, Any], limit: int = MAX_REPORT_BYTES) -> dict[str, Any]:
-    """Return the report of an agent's status.
+    """Build the report from an agent's status, at most ``limit`` bytes as JSON.
 
-    Args:
-        status: as the agent's action ``status`` returns it.
-        limit: bytes of the report as JSON; readers are left out until it fits, those that
-            are away first, side inputs for which least rows wait, and rules on which least time
-            was spent.
+    It is cut until it fits: readers that are away first, side inputs with the fewest waiting rows,
+    rules with the least time.
     """
-    found: dict[str, Any] = {}
-    for most in _READER_LIMITS:
-        found = {
+    report: dict[str, Any] = {}
+    for count in _READER_LIMITS:
+        report = {
             "exports": {
-                port_of(key): _report_export(export, most)
+                port_of(key): _report_export(export, count)
                 for key, export in status["exports"].items()
             },
-            "imports": _report_imports(status["imports"]["readers"], most),
+            "imports": _report_imports(status["imports"]["readers"], count),
             "fellows": _report_shard_agents(status.get("fellows", {})),
-            **({"sides": _report_sides(status["sides"], most)} if status.get("sides") else {}),
-            **_report_rules(status, most),
+            **({"sides": _report_sides(status["sides"], count)} if status.get("sides") else {}),
+            **_report_rules(status, count),
             **({"patterns": status["patterns"]} if "patterns" in status else {}),
         }
-        if len(json.dumps(found)) <= limit:
+        if len(json.dumps(report)) <= limit:
             break
-    return found
+    return report
 
 
 def _report_sides(sides: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
-    """Return side inputs, those that most rows wait for first."""
     return sorted(sides, key=lambda side: -side["waitingRows"])[:limit]
 
 
 def _report_rules(status: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Return figures of rules, those that took most time first, and operators that wait."""
-    figures = sorted(status.get("ruleFigures", ()), key=lambda one: -one["nanoseconds"])[:limit]
+    metrics = sorted(status.get("ruleFigures", ()), key=lambda one: -one["nanoseconds"])[:limit]
     waiting = [one for one in status.get("ruleWaiting", ()) if one["rows"]]
     waiting = sorted(waiting, key=lambda one: -one["rows"])[:limit]
-    told = {"ruleFigures": figures, "ruleWaiting": waiting}
-    return {name: each for name, each in told.items() if each}
+    parts = {"ruleFigures": metrics, "ruleWaiting": waiting}
+    return {name: values for name, values in parts.items() if values}
 
 
 def _report_shard_agents(shard_agents: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "pe": pe,
-            "active": fellow["active"],
-            "away": None if fellow["away"] is None else fellow["away"][:MAX_REASON],
+            "active": shard_agent["active"],
+            "away": None if shard_agent["away"] is None else shard_agent["away"][:MAX_REASON],
         }
-        for pe, fellow in sorted(shard_agents.items())
+        for pe, shard_agent in sorted(shard_agents.items())
     ]
 
 
@@ -112,10 +107,7 @@ def _report_export(export: Mapping[str, Any], limit: int) -> dict[str, Any]:
 
 
 def mask_reader_id(reader: str) -> str:
-    """Return a name for a reader that tells it from others, and is not its id.
-
-    Whoever knows the id reads what it has planned; who may read a report is another matter.
-    """
+    """Return a pseudonym of a reader: knowledge of the id itself allows reading its plan."""
     return hashlib.sha256(reader.encode()).hexdigest()[:16]
 
 
@@ -140,11 +132,11 @@ def _report_reader(id_: str, reader: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _report_imports(readers: Mapping[str, Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    ports: dict[str, Any] = {}
     ordered = sorted(readers.items(), key=lambda item: not item[1]["alive"])
     for id_, reader in ordered[:limit]:
         pinned = reader["pinned"]
-        port = found.setdefault(port_of(reader["import"]), {"readers": []})
+        port = ports.setdefault(port_of(reader["import"]), {"readers": []})
         port["readers"].append(
             {
                 "reader": mask_reader_id(id_),
@@ -157,17 +149,13 @@ def _report_imports(readers: Mapping[str, Mapping[str, Any]], limit: int) -> dic
                 "lost": reader["lost"],
             }
         )
-    return found
+    return ports
 
 
 class StatusReporter:
-    """Sends reports: one after the first poll, then as often as the broker says.
+    """Sends reports: one after the first poll, then at the interval that the broker sets.
 
-    A report that fails is forgotten; the next follows after the next poll.
-
-    Args:
-        status: the agent's status.
-        send: puts a report to the broker and returns its answer's body.
+    A failed report is dropped; the next one follows the next poll.
     """
 
     def __init__(
@@ -182,19 +170,19 @@ class StatusReporter:
         self._report_requested = threading.Event()
 
     def start(self) -> None:
-        """Begin; nothing is sent before the first poll."""
+        """Start the thread; it sends nothing before the first poll."""
         threading.Thread(target=self._run, daemon=True, name="broker reports").start()
 
     def on_poll(self) -> None:
-        """The broker answered a poll."""
+        """Note that the broker answered a poll."""
         self._polled.set()
 
     def report_soon(self) -> None:
-        """Report soon: there is something that people wait for."""
+        """Report soon: the report has changes that users wait for."""
         self._report_requested.set()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the thread."""
         self._closed.set()
         self._polled.set()
         self._report_requested.set()
@@ -207,12 +195,12 @@ class StatusReporter:
                 self._closed.wait(min(pause, SPACING_SECONDS))
 
     def report(self) -> float:
-        """Send one report; return after how many seconds the next is due."""
+        """Send one report; return the seconds until the next one."""
         try:
-            answer = self._send(build_report(self._status()))
-            return min(MAX_INTERVAL_SECONDS, max(0.5, float(answer["again"])))
+            response = self._send(build_report(self._status()))
+            return min(MAX_INTERVAL_SECONDS, max(0.5, float(response["again"])))
         except Exception as error:
-            # Whatever it was: figures for people must not disturb anything.
+            # Reports are informational: no error may disturb anything else.
             log.debug("report not taken: %s", error)
             self._polled.clear()
             return MAX_INTERVAL_SECONDS if getattr(error, "status", 0) else 0.5

@@ -1,8 +1,8 @@
-"""When an agent signs its requests in the place of showing its token.
+"""Signatures of an agent's requests, used in place of its token.
 
-A broker of a cluster asks the API server whose a token is. What an agent has signed with the
-key of its registration it can check alone, so that agents come through while the API server is
-away. Whether a broker takes signatures it says itself: with a view, or when it refuses a token.
+A broker in a cluster has to ask the API server for the owner of a token. It can verify a signature
+with the registration key alone, so agents are served while the API server is away. The broker
+announces that it accepts signatures: with a view, or when it refuses a token.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 
 PAUSE_SECONDS = 60.0
-"""How long tokens are shown after a signature was refused; a wrong clock is not put right soon."""
+"""Time to use tokens after a refused signature; a wrong clock is rarely corrected soon."""
 
 
 class Signer:
-    """Signs, as long as the broker takes it; safe to be used by several threads.
+    """Signs requests while the broker accepts it; thread-safe.
 
-    Args:
-        agent: whose requests.
-        instance: of the agent's registration.
-        key: returns the agent's key; empty before its first registration.
-        clock: a monotonic clock, in seconds.
-        wall_clock: seconds since 1970.
+    ``key`` returns the agent's key, empty before its first registration.
     """
 
     def __init__(
@@ -46,19 +41,13 @@ class Signer:
         self._last_us = 0
 
     def header(self, method: str, path: str, body: bytes) -> str | None:
-        """Return what to send as ``Authorization``; None to show the token.
-
-        Args:
-            method: of the request.
-            path: as in the request line, with its query.
-            body: of the request; empty for none.
-        """
+        """Return the ``Authorization`` header for a path with query; None to use the token."""
         key = self._key()
         if not self._is_enabled or not key:
             return None
         with self._lock:
             self._last_us = max(int(self._wall_clock() * 1e6), self._last_us + 1)
-            now = self._last_us
+            time_us = self._last_us
         return signature.sign(
             key,
             agent=self._agent,
@@ -66,20 +55,16 @@ class Signer:
             method=method,
             path=path,
             body=body,
-            time_us=now,
+            time_us=time_us,
         )
 
     def on_answer(self, headers: Mapping[str, str]) -> None:
-        """Take in what the broker sent with a view; names are in lower case."""
+        """Handle the headers of a view response; names are in lower case."""
         if headers.get("acknowledge") == "at-once":
             self._enable_if_allowed()
 
     def on_refused(self, challenge: str) -> bool:
-        """Take in that the broker does not know who asks; say if that was for a signature.
-
-        Args:
-            challenge: what it sent as ``WWW-Authenticate``.
-        """
+        """Handle a 401 with its ``WWW-Authenticate``; return whether it refused a signature."""
         if self._is_enabled:
             self._is_enabled = False
             self._not_before = self._clock() + PAUSE_SECONDS

@@ -1,1 +1,1 @@
-"""The exports of an agent: publishing, waiting, reading, and what their logs say."""
+"""Exports of an agent: publishing, backpressure, reading, and the state of their logs."""

@@ -1,4 +1,4 @@
-"""An export that waits for its readers: for whom, for how long, and which wait would never end."""
+"""Backpressure of an export: readers it waits for, wait limits, and deadlocks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from streambroker_core.model import job_of
 log = logging.getLogger("pe_agent")
 
 SELF_WAIT_SECONDS = 60.0
-"""For so long readers of the publisher's own job may stand still while it waits for them."""
+"""Time for which readers of the publisher's own job may make no progress while it waits."""
 
 
 class SelfWaitError(StreambrokerError):
-    """An export would wait for its own publisher, for ever; nothing was staged."""
+    """An export would wait for its own publisher forever; nothing was staged."""
 
     code = "SelfWait"
 
 
 class Backpressure(ExportState):
-    """Whom an export waits for. All public calls are safe from any thread."""
+    """Readers that an export waits for. Public methods are thread-safe."""
 
     _last_waiter: tuple[str, float] = ("", -math.inf)
-    """The query that asked for admission last and has to wait, and when."""
+    """The last query that asked for admission in vain, and when."""
 
     def blocking_readers(self) -> list[BlockingReader]:
-        """Return who makes the export wait at this moment, slowest first; asking is waiting."""
+        """Return the readers that block the export now, slowest first; counts as a wait."""
         with self._lock:
             return self._blocking_readers_at(self._clock())
 
@@ -47,7 +47,6 @@ class Backpressure(ExportState):
         return []
 
     def _demote_slowest(self, now: float) -> None:
-        """Let the slowest readers drop: the export has waited for them for long enough."""
         for reader in self.ledger.demote_slowest(now):
             self._save_reader(reader.id)
             log.warning(
@@ -60,11 +59,7 @@ class Backpressure(ExportState):
         self._sweep()
 
     def _check_admission(self, query: str, now: float) -> list[BlockingReader]:
-        """Return whom a query has to wait for before it may stage rows.
-
-        Raises:
-            SelfWaitError: the wait would not end by itself.
-        """
+        """Return the readers a query must wait for; raise SelfWaitError on a deadlock."""
         holders = self._blocking_readers_at(now)
         if holders:
             self._refuse_self_wait(query, holders, now)
@@ -72,7 +67,7 @@ class Backpressure(ExportState):
         return holders
 
     def note_wait_chains(self, import_: str, chains: Mapping[str, Sequence[str]]) -> None:
-        """Take in for which exports the queries of readers wait, as the agent of theirs reports."""
+        """Record the exports that readers' queries wait for, as their agent reports."""
         with self._lock:
             for id_, chain in chains.items():
                 reader = self.ledger.readers.get(id_)
@@ -80,16 +75,14 @@ class Backpressure(ExportState):
                     self.chains.record(id_, chain, self._clock())
 
     def wait_chain(self, query: str, *, gated: bool) -> list[str]:
-        """Return the exports for which a query waits here, this one first; empty if it does not.
+        """Return the exports for which a query waits here, this one first; empty if none.
 
-        Args:
-            query: that publishes here.
-            gated: it reads nothing because the export is full; else it waits if a task of it has
-                asked for admission in vain.
+        A ``gated`` query reads nothing because the export is full. Any other query waits if one of
+        its tasks has recently asked for admission in vain.
         """
         with self._lock:
-            now, (asked, at) = self._clock(), self._last_waiter
-            waits = gated or (asked == query and now - at <= RETRY_WINDOW_SECONDS)
+            now, (waiter, at) = self._clock(), self._last_waiter
+            waits = gated or (waiter == query and now - at <= RETRY_WINDOW_SECONDS)
             if not waits or self.ledger.limits.wait_limit is not None:
                 return []
             return self.chains.blocking_exports(self.ledger.blocking_readers(now), now)
@@ -113,11 +106,11 @@ class Backpressure(ExportState):
                 " `drop`, or give an export in it a buffer.waitLimit or a larger buffer.maxBytes."
             )
         job = job_of(self.key)
-        still = now - max(self.wait_times.since(now) or now, *(h.last_progress for h in holders))
-        if still > SELF_WAIT_SECONDS and all(job_of(h.import_) == job for h in holders):
+        idle = now - max(self.wait_times.since(now) or now, *(h.last_progress for h in holders))
+        if idle > SELF_WAIT_SECONDS and all(job_of(h.import_) == job for h in holders):
             names = ", ".join(sorted({h.import_ for h in holders}))
             raise SelfWaitError(
-                f"export {self.key} has been full for {still:.0f} s of rows that {names} of the"
+                f"export {self.key} has been full for {idle:.0f} s of rows that {names} of the"
                 " same job did not finish, and none of them has moved: their queries seem to wait"
                 " for the tasks of this one. Give the job more cores, a larger buffer.maxBytes, or"
                 " read these imports under `drop`."

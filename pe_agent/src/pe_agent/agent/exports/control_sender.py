@@ -1,8 +1,8 @@
-"""Control tuples from outside to the importers of an export.
+"""External control tuples for the importers of an export.
 
-A tuple is in the store, with its identity, before anybody is answered; then it is in an epoch of
-its own, which is opened at once. A crash between the two is mended by the next start: what
-manifests do not have is emitted, what they have is not emitted again.
+A tuple is stored with its identity before the caller gets a response. Then it is published at once
+in an epoch of its own. After a crash in between, the next start publishes the stored tuples that no
+manifest has.
 """
 
 from __future__ import annotations
@@ -26,58 +26,58 @@ from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
 
 REMEMBERED_TUPLES = 1_000
-"""How many tuples that are in epochs an export remembers, for repeated requests and reports."""
+"""Published tuples that an export remembers, for repeated requests and reports."""
 MAX_REQUEST_ID = 128
-"""Characters of a request's id."""
+"""Maximum characters of a request id."""
 
 
 class RequestDiffersError(StreambrokerError):
-    """A request id with two contents, or that cannot be one; nothing was emitted."""
+    """A request id is invalid, or was used for another tuple; nothing was emitted."""
 
     code = "RequestDiffers"
 
 
 class ExportFullError(StreambrokerError):
-    """The log is full of what readers have not finished; nothing was emitted."""
+    """The log is full of epochs that readers have not finished; nothing was emitted."""
 
     code = "ExportFull"
 
 
 class NotEmittedError(StreambrokerError):
-    """Nobody emitted such a tuple here, or so long ago that it is forgotten."""
+    """No such tuple was emitted here, or it is forgotten."""
 
     code = "NotEmitted"
 
 
 class ControlSender(ExportPublisher):
-    """What the outside asks of an export. All public calls are safe from any thread."""
+    """External control requests to an export. Public methods are thread-safe."""
 
     _has_waiting = True
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._unrecorded_epochs: list[tuple[str, int, int]] = []
-        """Stream, epoch and last number of what is in an epoch, and not in the store yet."""
+        """Stream, epoch and last number of published tuples not yet recorded in the store."""
 
     def emit(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a control tuple to all importers that read control.
+        """Send a control tuple to all importers that read control; durable when this returns.
 
         Args:
-            request: id of the request; the same one again emits nothing more.
+            request: request id; a repeated one emits nothing.
             body: the tuple as :func:`parse_control_request` reads it.
 
         Returns:
-            What :meth:`emitted` says of it; durable when this returns.
+            The report of :meth:`emission_status`.
 
         Raises:
-            ControlLimitError, ManifestError: it cannot be emitted.
-            ExportFullError: the log has no room for it now.
-            RequestDiffersError: the request was for another tuple.
+            ControlLimitError, ManifestError: the tuple cannot be emitted.
+            ExportFullError: the log has no room now.
+            RequestDiffersError: the request id was used for another tuple.
         """
         if not 0 < len(request) <= MAX_REQUEST_ID:
             raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
-        one = parse_control_request(body)
-        text = canonical_text(one.encode())
+        control_request = parse_control_request(body)
+        text = canonical_text(control_request.encode())
         with self._publishing, self._lock:
             known = self._store.query(
                 "SELECT seq, what FROM emitted WHERE export = ? AND request = ?", self.key, request
@@ -87,14 +87,13 @@ class ControlSender(ExportPublisher):
                     f"request {request} has emitted another control tuple at {self.key}: give each"
                     " tuple a request id of its own."
                 )
-            seq = known[0][0] if known else self._store_tuple(request, one, text)
+            seq = known[0][0] if known else self._store_tuple(request, control_request, text)
             self._emit_waiting()
             self._sweep()
         self._notify()
         return self.emission_status(seq)
 
     def _store_tuple(self, request: str, control_request: ControlRequest, text: str) -> int:
-        """Give a tuple its identity, durably."""
         self._check_room()
         log, seq = self._log_id(), self._next_seq()
         waiting = [tuple_ for _, tuple_ in self._waiting_tuples(log)]
@@ -127,15 +126,13 @@ class ControlSender(ExportPublisher):
         return f"emits/{self.key}"
 
     def _log_id(self) -> str:
-        """Return the id of the log that names the tuples from outside."""
         return self._store.get(self._log_key) or secrets.token_hex(8)
 
     def _next_seq(self) -> int:
-        found = self._store.query("SELECT MAX(seq) FROM emitted WHERE export = ?", self.key)
-        return 0 if found[0][0] is None else int(found[0][0]) + 1
+        rows = self._store.query("SELECT MAX(seq) FROM emitted WHERE export = ?", self.key)
+        return 0 if rows[0][0] is None else int(rows[0][0]) + 1
 
     def _waiting_tuples(self, log: str) -> list[tuple[int, ControlTuple]]:
-        """Return the tuples that are in no epoch yet, with their numbers."""
         rows = self._store.query(
             "SELECT seq, what FROM emitted WHERE export = ? AND epoch IS NULL ORDER BY seq",
             self.key,
@@ -146,7 +143,7 @@ class ControlSender(ExportPublisher):
         ]
 
     def _emit_waiting(self) -> None:
-        """Open an epoch for the tuples that are in none; without a stream they wait for one."""
+        """Publish an epoch with the waiting tuples; without a stream they keep waiting."""
         self._record_epochs()
         stream = self.newest
         if stream is None or not self._has_waiting:
@@ -156,12 +153,12 @@ class ControlSender(ExportPublisher):
         if not waiting:
             self._has_waiting = False
             return
-        known = self.ledger.streams[stream.id]
-        self._extend_end(stream.id, known.next + 1)
+        ledger_stream = self.ledger.streams[stream.id]
+        self._extend_end(stream.id, ledger_stream.next + 1)
         controls = [one for _, one in waiting]
         last = waiting[-1][0]
         manifest = Manifest(
-            epoch=known.next,
+            epoch=ledger_stream.next,
             query="",
             run="",
             batch=-1,
@@ -169,10 +166,10 @@ class ControlSender(ExportPublisher):
             bytes=0,
             published=self._clock(),
             ddl=stream.ddl,
-            rows_before=known.rows,
+            rows_before=ledger_stream.rows,
             blocks=(),
             control=ManifestControl(
-                head=make_control_head(known.next, controls), emitted=(log, last + 1)
+                head=make_control_head(ledger_stream.next, controls), emitted=(log, last + 1)
             ),
         )
         self._append_epoch(stream, manifest, [(0, one) for one in controls])
@@ -182,7 +179,7 @@ class ControlSender(ExportPublisher):
         self._record_epochs()
 
     def _extend_end(self, stream: str, next_: int) -> None:
-        """Let an export that has ended have ended behind the epoch that comes; before it does."""
+        """Move the recorded end of an ended export behind the epoch about to be written."""
         if self.publisher.ended is not None and self.publisher.ended == self._end_position():
             self.publisher.ended = (stream, next_)
             save_publisher(self.publisher, self._store, durable=True)
@@ -201,7 +198,7 @@ class ControlSender(ExportPublisher):
             )
 
     def _recover_emitted(self) -> None:
-        """Note what manifests have, then emit the rest."""
+        """Record the tuples in manifests as published, then publish the rest."""
         log = self._log_id()
         for stream in self.streams.values():
             for manifest in sorted(stream.manifests.values(), key=lambda m: m.epoch):
@@ -211,12 +208,12 @@ class ControlSender(ExportPublisher):
         self._emit_waiting()
 
     def emission_status(self, seq: int) -> dict[str, Any]:
-        """Return where a tuple from outside is, and which readers have applied it.
+        """Return the epoch of an external tuple, and the readers that have applied it.
 
         Returns:
-            ``id``, ``seq``, ``stream`` and ``epoch`` (null while it waits for the first epoch),
-            ``readers`` (those of control: ``reader``, ``import``, ``applied``, ``away`` seconds),
-            and ``applied``: there are readers, and all of them have finished a window with it.
+            ``id``, ``seq``, ``stream`` and ``epoch`` (null until published), ``readers`` (of
+            control: ``reader``, ``import``, ``applied``, ``away`` seconds), and ``applied``: there
+            are readers, and all of them have finished the tuple's window.
 
         Raises:
             NotEmittedError: there is no such tuple (any more).
@@ -242,7 +239,7 @@ class ControlSender(ExportPublisher):
             }
 
     def _control_readers(self, stream: str, epoch: int) -> Sequence[dict[str, Any]]:
-        """Return the readers of control that live or are within grace."""
+        """Return active control readers, including those within grace."""
         now = self._clock()
         return [
             {

@@ -1,6 +1,6 @@
-"""One export of an agent: its start, its limits and routes, and how it is seen.
+"""One export of an agent: recovery, limits, routes and status.
 
-What is published and what is read is in the files of its two sides.
+Publishing and reading are in its base classes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from streambroker_core.ledger.ledger import RetentionLimits, Stream
 
 
 class AgentExport(ControlSender, ReaderPlans):
-    """One export of this agent's PE. All public calls are safe from any thread."""
+    """One export of this agent's PE. Public methods are thread-safe."""
 
     _withdrawn_at: float | None = None
 
     def recover(self, progress: Callable[[str, int, int], None] | None = None) -> None:
-        """Open the logs that exist and rebuild the ledger from them and the store."""
+        """Open the existing logs and rebuild the ledger from them and the store."""
         self._orphan_logs.remove_all()
         rows = self._store.query(
             "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
@@ -48,8 +48,8 @@ class AgentExport(ControlSender, ReaderPlans):
                 continue
             with self._store.reading_row("streams", id_):
                 schema = pa.ipc.read_schema(pa.py_buffer(arrow))
-            told = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
-            hosted = ExportStream.open(
+            stream_progress = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
+            opened = ExportStream.open(
                 id_,
                 self._directory / id_,
                 committer=self._committer,
@@ -57,11 +57,11 @@ class AgentExport(ControlSender, ReaderPlans):
                 ddl=ddl,
                 schema=schema,
                 segment_bytes=self._segment_bytes,
-                progress=told,
+                progress=stream_progress,
             )
-            self._restore_stream(hosted, sealed == SEALED, next_, total)
+            self._restore_stream(opened, sealed == SEALED, next_, total)
         self.published_rows = sum(s.rows for s in self.ledger.streams.values())
-        self.published_rows += sum(had for _, had in earlier)
+        self.published_rows += sum(count for _, count in earlier)
         with self._store.reading_row("publishers", self.key):
             restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
         for id_, state in self._store.query(
@@ -97,23 +97,20 @@ class AgentExport(ControlSender, ReaderPlans):
         if level is not None:
             retained.restore_missing(stream, level)
         if next_ and not opened.log.recovered.frames and not sealed:
-            # Its directory was moved away, or emptied: what comes next opens a successor.
+            # Its directory was moved or emptied: the next epoch opens a successor stream.
             stream.sealed = True
             self._store.write("UPDATE streams SET sealed = ? WHERE id = ?", SEALED, opened.id)
         for text in list_missing_epochs(stream):
             log.error("the log of export %s is damaged: %s", self.key, text)
 
     def declare(self, limits: RetentionLimits) -> None:
-        """The job declares the export and the broker may not know it yet: so much it may keep.
-
-        That holds until a view says how much; of one that a view had before, what that said.
-        """
+        """Apply the declared limits until the first view; a view's stored limits come first."""
         with self._lock:
             self.ledger.limits = self._view_limits or limits
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:
-        """Take what the export may keep, as a view says."""
+        """Apply a view's limits."""
         with self._lock:
             self.ledger.limits = limits
             self._withdrawn_at = None
@@ -122,12 +119,12 @@ class AgentExport(ControlSender, ReaderPlans):
         self._notify()
 
     def set_routes(self, policies: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
-        """Take this export's part of the agent's own view: policy by import, and who is revoked."""
+        """Apply a view's routes: start policy by import, and revoked imports."""
         with self._lock:
             before = {r.id: (r.policy, r.routed) for r in self.ledger.readers.values()}
-            cut = self.ledger.cut_imports
+            cut_before = self.ledger.cut_imports
             self.ledger.set_routes(policies, revoked)
-            if self.ledger.cut_imports != cut:
+            if self.ledger.cut_imports != cut_before:
                 self._save_cut()
             for reader in self.ledger.readers.values():
                 if before[reader.id] != (reader.policy, reader.routed):
@@ -136,10 +133,10 @@ class AgentExport(ControlSender, ReaderPlans):
         self._notify()
 
     def withdraw(self, *, declared: bool = False) -> None:
-        """The view has it no more, it was deleted: routes are cut, the log is kept for grace.
+        """Handle the export's absence from the view: cut its routes, keep the log for ``grace``.
 
-        One that no view ever had is left as it is: the broker has not been told of it yet. That
-        is so, too, of one that is ``declared`` anew; only its routes are gone.
+        An export that no view ever had is unchanged: the broker does not know it yet. An export
+        that is ``declared`` again loses only its routes.
         """
         with self._lock:
             if self._view_limits is None:
@@ -149,7 +146,7 @@ class AgentExport(ControlSender, ReaderPlans):
         self.set_routes({})
 
     def tick(self) -> None:
-        """Let age, size and grace take what they may; called about once a second."""
+        """Apply limits of age, size and grace; called about once a second."""
         with self._lock:
             limits = self.ledger.limits
             if self._withdrawn_at is not None and self._clock() > self._withdrawn_at + limits.grace:
@@ -158,7 +155,7 @@ class AgentExport(ControlSender, ReaderPlans):
             self._sweep()
 
     def status(self) -> dict[str, Any]:
-        """Return figures for people: streams, readers, what is held and by whom."""
+        """Return streams, readers, and held bytes with their readers."""
         with self._lock:
             return export_metrics(self, self._clock())
 

@@ -1,6 +1,6 @@
-"""What both sides of an export share: its log, ledger and store, and what is kept of them.
+"""State shared by both sides of an export: log, ledger and store, with retention.
 
-One lock per export guards all of it; rows are written outside of it.
+One lock per export guards it; rows are written outside the lock.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _STARTED = time.time() - time.monotonic()
 
 
 def steady_clock() -> float:
-    """Return seconds since 1970 that never jump: leases must not end because a clock was set."""
+    """Return Unix seconds that never jump, so that setting a clock ends no lease."""
     return _STARTED + time.monotonic()
 
 
 class ExportState:
-    """The state of one export of this agent's PE, and its retention.
+    """State and retention of one export of this agent's PE.
 
     Attributes:
-        published_rows: of all streams there ever were; it never goes down.
-        accepted: control tuples from outside since the agent's start, by delivery; likewise
-            ``published``, those in epochs, whoever emitted them.
+        published_rows: rows of all streams ever published; never decreases.
+        accepted: external control tuples since the agent's start, by delivery.
+        published: control tuples in epochs since the agent's start, by delivery.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ExportState:
         self._segment_bytes = segment_bytes
         self._lock = threading.RLock()
         self._publishing = threading.RLock()
-        """Held around a publish as a whole, also while fellows are called; taken first."""
+        """Held for a whole publish, including calls to shard agents; acquired before `_lock`."""
         self.ledger.restore_cut(store.value(f"cut/{key}", json.loads, []))
         self._view_limits = store.value(
             f"limits/{key}", lambda text: RetentionLimits(**json.loads(text)), None
@@ -88,33 +88,31 @@ class ExportState:
 
     @property
     def newest(self) -> ExportStream | None:
-        """The stream that grows, None if the next epoch opens one."""
+        """The growing stream, None if the next epoch opens one."""
         last = next(reversed(self.streams.values()), None)
         return None if last is None or self.ledger.streams[last.id].sealed else last
 
     def _rows_between(self, stream: str, first: int, next_: int) -> int:
-        """Return the rows of epochs ``[first, next_)``, be they there or removed."""
         known = self.ledger.streams.get(stream)
         return 0 if known is None else known.rows_between(first, next_)
 
     def _present_epochs(self, stream: str, first: int, next_: int) -> Iterator[int]:
-        """Give the retained epochs of ``[first, next_)``, which anybody may have asked for."""
         known = self.ledger.streams.get(stream)
         for low, high in () if known is None else known.retained_ranges(first, next_):
             yield from range(low, high)
 
     def heads(self) -> dict[str, int]:
-        """Return the number the next epoch of each stream gets."""
+        """Return the next epoch number of each stream."""
         with self._lock:
             return {s.id: s.next for s in self.ledger.streams.values()}
 
     def ended(self) -> bool:
-        """Whether the publisher has said that nothing will follow, and nothing has."""
+        """Return whether the publisher has reported the end, and no epoch followed."""
         with self._lock:
             return self.publisher.ended == self._end_position()
 
     def _end_position(self) -> tuple[str, int]:
-        """Return the last stream that ever had an epoch, and what its next number is."""
+        """Return the last stream with an epoch, and its next epoch number."""
         streams = [s for s in self.ledger.streams.values() if s.next]
         return (streams[-1].id, streams[-1].next) if streams else ("", 0)
 
@@ -135,7 +133,7 @@ class ExportState:
                 )
 
     def _add_stream(self, stream: ExportStream) -> None:
-        """Take in a stream's log; what is retained is noted before it gives back disk."""
+        """Add a stream's log; retained epochs are stored before it removes segments."""
         id_ = stream.id
         self.streams[id_] = stream
         stream.before_drop = lambda: retained.record(
@@ -143,7 +141,7 @@ class ExportState:
         )
 
     def _remove_log(self, id_: str) -> None:
-        """Give back the disk of a stream without epochs; what it was stays known."""
+        """Delete the log of a stream without epochs; its totals are kept."""
         known = self.ledger.streams[id_]
         with self._store.transaction() as db:
             db.execute(
@@ -171,11 +169,11 @@ class ExportState:
         )
 
     def _save_cut(self) -> None:
-        """Keep which imports lost their route: a capability of theirs must not open it again."""
+        """Store the imports without a route: their capabilities must not open the export again."""
         self._store.set(f"cut/{self.key}", json.dumps(self.ledger.cut_imports))
 
     def _save_limits(self, limits: RetentionLimits) -> None:
-        """Keep what a view said: it holds after a restart until the next one comes."""
+        """Store a view's limits; they apply after a restart until the next view."""
         if limits == self._view_limits:
             return
         self._view_limits = limits

@@ -1,7 +1,6 @@
-"""The publishing side of an export: admission, staging, publishing.
+"""Publishing side of an export: admission, staging, commit.
 
-The decisions are made by the publisher and the ledger of core; this file performs them on the
-log and the store.
+Core's publisher and ledger decide; this module applies the decisions to the log and the store.
 """
 
 from __future__ import annotations
@@ -38,27 +37,27 @@ from streambroker_core.ledger.publisher import PublisherBusy
 log = logging.getLogger("pe_agent")
 
 BATCH_BYTES = 1 << 30
-"""What one batch may take in any case; more, where ``buffer.maxBytes`` is more."""
+"""Minimum byte limit of one batch; ``buffer.maxBytes`` raises it."""
 EPOCH_MEMORY = 1200
-"""What the agent keeps of an epoch in memory, beside its blocks; bytes of CPython, measured."""
+"""Bytes of agent memory per epoch, without its blocks (measured on CPython)."""
 BLOCK_MEMORY = 250
-"""What it keeps of each block of an epoch."""
+"""Bytes of agent memory per block of an epoch."""
 
 
 class StageMissingError(StreambrokerError):
-    """A stage that the batch names is not here or is not whole; nothing was published."""
+    """The batch names a stage that is missing or incomplete here; nothing was published."""
 
     code = "StageMissing"
 
 
 class NotAdmittedError(StreambrokerError):
-    """Rows came without admission: another query publishes, or the log is full."""
+    """Rows arrived without admission: another query publishes, or the log is full."""
 
     code = "NotAdmitted"
 
 
 class StageTooLargeError(StreambrokerError):
-    """A batch with more rows than an export takes at once; nothing was published."""
+    """A batch exceeds the byte limit of its export; nothing was published."""
 
     code = "StageTooLarge"
 
@@ -73,7 +72,7 @@ class StageTooLargeError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True)
 class _CommitRequest:
-    """What a driver commits; see :meth:`ExportPublisher.publish`."""
+    """Commit of a driver; see :meth:`ExportPublisher.publish`."""
 
     query: str
     run: str
@@ -86,7 +85,7 @@ class _CommitRequest:
 
 
 class ExportPublisher(Backpressure, ShardCoordinator):
-    """What the publishing query asks of an export. All public calls are safe from any thread."""
+    """Requests of the publishing query to an export. Public methods are thread-safe."""
 
     _admitted: tuple[str, int] | None = None
     _readmitted: frozenset[tuple[str, int]] = frozenset()
@@ -101,18 +100,19 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         renewed: int | None,
         schema: pa.Schema | None = None,
     ) -> dict[str, Any]:
-        """Decide whether a task may stage rows now; see the ``publisher.admit`` action.
+        """Decide whether a task may stage rows now (action ``publisher.admit``).
 
-        With the schema of its rows a task may be sent to fellows; the answer then names export
-        and stream, the fellows that take stages, and the bytes that a batch may have at each.
+        A task that passes the schema of its rows may be sent to shard agents. The response then
+        names export and stream, the staging shard agents, and the byte limit of a batch at each.
 
         Returns:
             ``{"admitted": true}``, or ``{"occupied": …}`` while another query's lease runs, or
-            ``{"waiting": …}`` while the log is full of what ``wait`` readers have not finished.
+            ``{"waiting": …}`` while ``wait`` readers have not finished the epochs that fill the
+            log.
 
         Raises:
-            SelfWaitError: they are read by those who wait here, so nobody would ever go on.
-            FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
+            SelfWaitError: those readers wait for this query themselves (deadlock).
+            FencedError, PublisherInUseError, BatchDiffersError: see core's ledger.publisher.
         """
         with self._lock:
             now, before = self._clock(), self.publisher.run
@@ -155,19 +155,19 @@ class ExportPublisher(Backpressure, ShardCoordinator):
                         }
                     }
             self._admitted = (run, batch)
-            fellows = (
+            shard_agents = (
                 self.shard_agents.staging_agents()
                 if self.shard_agents and schema is not None
                 else []
             )
-            if not fellows:
+            if not shard_agents:
                 return {"admitted": True}
             return {
                 "admitted": True,
                 "home": self.key,
                 "stream": self._stream_for_batch(query, batch, ddl, schema).id,
                 "limit": self._batch_limit(),
-                "fellows": fellows,
+                "fellows": shard_agents,
             }
 
     def stage(
@@ -182,12 +182,12 @@ class ExportPublisher(Backpressure, ShardCoordinator):
     ) -> dict[str, Any]:
         """Write one task's rows to the log; durable when this returns.
 
-        Rows of a batch that is published are counted and not kept: its publish needs no more.
+        Rows of a published batch are only counted: its commit needs nothing else.
 
         Raises:
-            NotAdmittedError: the task did not ask, or its admission is over.
-            StageTooLargeError: the batch would take more than one may; the stage is discarded.
-            LogFull: the disk is full; what was written of this stage is discarded.
+            NotAdmittedError: the task did not ask for admission, or the admission has ended.
+            StageTooLargeError: the batch exceeds its byte limit; the stage is discarded.
+            LogFull: the disk is full; the written part of the stage is discarded.
         """
         begun = self._begin_stage(query, run, batch, ddl, schema)
         if begun is None:
@@ -213,7 +213,6 @@ class ExportPublisher(Backpressure, ShardCoordinator):
     def _begin_stage(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
     ) -> tuple[ExportStream, Stage] | None:
-        """Open a stage for an admitted task; None if its batch is published."""
         with self._lock:
             admitted = self._admitted == (run, batch) or (run, batch) in self._readmitted
             if self.publisher.query != query or not admitted:
@@ -233,8 +232,8 @@ class ExportPublisher(Backpressure, ShardCoordinator):
     ) -> ExportStream:
         """Return the stream that a batch is written to.
 
-        A query's first batch opens one, and so does another schema; and a batch before which
-        others are missing, or their readers would take it for one of those.
+        Three batches open a new stream: a query's first batch, one with another schema, and one
+        before which batches are missing. Readers would take the last one for a missing batch.
         """
         current = self.newest
         if current is None or (current.query, current.ddl) != (query, ddl):
@@ -283,35 +282,30 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         control: Iterable[IndexedControl] = (),
         schema: pa.Schema | None = None,
     ) -> dict[str, Any]:
-        """Make the stages of a batch an epoch, whole and once.
+        """Publish the stages of a batch as one epoch, exactly once.
 
-        Args:
-            query: streaming query id.
-            run: its run id.
-            batch: its batch id.
-            stages: summaries as :meth:`stage` returned them, in partition order.
-            ddl: Spark schema of the rows, None if there is neither a row nor control.
-            control: control tuples, each behind so many rows of the batch; copies count once.
-            schema: Arrow schema of the rows; needed where there is control and no row.
+        ``stages`` are summaries returned by :meth:`stage`, in partition order. ``ddl`` is the Spark
+        schema of the rows, None without rows and control. ``control`` has tuples with their row
+        position in the batch; copies count once. Control without rows requires ``schema``.
 
         Returns:
-            ``{"published": bool, "epoch": int | null, "stream": id | null}``; not published again
-            if it was already, no epoch if the batch has neither rows nor control.
+            ``{"published": bool, "epoch": int | null, "stream": id | null}``. ``published`` is
+            false if the batch was published before. A batch without rows and control has no epoch.
 
         Raises:
-            StageMissingError: a stage is not here, or not as it was told.
-            ControlError, ControlLimitError: the control tuples cannot be in one epoch.
-            FencedError, PublisherInUseError, BatchDiffersError: see core.publishing.
+            StageMissingError: a stage is missing here or differs from its summary.
+            ControlError, ControlLimitError: the control tuples do not fit one epoch.
+            FencedError, PublisherInUseError, BatchDiffersError: see core's ledger.publisher.
         """
-        ddl = None if ddl is None else sys.intern(ddl)  # once in memory for all epochs
+        ddl = None if ddl is None else sys.intern(ddl)  # one copy in memory for all epochs
         rows = sum(s["rows"] for s in stages)
         placed = deduplicate_indexed(control, rows, f"batch {batch} of {self.key}", query)
-        one = _CommitRequest(query, run, batch, stages, ddl, rows, placed, schema)
+        commit = _CommitRequest(query, run, batch, stages, ddl, rows, placed, schema)
         with self._publishing:
             sealed = self._seal_remote_stages(
                 query=query, run=run, batch=batch, stages=stages, ddl=ddl, control=len(placed)
             )
-            return self._publish(one, sealed)
+            return self._publish(commit, sealed)
 
     def _publish(
         self, request: _CommitRequest, sealed: Mapping[str, SealedStage]
@@ -329,12 +323,12 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             if not fresh:
                 self._discard_republished(request)
                 return {"published": False, "epoch": None, "stream": None}
-            answer: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
+            response: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
             if request.rows or request.control:
                 manifest, stream = self._build_manifest(request, sealed)
                 self._append_epoch(stream, manifest, request.control)
-                answer.update(epoch=manifest.epoch, stream=stream.id)
-            # Before the store is told: if that fails, the batch is published all the same.
+                response.update(epoch=manifest.epoch, stream=stream.id)
+            # Before the store is written: if that fails, the batch is published nevertheless.
             gap = self.publisher.record_published(
                 batch=request.batch,
                 rows=request.rows,
@@ -348,22 +342,21 @@ class ExportPublisher(Backpressure, ShardCoordinator):
                     self.key,
                     request.batch - gap - 1,
                 )
-            if answer["epoch"] is not None:
+            if response["epoch"] is not None:
                 self._record_position(stream, manifest)
-            # An epoch is in the log; of a batch without one this is the only trace.
-            save_publisher(self.publisher, self._store, durable=answer["epoch"] is None)
+            # An epoch is in the log; a batch without one leaves only this trace.
+            save_publisher(self.publisher, self._store, durable=response["epoch"] is None)
             self._admitted, self._readmitted = None, frozenset()
             self._emit_waiting()
             self._sweep_stages()
             self._sweep()
         self._notify()
-        return answer
+        return response
 
     def _emit_waiting(self) -> None:
-        """Open an epoch for control tuples from outside that are in none."""
+        """Publish waiting external control tuples in an epoch of their own."""
 
     def _discard_republished(self, request: _CommitRequest) -> None:
-        """Discard what a batch has staged that was published before."""
         for summary in request.stages:
             self._discard_stage(summary["stage"])
         self._sweep_stages()
@@ -375,7 +368,6 @@ class ExportPublisher(Backpressure, ShardCoordinator):
     def _append_epoch(
         self, stream: ExportStream, manifest: Manifest, control: Sequence[IndexedControl] = ()
     ) -> None:
-        """Put an epoch into the log, and tell the ledger of it."""
         stream.publish(manifest, encode(control) if control else b"")
         self.ledger.publish(
             stream.id, to_ledger_epoch(manifest, stream.epoch_bytes(manifest.epoch))
@@ -384,7 +376,7 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         self.published.update(one.delivery.value for _, one in control)
 
     def _record_position(self, stream: ExportStream, manifest: Manifest) -> None:
-        """Keep how far a stream is, also for the time when its epochs are removed."""
+        """Store the end position of a stream; it outlives the stream's epochs."""
         self._store.write(
             "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
             manifest.epoch + 1,
@@ -402,7 +394,7 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             for s in named
             if s["stage"] not in sealed
         }
-        known = self.ledger.streams[stream.id]
+        ledger_stream = self.ledger.streams[stream.id]
         blocks, agents = join_blocks(
             [
                 ((), sealed[s["stage"]])
@@ -412,7 +404,7 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             ]
         )
         manifest = Manifest(
-            epoch=known.next,
+            epoch=ledger_stream.next,
             query=request.query,
             run=request.run,
             batch=request.batch,
@@ -420,20 +412,16 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
             published=self._clock(),
             ddl=str(request.ddl),
-            rows_before=known.rows,
+            rows_before=ledger_stream.rows,
             blocks=blocks,
             agents=agents,
             gap=self.publisher.gap_before(request.batch),
-            control=_manifest_control(known.next, request.control),
+            control=_manifest_control(ledger_stream.next, request.control),
         )
         return manifest, stream
 
     def _stream_for_commit(self, request: _CommitRequest, *, staged: bool) -> ExportStream:
-        """Return the stream that a batch is published in; one without rows may open it.
-
-        Raises:
-            StageMissingError: there is none.
-        """
+        """Return the stream in which a batch is published; a batch without rows may open it."""
         stream = self.newest
         if not staged and request.schema is not None and request.ddl is not None:
             return self._stream_for_batch(request.query, request.batch, request.ddl, request.schema)
@@ -444,14 +432,7 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         return stream
 
     def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
-        """Discard what a batch has staged; after a publish nothing changes.
-
-        Args:
-            query: streaming query id.
-            run: its run id.
-            batch: its batch id; all its stages go, also of tasks the driver did not hear of.
-            stages: stages it did hear of.
-        """
+        """Discard all stages of a batch, known to the driver or not; published batches stay."""
         with self._publishing, self._lock:
             for stage in stages:
                 self._discard_stage(stage)
@@ -462,10 +443,10 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             self._sweep_stages()
 
     def finish(self, *, query: str | None, run: str | None) -> None:
-        """Tell the readers that nothing will follow; a later epoch takes it back.
+        """Mark the export as ended for its readers; a later epoch revokes this.
 
         Raises:
-            PublisherInUseError, FencedError: see core.publishing.
+            PublisherInUseError, FencedError: see core's ledger.publisher.
         """
         with self._lock:
             self.publisher.finish(query, run, self._end_position())
@@ -474,12 +455,12 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         self._notify()
 
     def renew_publisher(self, query: str) -> None:
-        """The publishing driver lives."""
+        """Renew the publisher lease: the publishing driver is alive."""
         with self._lock:
             self.publisher.renew(query, self._clock())
 
     def end_publisher_lease(self, query: str) -> None:
-        """The publishing query ended in order; also an agent that restarts need not wait for it."""
+        """End the lease of a stopped query, durably: a restarted agent need not wait for it."""
         with self._lock:
             self.publisher.end_lease(query, self._clock())
             save_publisher(
@@ -491,7 +472,7 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             stream.discard(stage)
 
     def _sweep_stages(self) -> None:
-        """Forget the stages that are of no use any more, and give back their disk."""
+        """Discard stages that no commit can name any more, and free their disk space."""
         for stream in self.streams.values():
             stream.sweep_stages(lambda s: self.publisher.is_stale(s.run, s.batch))
         self._reclaim()
@@ -502,15 +483,10 @@ class ExportPublisher(Backpressure, ShardCoordinator):
 
 
 def verify_stage(stream: ExportStream | None, summary: Mapping[str, Any], location: str) -> Stage:
-    """Return the stage that a task has told of.
-
-    Args:
-        stream: that it should be in, None if there is none.
-        summary: ``stage``, ``rows`` and ``crc``, as the task was answered.
-        location: whose log it is, for the message.
+    """Return the stage of a task's summary (``stage``, ``rows``, ``crc``).
 
     Raises:
-        StageMissingError: it is not there, not complete, or not what was told.
+        StageMissingError: the stage is missing, incomplete, or differs from the summary.
     """
     stage = stream.stages.get(summary["stage"]) if stream else None
     if stage is None or not stage.complete:
@@ -529,13 +505,11 @@ def verify_stage(stream: ExportStream | None, summary: Mapping[str, Any], locati
 
 
 def _count_only(batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
-    """Return the summary of a stage of which only the rows are counted."""
     rows = sum(batch.num_rows for batch in batches)
     return {"stage": secrets.token_hex(8), "stream": None, "rows": rows, "bytes": 0, "crc": 0}
 
 
 def _manifest_control(epoch: int, control: Sequence[IndexedControl]) -> ManifestControl | None:
-    """Return what a manifest says of the tuples that came with a batch."""
     if not control:
         return None
     return ManifestControl(
@@ -544,7 +518,7 @@ def _manifest_control(epoch: int, control: Sequence[IndexedControl]) -> Manifest
 
 
 def to_ledger_epoch(manifest: Manifest, size: int) -> Epoch:
-    """Return an epoch of ``size`` bytes as the ledger sees it."""
+    """Return the ledger's epoch for a manifest; ``size`` is in bytes."""
     return Epoch(
         number=manifest.epoch,
         rows=manifest.rows,

@@ -1,4 +1,4 @@
-"""The reading side of an export: plans, reads and leases of its readers."""
+"""Reading side of an export: plans, reads and leases of its readers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ class RegisteredPlan:
     """A plan that was registered again.
 
     Attributes:
-        blocks: rows and bytes of its blocks, and for those at a fellow its number in ``agents``:
-            ``{stream: {epoch: [[rows, bytes], [rows, bytes, agent], …]}}``.
-        missing: what is left out because it is gone, here or at a fellow:
-            ``{stream: [(first, next, rows), …]}``, rows None where they are not known. Only a
-            lossy reader has any.
-        agents: PEs of the fellows that hold some of it, counted from 1.
-        order: the streams, as the export went from one to the next.
-        control: the epochs that have control tuples, by stream.
+        blocks: rows and bytes of its blocks, with the 1-based index in ``agents`` for blocks at
+            shard agents: ``{stream: {epoch: [[rows, bytes], [rows, bytes, agent], …]}}``.
+        missing: epochs omitted because they are lost, here or at a shard agent:
+            ``{stream: [(first, next, rows), …]}``, rows None if unknown. Only for lossy readers.
+        agents: PEs of the shard agents with some of the blocks.
+        order: the streams, in publishing order.
+        control: epochs with control tuples, by stream.
     """
 
     blocks: dict[str, dict[int, list[list[int]]]]
@@ -41,7 +40,7 @@ class RegisteredPlan:
 
 
 class ReaderPlans(ShardCoordinator):
-    """What readers ask of an export. All public calls are safe from any thread."""
+    """Requests of readers to an export. Public methods are thread-safe."""
 
     def plan(
         self,
@@ -51,12 +50,12 @@ class ReaderPlans(ShardCoordinator):
         columns: list[str] | None,
         excluded: Collection[str] = (),
     ) -> Plan:
-        """Acknowledge a reader's position, pin its next epochs, remember under which filter.
+        """Acknowledge a reader's position, pin its next epochs, and record filter and columns.
 
-        Nothing is planned of the streams in ``excluded``; see :meth:`misfits`.
+        Streams in ``excluded`` are not planned; see :meth:`schema_mismatches`.
 
         Raises:
-            OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core.planning.
+            OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core's ledger.
         """
         with self._lock:
             self.ledger.check_call(request)
@@ -67,39 +66,33 @@ class ReaderPlans(ShardCoordinator):
                 request = replace(
                     request, limit={s: n for s, n in limit.items() if s not in excluded}
                 )
-            answer = self.ledger.plan(request, now)
-            if answer.routed:
-                self.deliveries.begin_plan(request.reader, filter_, columns, answer.planned)
+            plan = self.ledger.plan(request, now)
+            if plan.routed:
+                self.deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
             self._update_planned_since(request.reader, before)
             self._save_reader(request.reader)
             self._forget_evicted()
             self._sweep()
-        if answer.finished:
+        if plan.finished:
             self._notify()
-        return answer
+        return plan
 
     def schema_mismatches(
         self, filter_: str | None, columns: list[str] | None, schema: str | None
     ) -> dict[str, str]:
-        """Return the streams that a reader cannot read, and why not.
-
-        Args:
-            filter_: its filter.
-            columns: names of the columns it wants, None for all.
-            schema: those columns with their types, as DDL; None if it does not say.
-        """
+        """Return why streams are unreadable; ``schema`` has the wanted columns as DDL, if known."""
         wanted = column_names(columns)
-        told = {
+        mismatches = {
             s.id: schema_mismatch(s, filter_, wanted, schema) for s in list(self.streams.values())
         }
-        return {stream: why for stream, why in told.items() if why is not None}
+        return {stream: why for stream, why in mismatches.items() if why is not None}
 
     def blocks_reader(self, reader: str, stream: str) -> bool:
-        """Whether a stream that a reader cannot read has something for it, or may get it."""
+        """Return whether an unreadable stream has, or may still get, epochs for a reader."""
         with self._lock:
             known = self.ledger.streams.get(stream)
-            goes_on = known is not None and not known.sealed and not self.ended()
-            return goes_on or self.ledger.has_unread(reader, stream)
+            is_growing = known is not None and not known.sealed and not self.ended()
+            return is_growing or self.ledger.has_unread(reader, stream)
 
     def register_plan(
         self,
@@ -111,15 +104,15 @@ class ReaderPlans(ShardCoordinator):
     ) -> RegisteredPlan:
         """Register a checkpointed plan again.
 
-        Of a lossy reader's plan the epochs are left out that cannot be read whole any more; so
-        they are when it is registered once more, and counted as lost when it is finished.
+        For a lossy reader, epochs that are not completely readable are omitted. Later
+        registrations omit them, too, and finishing the plan counts them as lost.
 
         Raises:
-            AgentUnreachableError: a fellow does not say whether it has its parts, and the reader
-                is lossy: what cannot be reached is not lost.
-            DataLossError: epochs of it are gone, and the reader is not lossy.
-            NotRoutedError: its route is cut, and it was not given all of them.
-            OvertakenError: a later call of the reader was there before.
+            AgentUnreachableError: a shard agent does not report its parts, and the reader is
+                lossy: unreachable parts are not lost.
+            DataLossError: epochs are missing, and the reader is not lossy.
+            NotRoutedError: its route is gone, and some of the epochs were never granted to it.
+            OvertakenError: a later call of the reader was handled before.
         """
         with self._lock:
             self.ledger.check_call(request)
@@ -131,20 +124,24 @@ class ReaderPlans(ShardCoordinator):
             self._save_reader(request.reader)
         broken = self._find_broken(ranges) if request.skip_lost else {}
         with self._lock:
-            gone = self._skipped_epochs(request, ranges, broken)
+            missing = self._skipped_epochs(request, ranges, broken)
             agents: list[str] = []
-            blocks = {s: self._list_blocks(s, *ranges[s], gone.get(s, ()), agents) for s in ranges}
+            blocks = {
+                s: self._list_blocks(s, *ranges[s], missing.get(s, ()), agents) for s in ranges
+            }
             order = tuple(s for s in self.ledger.streams if s in ranges)
             control = {s: self._epochs_with_control(s, blocks[s]) for s in ranges}
-        for name, parts in gone.items():
-            log.warning("reader %s goes on without epochs %s of %s", request.reader, parts, name)
+        for name, skipped in missing.items():
+            log.warning("reader %s goes on without epochs %s of %s", request.reader, skipped, name)
         return RegisteredPlan(
-            blocks=blocks, missing=gone, agents=tuple(agents), order=order, control=control
+            blocks=blocks, missing=missing, agents=tuple(agents), order=order, control=control
         )
 
     def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
-        hosted = self.streams.get(stream)
-        return [n for n in epochs if hosted is not None and hosted.manifests[n].control]
+        export_stream = self.streams.get(stream)
+        return [
+            n for n in epochs if export_stream is not None and export_stream.manifests[n].control
+        ]
 
     def _skipped_epochs(
         self,
@@ -152,22 +149,18 @@ class ReaderPlans(ShardCoordinator):
         ranges: Mapping[str, tuple[int, int]],
         broken: Mapping[str, Collection[int]],
     ) -> dict[str, list[MissingRange]]:
-        """Return what a plan is cut without; noted before anybody is told.
-
-        Raises:
-            OvertakenError: the reader has another plan by now; nobody waits for this one.
-        """
+        """Return the epochs omitted from a plan; stored before the reader gets the response."""
         planned = self._planned_ranges(request.reader)
         if any(planned.get(s) != ranges[s] for s in ranges if s in self.ledger.streams):
             raise OvertakenError(f"reader {request.reader} has another plan by now.")
         delivery = self.deliveries.for_reader(request.reader)
-        gone: dict[str, list[MissingRange]] = {}
+        missing: dict[str, list[MissingRange]] = {}
         if request.skip_lost:
-            gone = self.ledger.find_missing(ranges, broken=broken, before=delivery.missed)
-        if gone != delivery.missed:
-            delivery.missed = gone
+            missing = self.ledger.find_missing(ranges, broken=broken, before=delivery.missed)
+        if missing != delivery.missed:
+            delivery.missed = missing
             self._save_reader(request.reader)
-        return gone
+        return missing
 
     def _list_blocks(
         self,
@@ -177,18 +170,17 @@ class ReaderPlans(ShardCoordinator):
         missing: Collection[MissingRange],
         agents: list[str],
     ) -> dict[int, list[list[int]]]:
-        """Return the blocks of epochs that are there; fellows among them are added to agents."""
-        hosted = self.streams.get(stream)
-        found = {} if hosted is None else hosted.manifests
+        export_stream = self.streams.get(stream)
+        manifests = {} if export_stream is None else export_stream.manifests
         return {
-            n: _encode_blocks(found[n], agents)
+            n: _encode_blocks(manifests[n], agents)
             for low, high in holes(((g[0], g[1]) for g in missing), first, next_)
             for n in self._present_epochs(stream, low, high)
-            if n in found
+            if n in manifests
         }
 
     def is_planned_with(self, reader: str, filter_: str | None) -> bool:
-        """Whether the last plan of a reader had this filter."""
+        """Return whether the last plan of a reader had this filter."""
         with self._lock:
             return (
                 reader in self.ledger.readers
@@ -205,9 +197,9 @@ class ReaderPlans(ShardCoordinator):
         columns: Sequence[str] | None,
         query: str | None = None,
     ) -> Manifest | None:
-        """Return the manifest if the reader has planned the epoch just so, else None.
+        """Return the manifest if the reader has planned the epoch with filter and columns.
 
-        ``query`` is the streaming query whose task reads, as it says; None if it does not.
+        ``query`` is the streaming query of the reading task, None if not reported.
 
         Raises:
             RevokedError: the reader's import is revoked.
@@ -222,22 +214,22 @@ class ReaderPlans(ShardCoordinator):
                 return None
             if query is not None and known is not None:
                 known.query = query
-            hosted = self.streams.get(stream)
-            return None if hosted is None else hosted.manifests.get(epoch)
+            export_stream = self.streams.get(stream)
+            return None if export_stream is None else export_stream.manifests.get(epoch)
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
-        """Note how many rows of a block passed the filter; a repeated read changes nothing."""
+        """Record how many rows of a block passed the filter; idempotent."""
         with self._lock:
             self.deliveries.note_passed(reader, stream, epoch, block, rows)
 
     def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
-        """Note which control tuples go over the wire."""
+        """Count sent control tuples."""
         with self._lock:
             if reader in self.ledger.readers:
                 self.deliveries.sent_control(reader).update(deliveries)
 
     def count_sent(self, reader: str, rows: int, size: int, query: str | None = None) -> None:
-        """Note what goes over the wire, also if it did before, and which query reads."""
+        """Count sent rows and bytes, including repeated reads, and record the reading query."""
         with self._lock:
             if reader not in self.ledger.readers:
                 return
@@ -248,11 +240,10 @@ class ReaderPlans(ShardCoordinator):
             delivery.sent_bytes += size
 
     def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
-        """Return what a reader is told of a damaged block: what the log says."""
+        """Return the error for a reader of a damaged block."""
         return error
 
     def _planned_ranges(self, id_: str) -> dict[str, tuple[int, int]]:
-        """Return what a reader has pinned, by stream."""
         reader = self.ledger.readers.get(id_)
         cursors = reader.cursors if reader else {}
         return {s: c.planned for s, c in cursors.items() if c.planned is not None}
@@ -265,7 +256,7 @@ class ReaderPlans(ShardCoordinator):
             delivery.planned_since = self._clock()
 
     def _count_released_plans(self) -> None:
-        """Count the plans that grace has ended; their epochs may be removed now."""
+        """Count plans released after grace; their epochs may be removed now."""
         for reader in self.ledger.released_readers(self._clock()):
             delivery = self.deliveries.for_reader(reader.id)
             if delivery.planned_since is not None:
@@ -288,7 +279,7 @@ class ReaderPlans(ShardCoordinator):
             self.deliveries.finish_plan(reader, request.positions)
 
     def renew_reader(self, reader: str, import_: str, seconds: float) -> bool:
-        """Renew a reader's lease for its agent, for ``seconds``; return whether it has a plan."""
+        """Renew a reader's lease for ``seconds``; return whether it has a plan."""
         with self._lock:
             if not self._belongs_to(reader, import_):
                 return False
@@ -296,7 +287,7 @@ class ReaderPlans(ShardCoordinator):
             return bool(self._planned_ranges(reader))
 
     def end_reader_lease(self, reader: str, import_: str) -> None:
-        """A reader's process ended in order."""
+        """End the lease of a reader whose process has stopped."""
         with self._lock:
             if self._belongs_to(reader, import_):
                 self.ledger.end_lease(reader, self._clock())

@@ -1,7 +1,7 @@
-"""What of an export lies at fellows: parts of epochs are sealed, counted and released there.
+"""Shard coordination of an export: seals, counts and releases parts of epochs at shard agents.
 
-Fellows are called outside of the export's lock; what they are told are levels, so that the order
-in which calls arrive does not matter.
+Shard agents are called outside the export's lock. Releases are levels, so that the order in which
+calls arrive does not matter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("pe_agent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedStage:
-    """A stage that is durably part of an epoch at a fellow; blocks are (rows, bytes)."""
+    """A stage that is durable in an epoch at a shard agent; blocks are (rows, bytes)."""
 
     agent: str
     bytes: int
@@ -32,7 +32,7 @@ class SealedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCount:
-    """Rows of an acknowledged epoch at a fellow, of which it is not counted yet how many passed."""
+    """Rows of an acknowledged epoch at a shard agent that still has to count the passing rows."""
 
     reader: str
     stream: str
@@ -43,31 +43,22 @@ class PendingCount:
 
 
 class StageSealer(Protocol):
-    """What an export asks of the fellows of its agent."""
+    """Calls of an export to shard agents."""
 
     def staging_agents(self) -> list[dict[str, str]]:
-        """Return PE, address and token of those that take stages now."""
+        """Return PE, address and token of the agents that take stages now."""
 
     def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Seal at each of these fellows; return what they have by stage, in order.
-
-        Raises:
-            AgentUnreachableError: one does not answer; the caller tries again.
-            AgentRefusedError: one says no.
-        """
+        """Seal at several shard agents; see `ShardAgents.seal`."""
 
     def find_broken(
         self, bodies: Mapping[str, dict[str, Any]]
     ) -> dict[str, dict[str, dict[str, str]]]:
-        """Ask each of these fellows which parts it cannot give; return why, by stream and epoch.
-
-        Raises:
-            AgentUnreachableError: one does not answer, or does not know yet.
-        """
+        """Ask shard agents for missing or damaged parts; see `ShardAgents.find_broken`."""
 
 
 class ShardCoordinator(ExportState):
-    """What an export has to do with fellows. All public calls are safe from any thread."""
+    """Shard handling of an export. Public methods are thread-safe."""
 
     shard_agents: StageSealer | None = None
     _last_seal_number = 0
@@ -84,13 +75,12 @@ class ShardCoordinator(ExportState):
         ddl: str | None,
         control: int = 0,
     ) -> dict[str, SealedStage]:
-        """Seal the stages that lie at fellows, if the batch is new; by stage."""
         home = pe_of(self.key)
-        away: dict[str, list[Mapping[str, Any]]] = {}
+        remote: dict[str, list[Mapping[str, Any]]] = {}
         for summary in stages:
             if summary["rows"] and summary.get("agent", home) != home:
-                away.setdefault(summary["agent"], []).append(summary)
-        if not away or self.shard_agents is None:
+                remote.setdefault(summary["agent"], []).append(summary)
+        if not remote or self.shard_agents is None:
             return {}
         rows = sum(s["rows"] for s in stages)
         with self._lock:
@@ -107,7 +97,7 @@ class ShardCoordinator(ExportState):
             stream = self.newest
             if not fresh or stream is None:
                 return {}
-            what = {
+            command = {
                 "export": self.key,
                 "stream": stream.id,
                 "epoch": self.ledger.streams[stream.id].next,
@@ -117,33 +107,31 @@ class ShardCoordinator(ExportState):
                 "published": now,
                 "turn": self._next_seal_number(),
             }
-        answers = self.shard_agents.seal({pe: {**what, "stages": of} for pe, of in away.items()})
+        responses = self.shard_agents.seal(
+            {pe: {**command, "stages": summaries} for pe, summaries in remote.items()}
+        )
         return {
             summary["stage"]: SealedStage(
                 agent=pe,
-                bytes=told["bytes"],
-                blocks=[(rows_, size) for rows_, size in told["blocks"]],
+                bytes=sealed["bytes"],
+                blocks=[(rows_, size) for rows_, size in sealed["blocks"]],
             )
-            for pe, of in away.items()
-            for summary, told in zip(of, answers[pe], strict=True)
+            for pe, summaries in remote.items()
+            for summary, sealed in zip(summaries, responses[pe], strict=True)
         }
 
     def _next_seal_number(self) -> int:
-        """Return a number above all before, also over a restart: a late seal must be told."""
+        """Return a number above all before, also over a restart, to detect late seals."""
         name = f"turn/{self.key}"
-        before = max(self._last_seal_number, int(self._store.get(name) or 0))
-        self._last_seal_number = max(before + 1, time.time_ns())
+        previous = max(self._last_seal_number, int(self._store.get(name) or 0))
+        self._last_seal_number = max(previous + 1, time.time_ns())
         self._store.set(name, str(self._last_seal_number))
         return self._last_seal_number
 
     # -- reading -----------------------------------------------------------------------------
 
     def _find_broken(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, set[int]]:
-        """Return the epochs of which a fellow says that it cannot give its part, by stream.
-
-        Raises:
-            AgentUnreachableError: a fellow that has parts of them does not say.
-        """
+        """Return the epochs with missing or damaged parts at shard agents, by stream."""
         with self._lock:
             bodies = self._shards_in(ranges)
         if not bodies or self.shard_agents is None:
@@ -157,12 +145,11 @@ class ShardCoordinator(ExportState):
         return result
 
     def _shards_in(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Any]]:
-        """Return what fellows have of epochs, as they are asked about it, by fellow."""
         bodies: dict[str, dict[str, Any]] = {}
         for stream, (first, next_) in ranges.items():
             manifests = self.streams[stream].manifests if stream in self.streams else {}
-            there = self._present_epochs(stream, first, next_)
-            for manifest in (manifests[n] for n in there if n in manifests):
+            present = self._present_epochs(stream, first, next_)
+            for manifest in (manifests[n] for n in present if n in manifests):
                 for pe in manifest.agents:
                     body = bodies.setdefault(pe, {"export": self.key, "streams": {}})
                     parts = body["streams"].setdefault(stream, {})
@@ -172,7 +159,7 @@ class ShardCoordinator(ExportState):
     # -- counting ----------------------------------------------------------------------------
 
     def pending_counts(self, agent: str) -> list[PendingCount]:
-        """Return what this fellow has to count."""
+        """Return the pending counts of a shard agent."""
         with self._lock:
             return [
                 PendingCount(reader=r, stream=s, epoch=n, agent=pe, rows=rows, filter=filter_)
@@ -182,7 +169,7 @@ class ShardCoordinator(ExportState):
             ]
 
     def settle_count(self, pending: PendingCount, passed: int | None) -> None:
-        """Count rows at a fellow; as delivered if they cannot be evaluated any more (None)."""
+        """Settle a pending count; None (unreadable rows) counts as delivered."""
         entry = [pending.stream, pending.epoch, pending.agent, pending.rows, pending.filter]
         if passed is None:
             log.warning("rows of %s at %s are counted as delivered", pending.stream, pending.agent)
@@ -191,22 +178,22 @@ class ShardCoordinator(ExportState):
             if pending.reader not in self.ledger.readers or entry not in delivery.owed:
                 return
             delivery.owed.remove(entry)
-            kept = pending.rows if passed is None else passed
-            delivery.delivered += kept
-            delivery.filtered += pending.rows - kept
+            passing = pending.rows if passed is None else passed
+            delivery.delivered += passing
+            delivery.filtered += pending.rows - passing
             self._save_reader(pending.reader)
 
     # -- releasing ---------------------------------------------------------------------------
 
     def retained_levels(self, agent: str, streams: Sequence[str]) -> dict[str, Any]:
-        """Return what a fellow has to keep of streams; null for those that it may remove.
+        """Return what a shard agent must retain of streams; null for streams it may remove.
 
-        What it will remove is noted durably before: this agent's log may still have manifests
-        of such epochs when it is opened again.
+        The level is stored durably first: after a restart this agent's log may still have
+        manifests of epochs whose parts are removed.
         """
         with self._lock:
             owed = {(o.stream, o.epoch) for o in self.pending_counts(agent)}
-            had = {id_: self._current_level(id_) for id_ in streams}
+            levels = {id_: self._current_level(id_) for id_ in streams}
             publisher = self.publisher
             common = {
                 "query": publisher.query,
@@ -214,23 +201,22 @@ class ShardCoordinator(ExportState):
                 "runs": list(publisher.runs)[:-1],
                 "aborted": publisher.aborted,
             }
-        for id_, level in had.items():
+        for id_, level in levels.items():
             self._record_level(id_, level)
         result: dict[str, Any] = {}
-        for id_, level in had.items():
-            more = sorted(n for s, n in owed if s == id_)
-            if level is None and not more:
+        for id_, level in levels.items():
+            pending = sorted(n for s, n in owed if s == id_)
+            if level is None and not pending:
                 result[id_] = None
                 continue
-            told = level or {"next": more[-1] + 1, "kept": [], "sealed": True}
-            kept = told["kept"] + [
-                [n, n + 1] for n in more if not retained.is_in_ranges(n, told["kept"])
+            base = level or {"next": pending[-1] + 1, "kept": [], "sealed": True}
+            ranges = base["kept"] + [
+                [n, n + 1] for n in pending if not retained.is_in_ranges(n, base["kept"])
             ]
-            result[id_] = {**told, **common, "kept": kept}
+            result[id_] = {**base, **common, "kept": ranges}
         return result
 
     def _current_level(self, id_: str) -> retained.RetainedLevel | None:
-        """Return which epochs there are of a stream, None if there is no log of it any more."""
         stream = self.ledger.streams.get(id_)
         return None if stream is None or id_ not in self.streams else retained.current_level(stream)
 
@@ -242,7 +228,6 @@ class ShardCoordinator(ExportState):
             retained.record(self._store, id_, level)
 
     def _forget_released(self, stream: ExportStream) -> None:
-        """Take out the epochs of which a fellow may have removed its part."""
         level = retained.read(self._store, stream.id)
         if level is not None:
             stream.remove(
@@ -257,11 +242,7 @@ class ShardCoordinator(ExportState):
 def join_blocks(
     stages: Sequence[tuple[Sequence[Block], SealedStage | None]],
 ) -> tuple[tuple[Block | RemoteBlock, ...], tuple[str, ...]]:
-    """Return the blocks of an epoch in order, and the fellows that hold some of them.
-
-    Args:
-        stages: stage by stage, its blocks here or, if it lies at a fellow, what was sealed there.
-    """
+    """Return an epoch's blocks in order, and the shard agents that have sealed some of them."""
     blocks: list[Block | RemoteBlock] = []
     agents: list[str] = []
     for own, sealed in stages:

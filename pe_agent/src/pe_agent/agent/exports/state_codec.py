@@ -1,4 +1,4 @@
-"""Readers and publishers of an export as JSON, for the agent's store."""
+"""JSON encoding of an export's readers and publisher, for the agent's store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
 
 
 def encode_reader(reader: Reader, delivery: ReaderDelivery) -> dict[str, Any]:
-    """Return a reader's claims and counts."""
+    """Encode a reader's claims and counts."""
     return {
         "id": reader.id,
         "import": reader.import_,
@@ -45,10 +45,7 @@ def encode_reader(reader: Reader, delivery: ReaderDelivery) -> dict[str, Any]:
 def decode_reader(
     state: dict[str, Any], *, streams: Collection[str], now: float
 ) -> tuple[Reader, ReaderDelivery]:
-    """Rebuild a reader; it counts as seen at ``now``, so that grace begins again.
-
-    What it says of streams that have been removed since it was written is left aside.
-    """
+    """Decode a reader as last seen ``now``; entries of streams removed since are dropped."""
     reader = Reader(
         id=state["id"],
         import_=state["import"],
@@ -87,14 +84,7 @@ def _only_existing(streams: Collection[str], values: Mapping[str, T]) -> dict[st
 def save_publisher(
     publisher: Publisher, store: Store, *, lease_released: bool = False, durable: bool = False
 ) -> None:
-    """Write who publishes, its runs and its last batch.
-
-    Args:
-        publisher: of one export.
-        store: the agent's.
-        lease_released: it has given up its lease.
-        durable: survive a power cut, too.
-    """
+    """Store queries, runs and last batch; ``durable`` survives a power failure."""
     state = {
         "query": publisher.query,
         "schema": publisher.schema,
@@ -116,16 +106,16 @@ def save_publisher(
 
 
 def _encode_published(last: Published) -> dict[str, Any]:
-    """Return a batch as JSON; one without control as an older release reads it, too."""
+    """Encode a batch; omit empty control, as an older release does."""
     return {k: v for k, v in asdict(last).items() if k != "control" or v}
 
 
 def restore_publisher(
     publisher: Publisher, store: Store, streams: Iterable[ExportStream], *, now: float
 ) -> None:
-    """Rebuild the publisher; epochs in the log count for more than what the store says.
+    """Restore the publisher; epochs in the log take precedence over the store.
 
-    Its lease begins again at ``now``: it may live, and has had no agent to tell so.
+    Its lease starts again at ``now``, because it could not renew it without an agent.
     """
     rows = store.query("SELECT state FROM publishers WHERE export = ?", publisher.export)
     if rows:
@@ -148,10 +138,10 @@ def restore_publisher(
             if manifest.query != publisher.query:
                 continue
             batch, count, ddl = manifest.batch, manifest.rows, manifest.ddl
-            own = manifest.control.query_tuples if manifest.control else 0
+            query_tuples = manifest.control.query_tuples if manifest.control else 0
             if publisher.last is None or batch >= publisher.last.batch:
-                publisher.restore_batch(batch=batch, rows=count, schema=ddl, control=own)
+                publisher.restore_batch(batch=batch, rows=count, schema=ddl, control=query_tuples)
             else:
                 publisher.history[batch] = Published(
-                    batch=batch, rows=count, schema=ddl, control=own
+                    batch=batch, rows=count, schema=ddl, control=query_tuples
                 )

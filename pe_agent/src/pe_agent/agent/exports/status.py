@@ -1,4 +1,4 @@
-"""An export in figures, for people: streams, readers, what is held and by whom."""
+"""Status report of an export: streams, readers, and held bytes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,7 @@ if TYPE_CHECKING:
 
 
 def export_metrics(export: AgentExport, now: float) -> dict[str, Any]:
-    """Return the figures of an export; its lock is held.
-
-    Args:
-        export: the export.
-        now: on the export's clock.
-
-    Returns:
-        Rows and bytes by stream, the publisher, bytes held and their limit, the imports an
-        admission waits for, since when a task waits and the seconds in all, control tuples by
-        delivery, what of its log is damaged, and by reader what :func:`reader_metrics` and
-        :func:`lag_metrics` return.
-    """
+    """Return the status of an export at ``now`` on its clock; the caller holds its lock."""
     ledger, publisher = export.ledger, export.publisher
     return {
         "streams": {
@@ -67,12 +56,12 @@ def export_metrics(export: AgentExport, now: float) -> dict[str, Any]:
 
 
 def list_damaged_segments(export: AgentExport) -> list[str]:
-    """Return the segments in which the scrub has met damage, as paths in the export's log."""
+    """Return the damaged segments that the scrub found, as paths in the export's log."""
     return [segment for stream in export.streams.values() for segment in stream.damaged_segments()]
 
 
 def list_missing_epochs(stream: Stream) -> list[str]:
-    """Return which epochs are not in a stream's log though nothing removed them, range by range."""
+    """Describe the ranges of epochs that are missing although nothing removed them."""
     return [
         f"epochs {first} to {next_ - 1} of stream {stream.id}"
         f" ({stream.rows_between(first, next_):,} rows) are missing"
@@ -81,13 +70,13 @@ def list_missing_epochs(stream: Stream) -> list[str]:
 
 
 def list_damage(export: AgentExport) -> list[str]:
-    """Return what of an export's log is damaged: epochs that are missing, and segments."""
+    """Describe the damage of an export's log: missing epochs and damaged segments."""
     missing = [text for s in export.ledger.streams.values() for text in list_missing_epochs(s)]
     return [*missing, *list_damaged_segments(export)]
 
 
 def reader_metrics(reader: Reader, delivery: ReaderDelivery, now: float) -> dict[str, Any]:
-    """Return where a reader stands and what it got; rows are counted before the filter."""
+    """Return a reader's positions and delivery counts; rows are counted before the filter."""
     return {
         "import": reader.import_,
         "policy": reader.policy,
@@ -112,11 +101,10 @@ def reader_metrics(reader: Reader, delivery: ReaderDelivery, now: float) -> dict
 
 
 def lag_metrics(export: AgentExport, reader: Reader, now: float) -> dict[str, Any]:
-    """Return what a reader has still to finish, and how full of it the log is.
+    """Return what a reader has still to finish, and its share of the buffer.
 
-    ``congestion`` is 100 where it alone comes to ``buffer.maxBytes``, or to so many epochs as may
-    be kept in memory: then an export that has to wait for it waits, and one that need not drops
-    its oldest epochs.
+    ``congestion`` is the percentage of ``buffer.maxBytes`` or of the memory limit, whichever is
+    higher. At 100 the export waits for the reader, or drops its oldest epochs.
     """
     lag = export.ledger.lag(reader)
     full = int(100 * export.ledger.fullness(lag.bytes, lag.memory))
@@ -129,7 +117,7 @@ def lag_metrics(export: AgentExport, reader: Reader, now: float) -> dict[str, An
 
 
 def format_time(at: float | None) -> str | None:
-    """Return a time on the export's clock as text, to the second; None for None."""
+    """Format a time on the export's clock in UTC, to the second."""
     if at is None:
         return None
     return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,18 +1,17 @@
-"""How long an export has waited for its readers, and for whom."""
+"""Times that an export has waited for its readers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 RETRY_WINDOW_SECONDS = 6.0
-"""Who waits asks again sooner; a longer pause is none of the wait."""
+"""Waiting tasks retry sooner; a longer pause does not count as waiting."""
 
 
 class WaitTimes:
-    """Adds up the time between one vain admission and the next; its lock is the export's.
+    """Sums the times between failed admissions; guarded by the export's lock.
 
-    Attributes:
-        seconds: waited in all, however many tasks did at once.
+    ``seconds`` is the total, however many tasks waited at once.
     """
 
     def __init__(self) -> None:
@@ -23,14 +22,14 @@ class WaitTimes:
         self._seconds_by_reader: dict[str, float] = {}
 
     def note_attempt(self, now: float, holders: Collection[str]) -> None:
-        """A task has asked for admission and waits for these readers; for none it is admitted."""
+        """Record a failed admission that waits for ``holders``; empty if admitted."""
         if self.since(now) is None:
             self._since = None
         else:
-            passed = max(0.0, now - self._last_attempt)
-            self.seconds += passed
+            elapsed = max(0.0, now - self._last_attempt)
+            self.seconds += elapsed
             for reader in self._holders:
-                self._seconds_by_reader[reader] = self._seconds_by_reader.get(reader, 0.0) + passed
+                self._seconds_by_reader[reader] = self._seconds_by_reader.get(reader, 0.0) + elapsed
         self._last_attempt, self._holders = now, frozenset(holders)
         if not holders:
             self._since = None
@@ -42,9 +41,9 @@ class WaitTimes:
         return self._since if now - self._last_attempt <= RETRY_WINDOW_SECONDS else None
 
     def seconds_for(self, reader: str) -> float:
-        """Return the seconds that were waited for a reader."""
+        """Return the seconds waited for a reader."""
         return self._seconds_by_reader.get(reader, 0.0)
 
     def forget(self, reader: str) -> None:
-        """The reader is not known any more."""
+        """Remove an evicted reader."""
         self._seconds_by_reader.pop(reader, None)

@@ -1,1 +1,1 @@
-"""The imports of an agent: readers, what they are to read next, and the agents that have it."""
+"""Imports of an agent: readers, offset planning, and watches of other agents."""

@@ -1,4 +1,4 @@
-"""How far an import reaches now: the target of a run that reads what there is and ends."""
+"""Target of an availableNow run: the current heads of an import."""
 
 from __future__ import annotations
 
@@ -23,39 +23,32 @@ class RoutesUnknownError(StreambrokerError):
 
 
 class _HeadsResult(NamedTuple):
-    """What the exporters of an import say."""
-
     heads: dict[str, int]
     missing: list[str]
     ended: list[str]
 
 
 class AvailableNowTarget(ImportState):
-    """What a run asks before it begins."""
+    """Requests of a run before it begins."""
 
     def heads(self, port: str, wait: float = 0.0) -> dict[str, Any]:
-        """Return how far each stream of an import reaches now; the target of availableNow.
-
-        Args:
-            port: the import.
-            wait: seconds to wait for exporters that do not answer.
+        """Return the current head of each stream of an import: the target of availableNow.
 
         Returns:
-            ``{"heads": {stream: next}, "missing": [export], "ended": [export]}``: of those that
-            still do not answer nothing is read in this run; what they have stays there. Those that
-            have ended get nothing more for now. With them ``control``, the number that the next
-            entry of the control log gets.
+            ``{"heads": {stream: next}, "missing": [export], "ended": [export], "control": next}``.
+            ``missing`` exports have not responded for ``wait`` seconds; this run reads nothing of
+            them. ``ended`` ones get no epochs for now. ``control`` is the next control log number.
 
         Raises:
-            UnknownPortError: nobody declared it.
-            RoutesUnknownError: what it is connected to is not known yet.
+            PortNotDeclaredError: the import is not declared.
+            RoutesUnknownError: its routes are not known yet.
         """
         key, deadline = f"{self._pe}/{port}", time.monotonic() + min(HEADS_SECONDS, wait)
         while True:
             seen = self._notifier.version((key,))
             import_ = self._find_import(port)
-            found = self._fetch_heads(import_, key) if import_ else _HeadsResult({}, [], [])
-            missing = found.missing
+            result = self._fetch_heads(import_, key) if import_ else _HeadsResult({}, [], [])
+            missing = result.missing
             left = deadline - time.monotonic()
             if left <= 0 or (import_ is not None and not missing) or self._notifier.closed:
                 break
@@ -66,21 +59,21 @@ class AvailableNowTarget(ImportState):
                 " broker? `away` of pe.status()['broker'] says why not."
             )
         self.missing_exports[port] = missing
-        return {**found._asdict(), "control": self.control_log.next_seq}
+        return {**result._asdict(), "control": self.control_log.next_seq}
 
     def _fetch_heads(self, import_: ImportPort, key: str) -> _HeadsResult:
-        found = _HeadsResult({}, [], [])
+        result = _HeadsResult({}, [], [])
         for route in import_.routes:
             export = str(route.export)
             if route.location is None:
-                found.missing.append(export)
+                result.missing.append(export)
                 continue
             try:
                 heads, ended = self.peers.fetch_heads(route, key)
             except StreambrokerError as error:
                 log.info("export %s does not answer: %s", export, error)
-                found.missing.append(export)
+                result.missing.append(export)
                 continue
-            found.heads.update(heads)
-            found.ended.extend([export] if ended else [])
-        return found
+            result.heads.update(heads)
+            result.ended.extend([export] if ended else [])
+        return result

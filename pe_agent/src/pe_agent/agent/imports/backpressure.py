@@ -1,8 +1,8 @@
-"""Queries of the own job that read imports: which of their calls waits, and whose gate is shut.
+"""Backpressure on queries of the job that read imports: which calls wait, and closed gates.
 
-Spark asks the sources of a query one after the other, so only the last one asked may wait, and it
-waits for news of all. A query that publishes is given nothing to read while its export would make
-it wait: it holds no task slot then. What is planned in its checkpoint is not held up.
+Spark asks the sources of a query one after the other. So only the last one asked may wait, and it
+waits for changes of all. A publishing query reads nothing new while its export would block it, so
+that it occupies no task slot. Batches planned in its checkpoint are not blocked.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class GatedQuery:
     """One running query.
 
     Attributes:
-        exports: ports of the exports it publishes to; none for another sink.
-        frames: of its imports, as ``subscribe`` names them.
-        has_other_sources: it reads other streams as well.
-        round_calls: who was asked since one was asked for the second time: its import and the news
-            seen then, None if it had an offset to give.
-        readers: its readers, as far as they have asked.
-        blocking_bytes: what each holder of an export had to finish when that last changed.
-        blocked_since: when that was.
-        gated: the answer to its last call was that the gate is shut.
+        exports: ports of the exports it publishes to; empty for another sink.
+        frames: its imports, as named by ``subscribe``.
+        has_other_sources: it also reads other streams.
+        round_calls: frames asked in this round (a repeated frame starts a new one): import and
+            its change counter at the call, None if it returned an offset.
+        readers: its known readers.
+        blocking_bytes: unfinished bytes of each reader that blocks an export, at the last change.
+        blocked_since: time of that change.
+        gated: its gate was closed at the last call.
     """
 
     id: str
@@ -53,11 +53,11 @@ class GatedQuery:
 
 
 class QueryGates:
-    """All queries of one PE's job that were told of. Safe from any thread.
+    """All known queries of one PE's job. Thread-safe.
 
     Attributes:
-        find_wait_chain: returns for which exports a query waits at one of this PE, by port, query,
-            and whether it reads nothing for that.
+        find_wait_chain: returns the exports that a query waits for at an export of this PE, by
+            port, query, and whether the query is gated.
     """
 
     def __init__(
@@ -66,12 +66,10 @@ class QueryGates:
         notifier: Notifier,
         holders: Callable[[str], Sequence[BlockingReader]] = lambda _: (),
     ) -> None:
-        """Begin without any.
+        """Create the registry without queries.
 
-        Args:
-            pe: key of the PE.
-            notifier: counts what happens, by key of import or export.
-            holders: returns who makes an export of this PE wait, by port.
+        ``notifier`` counts changes by key of import or export. ``holders`` returns the readers
+        that block an export of this PE, by port.
         """
         self.find_wait_chain: Callable[[str, str, bool], list[str]] = lambda *_: []
         self._pe = pe
@@ -82,93 +80,90 @@ class QueryGates:
         self._queries: dict[tuple[str, frozenset[str]], GatedQuery] = {}
 
     def begin(self, body: Mapping[str, Any]) -> GatedQuery:
-        """A query runs, or is about to (``query`` null); forgotten when it is not told again.
+        """Register or renew a query that runs or is about to (``query`` null).
 
-        Args:
-            body: ``query``, ``run``, ``exports``, ``frames``, ``foreign``.
+        It is forgotten after `LEASE_SECONDS` without renewal. ``body`` has ``query``, ``run``,
+        ``exports``, ``frames`` and ``foreign``.
         """
         frames, now = frozenset(body["frames"]), time.monotonic()
         id_ = str(body["query"] or "")
         with self._lock:
             self._queries = {k: q for k, q in self._queries.items() if q.expires > now}
-            known = self._queries.get((id_, frames))
+            query = self._queries.get((id_, frames))
             if id_:
-                known = known or self._queries.pop(("", frames), None)
-            if known is None:
-                known = GatedQuery("", "", (), frames, False, now)
-            known.id, known.run = id_, str(body["run"] or "")
-            known.exports, known.has_other_sources = tuple(body["exports"]), bool(body["foreign"])
-            known.expires = now + LEASE_SECONDS
-            self._queries[id_, frames] = known
-            return known
+                query = query or self._queries.pop(("", frames), None)
+            if query is None:
+                query = GatedQuery("", "", (), frames, False, now)
+            query.id, query.run = id_, str(body["run"] or "")
+            query.exports, query.has_other_sources = tuple(body["exports"]), bool(body["foreign"])
+            query.expires = now + LEASE_SECONDS
+            self._queries[id_, frames] = query
+            return query
 
     def end(self, body: Mapping[str, Any]) -> None:
-        """A run of a query has ended: ``query``, ``run``."""
+        """Remove a run of a query: ``query``, ``run``."""
         with self._lock:
-            told = (body["query"], body["run"])
-            self._queries = {k: q for k, q in self._queries.items() if (q.id, q.run) != told}
+            ended = (body["query"], body["run"])
+            self._queries = {k: q for k, q in self._queries.items() if (q.id, q.run) != ended}
 
     def begin_call(self, frame: str | None, import_: str, reader: str) -> OffsetCall:
-        """Return the turn of a reader that is asked for its next offset."""
+        """Register a reader's call for its next offset."""
         now = time.monotonic()
         with self._lock:
-            of = [q for q in self._queries.values() if frame in q.frames and q.expires > now]
-            turn = OffsetCall(self, self._notifier, import_)
-            if len(of) == 1:
-                of[0].readers.add(reader)
-                turn.attach(of[0], str(frame))
-            return turn
+            matching = [q for q in self._queries.values() if frame in q.frames and q.expires > now]
+            call = OffsetCall(self, self._notifier, import_)
+            if len(matching) == 1:
+                matching[0].readers.add(reader)
+                call.attach(matching[0], str(frame))
+            return call
 
     def blocking_export(self, query: GatedQuery) -> str | None:
-        """Return the port of an export that the query would wait for, None for none.
+        """Return the port of an export that the query would wait for, None if there is none.
 
-        The gate does not hold a query up that waits for itself, or one whose job has stood still
-        for a minute: its writer is refused by name.
+        The gate does not block a query that waits for itself, nor one whose job has made no
+        progress for `STUCK_SECONDS`: the writer of such a query gets an error with details.
         """
         holders = {port: list(self._holders(port)) for port in query.exports}
         bytes_ = {(port, h.reader): h.bytes for port, of in holders.items() for h in of}
         now = time.monotonic()
         if bytes_ != query.blocking_bytes:
             query.blocking_bytes, query.blocked_since = bytes_, now
-        still = now - query.blocked_since > STUCK_SECONDS
+        is_stuck = now - query.blocked_since > STUCK_SECONDS
         waits = (
             port
             for port, of in holders.items()
-            if of and not self._is_self_blocked(query, of, still)
+            if of and not self._is_self_blocked(query, of, is_stuck)
         )
-        shut = next(waits, None)
-        query.gated = shut is not None
-        return shut
+        blocking = next(waits, None)
+        query.gated = blocking is not None
+        return blocking
 
     def _is_self_blocked(
         self, query: GatedQuery, holders: Sequence[BlockingReader], is_stuck: bool
     ) -> bool:
-        """Whether it is the query itself that holds an export, or its job, which stands still.
-
-        A query holds it itself, too, where others in between wait for each other.
-        """
-        itself = not query.readers.isdisjoint(h.reader for h in holders)
-        itself = itself or any(h.ring is not None for h in holders)
-        return itself or (is_stuck and all(h.import_.startswith(self._job) for h in holders))
+        """Return whether the query itself (also in a cycle) or its stuck job blocks an export."""
+        blocks_itself = not query.readers.isdisjoint(h.reader for h in holders)
+        blocks_itself = blocks_itself or any(h.ring is not None for h in holders)
+        return blocks_itself or (is_stuck and all(h.import_.startswith(self._job) for h in holders))
 
     def wait_chains(self, readers: Iterable[str]) -> dict[str, list[str]]:
-        """Return for which exports the queries of some readers wait, of those that do."""
+        """Return the exports that the readers' queries wait for, by reader; without idle ones."""
         now = time.monotonic()
         with self._lock:
             known = [q for q in self._queries.values() if q.expires > now and q.exports]
-        of = {r: self._wait_chain([q for q in known if r in q.readers]) for r in readers}
-        return {reader: chain for reader, chain in of.items() if chain}
+        chains = {r: self._wait_chain([q for q in known if r in q.readers]) for r in readers}
+        return {reader: chain for reader, chain in chains.items() if chain}
 
     def _wait_chain(self, queries: Sequence[GatedQuery]) -> list[str]:
-        found = (self.find_wait_chain(port, q.id, q.gated) for q in queries for port in q.exports)
-        return list(dict.fromkeys(key for chain in found for key in chain))
+        chains = (self.find_wait_chain(port, q.id, q.gated) for q in queries for port in q.exports)
+        return list(dict.fromkeys(key for chain in chains for key in chain))
 
     def port_key(self, port: str) -> str:
         """Return the key of a port of this PE."""
         return f"{self._pe}/{port}"
 
     def status(self) -> dict[str, Any]:
-        """Return figures for people, by query."""
+        """Return the status of the queries, by id."""
         now = time.monotonic()
         with self._lock:
             return {
@@ -184,12 +179,7 @@ class QueryGates:
 
 
 class OffsetCall:
-    """One call for the next offset of one reader.
-
-    Attributes:
-        query: whose it is, None if that is not known.
-        keys: whose news it waits for.
-    """
+    """One call for a reader's next offset; ``query`` is None if unknown, ``keys`` wake it."""
 
     def __init__(self, queries: QueryGates, notifier: Notifier, import_: str) -> None:
         self._queries = queries
@@ -200,23 +190,21 @@ class OffsetCall:
         self.keys: tuple[str, ...] = (import_,)
 
     def attach(self, query: GatedQuery, frame: str) -> None:
-        """It is the frame's turn; a new round begins if it was asked before in this one."""
+        """Attach the call to its query; a repeated frame starts a new round."""
         if frame in query.round_calls:
             query.round_calls.clear()
         self.query, self._frame = query, frame
         query.round_calls[frame] = (self._import, self._notifier.version((self._import,)))
-        imports = dict.fromkeys(
-            asked[0] for asked in query.round_calls.values() if asked is not None
-        )
+        imports = dict.fromkeys(call[0] for call in query.round_calls.values() if call is not None)
         self.keys = (*imports, *map(self._queries.port_key, query.exports))
 
     def blocking_export(self) -> str | None:
-        """Return the export for which the query must not read anything now, None for none."""
+        """Return the export whose backpressure closes the query's gate, None if open."""
         return None if self.query is None else self._queries.blocking_export(self.query)
 
     @property
     def may_wait(self) -> bool:
-        """Whether it is known that a call may wait without holding up other streams."""
+        """Return whether a call may wait without blocking other streams of its query."""
         return self.query is not None and not self.query.has_other_sources
 
     def wait_seconds(
@@ -225,10 +213,10 @@ class OffsetCall:
         """Return for how many seconds the call may wait.
 
         Args:
-            requested: what the source asks for; it counts where nothing is known of its query.
-            in_background: it is asked behind Spark's back, so it holds nobody up.
-            limited: it reads up to a limit, and what it is not given ends its run.
-            gated: the gate is shut.
+            requested: the source's own limit; used while its query is unknown.
+            limited: its run ends at a limit.
+            gated: the gate is closed.
+            in_background: not called by Spark, so it blocks no other source.
         """
         query = self.query
         if limited and not gated:
@@ -240,13 +228,13 @@ class OffsetCall:
         return min(requested, MAX_WAIT_WITH_OTHERS) if query.has_other_sources else MAX_WAIT_SECONDS
 
     def note_offset(self) -> None:
-        """The reader has an offset to give: nobody after it waits."""
+        """Record that the reader returns an offset: later calls of the round do not wait."""
         if self.query is not None:
             self.query.round_calls[self._frame] = None
 
     def others_changed(self) -> bool:
-        """Whether there is news for a reader of the query that was asked before."""
+        """Return whether an import asked earlier in the round has changed."""
         if self.query is None:
             return False
-        before = [a for f, a in self.query.round_calls.items() if f != self._frame]
-        return any(a is not None and self._notifier.version((a[0],)) > a[1] for a in before)
+        earlier = [a for f, a in self.query.round_calls.items() if f != self._frame]
+        return any(a is not None and self._notifier.version((a[0],)) > a[1] for a in earlier)

@@ -1,4 +1,4 @@
-"""What the importing side of an agent knows: its readers, and where exports are."""
+"""State of an agent's importing side: readers, routes and other agents."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from streambroker_core.wire.broker.view import ImportPort
 
 
 class PortNotDeclaredError(StreambrokerError):
-    """A port that nobody declared."""
+    """The port is not declared."""
 
     code = "UnknownPort"
 
 
 class ImportState:
-    """Readers, routes and other agents, as both halves of :class:`OffsetPlanner` need them."""
+    """Readers, routes and other agents, as shared by the parts of :class:`OffsetPlanner`."""
 
     def __init__(
         self,
@@ -52,11 +52,7 @@ class ImportState:
         return self.readers.claim(reader_id, import_, request["session"], renewals=renewals)
 
     def _find_import(self, port: str) -> ImportPort | None:
-        """Return an import of the view, None while the view does not have it yet.
-
-        Raises:
-            UnknownPortError: nobody declared it.
-        """
+        """Return an import of the view, None while the view does not have it yet."""
         import_ = self._routes.find_import(port)
         if import_ is None and self._routes.view is not None and not self._is_declared(port):
             raise PortNotDeclaredError(
@@ -67,13 +63,13 @@ class ImportState:
 
     @staticmethod
     def _positions(reader: ImportReader, export: str, start: Offset) -> dict[str, Any]:
-        """Return the reader's positions in streams that are, or may be, of an export."""
-        homes = {s: reader.export_by_stream.get(s) for s in start.streams}
+        """Return the reader's positions in streams of an export, and of unknown exports."""
+        exports = {s: reader.export_by_stream.get(s) for s in start.streams}
         return {
             "positions": {
-                s: p.next for s, p in start.streams.items() if homes[s] in (export, None)
+                s: p.next for s, p in start.streams.items() if exports[s] in (export, None)
             },
-            "own": [s for s, home in homes.items() if home == export],
+            "own": [s for s, owner in exports.items() if owner == export],
         }
 
     def _find_route(self, reader: ImportReader, export: str) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""The importing side of an agent: readers, their leases, their next offset."""
+"""Offset planner of an agent's imports: readers, their leases, their next offset."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAX_OLD_POSITIONS = 1_000
 
 
 class OffsetPlanner(SlicePlanner, AvailableNowTarget):
-    """All readers of this PE's imports. Safe from any thread; one call per reader at a time."""
+    """All readers of this PE's imports. Thread-safe; one call per reader at a time."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         self.queries = QueryGates(pe, notifier, holders)
 
     def leave(self, reader: str, session: str) -> None:
-        """The source process ends in order: the lease ends, the claims last for grace."""
+        """Release the lease of a source process that has ended; its claims last for ``grace``."""
         known = self.readers.release(reader, session)
         if known is None:
             return
         for export, location in dict(known.addresses).items():
-            told = (location, export, known.import_, reader)
-            threading.Thread(target=self.peers.report_leave, args=told, daemon=True).start()
+            args = (location, export, known.import_, reader)
+            threading.Thread(target=self.peers.report_leave, args=args, daemon=True).start()
 
     # -- the next offset ---------------------------------------------------------------------
 
@@ -76,36 +76,37 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         Args:
             request: ``import``, ``session``, ``start`` (offset), ``columns``, ``max_bytes``,
                 ``limit`` (``{stream: next}`` of availableNow, or null), ``wait`` seconds,
-                ``lossy`` (loss that nobody agreed to is counted, and does not stop the query),
-                ``frame`` (as the query was told of, see :meth:`QueryGates.begin`), ``aside`` (the
-                call holds nobody up), ``control`` (of a reader of control tuples the types that
-                do not cut its batches, or null), ``log`` (it carries the agent's control log),
-                ``log_limit`` (entry before which a run with ``limit`` ends), ``rules`` (`pinning`).
+                ``lossy`` (unexpected loss is counted and does not stop the query),
+                ``frame`` (see :meth:`QueryGates.begin`), ``aside`` (the call blocks no other),
+                ``control`` (control reader: the types that do not cut its batches, or null),
+                ``log`` (the reader carries the agent's control log),
+                ``log_limit`` (first control log entry after a run with ``limit``),
+                ``rules`` (see `pinned_rules`).
 
         Returns:
-            ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``;
-            with ``gated``, the export whose log is full, if there may be something, and with
-            ``behind``, the exports that give nothing and have not reached the limit, or without
-            a limit those that alone keep the reader from its end, for they refuse it;
-            ``refused``, why those of them give nothing that do answer;
-            ``left``, for how many seconds the query has had nothing else to wait for;
-            ``ended`` if all its exports have ended and all they have is read;
-            ``sum_losses`` if it is known that a call may wait without holding up other streams.
+            ``{"offset": …}``, ``{"offset": null}`` if there is nothing new, or ``{"busy": …}``.
+            Null may come with:
+            ``gated``, the export whose full log keeps the query from reading;
+            ``behind``, the exports that send nothing and are below the limit, or without a limit
+            those whose refusal alone keeps the reader from its end;
+            ``refused``, the reasons of those exports of ``behind`` that respond;
+            ``left``, the seconds for which the query has waited only for exports that refuse it;
+            ``ended``, true if all exports have ended and are read;
+            ``together``, true if a call may wait without blocking other streams.
 
         Raises:
-            NotRoutedError, ReaderInUseError, UnknownPortError, DataLossError.
+            NotRoutedError, ReaderInUseError, PortNotDeclaredError, DataLossError.
             ControlLogTwiceError: another source of the query carries the control log.
         """
         start = Offset.decode(request["start"])
         reader_id = start.reader or request.get("mint") or secrets.token_hex(16)
-        claimed = self._claim(request, reader_id)
-        if isinstance(claimed, dict):
-            return claimed
-        call = self.readers.begin_call(
-            claimed
-        )  # before its turn: locks are not first come, first served
-        with claimed.call_lock:
-            return self._next_offset(claimed, start, request, call)
+        reader = self._claim(request, reader_id)
+        if isinstance(reader, dict):
+            return reader
+        # Before the lock: locks are not first come, first served.
+        call = self.readers.begin_call(reader)
+        with reader.call_lock:
+            return self._next_offset(reader, start, request, call)
 
     def _next_offset(
         self, reader: ImportReader, start: Offset, request: Mapping[str, Any], call: int
@@ -117,16 +118,16 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         while True:
             seen = self._notifier.version(turn.keys)
             gate = turn.blocking_export()
-            going_on = (
+            unfinished = (
                 self._unfinished_exports(request["import"])
                 if gate is None and not limited
                 else None
             )
-            asked = request if gate is None else hold_back(request)
-            end = self._advance(reader, start, asked, call) if reader.calls == call else None
+            effective = request if gate is None else hold_back(request)
+            end = self._advance(reader, start, effective, call) if reader.calls == call else None
             if end is None and reader.calls != call:
                 return {"offset": None}
-            _note_end(reader, going_on if end is None else None)
+            _note_end(reader, unfinished if end is None else None)
             if end is not None:
                 turn.note_offset()
                 return {"offset": end.encode()}
@@ -139,7 +140,7 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
             left = began + min(MAX_WAIT_SECONDS, patience) - time.monotonic()
             if left <= 0 or turn.others_changed() or not self._notifier.wait(seen, left, turn.keys):
                 behind = self._lagging_exports(reader, start, request.get("limit"))
-                told = {
+                details = {
                     "gated": gate,
                     "behind": behind,
                     "refused": {e: reader.refused[e] for e in behind if e in reader.refused},
@@ -149,14 +150,14 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
                     "together": turn.may_wait,
                     "ended": reader.ended,
                 }
-                return {"offset": None, **{k: v for k, v in told.items() if v}}
+                return {"offset": None, **{k: v for k, v in details.items() if v}}
 
     def _lagging_exports(
         self, reader: ImportReader, start: Offset, limit: Mapping[str, int] | None
     ) -> list[str]:
-        """Return the exports that do not answer, or refuse, and have more below the limit.
+        """Return the exports that are away or refuse, and have more below the limit.
 
-        Without a limit they are those without which the reader would have ended.
+        Without a limit: those whose refusal alone keeps the reader from its end.
         """
         if limit is None:
             return [] if reader.refused_since is None else sorted(reader.refused)
@@ -165,18 +166,18 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
             for stream, next_ in limit.items()
             if stream not in start.streams or start.streams[stream].next < next_
         ]
-        homes = {reader.export_by_stream.get(s) for s in short}
-        nothing_of = {*reader.silent, *reader.refused}
-        return sorted(e for e in nothing_of if e in homes or None in homes)
+        exports = {reader.export_by_stream.get(s) for s in short}
+        unavailable = {*reader.silent, *reader.refused}
+        return sorted(e for e in unavailable if e in exports or None in exports)
 
     def _unfinished_exports(self, port: str) -> set[str] | None:
-        """Return the exporters that have not said that they have ended; None if there is none."""
+        """Return the exports that have not reported their end; None if the import has none."""
         import_ = self._routes.find_import(port)
         exports = {str(r.export) for r in import_.routes} if import_ else set()
         return {e for e in exports if not self.peers.has_ended(e)} if exports else None
 
     def _refused_seconds(self, query: GatedQuery | None) -> float:
-        """Return for how many seconds a query has had to wait only for exports that refuse it."""
+        """Return the seconds for which a query has waited only for exports that refuse it."""
         readers = [] if query is None else self._query_readers(query)
         since = [r.refused_since for r in readers if r.refused_since is not None]
         if not since or not all(r.ended or r.refused_since is not None for r in readers):
@@ -184,10 +185,7 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         return time.monotonic() - max(since)
 
     def _query_readers(self, query: GatedQuery) -> list[ImportReader]:
-        """Return all readers of a query; none while some are not known, or it reads other streams.
-
-        Of such a query it cannot be said that it has nothing more to read.
-        """
+        """Return a query's readers; none if one is unknown or it has other sources: end unknown."""
         readers = [self.readers[r] for r in sorted(query.readers) if r in self.readers]
         return readers if len(readers) == len(query.frames) and not query.has_other_sources else []
 
@@ -198,39 +196,41 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         import_ = self._find_import(port)
         end = replace(start, reader=reader.id, columns=tuple(request["columns"]))
         end = pin_rules(reader, import_, end, request.get("rules"))
-        room = _ControlBudget()
-        end = self._pin_control_log(reader, import_, _add_missed(reader, start, end), request, room)
+        budget = _ControlBudget()
+        end = self._pin_control_log(
+            reader, import_, _add_missed(reader, start, end), request, budget
+        )
         if self._has_control_before(start, end, request):
             self._note_filter_starts(reader, start, end)
             return end
         changed = end != start
-        left = most = int(request["max_bytes"])
+        remaining = max_bytes = int(request["max_bytes"])
         routes = _routes_with_address(reader, import_)
         for index, route in enumerate(_rotate_routes(reader, routes)):
             if reader.calls != call:
-                return None  # the caller has given up and asks anew, perhaps from further on
+                return None  # the caller gave up; its next call may start further on
             if self.peers.is_away(str(route.location)):
                 reader.silent.add(str(route.export))
                 continue
             if not self._needs_plan(reader, route, start):
                 continue
-            share = max(1, left // (len(routes) - index))
-            answer = self._request_plan(
-                reader, route, import_, start, end, request, share, left == most, room
+            share = max(1, remaining // (len(routes) - index))
+            response = self._request_plan(
+                reader, route, import_, start, end, request, share, remaining == max_bytes, budget
             )
-            if answer is None:
+            if response is None:
                 continue
-            planned = [_decode_planned(p) for p in answer["planned"]]
+            planned = [_decode_planned(p) for p in response["planned"]]
             reader.received.note_plan(str(route.export), planned, start)
-            first = answer["routed"] and str(route.export) not in start.last
-            if first or any(_changes_offset(p, start) for p in planned):
-                last = answer["last"]
+            opened = response["routed"] and str(route.export) not in start.last
+            if opened or any(_changes_offset(p, start) for p in planned):
+                last = response["last"]
                 end = advance(
                     end, str(route.export), planned, None if last is None else (last[0], last[1])
                 )
                 changed = True
-            left -= answer["bytes"]
-            room.subtract(answer)
+            remaining -= response["bytes"]
+            budget.subtract(response)
         self._finish_unrouted(reader, {str(r.export) for r in routes}, request, start, end)
         if changed and import_ is not None:
             end = self._prune_positions(reader, import_, start, end)
@@ -255,16 +255,12 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
     def _note_control_log(
         self, reader: ImportReader, query: GatedQuery | None, request: Mapping[str, Any]
     ) -> None:
-        """Note whether a reader carries the control log; one of a query does.
-
-        Raises:
-            ControlLogTwiceError: another one that lives does.
-        """
+        """Record whether a reader carries the control log; only one reader of a query may."""
         reader.carries_control_log = bool(request.get("log"))
         if not reader.carries_control_log or query is None:
             return
-        alive = {r for of in self.readers.alive().values() for r in of}
-        for other in sorted((query.readers & alive) - {reader.id}):
+        active = {r for of in self.readers.alive().values() for r in of}
+        for other in sorted((query.readers & active) - {reader.id}):
             if self.readers[other].carries_control_log:
                 reader.carries_control_log = False
                 raise ControlLogTwiceError(
@@ -281,69 +277,66 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         request: Mapping[str, Any],
         control_budget: _ControlBudget,
     ) -> Offset:
-        """Return an offset with the entries of the control log that its batch reads.
+        """Return the offset with the control log entries that its batch reads.
 
-        A reader that comes for the first time begins at the log's end, or with ``start: earliest``
-        at its first entry; one whose log is gone at the beginning of the one there is.
+        A new reader starts at the log's end, or with ``start: earliest`` at its first entry.
+        A reader of a lost log starts at the first entry of the current one.
         """
         if not request.get("log"):
             return end
-        mine, at = self.control_log, end.control.get(self.control_log.id)
+        control_log, at = self.control_log, end.control.get(self.control_log.id)
         if at is None:
             earliest = import_ is not None and import_.start == "earliest"
-            at = mine.first_retained() if end.control or earliest else mine.next_seq
+            at = control_log.first_retained() if end.control or earliest else control_log.next_seq
             if end.control:
                 log.warning(
                     "import %s goes on with control log %s; the one before is gone",
                     reader.import_,
-                    mine.id,
+                    control_log.id,
                 )
-            mine.acknowledge(reader.id, at)
-            return replace(end, control={mine.id: at})
-        mine.acknowledge(reader.id, at)
+            control_log.acknowledge(reader.id, at)
+            return replace(end, control={control_log.id: at})
+        control_log.acknowledge(reader.id, at)
         limit = request.get("log_limit")
-        next_ = mine.window_end(at, control_budget.tuples, control_budget.payload, limit)
-        control_budget.subtract({"tuples": next_ - at, "payload": mine.size(at, next_)})
-        return replace(end, control={mine.id: next_})
+        next_ = control_log.window_end(at, control_budget.tuples, control_budget.payload, limit)
+        control_budget.subtract({"tuples": next_ - at, "payload": control_log.size(at, next_)})
+        return replace(end, control={control_log.id: next_})
 
     def _has_control_before(self, start: Offset, end: Offset, request: Mapping[str, Any]) -> bool:
-        """Whether a reader begins with the log, and is to read entries before its first rows."""
-        mine, at = self.control_log, end.control.get(self.control_log.id)
-        if at is None or mine.id in start.control:
+        control_log, at = self.control_log, end.control.get(self.control_log.id)
+        if at is None or control_log.id in start.control:
             return False
-        return mine.window_end(at, 1, 0, request.get("log_limit")) > at
+        return control_log.window_end(at, 1, 0, request.get("log_limit")) > at
 
     def _prune_positions(
         self, reader: ImportReader, import_: ImportPort, start: Offset, end: Offset
     ) -> Offset:
-        """Return an offset with a bounded number of positions that nothing is read from any more.
+        """Return the offset with at most `MAX_OLD_POSITIONS` positions that are no longer read.
 
-        They are of streams that have ended, and of exports without a route, which may come back.
-        Those of streams that an exporter has forgotten go first, then the oldest. Exports without
-        a route of which nothing was read go with the last of their positions.
+        These belong to ended streams and to exports without a route, which may come back.
+        Streams that their exporter has forgotten are removed first, then the oldest. An export
+        without a route that was never read is removed with its last position.
         """
         heads = {str(r.export): self.peers.heads(str(r.export)) for r in import_.routes}
 
         def forgotten(stream: str) -> bool:
             return stream not in (heads.get(reader.export_by_stream[stream]) or {stream})
 
-        left = [
+        old = [
             s
             for s, export in reader.export_by_stream.items()
             if s in end.streams
             and end.streams[s] == start.streams.get(s)
             and (export not in heads or forgotten(s))
         ]
-        left.sort(key=lambda s: reader.export_by_stream[s] not in heads)
-        over = left[: max(0, len(left) - MAX_OLD_POSITIONS)]
-        left_over = forget_streams(end, over)
-        self.readers.forget(reader, over)
-        return without_exports(
-            left_over, find_never_read(left_over, heads, reader.export_by_stream)
-        )
+        old.sort(key=lambda s: reader.export_by_stream[s] not in heads)
+        excess = old[: max(0, len(old) - MAX_OLD_POSITIONS)]
+        pruned = forget_streams(end, excess)
+        self.readers.forget(reader, excess)
+        return without_exports(pruned, find_never_read(pruned, heads, reader.export_by_stream))
 
     def _is_opened(self, reader: ImportReader, route: ImportRoute, end: Offset) -> bool:
-        """Whether an export is in the offset, or gives a known reason why it cannot be."""
+        """Return whether an export is in the offset, or has a known reason for its absence."""
         export = str(route.export)
         away = self.peers.is_away(str(route.location))
         return export in end.last or export in reader.refused or away
@@ -356,22 +349,22 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         start: Offset,
         end: Offset,
     ) -> None:
-        """Tell exporters whose route is gone how far the reader came; they hold nothing then."""
+        """Report final positions to exporters without a route, which then retain nothing."""
         reader.finished -= routed
         for export, location in dict(reader.addresses).items():
             if export in routed | reader.finished or self.peers.is_away(location):
                 continue
             try:
-                answer = self._call_plan(reader, export, location, None, request, start, end)
+                response = self._call_plan(reader, export, location, None, request, start, end)
             except AgentUnreachableError as error:
                 self.peers.note_away(location, str(error))
             except AgentRefusedError as error:
                 if error.code == CapabilityError.code:
-                    continue  # there the route is not gone yet: it is told once that is so
+                    continue  # the exporter has its route still: report after it is removed
                 log.info("export %s keeps nothing for us: %s", export, error)
                 reader.finished.add(export)
             else:
-                if not answer["routed"]:
+                if not response["routed"]:
                     reader.finished.add(export)
 
     def _needs_plan(self, reader: ImportReader, route: ImportRoute, start: Offset) -> bool:
@@ -380,10 +373,10 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         reader.received.note_lag(export, heads, start, reader.rowless_until)
         if heads is None or export not in start.last:
             return True
-        told = reader.acknowledged.get(export, {})
+        acknowledged = reader.acknowledged.get(export, {})
         for stream, head in heads.items():
             position = start.streams.get(stream)
-            if position is None or told.get(stream) != position.next:
+            if position is None or acknowledged.get(stream) != position.next:
                 return True
             if head > max(position.next, reader.rowless_until.get(stream, 0)):
                 return True
@@ -401,10 +394,10 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         at_least_one: bool,
         control_budget: _ControlBudget,
     ) -> dict[str, Any] | None:
-        """Let the exporter's agent plan; None if it is away or will not, its streams then stay."""
+        """Request a plan; None if the exporter is away or refuses: its positions then stay."""
         export = str(route.export)
         try:
-            answer = self._call_plan(
+            response = self._call_plan(
                 reader,
                 export,
                 str(route.location),
@@ -426,17 +419,17 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
                 raise
             self._note_refusal(reader, export, str(error))
             return None
-        self._note_refusal(reader, export, "; ".join(answer.get("misfits", ())))
-        streams = [p["stream"] for p in answer["planned"]]
+        self._note_refusal(reader, export, "; ".join(response.get("misfits", ())))
+        streams = [p["stream"] for p in response["planned"]]
         for stream in streams:
             reader.rowless_until.pop(stream, None)
-        reader.rowless_until.update(answer.get("quiet", {}))
+        reader.rowless_until.update(response.get("quiet", {}))
         heads = self.peers.heads(export) or {}
         reader.acknowledged[export] = {
             s: start.streams[s].next for s in {*heads, *streams} if s in start.streams
         }
-        self.readers.note_export(reader, export, str(route.location), streams, answer.get("pass"))
-        return answer
+        self.readers.note_export(reader, export, str(route.location), streams, response.get("pass"))
+        return response
 
     def _call_plan(
         self,
@@ -477,7 +470,7 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
         )
 
     def _note_refusal(self, reader: ImportReader, export: str, reason: str) -> None:
-        """Keep why an export gives nothing; told once, when it changes."""
+        """Record why an export sends nothing; log it once per change."""
         if reason and reader.refused.get(export) != reason:
             log.warning("nothing is read of export %s: %s", export, reason)
         if reason:
@@ -486,15 +479,15 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
             reader.refused.pop(export, None)
 
     def begin_query(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Take in a query that runs, and say whether all that it reads has ended and is read."""
+        """Register a running query; return whether all its readers have ended."""
         query = self.queries.begin(body)
         readers = self._query_readers(query)
         return {"ended": bool(readers) and all(r.ended for r in readers)}
 
-    # -- seen from outside -------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return figures for people: readers by import, and which agents are away."""
+        """Return the status of readers by import, agents that are away, refusals and queries."""
         return {
             "readers": self.readers.status(),
             "away": self.peers.away(),
@@ -506,13 +499,11 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
 
 @dataclass(slots=True)
 class _ControlBudget:
-    """How many control tuples a window of one import has still room for, and of what bytes."""
-
     tuples: int = MAX_TUPLES
     payload: int = MAX_BYTES
 
     def subtract(self, answer: Mapping[str, Any]) -> None:
-        """Take what a plan has; an older exporter has none, and says nothing."""
+        """Subtract what a plan uses; older exporters do not report it."""
         self.tuples -= int(answer.get("tuples", 0))
         self.payload -= int(answer.get("payload", 0))
 
@@ -520,22 +511,19 @@ class _ControlBudget:
 def _control_fields(
     request: Mapping[str, Any], control_budget: _ControlBudget | None
 ) -> dict[str, Any]:
-    """Return what a reader of control says in a plan; readers of rows say nothing."""
+    """Return the control fields of a plan request; empty for readers of rows."""
     if request.get("control") is None:
         return {}
-    left = control_budget or _ControlBudget()
+    budget = control_budget or _ControlBudget()
     return {
         "control": list(request["control"]),
-        "tuples": max(0, left.tuples),
-        "payload": max(0, left.payload),
+        "tuples": max(0, budget.tuples),
+        "payload": max(0, budget.payload),
     }
 
 
 def _routes_with_address(reader: ImportReader, import_: ImportPort | None) -> list[ImportRoute]:
-    """Return the routes whose exporter has an address; who has none is silent.
-
-    What an export refused is forgotten with its route.
-    """
+    """Return the routes with an address; note the others as silent and drop old refusals."""
     reader.silent = set()
     if import_ is None:
         return []
@@ -546,37 +534,34 @@ def _routes_with_address(reader: ImportReader, import_: ImportPort | None) -> li
 
 
 def _rotate_routes(reader: ImportReader, routes: list[ImportRoute]) -> list[ImportRoute]:
-    """Return the routes, each time beginning with the next: no exporter takes all the bytes."""
+    """Return the routes starting at the next one, so that no exporter uses up all bytes."""
     first = reader.next_route % max(1, len(routes))
     reader.next_route += 1
     return routes[first:] + routes[:first]
 
 
 def _note_end(reader: ImportReader, unfinished: set[str] | None) -> None:
-    """Note whether a reader that was given nothing has come to its end.
+    """Record whether a reader without a new offset has reached its end.
 
-    Args:
-        reader: one of our own.
-        unfinished: its exports that had not ended before it asked; None if it has not come to the
-            end, whatever they say.
+    ``unfinished`` are the exports that had not ended before; None if the end is not reached.
     """
     refused = set(reader.refused)
-    nothing_more = unfinished is not None and not reader.silent and unfinished <= refused
-    reader.ended = nothing_more and not refused
-    if not nothing_more or not refused:
+    is_complete = unfinished is not None and not reader.silent and unfinished <= refused
+    reader.ended = is_complete and not refused
+    if not is_complete or not refused:
         reader.refused_since = None
     elif reader.refused_since is None:
         reader.refused_since = time.monotonic()
 
 
 def _changes_offset(plan: PlannedRange, start: Offset) -> bool:
-    """Whether a plan changes the offset: rows to read, a new stream, or epochs to pass over."""
-    passed_over = plan.duplicates[0] > 0 or plan.lost[0] > 0
-    return plan.next > plan.from_ or plan.stream not in start.streams or passed_over
+    """Return whether a plan changes the offset: rows, a new stream, or skipped epochs."""
+    skips = plan.duplicates[0] > 0 or plan.lost[0] > 0
+    return plan.next > plan.from_ or plan.stream not in start.streams or skips
 
 
 def _filter_starts(reader: ImportReader, start: Offset, end: Offset) -> dict[str, dict[str, int]]:
-    """Return the first epoch of each stream that is read as ``end`` says, by export."""
+    """Return the first epoch of each stream read with ``end``'s filter and columns, by export."""
     result: dict[str, dict[str, int]] = {}
     for stream, position in end.streams.items():
         before = start.streams.get(stream)
@@ -586,7 +571,7 @@ def _filter_starts(reader: ImportReader, start: Offset, end: Offset) -> dict[str
 
 
 def _add_missed(reader: ImportReader, start: Offset, end: Offset) -> Offset:
-    """Return ``end`` with what the batch up to ``start`` was cut without, unless it has it."""
+    """Return ``end`` with the losses found while slicing up to ``start``, unless included."""
     lost = dict(end.lost)
     for stream, missed in reader.missed.items():
         position, counted = start.streams.get(stream), start.lost.get(stream, (0, 0))

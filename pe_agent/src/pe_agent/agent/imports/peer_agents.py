@@ -1,4 +1,4 @@
-"""Other agents, as the importing side sees them: heads by long poll, plans by call."""
+"""Other agents as the importing side sees them: heads by long poll, and their reachability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WATCH_SECONDS = 2.0
 READER_LEASE = 5.0
 PLAN_SECONDS = 2.0
 MAX_IMPORTS = 64
-"""Imports in one watch: with their capabilities and readers far below what an agent takes."""
+"""Maximum imports per watch; far below the size limit of an agent's requests."""
 
 Routes = Mapping[str, Mapping[str, str | None]]
 """Exports of one agent that this agent reads: ``{export: {import: capability}}``."""
@@ -36,10 +36,10 @@ class _Watch:
 
 
 class PeerAgents:
-    """One watch per other agent: it brings heads and carries the leases of our readers.
+    """Watches of other agents, which fetch heads and renew the leases of our readers.
 
     Attributes:
-        find_wait_chains: returns for which exports the queries of readers wait, by reader.
+        find_wait_chains: returns the exports that the readers' queries wait for, by reader.
     """
 
     def __init__(
@@ -49,14 +49,10 @@ class PeerAgents:
         unfinished: Callable[[], Iterable[tuple[str, str, str]]],
         find_pass: Callable[[str, str], str | None] = lambda *_: None,
     ) -> None:
-        """Begin without any watch; :meth:`follow` starts them.
+        """Create without watches; :meth:`apply_view` starts them.
 
-        Args:
-            notifier: told when a head moved.
-            alive: returns the living readers by import.
-            unfinished: returns address, export and import of what living readers have planned
-                and not acknowledged, also where the route is gone.
-            find_pass: returns what a reader shows to an export's agent.
+        ``alive`` returns the active readers by import. ``unfinished`` returns address, export and
+        import of unacknowledged plans of active readers, including those without a route.
         """
         self.find_wait_chains: Callable[[Iterable[str]], dict[str, list[str]]] = lambda _: {}
         self._notifier = notifier
@@ -86,11 +82,13 @@ class PeerAgents:
         self._notifier.notify()
 
     def refresh(self) -> None:
-        """Watch routed agents, and those that hold what a living reader has not finished."""
-        wanted = {place: {e: dict(i) for e, i in r.items()} for place, r in self._routed.items()}
+        """Watch routed agents, and those with unfinished plans of an active reader."""
+        wanted = {
+            location: {e: dict(i) for e, i in r.items()} for location, r in self._routed.items()
+        }
         for location, export, import_ in self._unfinished():
             if not self._is_home(export, location):
-                continue  # its agent has moved, with all that it holds
+                continue  # the export's agent has moved, with all its data
             wanted.setdefault(location, {}).setdefault(export, {}).setdefault(import_, None)
         parts = {
             (at, n): part for at, r in wanted.items() for n, part in enumerate(_split_routes(r))
@@ -115,37 +113,37 @@ class PeerAgents:
             self._refused = {e: why for e, why in self._refused.items() if e in known}
 
     def _is_home(self, export: str, location: str) -> bool:
-        """Whether an export is at an address, as far as routes say."""
+        """Return whether an export is at an address, according to the routes."""
         routed = {at for at, exports in self._routed.items() if export in exports}
         return not routed or location in routed
 
     def heads(self, export: str) -> dict[str, int] | None:
-        """Return ``{stream: next epoch}`` as last heard, None if nothing was."""
+        """Return the last known ``{stream: next epoch}``, None if unknown."""
         return self._heads.get(export)
 
     def has_ended(self, export: str) -> bool:
-        """Whether an export was said to have ended with the heads that are known of it."""
+        """Return whether an export has ended, as of its last known heads."""
         return export in self._ended
 
     def is_away(self, location: str) -> bool:
-        """Whether the agent did not answer lately; its watch goes on asking."""
+        """Return whether the agent's last call failed; its watch keeps trying."""
         return location in self._away
 
     def refusal(self, export: str) -> str | None:
-        """Return why an export's agent refuses its heads, None if it does not, or is away."""
+        """Return why an agent refuses an export's heads; None if it does not, or is away."""
         return self._refused.get(export)
 
     def refusals(self) -> dict[str, str]:
-        """Return why an agent that answers refuses the heads of an export, by export."""
+        """Return the refusals of heads, by export."""
         return dict(self._refused)
 
     def note_away(self, location: str, reason: str) -> None:
-        """Another call has found that the agent does not answer."""
+        """Record that another call could not reach an agent."""
         if (location, 0) in self._watches:
             self._away[location] = reason
 
     def away(self) -> dict[str, str]:
-        """Return why an agent does not answer, by location."""
+        """Return why an agent is unreachable, by location."""
         return dict(self._away)
 
     def _watch(self, watched: _Watch) -> None:
@@ -153,10 +151,10 @@ class PeerAgents:
         pause = 0.05
         while not watched.stopped.is_set():
             try:
-                given = self._watch_once(client, watched)
+                has_heads = self._watch_once(client, watched)
                 self.refresh()
                 self._away.pop(watched.location, None)
-                if given:
+                if has_heads:
                     pause = 0.05
                     continue
             except Exception as error:
@@ -169,11 +167,7 @@ class PeerAgents:
             pause = min(1.0, pause * 2)
 
     def _watch_once(self, client: AgentClient, watched: _Watch) -> bool:
-        """Ask once; return whether the agent gave the heads of any export.
-
-        Raises:
-            StreambrokerError: it does not answer, or refuses the request as a whole.
-        """
+        """Send one long poll; return whether the agent sent heads of any export."""
         alive = self._alive()
         exports = {
             export: {
@@ -188,7 +182,7 @@ class PeerAgents:
         }
         began = time.monotonic()
         try:
-            answer = client.call(
+            response = client.call(
                 "peer.watch",
                 exports=exports,
                 wait=WATCH_SECONDS,
@@ -198,11 +192,11 @@ class PeerAgents:
         except StreambrokerError:
             self._note_refused(dict.fromkeys(exports))
             raise
-        self._note_refused({e: told.get("error") for e, told in answer["exports"].items()})
+        self._note_refused({e: head.get("error") for e, head in response["exports"].items()})
         moved: set[str] = set()
         refused = 0
-        for export, told in answer["exports"].items():
-            if "error" in told:
+        for export, head in response["exports"].items():
+            if "error" in head:
                 refused += 1
                 if self._is_home(export, watched.location):
                     with self._lock:
@@ -211,10 +205,10 @@ class PeerAgents:
                 continue
             known = export in watched.routes and self._is_home(export, watched.location)
             with self._lock:
-                if known and self._heads.get(export) != told["heads"]:
-                    self._heads[export] = told["heads"]
+                if known and self._heads.get(export) != head["heads"]:
+                    self._heads[export] = head["heads"]
                     moved.update(watched.routes[export])
-                if known and bool(told.get("ended")) != (export in self._ended):
+                if known and bool(head.get("ended")) != (export in self._ended):
                     self._ended ^= {export}
                     moved.update(watched.routes[export])
         if moved:
@@ -228,7 +222,6 @@ class PeerAgents:
     def _import_request(
         self, export: str, capability: str | None, readers: list[str]
     ) -> dict[str, Any]:
-        """Return what is said of an import; for what its queries wait only if they do."""
         waits = self.find_wait_chains(readers)
         return {
             "capability": capability,
@@ -237,7 +230,7 @@ class PeerAgents:
         }
 
     def _note_refused(self, reasons: Mapping[str, str | None]) -> None:
-        """Note of which exports an agent that answers tells nothing, and why."""
+        """Record per export why its agent refuses it; log each new reason once."""
         with self._lock:
             for export, why in reasons.items():
                 before = self._refused.pop(export, None)
@@ -247,38 +240,38 @@ class PeerAgents:
                         log.info("heads of export %s refused: %s", export, why)
 
     def fetch_heads(self, route: ImportRoute, import_: str) -> tuple[dict[str, int], bool]:
-        """Return how far the streams of one export reach at this moment, and whether it has ended.
+        """Return the current heads of one export, and whether it has ended.
 
         Raises:
-            AgentUnreachableError: its agent does not answer.
+            AgentUnreachableError: its agent does not respond.
             AgentRefusedError: its agent refuses.
         """
         export = str(route.export)
         imports: dict[str, Any] = {import_: {"capability": route.capability, "readers": []}}
-        answer = AgentClient(str(route.location)).call(
+        response = AgentClient(str(route.location)).call(
             "peer.watch",
             timeout=PLAN_SECONDS,
             wait=0,
             lease=READER_LEASE,
             exports={export: {"heads": None, "imports": imports}},
         )
-        told = answer["exports"][export]
-        if told.get("heads") is None:
-            why = str(told.get("error", "it has no key to open it with"))
-            raise AgentRefusedError(str(told.get("code", CapabilityError.code)), why)
-        return dict(told["heads"]), bool(told.get("ended"))
+        head = response["exports"][export]
+        if head.get("heads") is None:
+            why = str(head.get("error", "it has no key to open it with"))
+            raise AgentRefusedError(str(head.get("code", CapabilityError.code)), why)
+        return dict(head["heads"]), bool(head.get("ended"))
 
     def report_leave(self, location: str, export: str, import_: str, reader: str) -> None:
-        """Say that a reader's process ended in order; nobody waits for the answer."""
-        shown = self._find_pass(reader, export)
-        body = {"export": export, "import": import_, "reader": reader, "pass": shown}
+        """Report that a reader's process has stopped; failures are only logged."""
+        pass_ = self._find_pass(reader, export)
+        body = {"export": export, "import": import_, "reader": reader, "pass": pass_}
         try:
             AgentClient(location).call("peer.leave", timeout=1.0, **body)
         except StreambrokerError as error:
             log.info("leave not delivered: %s", error)
 
     def close(self) -> None:
-        """End all watches."""
+        """Stop all watches."""
         with self._lock:
             for watched in self._watches.values():
                 watched.stopped.set()
@@ -286,20 +279,20 @@ class PeerAgents:
 
 
 def _split_routes(routes: Routes) -> list[Routes]:
-    """Divide what is read at one agent into watches."""
+    """Divide the exports of one agent into watches of at most `MAX_IMPORTS` imports."""
     parts: list[dict[str, Mapping[str, str | None]]] = [{}]
-    left = MAX_IMPORTS
+    room = MAX_IMPORTS
     for export, imports in sorted(routes.items()):
-        if parts[-1] and len(imports) > left:
+        if parts[-1] and len(imports) > room:
             parts.append({})
-            left = MAX_IMPORTS
+            room = MAX_IMPORTS
         parts[-1][export] = imports
-        left -= len(imports)
+        room -= len(imports)
     return list(parts)
 
 
 def encode_plan(plan: Plan) -> dict[str, Any]:
-    """Return a ledger's answer as JSON."""
+    """Encode a ledger's plan as JSON."""
     return {
         "planned": [
             {

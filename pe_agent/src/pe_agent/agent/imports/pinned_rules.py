@@ -1,7 +1,7 @@
-"""What an offset pins of a reader's rules: how far they are read, and what need not be sent.
+"""Rules that an offset pins: the position in the rules log, and the filter derived from rules.
 
-Rules hold from the beginning of a batch, and the filter of its end offset holds for all of it. So
-both are of one offset, and whoever replays the batch sees the rows that these rules had to see.
+Rules apply from the start of a batch, and the filter of its end offset applies to the whole batch.
+So one offset pins both, and a replay reads the rows that these rules had to see.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streambroker_core.wire.broker.view import ImportPort, ImportRoute
 
 
 def hold_back(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request of a reader that is to get nothing for now."""
+    """Return the request changed so that the reader gets nothing for now."""
     return {**request, "limit": {}, "log": False, "rules": None}
 
 
@@ -28,15 +28,12 @@ def pin_rules(
     end: Offset,
     requested: Mapping[str, Any] | None,
 ) -> Offset:
-    """Return an offset with the Import's filter, and with what rules let it leave out.
+    """Return an offset with the Import's filter, narrowed by what the rules allow.
 
-    Args:
-        reader: one of our own; it is told why nothing is left out.
-        import_: its import; None if it is not known.
-        end: the offset so far.
-        requested: what the reader says of its rules; None for those of ``end``, if any.
+    ``requested`` has the reader's rules; None keeps those of ``end``, if any. ``reader.rules``
+    records why nothing is narrowed.
     """
-    own = end.import_filter if import_ is None else import_.filter
+    import_filter = end.import_filter if import_ is None else import_.filter
     rules = end.rules
     if requested is not None:
         rules = PinnedRules(
@@ -44,23 +41,27 @@ def pin_rules(
         )
     if rules is None:
         reader.rules = {}
-        return replace(end, filter=own)
-    filter_, why = own, str((requested or {}).get("why", ""))
+        return replace(end, filter=import_filter)
+    filter_, why = import_filter, str((requested or {}).get("why", ""))
     if rules.relevant is not None:
         forbids = sorted(
             str(r.export) for r in (import_.routes if import_ else ()) if _may_forbid_filter(r)
         )
-        both = narrow_filter(rules.relevant, own)
+        combined = narrow_filter(rules.relevant, import_filter)
         if forbids:
             why = f"{', '.join(forbids)} allows no filter"
-        elif both is None:
+        elif combined is None:
             why = f"with the filter of the import, {TOO_LONG}"
         else:
-            filter_ = both
-    reader.rules = {"next": rules.next, "filter": filter_ if filter_ != own else None, "why": why}
-    return replace(end, filter=filter_, rules=replace(rules, own=own))
+            filter_ = combined
+    reader.rules = {
+        "next": rules.next,
+        "filter": filter_ if filter_ != import_filter else None,
+        "why": why,
+    }
+    return replace(end, filter=filter_, rules=replace(rules, own=import_filter))
 
 
 def _may_forbid_filter(route: ImportRoute) -> bool:
-    """Whether an exporter may refuse a filter, as far as is known."""
+    """Return whether an exporter may refuse a filter, according to its capability."""
     return not claims_filter(route.capability)

@@ -1,4 +1,4 @@
-"""The readers of a PE's own imports: who holds their leases, where their streams live."""
+"""Readers of a PE's own imports: their leases, and the addresses of their streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_READERS = 1_000
 
 
 class ReaderInUseError(StreambrokerError):
-    """Two living processes use one checkpoint; the second stops."""
+    """Two running processes use one checkpoint; the second one stops."""
 
     code = "ReaderInUse"
 
@@ -34,12 +34,12 @@ class ReaderInUseError(StreambrokerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """Epochs that a planned batch was cut without, of one stream.
+    """Epochs of one stream that were missing when a planned batch was sliced.
 
     Attributes:
-        already_lost: epochs that the batch's own offset counts as lost.
-        next: where the batch ends in the stream.
-        lost: what it was cut without.
+        already_lost: lost epochs counted in the batch's own offset.
+        next: end of the batch in the stream.
+        lost: the missing epochs and rows.
     """
 
     already_lost: int
@@ -47,40 +47,38 @@ class Missed:
     lost: Loss
 
     def encode(self) -> list[Any]:
-        """Return it for the store."""
+        """Encode for the store."""
         return [self.already_lost, self.next, *self.lost]
 
 
 @dataclass(slots=True)
 class ImportReader:
-    """A reader of one of our imports.
+    """A reader of an import of this PE.
 
     Attributes:
-        session: the source process that holds the lease, until ``lease_expires`` (monotonic
-            seconds).
-        export_by_stream: export by stream, also of streams whose route is gone.
-        addresses: where each export was last seen.
-        passes: what the exporters' agents gave to show without a capability, by export.
-        acknowledged: positions the exporters have been told, by export.
-        finished: exports without a route that hold nothing for it any more.
-        pinned: filter and import generation that hold from the last offset on, and ``from``.
-        filter_starts: first epoch under the present filter and columns, by export and stream, since
-            they were changed.
-        refused: why an export gives nothing, by export.
-        calls: how often it was called; an older call that is still under way stops.
-        plan_calls: how often exporters were asked for a plan of it, in this life of the agent.
-        next_route: which route is asked first, counted up at each call.
-        silent: exports that did not answer its last call.
-        ended: at its last call it had read all that ended exports have, and there are no others.
-        refused_since: since when only exports that refuse it keep it from having ended; None if
-            that is not so. Seconds of the monotonic clock.
-        missed: what the last batch was cut without, by stream, until an offset has it.
-        dropped: epochs and rows its offset has as dropped by agreement, over all streams.
-        lost: epochs and rows its offset has as lost, over all streams.
-        rowless_until: up to where streams are known to have no row beyond its plan, by stream.
-        carries_control_log: it carried the agent's control log with its last call.
-        rules: of a reader that pins rules: how far, ``filter``, what is sent because of them, None
-            for all that the Import's own lets pass, and ``why`` that is so.
+        session: source process that holds the lease, until ``lease_expires`` (monotonic seconds).
+        export_by_stream: export by stream, including streams whose route is gone.
+        addresses: last known address of each export's agent.
+        passes: credentials from exporters' agents for requests without a capability, by export.
+        acknowledged: positions reported to the exporters, by export.
+        finished: exports without a route that retain nothing for the reader.
+        pinned: filter and import generation from the last offset on, and ``from``.
+        filter_starts: first epoch under the current filter and columns, by export and stream.
+        refused: why an export sends nothing, by export.
+        calls: number of calls; an older call in progress stops.
+        plan_calls: number of plan requests to exporters in this agent incarnation.
+        next_route: index of the route asked first, incremented by each call.
+        silent: exports that did not respond to the last call.
+        ended: the last call had read everything, and all exports have ended.
+        refused_since: start of the time in which only refusing exports kept the reader from its
+            end (monotonic seconds); else None.
+        missed: what the last batch lacked, by stream, until an offset includes it.
+        dropped: epochs and rows dropped as configured, from its offset, over all streams.
+        lost: epochs and rows lost, from its offset, over all streams.
+        rowless_until: epoch up to which a stream is known to have no further row, by stream.
+        carries_control_log: its last call carried the agent's control log.
+        rules: for a reader that pins rules: progress, ``filter`` sent because of them (None for
+            the Import's own filter), and ``why`` that is so.
     """
 
     id: str
@@ -128,7 +126,7 @@ def _restore_reader(id_: str, state: Mapping[str, Any]) -> ImportReader:
 
 
 class ImportReaders:
-    """All readers of one PE's imports, and their leases. Safe from any thread."""
+    """All readers of one PE's imports, and their leases. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -150,18 +148,14 @@ class ImportReaders:
     def claim(
         self, id_: str, import_: str, session: str, *, renewals: int | None
     ) -> ImportReader | dict[str, Any]:
-        """Give the lease to the calling process, or say until when another holds it.
+        """Grant the lease to a process, or return ``busy`` with the remaining time.
 
-        Args:
-            id_: the reader; one that is not known is taken in.
-            import_: key of its import.
-            session: the calling process.
-            renewals: what it was told with its last ``busy`` answer, None at the first try.
+        An unknown reader is added. ``renewals`` is from the last ``busy`` response, None at first.
 
         Raises:
-            NotRoutedError: the reader is another import's.
-            ReaderInUseError: the other process has renewed the lease meanwhile.
-            ReadersExceededError: it is not known, and too many live.
+            NotRoutedError: the reader belongs to another import.
+            ReaderInUseError: the other process has renewed the lease in the meantime.
+            ReadersExceededError: the reader is unknown, and too many are active.
         """
         now = time.monotonic()
         with self._lock:
@@ -183,27 +177,19 @@ class ImportReaders:
             return reader
 
     def begin_call(self, reader: ImportReader) -> int:
-        """Count a call, which is the reader's newest from now on, and return its number."""
+        """Count a call and return its number; it is the reader's newest from now on."""
         with self._lock:
             reader.calls += 1
             return reader.calls
 
     def number_plan_call(self, reader: ImportReader) -> list[str | int]:
-        """Number a call to an exporter: one that was given up must not take back a later one.
-
-        Returns:
-            The life of this agent, and a number that is higher than all before in it.
-        """
+        """Return incarnation and a rising number: an abandoned request cannot undo a later one."""
         with self._lock:
             reader.plan_calls += 1
             return [self._incarnation, reader.plan_calls]
 
     def _add_reader(self, id_: str, import_: str, now: float) -> ImportReader:
-        """Beyond so many readers the one that has been away longest is forgotten.
-
-        Raises:
-            ReadersExceededError: all of them live.
-        """
+        """Add a reader; at the limit evict the one that has been away longest."""
         if len(self._readers) >= MAX_READERS:
             away = [r for r in self._readers.values() if r.lease_expires <= now]
             if not away:
@@ -220,25 +206,25 @@ class ImportReaders:
     def renew(self, id_: str, session: str) -> bool:
         """Renew a lease; False if another process has it."""
         with self._lock:
-            known = self._readers.get(id_)
-            if known is None or known.session not in ("", session):
+            reader = self._readers.get(id_)
+            if reader is None or reader.session not in ("", session):
                 return False
-            known.session = session
-            known.lease_expires = time.monotonic() + READER_LEASE
-            known.renewals += 1
+            reader.session = session
+            reader.lease_expires = time.monotonic() + READER_LEASE
+            reader.renewals += 1
             return True
 
     def release(self, id_: str, session: str) -> ImportReader | None:
-        """End the lease of a process that ends in order; None if another has it."""
+        """Release the lease of a process that stops; None if another process has it."""
         with self._lock:
-            known = self._readers.get(id_)
-            if known is None or known.session != session:
+            reader = self._readers.get(id_)
+            if reader is None or reader.session != session:
                 return None
-            known.lease_expires, known.session = 0.0, ""
-            return known
+            reader.lease_expires, reader.session = 0.0, ""
+            return reader
 
     def alive(self) -> dict[str, list[str]]:
-        """Return the readers that hold a lease, by import."""
+        """Return the readers with a lease, by import."""
         now = time.monotonic()
         result: dict[str, list[str]] = {}
         with self._lock:
@@ -248,11 +234,11 @@ class ImportReaders:
         return result
 
     def find_pass(self, id_: str, export: str) -> str | None:
-        """Return what a reader's exporter gave it to show, None from one of an older release."""
+        """Return a reader's pass for an export; None from an exporter of an older release."""
         known = self._readers.get(id_)
         return None if known is None else known.passes.get(export)
 
-    # -- where their streams live ------------------------------------------------------------
+    # -- streams and addresses ---------------------------------------------------------------
 
     def note_export(
         self,
@@ -262,20 +248,20 @@ class ImportReaders:
         streams: Iterable[str],
         pass_: str | None = None,
     ) -> None:
-        """Note where an export is, its streams and pass, also for the time after a restart."""
-        found = {s: export for s in streams if reader.export_by_stream.get(s) != export}
+        """Store the address, streams and pass of an export, durably."""
+        moved = {s: export for s in streams if reader.export_by_stream.get(s) != export}
         known = pass_ is None or reader.passes.get(export) == pass_
-        if not found and known and reader.addresses.get(export) in (None, location):
+        if not moved and known and reader.addresses.get(export) in (None, location):
             return
         with self._lock:
-            reader.export_by_stream.update(found)
+            reader.export_by_stream.update(moved)
             reader.addresses[export] = location
             if pass_ is not None:
                 reader.passes[export] = pass_
         self._save(reader)
 
     def forget(self, reader: ImportReader, streams: Collection[str]) -> None:
-        """Forget streams in which the reader has no position any more."""
+        """Forget streams without a position of the reader."""
         if not streams:
             return
         with self._lock:
@@ -288,7 +274,7 @@ class ImportReaders:
         self._save(reader)
 
     def note_missed(self, reader: ImportReader, missed: dict[str, Missed]) -> None:
-        """Note what a batch is cut without, also for the time after a restart."""
+        """Store what a batch lacks, durably."""
         if reader.missed == missed:
             return
         reader.missed = missed
@@ -297,7 +283,7 @@ class ImportReaders:
     def note_filter_starts(
         self, reader: ImportReader, filter_starts: dict[str, dict[str, int]]
     ) -> None:
-        """Note where a filter and columns begin to hold, also for the time after a restart."""
+        """Store where a filter and columns begin, durably."""
         if reader.filter_starts == filter_starts:
             return
         reader.filter_starts = filter_starts
@@ -316,7 +302,7 @@ class ImportReaders:
         )
 
     def unfinished(self) -> list[tuple[str, str, str]]:
-        """Return address, export and import of what living readers may have planned."""
+        """Return address, export and import of plans that active readers may have."""
         now = time.monotonic()
         with self._lock:
             return [
@@ -328,7 +314,7 @@ class ImportReaders:
             ]
 
     def status(self) -> dict[str, Any]:
-        """Return figures for people, by reader."""
+        """Return the status of the readers, by id."""
         now = time.monotonic()
         with self._lock:
             return {

@@ -1,4 +1,4 @@
-"""What a reader of our own was given, for people: duplicates, successors, how far it is behind."""
+"""Counts of a reader of this agent: duplicates, successor streams, lag."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ log = logging.getLogger("pe_agent")
 
 @dataclass(slots=True)
 class ReceiveCounts:
-    """Figures of one reader since its agent was started.
+    """Counts of one reader since the agent's start.
 
     Attributes:
-        duplicate_epochs: published again over a lost log, and passed over; likewise
-            ``duplicate_rows``.
-        successors: streams that exports went on in.
+        duplicate_epochs: skipped epochs that an exporter published again after it lost its log.
+        duplicate_rows: their rows.
+        successors: number of streams that succeeded others.
         successor: export and stream of the last of them.
-        lag_epochs: epochs that the exporters have beyond what it has read, as they were known at
-            its last call, by export.
+        lag_epochs: epochs that the reader has not read, as of its last call, by export.
     """
 
     duplicate_epochs: int = 0
@@ -33,7 +32,7 @@ class ReceiveCounts:
     _counted: dict[str, int] = field(default_factory=dict)
 
     def note_plan(self, export: str, planned: Sequence[PlannedRange], start: Offset) -> None:
-        """Take note of an exporter's answer; one that comes again changes nothing."""
+        """Count a plan; idempotent."""
         for plan in planned:
             known = self._counted.get(plan.stream)
             read_before = start.last.get(export) is not None
@@ -58,19 +57,16 @@ class ReceiveCounts:
         start: Offset,
         rowless_until: Mapping[str, int] | None = None,
     ) -> None:
-        """Take note of how far an export is, and how far the reader; None if nobody knows.
-
-        Up to where a stream is ``rowless_until`` there is no row beyond what the reader has.
-        """
+        """Record an export's lag above ``rowless_until``; unknown heads remove the entry."""
         if heads is None:
             self.lag_epochs.pop(export, None)
             return
-        still = rowless_until or {}
-        at = {s: max(start.streams[s].next, still.get(s, 0)) for s in heads if s in start.streams}
+        rowless = rowless_until or {}
+        at = {s: max(start.streams[s].next, rowless.get(s, 0)) for s in heads if s in start.streams}
         self.lag_epochs[export] = sum(max(0, heads[s] - next_) for s, next_ in at.items())
 
     def status(self) -> dict[str, Any]:
-        """Return the figures."""
+        """Return the counts."""
         return {
             "duplicates": [self.duplicate_epochs, self.duplicate_rows],
             "successors": self.successors,

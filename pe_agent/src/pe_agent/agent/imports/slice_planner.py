@@ -1,4 +1,4 @@
-"""Batches cut into slices: plans registered again, and blocks divided among tasks."""
+"""Slice planner: registers a batch's plan again and divides its blocks among tasks."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from streambroker_core.model import port_of
 
 
 class ShardAgentSilentError(AgentUnreachableError):
-    """The exporter answers, and an agent that has some of the rows does not: that is no loss."""
+    """A shard agent does not respond although the exporter does: unavailable, but not lost."""
 
 
 class PlanRefusedError(StreambrokerError):
-    """The exporter's agent answers, and refuses a plan; the caller tries again for a while."""
+    """The exporter's agent refuses a plan; the caller retries for a while."""
 
     code = "PlanRefused"
 
 
 @dataclass(frozen=True, slots=True)
 class _ExportBatch:
-    """What one exporter has to give: the epochs ``planned_ranges`` between two offsets.
+    """Part of a batch at one exporter: the epochs ``planned_ranges`` between two offsets.
 
-    With ``control`` their control tuples, too; then ``stream_numbers`` numbers the streams of all
-    exporters.
+    ``stream_numbers`` numbers the streams of all exporters, with ``control`` only.
     """
 
     start: Offset
@@ -46,76 +45,72 @@ class _ExportBatch:
 
 
 class SlicePlanner(ImportState):
-    """What Spark's ``partitions`` and lost tasks ask."""
+    """Requests of Spark's ``partitions``, and of tasks that lost their agent."""
 
     def plan_slices(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer ``partitions``: register the plan of a batch again and cut it into slices.
 
         Args:
-            request: ``import``, ``session``, ``start``, ``end`` (offsets), ``lossy`` (epochs that
-                are gone are left out), ``give_up`` (so are those that nobody can have any more),
-                ``control`` (control tuples are read, and rows are numbered).
+            request: ``import``, ``session``, ``start``, ``end`` (offsets), ``lossy`` (omit missing
+                epochs), ``give_up`` (omit unreachable epochs without a route, too), ``control``
+                (read control tuples and number rows).
 
         Returns:
             ``{"slices": […], "lost": {stream: [[first, next], …]}}``, each slice a ticket with
-            its address, or ``{"busy": …}``. Epochs are left out whole, of all slices alike.
+            its address, or ``{"busy": …}``. Omitted epochs are missing from all slices alike.
 
         Raises:
             AgentUnreachableError, PlanRefusedError: an exporter is away, or refuses; the caller
-                tries again.
-            DataLossError: planned epochs are gone, and the reader is not lossy.
+                retries.
+            DataLossError: planned epochs are missing, and the reader is not lossy.
         """
         start, end = Offset.decode(request["start"]), Offset.decode(request["end"])
-        claimed = self._claim(request, str(end.reader))
-        if isinstance(claimed, dict):
-            return claimed
+        reader = self._claim(request, str(end.reader))
+        if isinstance(reader, dict):
+            return reader
         wanted = ranges(start, end)
         lossy = bool(request.get("lossy"))
         give_up = lossy and bool(request.get("give_up"))
         slices: list[dict[str, Any]] = []
-        gone: dict[str, list[MissingRange]] = {}
-        by_export = self._group_by_export(claimed, wanted)
+        lost: dict[str, list[MissingRange]] = {}
+        by_export = self._group_by_export(reader, wanted)
         parts = itertools.count()
         control = bool(request.get("control"))
         for stream in by_export.pop(None, ()):
-            if not (give_up and self._all_reachable(claimed)):
+            if not (give_up and self._all_reachable(reader)):
                 raise AgentUnreachableError(
                     f"no exporter that answers has stream {stream}, which the checkpoint plans to"
                     f" read (exports read so far: {', '.join(end.last) or 'none'})."
                 )
-            gone[stream] = [(*wanted[stream], None)]
-        claimed.finished -= {e for e in by_export if e is not None}
+            lost[stream] = [(*wanted[stream], None)]
+        reader.finished -= {e for e in by_export if e is not None}
         for export, streams in sorted((e, s) for e, s in by_export.items() if e is not None):
-            of_export = {s: wanted[s] for s in streams}
-            batch = _ExportBatch(start, end, of_export, lossy, control, parts)
+            export_ranges = {s: wanted[s] for s in streams}
+            batch = _ExportBatch(start, end, export_ranges, lossy, control, parts)
             try:
-                cut_, missing = self._plan_export(claimed, export, batch)
+                cut_, missing = self._plan_export(reader, export, batch)
             except ShardAgentSilentError:
                 raise
             except (AgentUnreachableError, PlanRefusedError):
-                if not (give_up and self._is_unrouted(claimed, export)):
+                if not (give_up and self._is_unrouted(reader, export)):
                     raise
                 cut_, missing = [], {s: [(*wanted[s], None)] for s in streams}
             slices += cut_
-            gone |= missing
+            lost |= missing
         slices += self._control_log_slices(start, end, skip_lost=lossy)
-        self._note_missed(claimed, end, gone)
-        return {"slices": slices, "lost": {s: [g[:2] for g in of] for s, of in gone.items()}}
+        self._note_missed(reader, end, lost)
+        return {"slices": slices, "lost": {s: [g[:2] for g in of] for s, of in lost.items()}}
 
     def _control_log_slices(
         self, start: Offset, end: Offset, *, skip_lost: bool
     ) -> list[dict[str, Any]]:
-        """Return the slice with what a batch reads of the control log; it has the tuples itself.
-
-        Raises:
-            DataLossError: some of it is gone, and the reader is not lossy.
-        """
+        """Return the slice of a batch's control log entries; the slice carries the tuples."""
         tuples: list[list[Any]] = []
         for id_, next_ in end.control.items():
             first = start.control.get(id_, next_)
             if first < next_:
-                found = self.control_log.read_range(id_, first, next_, skip_lost=skip_lost)
-                tuples += [[0, encode(one)] for one in found]
+                entries = self.control_log.read_range(id_, first, next_, skip_lost=skip_lost)
+                tuples += [[0, encode(one)] for one in entries]
         if not tuples:
             return []
         return [{"control": True, "tuples": tuples, "part": 0, "before": [0], "filter": None}]
@@ -123,7 +118,7 @@ class SlicePlanner(ImportState):
     def _note_missed(
         self, reader: ImportReader, end: Offset, missing: Mapping[str, list[MissingRange]]
     ) -> None:
-        """Note what a batch is cut without; the offset behind it will have it."""
+        """Record what a batch lacks; the next offset includes it."""
         missed = {
             stream: Missed(
                 already_lost=end.lost.get(stream, (0, 0))[0],
@@ -137,11 +132,7 @@ class SlicePlanner(ImportState):
     def _group_by_export(
         self, reader: ImportReader, planned_ranges: Mapping[str, Any]
     ) -> dict[str | None, list[str]]:
-        """Group streams by export; a stream we do not know is looked for at all our exporters.
-
-        Returns:
-            Streams by export; those that none has by None.
-        """
+        """Group streams by export, None for unknown; exporters are asked for unknown streams."""
         unknown = [s for s in planned_ranges if s not in reader.export_by_stream]
         if unknown:
             self._find_streams(reader, unknown)
@@ -151,7 +142,6 @@ class SlicePlanner(ImportState):
         return result
 
     def _all_reachable(self, reader: ImportReader) -> bool:
-        """Whether the import is known, and the agents of all its exporters answer."""
         import_ = self._routes.find_import(port_of(reader.import_))
         return import_ is not None and all(
             r.location is not None
@@ -161,7 +151,6 @@ class SlicePlanner(ImportState):
         )
 
     def _is_unrouted(self, reader: ImportReader, export: str) -> bool:
-        """Whether the import is known, and no route leads to the export any more."""
         import_ = self._routes.find_import(port_of(reader.import_))
         return import_ is not None and export not in {str(r.export) for r in import_.routes}
 
@@ -169,18 +158,17 @@ class SlicePlanner(ImportState):
         import_ = self._routes.find_import(port_of(reader.import_))
         for route in import_.routes if import_ else ():
             heads = self.peers.heads(str(route.export)) or {}
-            found = [s for s in streams if s in heads]
-            if found and route.location is not None:
-                self.readers.note_export(reader, str(route.export), route.location, found)
+            present = [s for s in streams if s in heads]
+            if present and route.location is not None:
+                self.readers.note_export(reader, str(route.export), route.location, present)
 
     def _plan_export(
         self, reader: ImportReader, export: str, batch: _ExportBatch
     ) -> tuple[list[dict[str, Any]], dict[str, list[MissingRange]]]:
-        """Return the slices of one export, and what of it is gone."""
         end = batch.end
         columns = None if end.columns is None else list(end.columns)
         location, capability = self._find_route(reader, export)
-        answer = _register_plan(
+        response = _register_plan(
             location,
             timeout=PLAN_SECONDS,
             export=export,
@@ -196,7 +184,9 @@ class SlicePlanner(ImportState):
             **({"control": []} if batch.control else {}),
             **{"import": reader.import_, "pass": reader.passes.get(export)},
         )
-        self.readers.note_export(reader, export, location, batch.planned_ranges, answer.get("pass"))
+        self.readers.note_export(
+            reader, export, location, batch.planned_ranges, response.get("pass")
+        )
         common = {
             "location": location,
             "export": export,
@@ -204,16 +194,16 @@ class SlicePlanner(ImportState):
             "import": reader.import_,
             "filter": end.filter,
             "columns": columns,
-            # An exporter of the release before gives none, and asks for none.
-            **({"grant": answer["grant"]} if "grant" in answer else {}),
+            # Exporters of the previous release send no grant, and need none.
+            **({"grant": response["grant"]} if "grant" in response else {}),
         }
         at: list[dict[str, str]] = [{}] + [
             {"location": one["location"], "agent": one["pe"], "grant": one["grant"]}
-            for one in answer.get("agents", ())
+            for one in response.get("agents", ())
         ]
         slices = []
-        for stream in answer.get("order") or answer["blocks"]:
-            epochs = answer["blocks"][stream]
+        for stream in response.get("order") or response["blocks"]:
+            epochs = response["blocks"][stream]
             numbers = (
                 _RowNumbers.from_epochs(next(batch.stream_numbers), epochs)
                 if batch.control
@@ -230,44 +220,42 @@ class SlicePlanner(ImportState):
                 for agent, sizes in _group_by_agent(epochs).items()
                 for pieces in cut_slices(sizes)
             ]
-            if numbers and answer.get("control", {}).get(stream):
-                slices.append({**common, **numbers.for_control(stream, answer["control"][stream])})
-        gone = answer.get("gone", {})
-        return slices, {s: [(g[0], g[1], g[2]) for g in of] for s, of in gone.items()}
+            if numbers and response.get("control", {}).get(stream):
+                slices.append(
+                    {**common, **numbers.for_control(stream, response["control"][stream])}
+                )
+        missing = response.get("gone", {})
+        return slices, {s: [(g[0], g[1], g[2]) for g in of] for s, of in missing.items()}
 
     def locate(self, export: str, stream: str, reader: str, agent: str | None = None) -> str:
-        """Return the present address of an export's agent, for a task that has lost it.
+        """Return the current address of an export's agent, for a task that has lost it.
 
-        Args:
-            export: the export.
-            stream: the stream that is read.
-            reader: the reader.
-            agent: PE of the fellow that has the blocks; None for the export's own agent.
+        ``agent`` is the PE of the shard agent with the blocks; None for the export's own agent.
 
         Raises:
-            AgentUnreachableError: the export's own agent is away, too, and was to be asked.
+            AgentUnreachableError: the export's own agent, which must be asked, is away, too.
         """
-        own = self.readers[reader]
-        location, capability = self._find_route(own, export)
+        import_reader = self.readers[reader]
+        location, capability = self._find_route(import_reader, export)
         if agent is None:
             return location
-        body = {"export": export, "reader": reader, "import": own.import_, "pe": agent}
-        told = AgentClient(location).call(
+        body = {"export": export, "reader": reader, "import": import_reader.import_, "pe": agent}
+        response = AgentClient(location).call(
             "peer.where",
             timeout=PLAN_SECONDS,
             capability=capability,
-            **{**body, "pass": own.passes.get(export)},
+            **{**body, "pass": import_reader.passes.get(export)},
         )
-        return str(told["location"])
+        return str(response["location"])
 
 
 @dataclass(frozen=True, slots=True)
 class _RowNumbers:
-    """The places of rows among all rows of a stream that one batch reads, before any filter.
+    """Positions of rows among all rows of a stream in one batch, before any filter.
 
     Attributes:
         stream_number: number of the stream in the batch.
-        rows: how many there are.
+        rows: total rows.
         epochs: rows before each epoch.
         blocks: rows before each block, by agent and epoch.
     """
@@ -279,7 +267,7 @@ class _RowNumbers:
 
     @staticmethod
     def from_epochs(stream_number: int, epochs: Mapping[str, list[list[int]]]) -> _RowNumbers:
-        """Count the rows of a stream's epochs, as the exporter tells its blocks."""
+        """Count the rows of a stream's epochs from the exporter's block lists."""
         before, rows = dict[int, int](), 0
         blocks: dict[int, dict[int, list[int]]] = {}
         for number, of in sorted((int(n), of) for n, of in epochs.items()):
@@ -291,7 +279,7 @@ class _RowNumbers:
         return _RowNumbers(stream_number, rows, before, blocks)
 
     def for_slice(self, agent: int, pieces: list[BlockRange]) -> dict[str, Any]:
-        """Return what the ticket of a slice says of its rows, block by block."""
+        """Return the row positions for a slice's ticket, by block."""
         of = self.blocks[agent]
         return {
             "part": self.stream_number,
@@ -301,7 +289,7 @@ class _RowNumbers:
         }
 
     def for_control(self, stream: str, epochs: list[int]) -> dict[str, Any]:
-        """Return what the ticket of a stream's control tuples says, epoch by epoch."""
+        """Return the ticket fields for a stream's control tuples, by epoch."""
         return {
             "control": True,
             "stream": stream,
@@ -313,10 +301,10 @@ class _RowNumbers:
 
 
 def _register_plan(location: str, **body: Any) -> dict[str, Any]:
-    """Let an exporter's agent register a plan; loss and revocation are final, all else may pass.
+    """Register a plan at an exporter's agent; only loss and revocation are final.
 
     Raises:
-        PlanRefusedError: it refuses, and may not for long: its view, or ours, is on its way.
+        PlanRefusedError: refused, perhaps only until both agents have the same view.
     """
     try:
         return AgentClient(location).call("peer.replan", **body)
@@ -333,10 +321,7 @@ def _encode_piece(piece: BlockRange) -> list[int]:
 
 
 def _group_by_agent(epochs: Mapping[str, list[list[int]]]) -> dict[int, dict[int, list[int]]]:
-    """Return the bytes of blocks by the agent that has them, 0 for the exporter's own.
-
-    What is read at an agent counts the blocks there, so each agent has slices of its own.
-    """
+    """Return block bytes by agent, 0 for the exporter's own: block indices count per agent."""
     result: dict[int, dict[int, list[int]]] = {}
     for number, blocks in epochs.items():
         for _, size, *agent in blocks:

@@ -1,4 +1,4 @@
-"""The file that the agent's process writes to: it does not grow without end."""
+"""Rotation of the agent's log file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from pathlib import Path
 LOG_NAME = "agent.log"
 MAX_BYTES = 10 << 20
 STANDARD_STREAMS = (1, 2)
-"""Output and errors of the process, those of native libraries included."""
+"""Output and errors of the process, including those of native libraries."""
 
 
 class ProcessLog:
-    """``agent.log`` of a data directory, replaced when it is full; the one before is kept.
+    """``agent.log`` of a data directory, rotated at ``max_bytes``; one previous file is kept.
 
-    An agent whose output goes elsewhere, as that of a container does, leaves it alone.
-
-    Args:
-        home: the data directory.
-        max_bytes: bytes from which on a new file is begun.
-        descriptors: what the process writes to.
+    It does nothing if the agent's output goes elsewhere, as in a container.
     """
 
     def __init__(
@@ -35,10 +30,10 @@ class ProcessLog:
         self._descriptors = descriptors
 
     def rotate_if_full(self) -> None:
-        """Begin a new file if this one is full; called often.
+        """Start a new file if the current one is full.
 
         Raises:
-            OSError: that is not possible; the process writes on to the full one.
+            OSError: not possible; the process continues with the full file.
         """
         written = [fd for fd in self._descriptors if self._is_written(fd)]
         if not written or os.fstat(written[0]).st_size < self._max_bytes:

@@ -1,6 +1,6 @@
-"""Lines of which there may be any number: anybody who reaches a port can cause them.
+"""Rate limit for log lines that any caller of a port can cause.
 
-Of one kind at most one line a minute is written. It counts those that were left out before it.
+At most one line per minute and kind is written, with the number of suppressed lines before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INTERVAL_SECONDS = 60.0
 
 
 class RateLimitedLog:
-    """One kind of line. Safe from any thread."""
+    """One kind of log line. Thread-safe."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class RateLimitedLog:
         self._suppressed = 0
 
     def warning(self, text: str) -> None:
-        """Write a line, or count it if one was written in the last minute."""
+        """Write a line, or count it as suppressed within a minute of the last one."""
         with self._lock:
             now = self._clock()
             if self._last is not None and now - self._last < INTERVAL_SECONDS:

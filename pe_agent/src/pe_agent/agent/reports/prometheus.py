@@ -1,7 +1,6 @@
-"""The agent's figures for Prometheus: ``GET /metrics`` on a port of its own.
+"""Agent's Prometheus endpoint: ``GET /metrics`` on its own port, with ``--metrics-port`` only.
 
-Without ``--metrics-port`` nothing listens. What is told are names of ports and numbers, no rows, so
-no token is asked for; whoever reaches the port reads them.
+The response has port names and numbers, no rows, and needs no token.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pe_agent.agent.reports.log_limiter import RateLimitedLog
 VARIABLE = "STREAMBROKER_METRICS_PORT"
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_ROUTES = 2_000
-"""Routes that are told; of more, those that are farthest behind."""
+"""Maximum routes in a response; of more, those with the largest lag."""
 _PREFIX = "streambroker_"
 _TIMEOUT = 10.0
 
@@ -90,7 +89,7 @@ _ROUTE_METRICS: Mapping[str, tuple[str, str, Callable[[Mapping[str, Any]], float
     ),
 }
 _Metric: TypeAlias = "tuple[str, str, Callable[[Mapping[str, Any]], float | None]]"
-"""Kind, meaning, and what it is of an item; None where that has none."""
+"""Type, help text, and value of an item; None if the item has no value."""
 _SIDE_METRICS: Mapping[str, _Metric] = {
     "side_waiting_rows": ("gauge", "Rows that wait for it.", lambda s: s["waitingRows"]),
     "side_waiting_bytes": ("gauge", "Their bytes.", lambda s: s["waitingBytes"]),
@@ -131,14 +130,9 @@ _RULE_WAITING_METRICS: Mapping[str, _Metric] = {
 
 
 def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
-    """Return figures in Prometheus' text format.
+    """Return the metrics of a ``status`` and of the agent itself in Prometheus' text format.
 
-    Readers of one import are one route: what is counted is their sum, how far they are behind
-    that of the slowest.
-
-    Args:
-        status: as the agent's action ``status`` returns it.
-        agent: figures of the agent itself, by name.
+    Readers of one import are one route: its counters are sums, its lag is that of the slowest.
     """
     lines = [
         line
@@ -151,17 +145,20 @@ def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
         )
     ]
     exports = status["exports"]
-    for name, (kind, told, of) in _EXPORT_METRICS.items():
-        samples = [({"export": key}, float(of(export))) for key, export in exports.items()]
-        lines += _render_family(name, kind, told, samples)
+    for name, (kind, help_text, read_value) in _EXPORT_METRICS.items():
+        samples = [({"export": key}, float(read_value(export))) for key, export in exports.items()]
+        lines += _render_family(name, kind, help_text, samples)
     routes = _group_by_route(exports)
-    for name, (kind, told, of) in _ROUTE_METRICS.items():
-        together = sum if kind == "counter" else max
+    for name, (kind, help_text, read_value) in _ROUTE_METRICS.items():
+        aggregate = sum if kind == "counter" else max
         samples = [
-            ({"export": export, "import": import_}, float(together([of(r) for r in readers])))
+            (
+                {"export": export, "import": import_},
+                float(aggregate([read_value(r) for r in readers])),
+            )
             for (export, import_), readers in routes.items()
         ]
-        lines += _render_family(name, kind, told, samples)
+        lines += _render_family(name, kind, help_text, samples)
     lines += _render_control(status, routes)
     lines += _render_sides(status.get("sides", ()))
     lines += _render_each(status.get("ruleFigures", ()), _RULE_LABELS, _RULE_METRICS)
@@ -172,30 +169,29 @@ def render_text(status: Mapping[str, Any], agent: Mapping[str, float]) -> str:
 def _render_control(
     status: Mapping[str, Any], routes: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 ) -> Iterator[str]:
-    """Give the counts of control tuples, which are apart from rows, by delivery."""
-    for what, told in _EXPORT_CONTROL_METRICS.items():
+    """Yield the counts of control tuples, separate from rows, by delivery."""
+    for what, help_text in _EXPORT_CONTROL_METRICS.items():
         samples = [
             ({"export": key, "delivery": delivery}, float(count))
             for key, export in status["exports"].items()
             for delivery, count in sorted(export["control"][what].items())
         ]
-        yield from _render_family(f"export_control_{what}_total", "counter", told, samples)
+        yield from _render_family(f"export_control_{what}_total", "counter", help_text, samples)
     sent = [
         ({"export": export, "import": import_, "delivery": delivery}, float(count))
         for (export, import_), readers in routes.items()
         for delivery, count in sorted(_sum_counts(r["sentControl"] for r in readers).items())
     ]
     yield from _render_family("route_sent_control_total", "counter", "Control tuples sent.", sent)
-    for what, told in _CONTROL_LOG_METRICS.items():
+    for what, help_text in _CONTROL_LOG_METRICS.items():
         of_log = sorted(status["controlLog"][what].items())
         samples = [({"delivery": delivery}, float(count)) for delivery, count in of_log]
-        yield from _render_family(f"control_log_{what}_total", "counter", told, samples)
+        yield from _render_family(f"control_log_{what}_total", "counter", help_text, samples)
     waiting = float(status["controlLog"]["waiting"])
     yield from _render_family("control_log_waiting_tuples", "gauge", _WAITING_HELP, [({}, waiting)])
 
 
 def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Give the figures of side inputs, and which version holds."""
     names = ("query", "operator", "input")
     yield from _render_each(sides, names, _SIDE_METRICS)
     versions = [
@@ -209,19 +205,21 @@ def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _render_each(
     items: Sequence[Mapping[str, Any]], names: Sequence[str], metrics: Mapping[str, _Metric]
 ) -> Iterator[str]:
-    """Give figures of items by some of their members; what one does not have is not told of it."""
-    for name, (kind, told, of) in metrics.items():
-        values = [({label: str(item[label]) for label in names}, of(item)) for item in items]
+    """Yield metrics of items, labelled by ``names``; items without a value are omitted."""
+    for name, (kind, help_text, read_value) in metrics.items():
+        values = [
+            ({label: str(item[label]) for label in names}, read_value(item)) for item in items
+        ]
         yield from _render_family(
-            name, kind, told, [(at, float(v)) for at, v in values if v is not None]
+            name, kind, help_text, [(at, float(v)) for at, v in values if v is not None]
         )
 
 
 def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for one in counts:
-        found.update(one)
-    return found
+        totals.update(one)
+    return totals
 
 
 _EXPORT_CONTROL_METRICS = {
@@ -243,14 +241,14 @@ _AGENT_HELP = {
 def _group_by_route(
     exports: Mapping[str, Mapping[str, Any]],
 ) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    routes: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for key, export in exports.items():
         for reader in export["readers"].values():
-            found.setdefault((key, reader["import"]), []).append(reader)
-    if len(found) <= MAX_ROUTES:
-        return found
-    behind = sorted(found, key=lambda route: -max(r["lag"][1] for r in found[route]))
-    return {route: found[route] for route in behind[:MAX_ROUTES]}
+            routes.setdefault((key, reader["import"]), []).append(reader)
+    if len(routes) <= MAX_ROUTES:
+        return routes
+    behind = sorted(routes, key=lambda route: -max(r["lag"][1] for r in routes[route]))
+    return {route: routes[route] for route in behind[:MAX_ROUTES]}
 
 
 def _render_family(
@@ -259,9 +257,11 @@ def _render_family(
     yield f"# HELP {_PREFIX}{name} {help_text}"
     yield f"# TYPE {_PREFIX}{name} {kind}"
     for labels, value in samples:
-        inside = ",".join(f'{label}="{_escape(of)}"' for label, of in labels.items())
+        label_text = ",".join(
+            f'{label}="{_escape(label_value)}"' for label, label_value in labels.items()
+        )
         number = int(value) if value == int(value) else value
-        yield f"{_PREFIX}{name}{'{' + inside + '}' if inside else ''} {number}"
+        yield f"{_PREFIX}{name}{'{' + label_text + '}' if label_text else ''} {number}"
 
 
 def _escape(value: str) -> str:
@@ -269,15 +269,10 @@ def _escape(value: str) -> str:
 
 
 class MetricsServer:
-    """Answers ``GET /metrics``, in threads of its own.
-
-    Args:
-        host: what to listen on.
-        port: likewise; 0 for any.
-        read: returns the text.
+    """Serves ``GET /metrics`` in its own threads; ``port`` 0 is any port.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
 
     def __init__(self, host: str, port: int, read: Callable[[], str]) -> None:
@@ -296,11 +291,11 @@ class MetricsServer:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Write nothing about a caller that breaks off: anybody may, as often as it likes."""
+        """Log nothing about a caller that disconnects: any caller could flood the log."""
 
 
 def _create_handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    broken = RateLimitedLog()
+    rate_limited_log = RateLimitedLog()
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _TIMEOUT
@@ -312,7 +307,7 @@ def _create_handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             try:
                 body = read().encode()
             except Exception as error:
-                broken.warning(f"no figures: {error!r:.500}")
+                rate_limited_log.warning(f"no figures: {error!r:.500}")
                 self.send_error(500, "the figures cannot be read, see the agent's log")
                 return
             self.send_response(200)
@@ -322,7 +317,7 @@ def _create_handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Say nothing: it is asked every few seconds."""
+            """Log no request: scrapes come every few seconds."""
 
     return Handler
 

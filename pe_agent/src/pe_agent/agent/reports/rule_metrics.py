@@ -1,4 +1,4 @@
-"""What the queries of the job tell of their rules: figures of the moment, in memory, for people."""
+"""Latest rule metrics from the job's queries, in memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from streambroker_core.wire.reports.rule_metrics import (
 )
 
 MAX_AGE_SECONDS = 60.0
-"""A query that is silent for longer is taken to have gone."""
+"""Age from which a query's reports are dropped."""
 
 
 @dataclass(slots=True)
 class _OperatorReport:
-    """What one operator told, and when (monotonic)."""
+    """Last report of one operator, and its receive time (monotonic)."""
 
     at: float
     rules: list[RuleMetricsReport]
@@ -32,11 +32,7 @@ class _OperatorReport:
 
 
 class RuleMetricsStore:
-    """Keeps the last figures of each operator with rules; safe to call from any thread.
-
-    Args:
-        clock: a monotonic clock, in seconds.
-    """
+    """Keeps the last report of each operator with rules; thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,23 +40,21 @@ class RuleMetricsStore:
         self._reports: dict[tuple[str, str], _OperatorReport] = {}
 
     def record(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the figures of all rules of an operator; none for one that has ended.
+        """Record the metrics of all rules of an operator; no rules for one that has ended.
 
-        Args:
-            body: ``operator``, ``log`` (of its sets of rules), ``rules`` as ``read_metrics`` reads
-                each of them, and ``waiting`` as ``read_watermark_wait`` does.
+        ``body`` has ``operator``, ``log`` (of its rule sets), ``rules`` and ``waiting``.
 
         Raises:
-            ManifestError: a field is wrong.
+            ManifestError: a field is invalid.
         """
-        given = Fields(body)
-        name = given.text("operator"), given.text("log")
+        fields = Fields(body)
+        name = fields.text("operator"), fields.text("log")
         rules = [
-            read_metrics(given.entry("rules", number, one), *name)
-            for number, one in enumerate(given.items("rules", max_items=MAX_REPORTED_RULES))
+            read_metrics(fields.entry("rules", number, entry), *name)
+            for number, entry in enumerate(fields.items("rules", max_items=MAX_REPORTED_RULES))
         ]
         waiting = (
-            read_watermark_wait(given.child("waiting"), *name) if given.has("waiting") else None
+            read_watermark_wait(fields.child("waiting"), *name) if fields.has("waiting") else None
         )
         with self._lock:
             if rules:
@@ -70,7 +64,7 @@ class RuleMetricsStore:
         return {}
 
     def status(self) -> list[dict[str, Any]]:
-        """Return the figures of each rule; ``format_age`` is the seconds since they came."""
+        """Return the metrics of each rule; ``age`` is the seconds since their report."""
         return [
             {"age": age, **write_metrics(each)}
             for age, one in self._current_reports()
@@ -78,7 +72,7 @@ class RuleMetricsStore:
         ]
 
     def waiting(self) -> list[dict[str, Any]]:
-        """Return what each operator waits for; ``format_age`` as of `status`."""
+        """Return the watermark wait of each operator; ``age`` as in `status`."""
         return [
             {"age": age, **write_metrics(one.waiting)}
             for age, one in self._current_reports()
@@ -86,7 +80,6 @@ class RuleMetricsStore:
         ]
 
     def _current_reports(self) -> list[tuple[float, _OperatorReport]]:
-        """Return operators whose figures are not too old, and how old they are."""
         with self._lock:
             now = self._clock()
             self._reports = {

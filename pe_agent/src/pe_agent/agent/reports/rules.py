@@ -1,8 +1,7 @@
-"""The rules of patterns that the broker wants the job to have, and what its queries say of them.
+"""Pattern rules from the broker, and their status reports from the job's queries.
 
-What is wanted comes with the view, and is kept with it: a broker that is away changes nothing. A
-discoverer in the driver asks for it and waits for news; it says what has become of the rules, for
-as long as it asks.
+Rules come with the view and are stored with it, so that they survive an absence of the broker. A
+discoverer in the driver waits for changes and reports the status of the rules while it runs.
 """
 
 from __future__ import annotations
@@ -29,35 +28,30 @@ from streambroker_core.wire.reports.rule_status import (
 )
 
 DISCOVERER_TIMEOUT_SECONDS = 60.0
-"""How long a discoverer that is silent is taken to be there."""
+"""Time after which a silent discoverer is dropped."""
 LONGEST_WAIT = 10.0
 PAGE_BYTES = 20_000
-"""Of rules in one report; of more, the next reports have the others."""
+"""Maximum bytes of rules in one report; the next reports have the others."""
 MAX_QUERIES = 64
-"""Of so many queries it is kept which rules were enabled in them."""
+"""Maximum queries for which enable counts are stored."""
 _ENABLED = "rules enabled"
 
 
 @dataclass(slots=True)
 class _DiscovererReport:
-    """What a discoverer said last, and when it was heard of (monotonic)."""
+    """Last report of a discoverer and its receive time (monotonic)."""
 
     at: float
     rules: RuleStatusMap = field(default_factory=dict)
 
 
 class RuleState:
-    """Stands between the broker and the discoverers of the job; safe to call from any thread.
+    """Passes rules from the broker to the job's discoverers, and their reports back; thread-safe.
 
-    Args:
-        view: returns the last view.
-        store: keeps which rules were enabled how often.
-        notifier: wakes those who wait, as soon as there is another view.
-        clock: a monotonic clock, in seconds.
-        is_broker_away: says whether the broker does not answer.
+    The notifier wakes waiting discoverers on each new view.
 
     Attributes:
-        on_report: called when a discoverer says another thing than before.
+        on_report: called when a discoverer's report changes.
     """
 
     def __init__(
@@ -73,21 +67,21 @@ class RuleState:
         self._lock = threading.Lock()
         self._reports: dict[str, _DiscovererReport] = {}
         self._page_start = 0
-        # What the reports have told last, without counts.
+        # The last reported status, without counts.
         self._last_paged: RuleStatusMap = {}
         self.on_report: Callable[[], None] = lambda: None
 
     def wait_for_rules(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the rules as soon as they are others than the caller knows, else after a while.
+        """Return the rules as soon as they differ from those the caller knows, else after a while.
 
         Args:
-            body: ``discoverer``, its ``query`` (a name for good), ``known`` (the digest that it
-                has, or null) and ``wait``, seconds.
+            body: ``discoverer``, its ``query`` (permanent name), ``known`` (its digest, or null),
+                and ``wait`` in seconds, at most `LONGEST_WAIT`.
 
         Returns:
-            ``digest``, null while the broker has said nothing of rules; ``rules``, null where they
-            are those that are known; ``enabled``, how often each was enabled that the query knows
-            of; ``away``, whether they are the last ones of a broker that does not answer.
+            ``digest``, null while the broker has sent no rules; ``rules``, null if unchanged;
+            ``enabled``, how often each rule was enabled, as the query knows; ``away``, whether the
+            rules are the last ones of a broker that does not respond.
         """
         name = str(body["discoverer"])
         self._touch(name)
@@ -96,12 +90,12 @@ class RuleState:
         def enough(now: tuple[str, Any] | None) -> bool:
             return name not in self._reports or (now is not None and now[0] != known)
 
-        found = self._notifier.wait_for((), wait, self._current, enough)
-        if found is None:
+        current = self._notifier.wait_for((), wait, self._current, enough)
+        if current is None:
             return {"digest": None, "rules": None, "enabled": {}, "away": self._is_broker_away()}
-        digest, rules = found
-        kept = self._load_enabled()
-        enabled = kept.get(str(body.get("query") or ""), kept.get("", {}))
+        digest, rules = current
+        by_query = self._load_enabled()
+        enabled = by_query.get(str(body.get("query") or ""), by_query.get("", {}))
         return {
             "digest": digest,
             "rules": None if digest == known else rules,
@@ -116,19 +110,14 @@ class RuleState:
         return view.rules.digest, write_view_rules(view.rules)
 
     def report(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Take in what has become of the rules, and which were enabled.
-
-        Args:
-            body: ``discoverer``, ``rules`` as `read_statuses` reads them, ``enabled`` and ``query``
-                as above.
-        """
-        told = read_statuses(Fields(body["rules"], "rules"))
+        """Record a ``discoverer``'s ``rules`` status, and ``enabled`` counts of its ``query``."""
+        reported = read_statuses(Fields(body["rules"], "rules"))
         with self._lock:
-            heard = self._reports.setdefault(
+            report = self._reports.setdefault(
                 str(body["discoverer"]), _DiscovererReport(self._clock())
             )
-            changed = heard.rules != told
-            heard.at, heard.rules = self._clock(), told
+            changed = report.rules != reported
+            report.at, report.rules = self._clock(), reported
         if body.get("enabled"):
             self._save_enabled(str(body.get("query") or ""), body["enabled"])
         if changed:
@@ -136,72 +125,76 @@ class RuleState:
         return {}
 
     def _save_enabled(self, query: str, counts: dict[str, int]) -> None:
-        """Keep how often rules were enabled in a query, and forget those of long ago."""
+        """Store a query's enable counts; forget the oldest beyond `MAX_QUERIES`."""
         with self._lock:
-            kept = self._load_enabled()
-            others = [name for name in kept if name not in (query, "")]
+            by_query = self._load_enabled()
+            others = [name for name in by_query if name not in (query, "")]
             for name in others[: max(0, len(others) + 1 - MAX_QUERIES)]:
-                del kept[name]
-            kept.pop(query, None)
-            self._store.set(_ENABLED, json.dumps({**kept, query: counts}))
+                del by_query[name]
+            by_query.pop(query, None)
+            self._store.set(_ENABLED, json.dumps({**by_query, query: counts}))
 
     def _load_enabled(self) -> dict[str, dict[str, int]]:
-        """Return how often rules were enabled, by query; without name those that say none."""
-        kept: dict[str, Any] = json.loads(self._store.get(_ENABLED) or "{}")
-        by_query = all(isinstance(counts, dict) for counts in kept.values())
-        return kept if by_query else {"": kept}
+        """Return enable counts by query; counts without a query are under the empty name."""
+        counts_by_query: dict[str, Any] = json.loads(self._store.get(_ENABLED) or "{}")
+        is_by_query = all(isinstance(counts, dict) for counts in counts_by_query.values())
+        return counts_by_query if is_by_query else {"": counts_by_query}
 
     def _touch(self, discoverer: str) -> None:
         with self._lock:
-            heard = self._reports.setdefault(discoverer, _DiscovererReport(self._clock()))
-            heard.at = self._clock()
+            report = self._reports.setdefault(discoverer, _DiscovererReport(self._clock()))
+            report.at = self._clock()
 
     def leave(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Forget a discoverer: its query ends."""
+        """Forget a discoverer whose query ends."""
         with self._lock:
-            gone = self._reports.pop(str(body["discoverer"]), None)
+            removed = self._reports.pop(str(body["discoverer"]), None)
         self._notifier.notify()
-        if gone is not None and gone.rules:
+        if removed is not None and removed.rules:
             self.on_report()
         return {}
 
     def rule_status(self) -> RuleStatusMap:
-        """Return what all discoverers that are there say of the rules."""
+        """Return the merged rule status of all active discoverers."""
         since = self._clock() - DISCOVERER_TIMEOUT_SECONDS
         with self._lock:
             self._reports = {name: one for name, one in self._reports.items() if one.at >= since}
-            several = [one.rules for one in self._reports.values()]
-        found: dict[str, RuleStatus] = {}
-        for name in sorted({name for rules in several for name in rules}):
-            rule = merge_statuses(rules[name] for rules in several if name in rules)
+            statuses = [one.rules for one in self._reports.values()]
+        merged: dict[str, RuleStatus] = {}
+        for name in sorted({name for rules in statuses for name in rules}):
+            rule = merge_statuses(rules[name] for rules in statuses if name in rules)
             if rule is not None:
-                found[name] = rule
-        return found
+                merged[name] = rule
+        return merged
 
     def page(self) -> dict[str, Any]:
-        """Return what is told, for one report: ``rules``, and whether there are ``more``.
+        """Return one report: ``rules``, and whether there are ``more``.
 
-        Of very many those come first of which more than counts is new, then the others in turn.
+        Rules whose status changed in more than counts come first, then the others in turn.
         """
-        told = self.rule_status()
-        names = list(told)
+        reported = self.rule_status()
+        names = list(reported)
         first = self._page_start % max(1, len(names))
-        turn = names[first:] + names[:first]
-        news = [name for name in names if self._last_paged.get(name) != _without_counts(told[name])]
-        found: dict[str, Any] = {}
+        rotated = names[first:] + names[:first]
+        changed = [
+            name for name in names if self._last_paged.get(name) != _without_counts(reported[name])
+        ]
+        page_rules: dict[str, Any] = {}
         size = 0
-        for name in dict.fromkeys(news + turn):
-            written = write_statuses({name: told[name]})
+        for name in dict.fromkeys(changed + rotated):
+            written = write_statuses({name: reported[name]})
             size += len(json.dumps(written))
-            if found and size > PAGE_BYTES:
+            if page_rules and size > PAGE_BYTES:
                 break
-            found |= written
-        self._page_start = first + sum(1 for _ in takewhile(found.__contains__, turn))
-        known = {name: rule for name, rule in self._last_paged.items() if name in told}
-        self._last_paged = {**known, **{name: _without_counts(told[name]) for name in found}}
-        return {"rules": dict(sorted(found.items())), "more": len(found) < len(names)}
+            page_rules |= written
+        self._page_start = first + sum(1 for _ in takewhile(page_rules.__contains__, rotated))
+        known = {name: rule for name, rule in self._last_paged.items() if name in reported}
+        self._last_paged = {
+            **known,
+            **{name: _without_counts(reported[name]) for name in page_rules},
+        }
+        return {"rules": dict(sorted(page_rules.items())), "more": len(page_rules) < len(names)}
 
 
 def _without_counts(rule: RuleStatus) -> RuleStatus:
-    """Return what is told of a rule without its counts."""
     return replace(rule, matches=0, errors=0)

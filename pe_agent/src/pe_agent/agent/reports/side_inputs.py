@@ -1,4 +1,4 @@
-"""What the queries of the job tell of their side inputs: figures of the moment, in memory."""
+"""Latest side input metrics from the job's queries, in memory."""
 
 from __future__ import annotations
 
@@ -18,24 +18,19 @@ from streambroker_core.wire.reports.side_status import (
 
 MAX_BUCKETS = 1 << 16
 NEW_QUERY_SECONDS = 10.0
-"""A query that told so lately is taken to be there, whoever has not seen it yet."""
+"""A query that reported so recently is kept, although `retain_running` does not list it yet."""
 
 
 @dataclass(slots=True)
 class _QueryReport:
-    """What one operator of a query told: window and figures by bucket, and when (monotonic)."""
+    """Last reports of one operator by bucket (with window), and their receive time (monotonic)."""
 
     at: float
     buckets: dict[int, tuple[int, tuple[SideStatus, ...]]] = field(default_factory=dict)
 
 
 class SideReports:
-    """Keeps the last figures of each bucket; safe to call from any thread.
-
-    Args:
-        clock: a monotonic clock, in seconds.
-        wall_clock: seconds since 1970.
-    """
+    """Keeps the last report of each bucket; thread-safe."""
 
     def __init__(
         self,
@@ -47,19 +42,17 @@ class SideReports:
         self._queries: dict[tuple[str, str], _QueryReport] = {}
 
     def record(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Take figures of buckets; those of an older window than what is known are passed over.
+        """Record metrics of ``buckets``; ignore those of an older window.
 
-        Args:
-            body: ``buckets``: of each ``query``, ``operator``, ``bucket``, ``window`` and ``sides``
-                as ``read_sides`` reads them.
+        Each has ``query``, ``operator``, ``bucket``, ``window`` and ``sides``.
 
         Raises:
-            ManifestError: a field is wrong.
+            ManifestError: a field is invalid.
         """
-        given = Fields(body)
+        fields = Fields(body)
         read = [
-            _read_bucket(given.entry("buckets", number, one))
-            for number, one in enumerate(given.items("buckets", max_items=MAX_BUCKETS))
+            _read_bucket(fields.entry("buckets", number, one))
+            for number, one in enumerate(fields.items("buckets", max_items=MAX_BUCKETS))
         ]
         with self._lock:
             for name, bucket, window, sides in read:
@@ -70,36 +63,29 @@ class SideReports:
         return {}
 
     def retain_running(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Forget the queries that do not run any more.
-
-        Args:
-            body: ``queries``: the ids of those that run.
-        """
-        there, since = set(body["queries"]), self._clock() - NEW_QUERY_SECONDS
+        """Forget the queries that are not in ``queries``, the ids of running ones."""
+        running, since = set(body["queries"]), self._clock() - NEW_QUERY_SECONDS
         with self._lock:
             self._queries = {
                 name: query
                 for name, query in self._queries.items()
-                if name[0] in there or query.at > since
+                if name[0] in running or query.at > since
             }
         return {}
 
     def status(self) -> list[dict[str, Any]]:
-        """Return the figures of each side input, with the seconds since each time in them.
-
-        ``format_age`` are those since they came.
-        """
-        found = []
+        """Return the metrics of each side input; ``age`` is the seconds since their report."""
+        result = []
         with self._lock:
-            for (query, _), told in sorted(self._queries.items()):
+            for (query, _), report in sorted(self._queries.items()):
                 by_input: dict[str, list[SideStatus]] = {}
-                for _, sides in told.buckets.values():
+                for _, sides in report.buckets.values():
                     for side in sides:
                         by_input.setdefault(side.input, []).append(side)
-                age = round(self._clock() - told.at, 1)
-                for several in by_input.values():
-                    side = merge_buckets(several)
-                    found.append(
+                age = round(self._clock() - report.at, 1)
+                for buckets in by_input.values():
+                    side = merge_buckets(buckets)
+                    result.append(
                         {
                             **write_side(side),
                             "query": query,
@@ -108,7 +94,7 @@ class SideReports:
                             "versionSeconds": self._seconds_since(side.version_since),
                         }
                     )
-        return found
+        return result
 
     def _seconds_since(self, micros: int | None) -> float | None:
         return None if micros is None else round(max(0.0, self._wall_clock() - micros / 1e6), 1)

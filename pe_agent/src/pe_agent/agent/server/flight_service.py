@@ -1,7 +1,7 @@
-"""The agent's Flight service: requests in, one call to a host each, answers out.
+"""Agent's Flight service: decodes requests, calls the agent, encodes responses.
 
-Actions of other agents (``peer.*``) need a capability or a plan, and reads a grant of their plan;
-all others need the agent's own token, which is in its data directory.
+Actions of other agents (``peer.*``) need a capability or a plan, and reads need a grant. All other
+actions need the agent's own token, which is in its data directory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger("pe_agent")
 
 
 class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Serves one agent. Handlers run in Flight's own threads."""
+    """Flight service of one agent. Handlers run in Flight's own threads."""
 
     def __init__(
         self,
@@ -83,29 +83,25 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> Iterator[flight.Result]:
-        """Perform one action; its answer is one JSON object."""
-        own = False
+        """Perform one action; its response is one JSON object."""
+        has_token = False
         try:
             perform = self._actions.get(action.type)
             if perform is None:
                 raise BodyInvalidError(f"there is no action {action.type!r}")
             body = self._parse_body(context.get_middleware(CALLER).has_token, action)
-            own = not action.type.startswith("peer.")
-            answer = json.dumps(perform(body)).encode()
+            has_token = not action.type.startswith("peer.")
+            response = json.dumps(perform(body)).encode()
         except Exception as error:
-            raise self._to_flight_error(error, action.type, has_token=own) from None
-        return iter([flight.Result(pa.py_buffer(answer))])
+            raise self._to_flight_error(error, action.type, has_token=has_token) from None
+        return iter([flight.Result(pa.py_buffer(response))])
 
     def _to_flight_error(
         self, error: Exception, request_name: str, *, has_token: bool = False
     ) -> flight.FlightError:
-        """Return what a caller is told of an error.
-
-        Only for callers with the agent's token a trace is written: all others may send whatever
-        they like, and as often.
-        """
+        """Translate an error; only callers with the token cause tracebacks: others could flood."""
         if self._agent.notifier.closed:
-            # What it met is that files are closed; the next agent of this directory knows better.
+            # A consequence of closed files; the caller should ask the next agent of the directory.
             log.info("request ends with the agent", extra={"request": request_name}, exc_info=error)
             return flight.FlightUnavailableError("the agent ends")
         if isinstance(error, StreambrokerError):
@@ -125,23 +121,20 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         return to_flight(error)
 
     def _parse_body(self, has_token: bool, action: flight.Action) -> dict[str, Any]:
-        """Return the request of an action; it is copied and parsed only as far as its size may be.
+        """Return the request of an action; its size is checked before it is copied and parsed.
 
-        Args:
-            has_token: the caller's header has the agent's token. A caller of the release before has
-                it in the request.
-            action: the action.
+        Callers of the previous release send the token in the request instead of the header.
 
         Raises:
-            BodyInvalidError: it is too large, or no JSON.
-            TokenWrongError: it is not for other agents, and the caller does not show the token.
+            BodyInvalidError: the request is too large, or no JSON.
+            TokenWrongError: only the own job may call the action, and the token is missing.
         """
-        size, most = action.body.size, max_body_for(action.type, has_token=has_token)
+        size, limit = action.body.size, max_body_for(action.type, has_token=has_token)
         peer = action.type.startswith("peer.")
-        if size > most and not (has_token or peer):
+        if size > limit and not (has_token or peer):
             raise TokenWrongError
-        if size > most:
-            raise BodyInvalidError(f"the request has {size} bytes; at most {most} are read")
+        if size > limit:
+            raise BodyInvalidError(f"the request has {size} bytes; at most {limit} are read")
         body = _parse_json(action.body.to_pybytes())
         if not (
             has_token or peer or equal_in_constant_time(str(body.get("token", "")), self._token)
@@ -158,11 +151,11 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Stage one task's rows; the answer comes when they are durable."""
-        own = False
+        """Stage one task's rows; respond when they are durable."""
+        parsed = False
         try:
             command = _parse_json(_check_size(descriptor.command or b""))
-            own = True
+            parsed = True
             if "home" in command:
                 summary = self._agent.shard_store.stage(
                     command, reader.schema, _iterate_batches(reader)
@@ -170,7 +163,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             else:
                 summary = self._stage(command, reader)
         except Exception as error:
-            raise self._to_flight_error(error, "put", has_token=own) from None
+            raise self._to_flight_error(error, "put", has_token=parsed) from None
         writer.write(pa.py_buffer(json.dumps(summary).encode()))
 
     def _stage(
@@ -190,7 +183,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
-        """Send the blocks of one slice, each as one batch, also when no row passes."""
+        """Send the blocks of one slice, one batch per block, even if no row passes."""
         try:
             request = _parse_json(_check_size(ticket.ticket))
             read = ReadRequest(
@@ -219,37 +212,41 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _send(self, blocks: Iterable[SentBlock]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
         try:
-            for batch, told in blocks:
-                yield batch, pa.py_buffer(json.dumps(told).encode())
+            for batch, metadata in blocks:
+                yield batch, pa.py_buffer(json.dumps(metadata).encode())
         except Exception as error:
             raise self._to_flight_error(error, "get") from None
 
-    # -- what other agents ask ---------------------------------------------------------------
+    # -- requests of other agents ------------------------------------------------------------
 
     def _plan(self, body: dict[str, Any]) -> dict[str, Any]:
-        ask = parse_plan_request(body, "peer.plan")
-        asked = self._agent.authorize_peer(body)
-        export = asked.export
+        request = parse_plan_request(body, "peer.plan")
+        authorized = self._agent.authorize_peer(body)
+        export = authorized.export
         self._agent.check_filter(export, body["filter"])
-        unfit = export.schema_mismatches(body["filter"], body["columns"], body.get("schema"))
-        answer = export.plan(
-            with_policy(ask, asked.policy, granted=asked.granted),
+        mismatches = export.schema_mismatches(body["filter"], body["columns"], body.get("schema"))
+        plan = export.plan(
+            with_policy(request, authorized.policy, granted=authorized.granted),
             filter_=body["filter"],
             columns=body["columns"],
-            excluded=unfit,
+            excluded=mismatches,
         )
-        told = [why for stream, why in unfit.items() if export.blocks_reader(ask.reader, stream)]
-        pass_ = self._agent.pass_for(export.key, ask.import_, ask.reader)
-        return {**encode_plan(answer), "misfits": told, "pass": pass_}
+        misfits = [
+            why
+            for stream, why in mismatches.items()
+            if export.blocks_reader(request.reader, stream)
+        ]
+        pass_ = self._agent.pass_for(export.key, request.import_, request.reader)
+        return {**encode_plan(plan), "misfits": misfits, "pass": pass_}
 
     def _register_plan(self, body: dict[str, Any]) -> dict[str, Any]:
-        ask, ranges = parse_plan_request(body, "peer.replan"), read_ranges(body)
-        asked = self._agent.authorize_peer(body, planned=True)
-        export = asked.export
+        request, ranges = parse_plan_request(body, "peer.replan"), read_ranges(body)
+        authorized = self._agent.authorize_peer(body, planned=True)
+        export = authorized.export
         if not export.is_planned_with(str(body["reader"]), body["filter"]):
             self._agent.check_filter(export, body["filter"])
-        again = export.register_plan(
-            with_policy(ask, asked.policy, granted=asked.granted),
+        registered = export.register_plan(
+            with_policy(request, authorized.policy, granted=authorized.granted),
             ranges,
             filter_=body["filter"],
             columns=body["columns"],
@@ -264,22 +261,21 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         )
         return {
             "grant": grants.sign(self._token, grant),
-            "pass": self._agent.pass_for(export.key, ask.import_, reader),
-            "blocks": again.blocks,
-            "gone": again.missing,
-            "order": again.order,
-            "control": again.control,
-            "agents": self._agent.shard_agents.issue_tickets(again.agents, grant),
+            "pass": self._agent.pass_for(export.key, request.import_, reader),
+            "blocks": registered.blocks,
+            "gone": registered.missing,
+            "order": registered.order,
+            "control": registered.control,
+            "agents": self._agent.shard_agents.issue_tickets(registered.agents, grant),
         }
 
     def _locate(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Tell a reader where a fellow is now that has blocks of its plan."""
+        """Return the current address of a shard agent that has blocks of the caller's plan."""
         self._agent.authorize_peer(body, planned=True)
         return {"location": self._agent.shard_agents.locate(str(body["pe"]))}
 
 
 def _error_location(error: Exception) -> str:
-    """Return where an error was raised, as file and line."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -318,11 +314,10 @@ def _iterate_batches(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Re
 def _skip_blocks(
     pieces: tuple[tuple[int, int, int], ...], skip: int
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return the pieces without their first ``skip`` blocks, which the caller has already."""
-    left: list[tuple[int, int, int]] = []
+    remaining: list[tuple[int, int, int]] = []
     for epoch, first, last in pieces:
-        passed = min(skip, last - first)
-        skip -= passed
-        if first + passed < last:
-            left.append((epoch, first + passed, last))
-    return tuple(left)
+        skipped = min(skip, last - first)
+        skip -= skipped
+        if first + skipped < last:
+            remaining.append((epoch, first + skipped, last))
+    return tuple(remaining)

@@ -1,9 +1,8 @@
-"""Where an agent listens, and the certificate that it shows there.
+"""Listening socket of an agent and its certificate reload.
 
-Flight cannot change the certificate of a server, nor let two servers listen at one port. So one
-with the new certificate takes the place of the other: the old one stops listening and ends its
-calls under way, the new one listens a few milliseconds later. Callers connect again by themselves,
-as after a restart of the agent.
+Flight can neither change a server's certificate nor let two servers share a port. So a reload
+replaces the server: the old one stops listening and completes its calls, the new one listens a few
+milliseconds later. Callers reconnect by themselves, as after a restart of the agent.
 """
 
 from __future__ import annotations
@@ -25,18 +24,14 @@ from pe_agent.transport.broker_trust import AGENT_NAME, TrustError
 
 CHECK_SECONDS = 1.0
 WARN_AFTER_SECONDS = 5.0
-"""After so long without being able to listen again, the log says so."""
+"""Time without a successful restart of the server after which an error is logged."""
 
 log = logging.getLogger("pe_agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateChain:
-    """A certificate chain with its key, checked: they belong together and are an agent's.
-
-    Attributes:
-        clients: the certificates of which a caller has to have one; None if it needs none.
-    """
+    """A verified chain with its key; ``clients`` are the CAs of callers, None if not required."""
 
     chain: bytes
     key: bytes
@@ -45,7 +40,7 @@ class CertificateChain:
     clients: bytes | None = None
 
     def server_options(self) -> dict[str, Any]:
-        """Return what a Flight server is made with."""
+        """Return the TLS options of a Flight server."""
         certificates = {"tls_certificates": [(self.chain, self.key)]}
         if self.clients is None:
             return certificates
@@ -55,14 +50,10 @@ class CertificateChain:
 class Listener:
     """One Flight server, replaced when the certificate changes.
 
-    Args:
-        host: address to listen at.
-        create_server: makes the server for a location and what it shows.
-        certificate: what to show; None for no TLS.
-        clients: whose certificates callers need; None if they need none.
+    ``clients`` are the trusted CAs of callers; None if callers need no certificate.
 
     Raises:
-        TrustError: the certificate cannot be used.
+        TrustError: the certificate is unusable.
     """
 
     def __init__(
@@ -88,20 +79,17 @@ class Listener:
 
     @property
     def location(self) -> str:
-        """Where callers find the agent."""
+        """Address of the agent for callers."""
         return self._location_at(self.port)
 
     def _location_at(self, port: int) -> str:
         return f"grpc+{'tls' if self._certificate else 'tcp'}://{self._host}:{port}"
 
     def open(self, port: int) -> None:
-        """Listen.
-
-        Args:
-            port: 0 for any.
+        """Start listening at ``port``, 0 for any.
 
         Raises:
-            pa.ArrowException, OSError: the address is taken.
+            pa.ArrowException, OSError: the address is in use.
         """
         self._server = self._start_server(port, self._chain)
         self.port = self._server.port
@@ -116,11 +104,10 @@ class Listener:
         return replace(load_chain(certificate), clients=clients)
 
     def _file_state(self, certificate: AgentCertificate) -> tuple[object, ...]:
-        """Return what differs once something else is to be shown, or asked for."""
         return (*certificate.state(), self._clients and self._clients.anchors())
 
     def status(self) -> dict[str, Any] | None:
-        """Return which certificate is shown and why not a later one, None without TLS."""
+        """Return the current certificate and the last reload error; None without TLS."""
         if self._chain is None:
             return None
         return {
@@ -129,18 +116,18 @@ class Listener:
             "error": self._error,
         }
 
-    # -- another certificate -----------------------------------------------------------------
+    # -- certificate reload ------------------------------------------------------------------
 
     def _watch_files(self) -> None:
         while not self._ended.wait(CHECK_SECONDS):
             try:
                 self.reload()
             except Exception:
-                # Without this thread no certificate would ever be taken in again.
+                # Without this thread no certificate would ever be reloaded.
                 log.exception("the certificate was not looked at")
 
     def reload(self) -> None:
-        """Show what the files have become; what cannot be used changes nothing."""
+        """Reload changed files; an unusable certificate changes nothing."""
         certificate = self._certificate
         if certificate is None:
             return
@@ -149,44 +136,43 @@ class Listener:
             return
         self._loaded_state = state
         try:
-            found = self._load_chain(certificate)
-            if self._chain == found:
+            chain = self._load_chain(certificate)
+            if self._chain == chain:
                 self._error = None
                 return
-            # Flight has to take it, too, before the server that works goes.
-            self._shut_down(self._start_server(0, found))
+            # Flight must accept it, too, before the working server is shut down.
+            self._shut_down(self._start_server(0, chain))
         except (TrustError, pa.ArrowException, OSError) as error:
             self._error = str(error)
             log.warning("the certificate before stays: %s", error)
             return
-        self._replace_server(found)
+        self._replace_server(chain)
 
     def _replace_server(self, chain: CertificateChain) -> None:
         self._shut_down(self._server)
-        began, told = time.monotonic(), False
+        began, logged = time.monotonic(), False
         while not self._ended.is_set():
             try:
                 self._server = self._start_server(self.port, chain)
             except (pa.ArrowException, OSError) as error:
-                if not told and time.monotonic() - began > WARN_AFTER_SECONDS:
-                    told = True
+                if not logged and time.monotonic() - began > WARN_AFTER_SECONDS:
+                    logged = True
                     self._error = f"the agent cannot listen again at {self.location}: {error}"
                     log.error("%s; trying on", self._error)
-                self._ended.wait(0.01 if not told else 1.0)
+                self._ended.wait(0.01 if not logged else 1.0)
             else:
                 self._chain, self._error = chain, None
                 log.info("the certificate was taken in anew, %s", chain.fingerprint)
                 return
 
     def _shut_down(self, server: flight.FlightServerBase | None) -> None:
-        """Listen no longer; the calls under way come to their end."""
         if server is not None:
             thread = threading.Thread(target=server.shutdown, daemon=True, name="calls under way")
             thread.start()
             self._shutdown_threads = [t for t in self._shutdown_threads if t.is_alive()] + [thread]
 
     def close(self, seconds: float) -> bool:
-        """End, and give calls under way so long; whether all have ended."""
+        """Shut down; return whether all calls have ended within ``seconds``."""
         self._ended.set()
         if self._watcher.is_alive():
             self._watcher.join(seconds)
@@ -198,21 +184,21 @@ class Listener:
 
 
 def load_chain(certificate: AgentCertificate) -> CertificateChain:
-    """Return what the files have, after a handshake in memory as callers make it.
+    """Load a certificate and verify it by a TLS handshake in memory, as callers do.
 
     Raises:
-        TrustError: they are no pair, not for an agent, or out of date.
+        TrustError: key and chain do not match, are not for an agent, or have expired.
     """
     try:
         chain, key = certificate.chain.read_bytes(), certificate.key.read_bytes()
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # A key with a password is an error; without `password` the terminal would be asked for it.
+        # Without `password` a key with a password would prompt on the terminal; now it is an error.
         server.load_cert_chain(certificate.chain, certificate.key, password="")
         client = ssl.create_default_context(cadata=chain.decode("ascii"))
-        # Who has signed it is the callers' question. Asked here: does the rest hold?
+        # Callers verify the issuer; this verifies everything else.
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         peer = _handshake(client, server)
-    except (OSError, ValueError) as error:  # those of ssl are OSErrors
+    except (OSError, ValueError) as error:  # ssl errors are OSErrors
         raise TrustError(
             f"{certificate.chain} and {certificate.key} are no certificate of an agent with its"
             f" key: {error}. Give both as PEM with `agent_certificate=` and `agent_key=`; the"
@@ -228,17 +214,17 @@ def load_chain(certificate: AgentCertificate) -> CertificateChain:
 
 
 def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
-    """Shake hands in memory and return what the client sees of the server's certificate."""
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(down, up, server_hostname=AGENT_NAME)
-    answering = server.wrap_bio(up, down, server_side=True)
+    """Perform a handshake in memory; return the certificate that the client sees."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_side = client.wrap_bio(to_client, to_server, server_hostname=AGENT_NAME)
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(4):
-        for side in (asking, answering):
+        for side in (client_side, server_side):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    return dict(asking.getpeercert() or {})
+    return dict(client_side.getpeercert() or {})
 
 
 def _first_certificate(pem: str) -> str:

@@ -1,4 +1,4 @@
-"""What importers' agents ask: the fields of a plan, checked before anything is done with them."""
+"""Plan requests of importers' agents: all fields are validated before any use."""
 
 from __future__ import annotations
 
@@ -16,26 +16,22 @@ from streambroker_core.wire.encoding.fields import Fields
 
 MAX_LEASE = 60.0
 MAX_READER_ID = 64
-"""Characters of a reader's id; an agent makes them of 32."""
+"""Maximum characters of a reader id; agents create ids of 32."""
 _MAX_INT64 = (1 << 63) - 1
 _MAX_TEXT = 16 << 20
 
 
 class BodyInvalidError(StreambrokerError):
-    """A request that is not the JSON this agent understands; nothing was done."""
+    """A request is not the JSON that this agent expects; nothing was done."""
 
     code = "BodyInvalid"
 
 
 def parse_plan_request(body: Mapping[str, Any], request_name: str) -> PlanRequest:
-    """Read who asks and from where; its policy is the export's to say.
-
-    Args:
-        body: of the request; what it says beyond an ask is checked, too.
-        request_name: the request, as its error names it.
+    """Validate a request and decode its plan; :func:`with_policy` fills in the policy.
 
     Raises:
-        BodyInvalidError: a field is missing, or is not what it has to be.
+        BodyInvalidError: a field is missing or invalid.
     """
     try:
         fields = Fields(body)
@@ -68,10 +64,7 @@ def parse_plan_request(body: Mapping[str, Any], request_name: str) -> PlanReques
 
 
 def with_policy(request: PlanRequest, policy: str, *, granted: bool) -> PlanRequest:
-    """Return what is asked under the policy that the export has for it.
-
-    Without a capability it acknowledges nothing.
-    """
+    """Return the request with the export's policy; without ``granted`` it acknowledges nothing."""
     positions = request.positions if granted else {}
     return replace(request, policy=policy, positions=positions, granted=granted)
 
@@ -80,11 +73,13 @@ def read_ranges(body: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the epochs ``[first, next)`` of a plan that is registered again, by stream.
 
     Raises:
-        BodyInvalidError: they are not two numbers each, in order.
+        BodyInvalidError: a range is not two ascending numbers.
     """
     ranges: dict[str, tuple[int, int]] = {}
-    found = body.get("ranges")
-    for stream, pair in found.items() if isinstance(found, Mapping) else [("", None)]:
+    ranges_by_stream = body.get("ranges")
+    for stream, pair in (
+        ranges_by_stream.items() if isinstance(ranges_by_stream, Mapping) else [("", None)]
+    ):
         numbers = list(pair) if isinstance(pair, list | tuple) else []
         if len(numbers) != 2 or not all(_is_number(n) for n in numbers) or numbers[0] > numbers[1]:
             raise BodyInvalidError(
@@ -96,10 +91,10 @@ def read_ranges(body: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def read_chains(body: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Read for which exports the queries of readers wait, by reader; an older agent says nothing.
+    """Return the exports that readers' queries wait for, by reader; older agents send none.
 
     Raises:
-        BodyInvalidError: it is something else.
+        BodyInvalidError: the field is invalid.
     """
     try:
         fields = Fields(body).child("waits")
@@ -119,33 +114,32 @@ def _is_number(value: object) -> bool:
 
 
 def _read_last_batch(fields: Fields) -> tuple[str, int] | None:
-    found = fields.get("last")
-    if found is None:
+    value = fields.get("last")
+    if value is None:
         return None
     if (
-        not isinstance(found, list | tuple)
-        or [type(v) for v in found] != [str, int]
-        or not -1 <= found[1] <= _MAX_INT64
+        not isinstance(value, list | tuple)
+        or [type(v) for v in value] != [str, int]
+        or not -1 <= value[1] <= _MAX_INT64
     ):
         raise fields.error_at("last", "has to be a query id and the id of a batch")
-    return found[0], found[1]
+    return value[0], value[1]
 
 
 def _read_call(fields: Fields) -> tuple[str, int] | None:
-    found = fields.get("call")
-    if found is None:
+    value = fields.get("call")
+    if value is None:
         return None
     if (
-        not isinstance(found, list | tuple)
-        or [type(v) for v in found] != [str, int]
-        or not (len(found[0]) <= MAX_READER_ID and _is_number(found[1]))
+        not isinstance(value, list | tuple)
+        or [type(v) for v in value] != [str, int]
+        or not (len(value[0]) <= MAX_READER_ID and _is_number(value[1]))
     ):
         raise fields.error_at("call", "has to be a life of an agent and the number of a call in it")
-    return found[0], found[1]
+    return value[0], value[1]
 
 
 def _read_numbers(fields: Fields, key: str, *, required: bool = False) -> dict[str, int]:
-    """Return epochs by stream."""
     if required and not fields.has(key):
         raise fields.error_at(key, "is required")
     child = fields.child(key)
@@ -155,22 +149,22 @@ def _read_numbers(fields: Fields, key: str, *, required: bool = False) -> dict[s
 def _read_texts(fields: Fields, key: str, limit: int = _MAX_INT64) -> list[str] | None:
     if not fields.has(key):
         return None
-    found = fields.items(key, max_items=limit)
-    if not all(isinstance(one, str) for one in found):
+    texts = fields.items(key, max_items=limit)
+    if not all(isinstance(one, str) for one in texts):
         raise fields.error_at(key, "has to be a list of texts")
-    return found
+    return texts
 
 
 def _read_control_types(fields: Fields) -> frozenset[str] | None:
-    """Return the control types that do not cut, None from one who reads no control."""
-    found = _read_texts(fields, "control")
-    return None if found is None else frozenset(found)
+    """Return the control types that do not cut batches, None for a reader without control."""
+    types = _read_texts(fields, "control")
+    return None if types is None else frozenset(types)
 
 
 def _read_seconds(fields: Fields, key: str) -> float:
-    found = fields.get(key)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    seconds = fields.get(key)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise fields.error_at(key, "has to be a number of seconds")
-    if not (math.isfinite(found) and found >= 0):
-        raise fields.error_at(key, f"is {found}, which is no time to live")
-    return float(found)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise fields.error_at(key, f"is {seconds}, which is no time to live")
+    return float(seconds)

@@ -1,1 +1,1 @@
-"""Other agents of the same job: what they keep for an export, and may give to whom."""
+"""Shard agents: other agents of the same job that store and serve parts of an export."""

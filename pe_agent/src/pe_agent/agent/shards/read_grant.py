@@ -1,13 +1,13 @@
-"""Grants and passes: what the home of an export gives a reader to show.
+"""Grants and passes: credentials that the home of an export gives to a reader.
 
-A grant is a ticket: the epochs that were planned for one reader, and under which filter. It is
-signed with the token of the agent that has the blocks, which only processes of the job have. The
-home looks at its plan as well; a fellow knows neither readers nor plans, and serves planned reads
-also while the home is away. Text form: ``base64url(json)`` dot ``hex(mac)``.
+A grant lists the epochs planned for one reader, with filter and columns. It is signed with the
+token of the agent that has the blocks, which only processes of the job know. The home also checks
+its plan. A shard agent knows neither readers nor plans, and serves planned reads while the home is
+away. Text form: ``base64url(json)`` dot ``hex(mac)``.
 
-A pass is for the agent that reads: with it, it renews a reader's lease and registers its plan again
-where it has no capability that counts. A reader's id alone opens nothing: it is in checkpoints and
-logs.
+A pass authenticates the reading agent: with it, the agent renews a reader's lease and registers its
+plan again without a valid capability. A reader's id alone is no credential: it is in checkpoints
+and logs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class GrantError(StreambrokerError):
-    """A read that the home of the export has not granted; nothing was sent."""
+    """The home of the export has not granted this read; nothing was sent."""
 
     code = "GrantInvalid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a reader may read at a fellow: epochs ``[first, next)`` by stream, and how."""
+    """A reader's permission at an agent: epochs ``[first, next)`` by stream, filter and columns."""
 
     export: str
     reader: str
@@ -53,14 +53,14 @@ class Grant:
         filter_: str | None,
         columns: Sequence[str] | None,
     ) -> bool:
-        """Whether it is for this read."""
+        """Return whether the grant covers this read."""
         first, next_ = self.ranges.get(stream, (0, 0))
-        asked = (reader, filter_, column_names(columns))
-        return first <= epoch < next_ and asked == (self.reader, self.filter, self.columns)
+        requested = (reader, filter_, column_names(columns))
+        return first <= epoch < next_ and requested == (self.reader, self.filter, self.columns)
 
 
 def sign(token: str, grant: Grant) -> str:
-    """Return the text of a grant for the fellow with this token; equal grants give equal texts."""
+    """Return the signed text of a grant for the agent with this token; deterministic."""
     body = canonical(
         {
             "v": 1,
@@ -75,15 +75,15 @@ def sign(token: str, grant: Grant) -> str:
 
 
 def check(token: str, ticket: Mapping[str, Any], read: ReadRequest) -> None:
-    """Refuse a read that the grant of its ticket is not for.
+    """Check the grant of a ticket against its read.
 
     Raises:
-        GrantError: it is not signed by the agent with this token, or is for another read.
+        GrantError: not signed by the agent with this token, or for another read.
     """
     grant, export = verify(token, ticket.get("grant")), str(ticket["export"])
-    asked = read.reader, read.stream
+    target = read.reader, read.stream
     for epoch, _, _ in read.pieces:
-        if grant.export != export or not grant.covers(*asked, epoch, read.filter, read.columns):
+        if grant.export != export or not grant.covers(*target, epoch, read.filter, read.columns):
             raise GrantError(
                 f"the grant is not for epoch {epoch} of stream {read.stream} of {export} with this"
                 " reader, filter and columns."
@@ -91,16 +91,16 @@ def check(token: str, ticket: Mapping[str, Any], read: ReadRequest) -> None:
 
 
 def pass_for(token: str, export: str, import_: str, reader: str) -> str:
-    """Return the pass of a reader of an export; the same as long as the agent keeps its token."""
+    """Return the pass of a reader of an export; stable while the agent keeps its token."""
     text = canonical({"export": export, "import": import_, "reader": reader})
     return hmac.new(token.encode(), b"pass\0" + text, hashlib.sha256).hexdigest()
 
 
 def verify(token: str, text: object) -> Grant:
-    """Return what a text grants.
+    """Verify a signed text and return its grant.
 
     Raises:
-        GrantError: it is none, or not signed for the agent with this token.
+        GrantError: the text is no grant, or not signed for the agent with this token.
     """
     encoded, _, mac = str(text or "").partition(".")
     try:
@@ -112,13 +112,13 @@ def verify(token: str, text: object) -> Grant:
             "the read shows no grant of its export's home for this agent; the next batch brings a"
             " new one (was the agent's data directory replaced?)."
         )
-    found: dict[str, Any] = json.loads(body)
+    fields: dict[str, Any] = json.loads(body)
     return Grant(
-        export=found["export"],
-        reader=found["reader"],
-        ranges={s: (int(r[0]), int(r[1])) for s, r in found["ranges"].items()},
-        filter=found["filter"],
-        columns=column_names(found["columns"]),
+        export=fields["export"],
+        reader=fields["reader"],
+        ranges={s: (int(r[0]), int(r[1])) for s, r in fields["ranges"].items()},
+        filter=fields["filter"],
+        columns=column_names(fields["columns"]),
     )
 
 

@@ -1,8 +1,8 @@
-"""The other agents of a job, as the home of an export sees them: where they are, what they hold.
+"""Shard agents: the other agents of a job, as the home of an export sees them.
 
-The driver tells each agent its fellows. What they were is kept over a restart: their blocks are to
-be read, counted and released also while no driver runs. A fellow that the driver does not name any
-more takes no new stages; it is known until it holds nothing.
+The driver names the shard agents. They are stored over a restart, because their blocks must be
+read, counted and released also without a driver. A shard agent that the driver no longer names
+takes no new stages and is forgotten once it stores nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEAL_SECONDS = 5.0
 CALL_SECONDS = 2.0
 COUNT_SECONDS = 30.0
 VERIFY_SECONDS = 1.0
-"""An importer waits for the answer, and asks again for as long as it tries to read."""
+"""Short: an importer waits for the response, and retries for as long as it tries to read."""
 
 
 @dataclass(slots=True)
@@ -41,10 +41,10 @@ class _ShardAgent:
     """One other agent of the job.
 
     Attributes:
-        active: the driver names it: it takes stages.
-        away: why it did not answer last time, empty if it did.
-        last_seen: when it answered last, on the clock that never jumps.
-        streams: what it said to keep for us, by export.
+        active: the driver names it, so it takes stages.
+        away: why the last call failed, empty if it succeeded.
+        last_seen: time of its last response (monotonic seconds).
+        streams: streams it keeps for us, by export.
     """
 
     pe: str
@@ -60,8 +60,8 @@ class _ShardAgent:
         """Perform an action.
 
         Raises:
-            AgentUnreachableError: it does not answer, or another agent does at its address.
-            AgentRefusedError: it says no.
+            AgentUnreachableError: no response, or another agent has its address.
+            AgentRefusedError: the agent refuses the action.
         """
         client = AgentClient(self.location, self.token)
         try:
@@ -77,7 +77,7 @@ class _ShardAgent:
 
 
 class ShardAgents:
-    """The fellows of one agent, each with a thread that settles and releases what it holds."""
+    """Shard agents of one agent, each with a thread that settles counts and releases data."""
 
     def __init__(
         self, pe: str, store: Store, exports: Callable[[], Mapping[str, AgentExport]]
@@ -85,14 +85,14 @@ class ShardAgents:
         self._pe, self._store, self._exports = pe, store, exports
         self._lock = threading.Lock()
         self._agents: dict[str, _ShardAgent] = {}
-        kept: list[tuple[str, str, str, bool]] = store.value("fellows", json.loads, [])
-        for pe_, location, token, active in kept:
+        stored: list[tuple[str, str, str, bool]] = store.value("fellows", json.loads, [])
+        for pe_, location, token, active in stored:
             self._agents[pe_] = _ShardAgent(pe_, location, token, active)
 
     def start(self) -> None:
-        """Begin to settle and release; the exports are there now."""
-        for fellow in list(self._agents.values()):
-            self._start_thread(fellow)
+        """Start the threads; call this once the exports are recovered."""
+        for shard_agent in list(self._agents.values()):
+            self._start_thread(shard_agent)
 
     def _start_thread(self, shard_agent: _ShardAgent) -> None:
         threading.Thread(
@@ -100,18 +100,18 @@ class ShardAgents:
         ).start()
 
     def set_agents(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the fellows that the driver names: ``{"agents": [{"pe", "location", "token"}]}``."""
+        """Set the shard agents: ``{"agents": [{"pe", "location", "token"}]}``."""
         named = {a["pe"]: a for a in body["agents"] if a["pe"] != self._pe}
         with self._lock:
             for pe, known in self._agents.items():
                 known.active = pe in named
             for pe, one in named.items():
-                known_ = self._agents.get(pe)
-                if known_ is None:
+                existing = self._agents.get(pe)
+                if existing is None:
                     self._agents[pe] = _ShardAgent(pe, str(one["location"]), str(one["token"]))
                     self._start_thread(self._agents[pe])
                 else:
-                    known_.location, known_.token = str(one["location"]), str(one["token"])
+                    existing.location, existing.token = str(one["location"]), str(one["token"])
             self._save()
         return {}
 
@@ -122,7 +122,7 @@ class ShardAgents:
     # -- for exports -------------------------------------------------------------------------
 
     def staging_agents(self) -> list[dict[str, str]]:
-        """Return PE, address and token of those that take stages now."""
+        """Return PE, address and token of the agents that take stages now."""
         return [
             {"pe": f.pe, "location": f.location, "token": f.token}
             for f in sorted(self._agents.values(), key=lambda f: f.pe)
@@ -130,17 +130,19 @@ class ShardAgents:
         ]
 
     def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Seal at each of these fellows, at once; return what they have by stage, in order.
+        """Seal at several shard agents in parallel; return their stages, in order.
 
         Raises:
-            AgentUnreachableError: one does not answer; the caller tries again.
-            AgentRefusedError: one says no, and why.
+            AgentUnreachableError: one does not respond; the caller retries.
+            AgentRefusedError: one refuses.
         """
 
         def seal(pe: str) -> list[dict[str, Any]]:
-            told = self._require_agent(pe).call("stage.seal", timeout=SEAL_SECONDS, **bodies[pe])
-            found: list[dict[str, Any]] = told["stages"]
-            return found
+            response = self._require_agent(pe).call(
+                "stage.seal", timeout=SEAL_SECONDS, **bodies[pe]
+            )
+            stages: list[dict[str, Any]] = response["stages"]
+            return stages
 
         with ThreadPoolExecutor(len(bodies), thread_name_prefix="seal") as threads:
             return dict(zip(bodies, threads.map(seal, bodies), strict=True))
@@ -148,55 +150,55 @@ class ShardAgents:
     def find_broken(
         self, bodies: Mapping[str, dict[str, Any]]
     ) -> dict[str, dict[str, dict[str, str]]]:
-        """Ask each of these fellows, at once, which parts it cannot give, and why.
+        """Ask several shard agents in parallel for missing or damaged parts, with reasons.
 
         Raises:
-            AgentUnreachableError: one does not answer, or has not read all of them yet; what it
-                holds is not lost for that.
+            AgentUnreachableError: one does not respond, or has not verified all parts yet; its
+                parts are not lost for that.
         """
 
         def ask(pe: str) -> dict[str, dict[str, str]]:
-            told = self._require_agent(pe).call(
+            response = self._require_agent(pe).call(
                 "stage.verify", timeout=VERIFY_SECONDS, **bodies[pe]
             )
-            if not told["done"]:
+            if not response["done"]:
                 raise AgentUnreachableError(f"agent {pe} has not verified all of its parts yet.")
-            found: dict[str, dict[str, str]] = told["broken"]
-            return found
+            broken: dict[str, dict[str, str]] = response["broken"]
+            return broken
 
         with ThreadPoolExecutor(len(bodies), thread_name_prefix="verify") as threads:
             return dict(zip(bodies, threads.map(ask, bodies), strict=True))
 
     def issue_tickets(self, pes: Sequence[str], grant: Grant) -> list[dict[str, str]]:
-        """Return, for each of these fellows, what a reader needs to read there.
+        """Return address and signed grant for reads at each of these shard agents.
 
         Raises:
-            AgentUnreachableError: one is not known here.
+            AgentUnreachableError: one is unknown here.
         """
-        found = [self._require_agent(pe) for pe in pes]
+        agents = [self._require_agent(pe) for pe in pes]
         return [
             {"pe": f.pe, "location": f.location, "grant": grants.sign(f.token, grant)}
-            for f in found
+            for f in agents
         ]
 
     def locate(self, pe: str) -> str:
-        """Return the present address of a fellow.
+        """Return the current address of a shard agent.
 
         Raises:
-            AgentUnreachableError: it is not known here.
+            AgentUnreachableError: it is unknown here.
         """
         return self._require_agent(pe).location
 
     def _require_agent(self, pe: str) -> _ShardAgent:
-        found = self._agents.get(pe)
-        if found is None:
+        shard_agent = self._agents.get(pe)
+        if shard_agent is None:
             raise AgentUnreachableError(
                 f"agent {pe}, which has rows of agent {self._pe}, is not known there: start the job"
                 " with as many agents as before."
             )
-        return found
+        return shard_agent
 
-    # -- settling and releasing --------------------------------------------------------------
+    # -- background rounds -------------------------------------------------------------------
 
     def _run(self, shard_agent: _ShardAgent) -> None:
         while not shard_agent.stopped.is_set():
@@ -212,29 +214,29 @@ class ShardAgents:
             shard_agent.stopped.wait(ROUND_SECONDS)
 
     def reconcile(self, pe: str) -> None:
-        """Let one fellow count what it has to count, then remove what is of no use.
+        """Settle pending counts of one shard agent, then release obsolete data there.
 
         Raises:
-            AgentUnreachableError, AgentRefusedError: what was not done comes with the next round.
+            AgentUnreachableError, AgentRefusedError: the next round does the rest.
         """
-        fellow, exports = self._require_agent(pe), self._exports()
+        shard_agent, exports = self._require_agent(pe), self._exports()
         for export in exports.values():
-            self._settle_counts(fellow, export)
+            self._settle_counts(shard_agent, export)
         levels = {
             key: exports[key].retained_levels(pe, ids) if key in exports else dict.fromkeys(ids)
-            for key, ids in fellow.streams.items()
+            for key, ids in shard_agent.streams.items()
         }
         body = {"home": self._pe, "exports": levels}
-        told = fellow.call("stage.release", timeout=CALL_SECONDS, **body)
-        fellow.streams = told["streams"]
-        for key, readers in told["sent"].items():
+        response = shard_agent.call("stage.release", timeout=CALL_SECONDS, **body)
+        shard_agent.streams = response["streams"]
+        for key, readers in response["sent"].items():
             for reader, (rows, size, query) in readers.items() if key in exports else ():
                 exports[key].count_sent(reader, rows, size, query)
-        if not fellow.active and not fellow.streams:
+        if not shard_agent.active and not shard_agent.streams:
             with self._lock:
                 self._agents.pop(pe, None)
                 self._save()
-            fellow.stopped.set()
+            shard_agent.stopped.set()
 
     def _settle_counts(self, shard_agent: _ShardAgent, export: AgentExport) -> None:
         owed = export.pending_counts(shard_agent.pe)
@@ -251,13 +253,10 @@ class ShardAgents:
             for one in ours:
                 export.settle_count(one, counted[str(one.epoch)])
 
-    # -- seen from outside -------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return figures for people: which fellows there are, and why one does not answer.
-
-        ``seen`` is how many seconds ago it answered last.
-        """
+        """Return the shard agents with errors; ``seen`` is the seconds since the last response."""
         now = time.monotonic()
         return {
             f.pe: {
@@ -270,6 +269,6 @@ class ShardAgents:
         }
 
     def close(self) -> None:
-        """End all rounds."""
-        for fellow in list(self._agents.values()):
-            fellow.stopped.set()
+        """Stop all threads after their current round."""
+        for shard_agent in list(self._agents.values()):
+            shard_agent.stopped.set()

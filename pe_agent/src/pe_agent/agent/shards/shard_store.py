@@ -1,9 +1,8 @@
-"""What a fellow keeps for the exports of another PE of its job: stages, and parts of epochs.
+"""Shard store: stages and parts of epochs kept for exports of another PE of the job (the home).
 
-A stage that the home publishes is *sealed*: the stages of one epoch become this agent's part of
-it, named by the epoch's number. What is of no use any more the home tells by levels: which epochs
-it still has, and which batch it published last. Levels only rise, so one that comes late does no
-harm; a seal that comes late is told by its ``turn``.
+The home *seals* the stages of an epoch: they become this agent's part of it, named by the epoch's
+number. The home reports obsolete data as levels: which epochs it retains, and the last published
+batch. Levels only rise, so a late one is harmless. A late seal is detected by its ``turn``.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from streambroker_core.model import pe_of
 log = logging.getLogger("pe_agent")
 
 MAX_COUNTS = 200_000
-"""Of how many blocks and filters the rows that passed are remembered; others are counted anew."""
+"""Cached row counts by block and filter; counts beyond this are computed again."""
 
 
 MISSING_REASON = "it was read to its end and removed, or the agent's data directory was replaced"
 
 
 class ShardMissingError(StreambrokerError):
-    """A fellow cannot give its part of an epoch; nothing was skipped."""
+    """A shard agent's part of an epoch is missing; nothing was skipped."""
 
     code = "DataLoss"
 
@@ -59,7 +58,7 @@ class ShardMissingError(StreambrokerError):
 
 @dataclass(slots=True)
 class _StoredStream:
-    """One stream of a foreign export; ``lock`` is for seals, releases and sweeps."""
+    """One stream of a foreign export; ``lock`` serializes seals, releases and sweeps."""
 
     export: str
     stream: ExportStream
@@ -68,7 +67,7 @@ class _StoredStream:
 
 
 class ShardStore:
-    """All that one agent keeps for others. Safe from any thread."""
+    """All streams that one agent keeps for others. Thread-safe."""
 
     def __init__(
         self,
@@ -120,8 +119,8 @@ class ShardStore:
         )
 
     def _find(self, export: str, stream: str) -> _StoredStream | None:
-        kept = self._stored.get(stream)
-        return kept if kept is not None and kept.export == export else None
+        stored = self._stored.get(stream)
+        return stored if stored is not None and stored.export == export else None
 
     # -- staging -----------------------------------------------------------------------------
 
@@ -133,58 +132,56 @@ class ShardStore:
     ) -> dict[str, Any]:
         """Write one task's rows; durable when this returns.
 
-        Args:
-            command: ``home`` (key of the export), ``stream``, ``query``, ``run``, ``batch``,
-                ``ddl``, and ``limit``: the bytes that the batch may take here.
-            schema: that of the rows.
-            batches: the rows.
+        ``command`` has ``home`` (key of the export), ``stream``, ``query``, ``run``, ``batch``,
+        ``ddl``, and ``limit``, the maximum bytes of the batch at this agent.
 
         Raises:
-            StageTooLargeError: the batch would take more; the stage is discarded.
-            LogFull: the disk is full; what was written of this stage is discarded.
+            StageTooLargeError: the batch exceeds its limit; the stage is discarded.
+            LogFull: the disk is full; the written part of the stage is discarded.
         """
-        kept = self._ensure_stream(command, schema.remove_metadata())
-        stream, batch = kept.stream, int(command["batch"])
+        stored = self._ensure_stream(command, schema.remove_metadata())
+        stream, batch = stored.stream, int(command["batch"])
         stage = stream.begin(query=command["query"], run=command["run"], batch=batch)
         limit = int(command["limit"])
-        stream.write(stage, batches, lambda more: self._check_size(kept, stage, more, limit))
+        stream.write(stage, batches, lambda more: self._check_size(stored, stage, more, limit))
         return {**stage.summary(), "agent": self._pe}
 
     def _ensure_stream(self, command: Mapping[str, Any], schema: pa.Schema) -> _StoredStream:
         export, id_ = str(command["home"]), str(command["stream"])
         query, ddl = str(command["query"]), str(command["ddl"])
         with self._lock:
-            kept = self._stored.get(id_)
-            if kept is None:
+            stored = self._stored.get(id_)
+            if stored is None:
                 self._orphan_logs.add(id_)
-                kept = _StoredStream(export, self._open(id_, query, ddl, schema))
+                stored = _StoredStream(export, self._open(id_, query, ddl, schema))
                 with self._store.transaction(durable=True) as db:
                     db.execute(
                         "INSERT OR REPLACE INTO kept_streams VALUES (?, ?, ?, ?, ?)",
                         (id_, export, query, ddl, bytes(schema.serialize())),
                     )
                     self._orphan_logs.forget(id_, db)
-                self._stored[id_] = kept
-        if (kept.export, kept.stream.query, kept.stream.ddl) != (export, query, ddl):
+                self._stored[id_] = stored
+        if (stored.export, stored.stream.query, stored.stream.ddl) != (export, query, ddl):
             raise StageMissingError(f"stream {id_} is not of export {export} and query {query}.")
-        return kept
+        return stored
 
     def _check_size(self, stored: _StoredStream, stage: Stage, requested: int, limit: int) -> None:
-        of = (stage.run, stage.batch)
-        staged = sum(s.bytes for s in list(stored.stream.stages.values()) if (s.run, s.batch) == of)
+        attempt = (stage.run, stage.batch)
+        staged = sum(
+            s.bytes for s in list(stored.stream.stages.values()) if (s.run, s.batch) == attempt
+        )
         if staged + requested > limit:
             of_what = f"{stored.export} at agent {self._pe}"
             raise StageTooLargeError(
                 stage.batch, of_what, staged=staged, requested=requested, limit=limit
             )
 
-    # -- what the home says ------------------------------------------------------------------
+    # -- commands of the home ----------------------------------------------------------------
 
     def seal(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Make stages this agent's part of an epoch; durable when this returns.
 
-        Asked again, it answers alike. Another part of the same epoch takes the place of one that
-        the home has not published.
+        Idempotent. Another part of the same epoch replaces one that the home has not published.
 
         Args:
             body: ``export``, ``stream``, ``epoch``, ``query``, ``run``, ``batch``, ``published``,
@@ -194,22 +191,22 @@ class ShardStore:
             ``{"stages": [{"bytes", "blocks": [[rows, bytes], …]}, …]}``, in the same order.
 
         Raises:
-            StageMissingError: a stage is not here, or not as it was told, or the call comes late.
+            StageMissingError: a stage is missing or differs from its summary, or the call is late.
         """
-        kept = self._find(str(body["export"]), str(body["stream"]))
-        if kept is None:
+        stored = self._find(str(body["export"]), str(body["stream"]))
+        if stored is None:
             raise StageMissingError(
                 f"stream {body['stream']} is not at agent {self._pe} (was its data directory"
                 " replaced?). Nothing was published; the query stops and replays."
             )
-        with kept.lock:
-            stream, epoch = kept.stream, int(body["epoch"])
-            if int(body["turn"]) < kept.seal_number:
+        with stored.lock:
+            stream, epoch = stored.stream, int(body["epoch"])
+            if int(body["turn"]) < stored.seal_number:
                 raise StageMissingError(
                     f"epoch {epoch} of stream {stream.id} was sealed by a later call meanwhile."
                 )
             stages = [verify_stage(stream, s, f"agent {self._pe}") for s in body["stages"]]
-            kept.seal_number = int(body["turn"])
+            stored.seal_number = int(body["turn"])
             part = Manifest(
                 epoch=epoch,
                 query=body["query"],
@@ -234,41 +231,41 @@ class ShardStore:
             }
 
     def release(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Give back what the home needs no more.
+        """Free what the home does not need any more.
 
         Args:
-            body: ``home`` (its PE), and ``exports`` with levels by stream: null for one that the
-                home has no more, else ``next``, ``kept`` (epochs ``[first, next)`` below it that it
-                has), ``sign``, ``query``, ``batch`` (published last), ``runs`` (replaced ones),
-                ``aborted`` (run and batch). What is not named stays.
+            body: ``home`` (its PE), and ``exports`` with levels by stream. Null for a removed
+                stream; else ``next``, ``kept`` (retained epochs ``[first, next)`` below it),
+                ``sealed``, ``query``, ``batch`` (last published), ``runs`` (replaced runs),
+                ``aborted`` (run and batch). Unnamed streams stay.
 
         Returns:
-            ``streams`` by export, which this agent keeps for that home, and ``sent``: rows, bytes
-            and the query that reads, by export and reader, since it was asked last.
+            ``streams`` by export, kept here for that home, and ``sent``: rows, bytes and reading
+            query, by export and reader, since the previous call.
         """
         for export, levels in body["exports"].items():
             for id_, level in levels.items():
-                kept = self._find(export, id_)
-                if kept is not None and level is None:
+                stored = self._find(export, id_)
+                if stored is not None and level is None:
                     self._remove(id_)
-                elif kept is not None:
-                    with kept.lock:
-                        _release_epochs(kept.stream, level)
+                elif stored is not None:
+                    with stored.lock:
+                        _release_epochs(stored.stream, level)
         streams: dict[str, list[str]] = {}
-        for id_, kept in list(self._stored.items()):
-            if pe_of(kept.export) == body["home"]:
-                streams.setdefault(kept.export, []).append(id_)
+        for id_, stored in list(self._stored.items()):
+            if pe_of(stored.export) == body["home"]:
+                streams.setdefault(stored.export, []).append(id_)
         return {"streams": streams, "sent": self._sent.take(body["home"])}
 
     def _remove(self, id_: str) -> None:
         with self._lock:
-            kept = self._stored.pop(id_, None)
+            stored = self._stored.pop(id_, None)
             self._verifier.forget(id_)
             with self._store.transaction() as db:
                 db.execute("DELETE FROM kept_streams WHERE stream = ?", (id_,))
                 self._orphan_logs.add(id_, db)
-            if kept is not None:
-                kept.stream.log.close()
+            if stored is not None:
+                stored.stream.log.close()
             self._orphan_logs.remove(id_)
 
     # -- reading -----------------------------------------------------------------------------
@@ -277,8 +274,8 @@ class ShardStore:
         """Return what a ticket with a grant may read.
 
         Raises:
-            GrantError: it is not the home's, or not for this.
-            PartMissingError: the stream is not here.
+            GrantError: the grant is not from the home, or not for this read.
+            ShardMissingError: the stream is not here.
         """
         stream = str(request["stream"])
         wanted = f"epochs {describe_epochs(request)} of stream {stream} of {request['export']}"
@@ -288,24 +285,21 @@ class ShardStore:
             raise GrantError(f"agent {self._pe} does not give {wanted}: {error}") from None
         if grant.export != request["export"] or stream not in grant.ranges:
             raise GrantError(f"the grant is for {grant.export}, not for {wanted}")
-        kept = self._find(grant.export, stream)
-        if kept is None:
+        stored = self._find(grant.export, stream)
+        if stored is None:
             raise ShardMissingError(self._pe, wanted, MISSING_REASON)
-        return GrantedRead(self._pe, kept.stream, grant, self._counts, self._sent, self._verifier)
+        return GrantedRead(self._pe, stored.stream, grant, self._counts, self._sent, self._verifier)
 
     def verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return which parts cannot be given; see :meth:`ShardVerifier.verify`."""
-        kept = {id_: self._find(str(body["export"]), id_) for id_ in body["streams"]}
-        return self._verifier.verify({s: k.stream if k else None for s, k in kept.items()}, body)
+        """Return the missing or damaged parts; see :meth:`ShardVerifier.verify`."""
+        stored = {id_: self._find(str(body["export"]), id_) for id_ in body["streams"]}
+        return self._verifier.verify({s: k.stream if k else None for s, k in stored.items()}, body)
 
     def count(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how many rows of parts pass a filter: ``{"rows": {epoch: rows}}``.
-
-        Null for a part that is not here, or cannot be read.
-        """
-        kept = self._find(str(body["export"]), str(body["stream"]))
+        """Return passing rows ``{"rows": {epoch: rows}}``, null for missing or unreadable parts."""
+        stored = self._find(str(body["export"]), str(body["stream"]))
         return {
-            "rows": {n: self._count_passing(kept, int(n), body["filter"]) for n in body["epochs"]}
+            "rows": {n: self._count_passing(stored, int(n), body["filter"]) for n in body["epochs"]}
         }
 
     def _count_passing(self, stored: _StoredStream | None, epoch: int, filter_: str) -> int | None:
@@ -314,10 +308,10 @@ class ShardStore:
             return None
         total = 0
         for index, block in enumerate(part.local_blocks):
-            noted = self._counts.get((stored.stream.id, epoch, index, filter_))
+            cached = self._counts.get((stored.stream.id, epoch, index, filter_))
             try:
                 total += (
-                    count_passing_rows(stored.stream, block, filter_) if noted is None else noted
+                    count_passing_rows(stored.stream, block, filter_) if cached is None else cached
                 )
             except LogError as error:
                 log.warning("part of epoch %s of %s: %s", epoch, stored.stream.id, error)
@@ -325,32 +319,32 @@ class ShardStore:
         return total
 
     def logs(self) -> list[StreamLog]:
-        """Return the logs of all that is kept."""
-        return [kept.stream.log for kept in self._stored.values()]
+        """Return the logs of all streams."""
+        return [stored.stream.log for stored in self._stored.values()]
 
-    # -- seen from outside -------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return figures for people: what is kept, by export and stream."""
+        """Return the status by export and stream."""
         result: dict[str, Any] = {}
-        for id_, kept in list(self._stored.items()):
-            result.setdefault(kept.export, {})[id_] = {
-                "epochs": len(kept.stream.manifests),
-                "stages": len(kept.stream.stages),
-                "bytes": sum(s.bytes for s in kept.stream.log.segments()),
-                "damaged": kept.stream.damaged_segments(),
+        for id_, stored in list(self._stored.items()):
+            result.setdefault(stored.export, {})[id_] = {
+                "epochs": len(stored.stream.manifests),
+                "stages": len(stored.stream.stages),
+                "bytes": sum(s.bytes for s in stored.stream.log.segments()),
+                "damaged": stored.stream.damaged_segments(),
             }
         return result
 
     def close(self) -> None:
         """Close the logs."""
         with self._lock:
-            for kept in self._stored.values():
-                kept.stream.log.close()
+            for stored in self._stored.values():
+                stored.stream.log.close()
 
 
 class GrantedRead:
-    """One stream at a fellow, as a grant opens it; read by the agent's block reader."""
+    """One stream of a shard as a grant opens it; read by the agent's block reader."""
 
     def __init__(
         self,
@@ -376,12 +370,12 @@ class GrantedRead:
         columns: Sequence[str] | None,
         query: str | None = None,
     ) -> Manifest | None:
-        """Return the part of an epoch if it is granted just so, else None; whoever's task asks.
+        """Return the part of an epoch if the grant covers this read, else None.
 
-        ``query`` is told to the home, which would not hear of it where all rows lie at fellows.
+        ``query`` is forwarded to the home, which sees no read if all rows are at shard agents.
 
         Raises:
-            PartMissingError: it is granted and not here.
+            ShardMissingError: the part is granted, but missing.
         """
         if not self._grant.covers(reader, stream, epoch, filter_, columns):
             return None
@@ -392,7 +386,7 @@ class GrantedRead:
         return part
 
     def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
-        """Return what a reader is told of a damaged block: whose it is, and that it is loss."""
+        """Return the error for a damaged block: data loss, with agent and epoch."""
         self._verifier.mark_unverified(stream, epoch)
         return ShardMissingError(self._pe, self._describe_epoch(stream, epoch), str(error))
 
@@ -400,20 +394,20 @@ class GrantedRead:
         return f"epoch {epoch} of stream {stream} of {self._grant.export}"
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
-        """Remember how many rows of a block passed, for when the home asks."""
+        """Cache how many rows of a block passed the filter, for the home's count."""
         if self._grant.filter is not None:
             self._counts.put((stream, epoch, block, self._grant.filter), rows, 1)
 
     def count_sent(self, reader: str, rows: int, size: int) -> None:
-        """Note what goes over the wire, for when the home asks."""
+        """Record sent rows and bytes, for the next release call."""
         self._sent.add(self._grant.export, reader, rows, size, self._query)
 
     def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
-        """Note nothing: control tuples are in manifests, which the home has."""
+        """Record nothing: the home has the manifests with the control tuples."""
 
 
 class _SentCounts:
-    """What was sent, by export and reader, until the home takes it: rows, bytes, and the query."""
+    """Rows, bytes and query sent, by export and reader, until the home fetches them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -432,18 +426,18 @@ class _SentCounts:
 
 
 def describe_epochs(request: Mapping[str, Any]) -> str:
-    """Return which epochs a ticket is for, in words."""
+    """Return the epoch range of a ticket, for messages."""
     numbers = [int(p[0]) for p in request.get("pieces", ())] or [0]
     return f"{min(numbers)} to {max(numbers)}"
 
 
 def _release_epochs(stream: ExportStream, level: Mapping[str, Any]) -> None:
-    """Remove the parts of epochs that the home has no more, and the stages it will not publish."""
-    kept = [(int(first), int(next_)) for first, next_ in level["kept"]]
-    gone = [
+    """Remove parts of epochs that the home has removed, and stages it will not publish."""
+    retained = [(int(first), int(next_)) for first, next_ in level["kept"]]
+    obsolete = [
         n
         for n in list(stream.manifests)
-        if n < int(level["next"]) and not any(first <= n < next_ for first, next_ in kept)
+        if n < int(level["next"]) and not any(first <= n < next_ for first, next_ in retained)
     ]
     runs, aborted = frozenset(level["runs"]), level["aborted"]
 
@@ -453,7 +447,7 @@ def _release_epochs(stream: ExportStream, level: Mapping[str, Any]) -> None:
         return stage.query == level["query"] and stage.batch <= int(level["batch"])
 
     stream.sweep_stages(useless)
-    if gone:
-        stream.remove(gone)
+    if obsolete:
+        stream.remove(obsolete)
     else:
         stream.reclaim()

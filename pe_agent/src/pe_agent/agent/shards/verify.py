@@ -1,7 +1,7 @@
-"""Whether a fellow can give its parts of epochs: as they were sealed, every frame readable.
+"""Verification of a shard agent's parts of epochs: as sealed, every frame readable.
 
-A reader that goes on over loss has to know that before its batch is cut, because a task that meets
-loss fails. What was read once is not read again until a task finds it damaged.
+A lossy reader needs the result before its batch is sliced, because a task that meets loss fails. A
+verified part is not read again until a task finds damage.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pe_agent.agent.exports.stream.manifests import Manifest, shard_identity
 from pe_agent.log.errors import AddressGone, LogCorrupt
 
 CALL_BUDGET_SECONDS = 0.5
-"""For so long parts are read for one call; the next one goes on behind them."""
+"""Time limit for reading parts in one call; the next call continues."""
 
 
 class ShardVerifier:
-    """What is known of the parts of one agent. Safe from any thread."""
+    """Verified parts of one agent. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,40 +30,37 @@ class ShardVerifier:
     def verify(
         self, streams: Mapping[str, ExportStream | None], body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return which parts cannot be given, and why.
+        """Return missing and damaged parts, with reasons.
 
-        Args:
-            streams: those that are asked about, None for one that is not here.
-            body: ``streams`` with what the home has of each part: ``{stream: {epoch: …}}``.
+        ``body`` has ``streams`` with the identities that the home has: ``{stream: {epoch: …}}``.
 
         Returns:
-            ``{"broken": {stream: {epoch: why}}, "done": bool}``; not done if there was more to
-            read than one call may, and the caller asks again.
+            ``{"broken": {stream: {epoch: why}}, "done": bool}``; not done if the time limit was
+            reached, so that the caller must call again.
         """
         until, broken = self._clock() + CALL_BUDGET_SECONDS, dict[str, dict[str, str]]()
         for id_, epochs in body["streams"].items():
             stream = streams.get(id_)
             self._forget_changed(id_, stream)
-            for epoch, told in epochs.items():
+            for epoch, expected in epochs.items():
                 if self._clock() > until:
                     return {"broken": broken, "done": False}
-                why = self._find_damage(stream, int(epoch), told)
+                why = self._find_damage(stream, int(epoch), expected)
                 if why is not None:
                     broken.setdefault(id_, {})[epoch] = why
         return {"broken": broken, "done": True}
 
     def mark_unverified(self, stream: str, epoch: int) -> None:
-        """A task could not read a part: it is read again before it counts as good."""
+        """Verify a part again before its next use: a task could not read it."""
         with self._lock:
             self._verified.get(stream, {}).pop(epoch, None)
 
     def forget(self, stream: str) -> None:
-        """A stream was removed."""
+        """Remove a stream."""
         with self._lock:
             self._verified.pop(stream, None)
 
     def _forget_changed(self, id_: str, stream: ExportStream | None) -> None:
-        """Forget what was moved, replaced or removed since it was read."""
         now = {} if stream is None else stream.manifests
         with self._lock:
             good = {
@@ -73,7 +70,6 @@ class ShardVerifier:
                 self._verified[id_] = good
 
     def _find_damage(self, stream: ExportStream | None, epoch: int, expected: Any) -> str | None:
-        """Return why a part cannot be given, None if it can."""
         part = None if stream is None else stream.manifests.get(epoch)
         while stream is not None and part is not None:
             if shard_identity(part) != expected:

@@ -1,8 +1,8 @@
-"""The agent's control log: tuples for the job's own operators, durable, with a sequence.
+"""Agent's control log: durable, numbered control tuples for the job's own operators.
 
-One source of a query carries it: its offset has the log's id and the first number that it has not
-read, so that control is pinned with data and filter, and replays the same. What no reader needs any
-more is removed; the last entries stay, for repeated requests and reports.
+One source of a query carries it. Its offset has the log's id and the first unread number, so that
+control is pinned with data and filter, and replays identically. Entries that no reader needs are
+removed. The last `RETAINED_ENTRIES` stay for repeated requests and reports.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ log = logging.getLogger("pe_agent")
 
 RETAINED_ENTRIES = 1_000
 READER_GRACE_SECONDS = 600.0
-"""Seconds for which a reader that is away still holds what it has not read."""
+"""Time for which an inactive reader still retains its unread entries."""
 MAX_REQUEST_ID = 128
 
 
 class ControlLogFullError(StreambrokerError):
-    """Readers have too much of the log before them; nothing was appended."""
+    """A reader has too many unread entries; nothing was appended."""
 
     code = "ControlLogFull"
 
 
 class RequestDiffersError(StreambrokerError):
-    """A request id that cannot be one, or that was used for something else."""
+    """A request id is invalid, or was used for another tuple."""
 
     code = "RequestDiffers"
 
 
 class NotLoggedError(StreambrokerError):
-    """The log does not have such an entry, or has it no more."""
+    """The log has no such entry, or has removed it."""
 
     code = "NotEmitted"
 
 
 class ControlLogTwiceError(StreambrokerError):
-    """Two sources of one query are to carry the control log."""
+    """Two sources of one query would carry the control log."""
 
     code = "ControlLogTwice"
 
 
 class ControlLog:
-    """One per agent. Safe from any thread.
+    """Control log of one agent. Thread-safe.
 
     Attributes:
-        id: the first half of the identity of all that is in it.
+        id: first part of the identity of its tuples.
         accepted: entries since the agent's start, by delivery.
-        applied: those that readers have finished a window with, likewise; one for each reader.
+        applied: entries whose window a reader has finished, by delivery; counted per reader.
     """
 
     def __init__(
@@ -74,22 +74,16 @@ class ControlLog:
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open what the store has.
-
-        Args:
-            store: the agent's.
-            on_change: called when there is something new.
-            clock: seconds, never going back.
-        """
+        """Open the log in the agent's store; ``on_change`` is called for new entries."""
         self._store = store
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
-        found = store.get("control_log")
-        if found is None:
-            found = secrets.token_hex(8)
-            store.set("control_log", found)
-        self.id = found
+        id_ = store.get("control_log")
+        if id_ is None:
+            id_ = secrets.token_hex(8)
+            store.set("control_log", id_)
+        self.id = id_
         self._next_seq = self._number("SELECT MAX(seq) FROM control_log", -1) + 1
         self.accepted: Counter[str] = Counter()
         self.applied: Counter[str] = Counter()
@@ -102,30 +96,23 @@ class ControlLog:
 
     @property
     def next_seq(self) -> int:
-        """The number that the next entry gets."""
+        """Number of the next entry."""
         return self._next_seq
 
     # -- writing -----------------------------------------------------------------------------
 
     def append(self, request: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Take a tuple; it is durable when this returns.
-
-        Args:
-            request: id of the request; the same one again appends nothing more.
-            body: the tuple as :func:`parse_control_request` reads it.
-
-        Returns:
-            What :meth:`entry` says of it.
+        """Append a tuple, durably; return its :meth:`entry`. A repeated request id appends nothing.
 
         Raises:
-            ControlLimitError, ManifestError: it cannot be emitted.
-            ControlLogFullError: a reader has too much before it.
-            RequestDiffersError: the request was for another tuple.
+            ControlLimitError, ManifestError: the tuple cannot be emitted.
+            ControlLogFullError: a reader has too many unread entries.
+            RequestDiffersError: the request id was used for another tuple.
         """
         if not 0 < len(request) <= MAX_REQUEST_ID:
             raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
-        one = parse_control_request(body)
-        text = canonical_text(one.encode())
+        control_request = parse_control_request(body)
+        text = canonical_text(control_request.encode())
         with self._lock:
             known = self._store.query(
                 "SELECT seq, what FROM control_log WHERE request = ?", request
@@ -137,9 +124,9 @@ class ControlLog:
                 )
             if not known:
                 seq = self._next_seq
-                check_epoch([one.with_identity(self.id, seq)], "the control log")
+                check_epoch([control_request.with_identity(self.id, seq)], "the control log")
                 self._check_room(len(text))
-                self._insert(seq, request, one)
+                self._insert(seq, request, control_request)
         self._on_change()
         return self.entry(known[0][0] if known else seq)
 
@@ -158,42 +145,41 @@ class ControlLog:
         floor = self._min_position()
         if floor == self._next_seq:
             return
-        held, before = self._store.query(
+        count, bytes_ = self._store.query(
             "SELECT COUNT(*), SUM(LENGTH(what)) FROM control_log WHERE seq >= ?", floor
         )[0]
-        if held < MAX_TUPLES and (before or 0) + size <= MAX_BYTES:
+        if count < MAX_TUPLES and (bytes_ or 0) + size <= MAX_BYTES:
             return
         reader = min(self._active_positions().items(), key=lambda r: r[1])[0]
         raise ControlLogFullError(
-            f"reader {reader} has {held} entries of the control log before it, {before} bytes; the"
+            f"reader {reader} has {count} entries of the control log before it, {bytes_} bytes; the"
             f" limit is {MAX_TUPLES} entries, {MAX_BYTES} bytes. Nothing was appended: let its"
             " query run, or stop it for good."
         )
 
     def _active_positions(self) -> dict[str, int]:
-        """Return how far the readers are that live or are within grace."""
+        """Return the positions of active readers, including those within grace."""
         now = self._clock()
         return {
             r: n for r, (n, seen) in self._readers.items() if now <= seen + READER_GRACE_SECONDS
         }
 
     def backlog(self) -> int:
-        """Return how many entries the reader that is farthest behind has before it."""
+        """Return the number of unread entries of the slowest reader."""
         with self._lock:
             return self._next_seq - self._min_position()
 
     def _min_position(self) -> int:
-        """Return the first number that a reader still needs."""
         return min(self._active_positions().values(), default=self._next_seq)
 
     # -- reading -----------------------------------------------------------------------------
 
     def first_retained(self) -> int:
-        """Return the first number that is retained."""
+        """Return the first retained number."""
         return self._number("SELECT MIN(seq) FROM control_log", self._next_seq)
 
     def acknowledge(self, reader: str, next_: int) -> None:
-        """Note how far a reader has come; it is asked with an offset that includes it."""
+        """Record a reader's position: its offset includes all entries below ``next_``."""
         with self._lock:
             known = self._readers.get(reader)
             self._readers[reader] = (next_, self._clock())
@@ -202,10 +188,10 @@ class ControlLog:
             if known is not None:
                 self.applied.update(self._deliveries(known[0], next_))
             self._store.write("INSERT OR REPLACE INTO control_readers VALUES (?, ?)", reader, next_)
-            gone = self._readers.keys() - self._active_positions().keys()
-            for one in gone if known is None else ():
-                self._store.write("DELETE FROM control_readers WHERE reader = ?", one)
-                del self._readers[one]
+            stale = self._readers.keys() - self._active_positions().keys()
+            for stale_reader in stale if known is None else ():
+                self._store.write("DELETE FROM control_readers WHERE reader = ?", stale_reader)
+                del self._readers[stale_reader]
 
     def _deliveries(self, first: int, next_: int) -> Iterator[str]:
         rows = self._store.query(
@@ -214,13 +200,9 @@ class ControlLog:
         return (str(json.loads(what)["delivery"]) for (what,) in rows)
 
     def window_end(self, first: int, tuples: int, payload: int, limit: int | None = None) -> int:
-        """Return the number before which a window ends that begins at ``first``.
+        """Return the end of a window ``[first, end)`` of at most ``tuples`` and ``payload`` bytes.
 
-        Args:
-            first: the first entry that was not read.
-            tuples: how many tuples the window has room for.
-            payload: bytes that it has room for; one entry is taken whatever it has.
-            limit: do not read at or above this; None for no limit.
+        The first entry is included at any size, but none at or above ``limit``.
         """
         end = first
         for seq, size in self._store.query(
@@ -235,7 +217,7 @@ class ControlLog:
         return end
 
     def size(self, first: int, next_: int) -> int:
-        """Return what entries ``[first, next_)`` come to, in bytes."""
+        """Return the size of entries ``[first, next_)`` in bytes."""
         rows = self._store.query(
             "SELECT SUM(LENGTH(what)) FROM control_log WHERE seq >= ? AND seq < ?", first, next_
         )
@@ -244,33 +226,33 @@ class ControlLog:
     def read_range(
         self, id_: str, first: int, next_: int, *, skip_lost: bool
     ) -> list[ControlTuple]:
-        """Return the tuples ``[first, next_)`` that an offset has pinned.
+        """Return the tuples ``[first, next_)`` of an offset.
 
         Raises:
-            DataLossError: some are gone, or the log is another one, and the reader is not lossy.
+            DataLossError: entries are missing, or the log was replaced, and ``skip_lost`` is false.
         """
         rows = self._store.query(
             "SELECT seq, what FROM control_log WHERE seq >= ? AND seq < ? ORDER BY seq",
             first,
             next_,
         )
-        found = rows if id_ == self.id else []
-        if len(found) < next_ - first:
-            missing = next_ - first - len(found)
+        present = rows if id_ == self.id else []
+        if len(present) < next_ - first:
+            missing = next_ - first - len(present)
             why = f"{missing} control tuples of this agent's control log, now {self.id}"
             if not skip_lost:
                 raise DataLossError(f"control log {id_}", first, next_, f"{why}, are not there")
             log.warning("goes on without %s", why)
         return [
-            parse_control_request(json.loads(what)).with_identity(id_, seq) for seq, what in found
+            parse_control_request(json.loads(what)).with_identity(id_, seq) for seq, what in present
         ]
 
     def entry(self, seq: int) -> dict[str, Any]:
-        """Return the identity of an entry, and who has applied it.
+        """Return the identity of an entry, and the readers that have applied it.
 
         Returns:
             ``id``, ``seq``, ``readers`` (``reader``, ``applied``), and ``applied``: there are
-            readers that carry the log, and all of them have finished a window with it.
+            readers of the log, and all of them have finished the entry's window.
 
         Raises:
             NotLoggedError: there is no such entry (any more).
@@ -281,8 +263,8 @@ class ControlLog:
                 f" {self._next_seq - 1}."
             )
         with self._lock:
-            counted = self._active_positions()
-        readers = [{"reader": r, "applied": n > seq} for r, n in sorted(counted.items())]
+            positions = self._active_positions()
+        readers = [{"reader": r, "applied": n > seq} for r, n in sorted(positions.items())]
         return {
             "id": f"{self.id}/{seq}",
             "seq": seq,

@@ -1,4 +1,4 @@
-"""How far an agent is with reading its logs, for who waits until it serves."""
+"""Progress of an agent's log recovery, for processes that wait until it serves."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ LOG_INTERVAL_SECONDS = 5.0
 
 
 class RecoveryProgress:
-    """What recovery has read of all logs below a data directory.
+    """Bytes that recovery has read of all logs below a data directory.
 
-    It stands in ``recovering.json``: the stream that is read, and bytes done and in all. After
-    :meth:`end` the file is gone.
+    ``recovering.json`` has the current stream, bytes done and total bytes, until :meth:`end`.
 
     Attributes:
-        seconds: since it was made; since :meth:`end` unchanged.
+        seconds: time since creation, fixed by :meth:`end`.
     """
 
     def __init__(self, home: Path) -> None:
@@ -39,11 +38,11 @@ class RecoveryProgress:
 
     @property
     def seconds(self) -> float:
-        """How long it takes, or took."""
+        """Duration so far, or in total."""
         return (self._ended or time.monotonic()) - self._begun
 
     def __call__(self, stream: str, done: int, total: int) -> None:
-        """Take note that ``done`` of the ``total`` bytes of a stream's log were read."""
+        """Record that ``done`` of the ``total`` bytes of a stream's log were read."""
         if stream != self._stream:
             self._finished_bytes += self._stream_bytes
             self._stream, self._stream_bytes = stream, total
@@ -51,52 +50,52 @@ class RecoveryProgress:
         if now - self._written < WRITE_SECONDS:
             return
         self._written = now
-        found = {"stream": stream, "done": read, "total": self._total}
-        replace_file(self._path, json.dumps(found))
+        progress = {"stream": stream, "done": read, "total": self._total}
+        replace_file(self._path, json.dumps(progress))
         if now - self._logged >= LOG_INTERVAL_SECONDS:
             self._logged = now
             log.info("recovering: %d of %d MiB read", read >> 20, self._total >> 20)
 
     def end(self) -> None:
-        """The agent serves."""
+        """Remove the file: the agent serves."""
         self._ended = time.monotonic()
         self._path.unlink(missing_ok=True)
 
 
 def read_progress(home: Path) -> dict[str, Any] | None:
-    """Return how far the agent of a data directory is with its recovery, None if it has none."""
+    """Return the recovery progress of a data directory's agent, None without recovery."""
     try:
-        found: dict[str, Any] = json.loads((home / FILE).read_text())
+        progress: dict[str, Any] = json.loads((home / FILE).read_text())
     except (OSError, ValueError):
         return None
-    return found
+    return progress
 
 
 class ProgressTimeout:
-    """Waits ``seconds`` for an agent, and as long again whenever its recovery has got on."""
+    """Timeout of ``seconds`` that restarts whenever recovery makes progress."""
 
     def __init__(
         self, home: Path, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._home, self._seconds, self._clock = home, seconds, clock
-        self._last_progress = read_progress(home)  # an agent that was killed may have left one
+        self._last_progress = read_progress(home)  # may be left over from a killed agent
         self._deadline = clock() + seconds
         self._logged = clock()
 
     def should_wait(self) -> bool:
-        """Whether to wait on."""
-        now, found = self._clock(), read_progress(self._home)
-        if found is not None and found != self._last_progress:
-            self._last_progress = found
+        """Return whether to continue waiting."""
+        now, progress = self._clock(), read_progress(self._home)
+        if progress is not None and progress != self._last_progress:
+            self._last_progress = progress
             self._deadline = now + self._seconds
             if now - self._logged >= LOG_INTERVAL_SECONDS:
                 self._logged = now
-                log.info("the agent recovers its logs: %s", describe_progress(found))
+                log.info("the agent recovers its logs: %s", describe_progress(progress))
         return now < self._deadline
 
 
 def describe_progress(progress: dict[str, Any]) -> str:
-    """Return how far a recovery is, for people."""
+    """Return progress as text."""
     share = 100 * progress["done"] // max(1, progress["total"])
     return f"{share} % of {progress['total'] / 2**20:,.0f} MiB"
 

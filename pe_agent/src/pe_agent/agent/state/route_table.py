@@ -1,6 +1,6 @@
-"""The agent's route table: the last view, kept on disk so that it outlives broker and agent.
+"""Route table: the last view, stored on disk so that it outlives broker and agent.
 
-Only a view replaces a view. No error, silence or 404 ever empties the table.
+Only a new view changes it, never an error, a missing response or a 404.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger("pe_agent")
 
 
 class RouteFileError(StreambrokerError):
-    """A route file that cannot be read; the agent does not start on a guess."""
+    """The route file is unreadable; the agent does not start without it."""
 
     code = "RouteFileInvalid"
 
 
 class RouteTable:
-    """Holds the current view; listeners hear of each change, in order."""
+    """Current view; listeners are called for each change, in order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,7 +41,7 @@ class RouteTable:
         """Read the file if there is one.
 
         Raises:
-            RouteFileError: it is not a view this release reads; it is left as it is.
+            RouteFileError: the file is no view that this release can read; it is not changed.
         """
         if not self._path.exists():
             return
@@ -54,15 +54,15 @@ class RouteTable:
             ) from error
 
     def add_listener(self, listener: Callable[[View], None]) -> None:
-        """Tell ``listener`` of the current view, if any, and of each later one."""
+        """Call ``listener`` with the current view, if any, and with each later one."""
         self._listeners.append(listener)
         if self.view is not None:
             listener(self.view)
 
     def apply(self, view: View) -> None:
-        """Take a view: on disk first, then to the listeners.
+        """Apply a view: first on disk, then at the listeners.
 
-        One that says nothing of rules leaves those that there are. Routes of held Imports stay.
+        A view without rules keeps the current rules. Routes of held Imports stay.
         """
         with self._lock:
             view = wire.retain_held_routes(view, self.view)
@@ -80,26 +80,22 @@ class RouteTable:
                 listener(view)
 
     def find_export(self, port: str) -> ExportPort | None:
-        """Return one export of the view, None if it has none of that name."""
+        """Return an export of the view, None if missing."""
         return None if self.view is None else self.view.exports.get(port)
 
     def find_import(self, port: str) -> ImportPort | None:
-        """Return one import of the view, None if it has none of that name."""
+        """Return an import of the view, None if missing."""
         return None if self.view is None else self.view.imports.get(port)
 
 
 class RuleGate:
-    """Says which views' rules are to be taken: of two replicas one may know of rules later.
+    """Drops stale rules of views: one of two replicas may learn of rules later.
 
-    What is older is taken where nothing else comes for `STALE_S` seconds: the store was restored,
-    or it is another broker.
-
-    Args:
-        clock: a monotonic clock, in seconds.
+    Older rules are accepted after `STALE_S` seconds without newer ones: the store was restored, or
+    it is another broker.
 
     Attributes:
-        needs_full_view: rules were left out of the last view, so that it has to be asked for whole
-            again.
+        needs_full_view: the last rules were dropped, so the next poll must request the full view.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,12 +104,7 @@ class RuleGate:
         self._stale_since = 0.0
 
     def drop_stale_rules(self, received: View, current: View | None) -> View:
-        """Return a view without its rules if they are older than those that are known.
-
-        Args:
-            received: what a broker answers.
-            current: what the agent has.
-        """
+        """Return ``received`` without its rules if they are older than those of ``current``."""
         if (
             current is None
             or None in (current.rules, received.rules)
@@ -135,5 +126,5 @@ def _equal(first: View, second: View) -> bool:
 
 
 def _capabilities(view: View) -> dict[str, list[str | None]]:
-    """Return what the version does not count: the capabilities, which have an end."""
+    """Return the capabilities, which expire and are not part of the version."""
     return {name: [r.capability for r in port.routes] for name, port in view.imports.items()}

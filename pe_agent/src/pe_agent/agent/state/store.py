@@ -1,8 +1,8 @@
-"""The agent's small state in SQLite: streams, cursors, publishers, readers of its own imports.
+"""Agent's SQLite store: streams, cursors, publishers, readers of its own imports.
 
-What is here says who holds what and how far; the epochs themselves are in the log. A write
-survives the end of the process, not a power cut: what a cut may lose is either in the log
-(published epochs) or comes again with the next call of a reader (positions and plans).
+Epochs are in the log; the store has claims and positions. Writes survive the end of the process,
+not a power failure. A power failure may lose only what the log has (published epochs) or what a
+reader's next call sends again (positions and plans).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ T = TypeVar("T")
 FORMAT = 1
 
 GROWING, SEALED, FORGOTTEN, REMOVED = range(4)
-"""What ``sealed`` of a stream says. Of a stream that is removed there is no log any more; it is
-forgotten once all have read it to its end."""
+"""States of a stream (column ``sealed``). A removed stream has no log any more; it is forgotten
+once all readers have finished it."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -56,13 +56,13 @@ CREATE TABLE IF NOT EXISTS declarations (port TEXT PRIMARY KEY, state TEXT NOT N
 
 
 class StoreError(StreambrokerError):
-    """The state file cannot be used; it is left as it is."""
+    """The store file is unusable; it is not changed."""
 
     code = "StoreUnusable"
 
 
 class Store:
-    """One SQLite file; safe to call from any thread."""
+    """One SQLite file; thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,16 +82,16 @@ class Store:
 
     def _open(self, path: Path) -> None:
         known = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchall()
-        found = self.get("format") if known else None
-        if found is not None and found != str(FORMAT):
+        version = self.get("format") if known else None
+        if version is not None and version != str(FORMAT):
             raise StoreError(
-                f"{path} was written in format {found}; this release reads format {FORMAT}."
+                f"{path} was written in format {version}; this release reads format {FORMAT}."
                 " Start the agent of the release that wrote it, or a newer one."
             )
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.executescript(_TABLES)
-        if found is None:
+        if version is None:
             self.set("format", str(FORMAT))
 
     def close(self) -> None:
@@ -101,10 +101,9 @@ class Store:
 
     @contextmanager
     def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Hand out the connection; all of the block is written, or nothing.
+        """Yield the connection; the block is written atomically.
 
-        Args:
-            durable: it survives a power cut, too, with all that was written before.
+        With ``durable`` it survives a power failure, as do all earlier writes.
         """
         with self._lock:
             if durable:
@@ -121,10 +120,10 @@ class Store:
                 self._db.execute("PRAGMA synchronous=NORMAL")
 
     def query(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
-        """Return all rows of a question.
+        """Return all rows of a query.
 
         Raises:
-            StoreError: the file is damaged there.
+            StoreError: the file is damaged.
         """
         with self._lock:
             try:
@@ -138,10 +137,10 @@ class Store:
 
     @contextmanager
     def reading_row(self, table: str, key: str) -> Iterator[None]:
-        """Give a name to what cannot be read of a row, while it is read.
+        """Translate decoding errors of a row within the block.
 
         Raises:
-            StoreError: the row is damaged; it names the file, the table and the row.
+            StoreError: the row is damaged; names file, table and row.
         """
         try:
             yield
@@ -155,12 +154,12 @@ class Store:
         )
 
     def write(self, sql: str, *args: Any) -> None:
-        """Perform one statement; it survives the end of the process."""
+        """Execute one statement; it survives the end of the process."""
         with self._lock:
             self._db.execute(sql, args)
 
     def get(self, name: str) -> str | None:
-        """Return a named value, None if it was never set."""
+        """Return a named value, None if not set."""
         rows = self.query("SELECT value FROM meta WHERE name = ?", name)
         return rows[0][0] if rows else None
 
@@ -169,23 +168,23 @@ class Store:
         self.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", name, value)
 
     def identity(self, name: str) -> str:
-        """Return a random name that stays with the data directory."""
-        found = self.get(name)
-        if found is None:
-            found = secrets.token_hex(16)
-            self.set(name, found)
-        return found
+        """Return a random id that stays with the data directory."""
+        value = self.get(name)
+        if value is None:
+            value = secrets.token_hex(16)
+            self.set(name, value)
+        return value
 
     def states(self, table: str, key: str) -> dict[str, Any]:
-        """Return ``{id: state}`` of a table that keeps its state as JSON."""
-        found = {}
+        """Return ``{id: state}`` of a table with JSON states."""
+        result = {}
         for name, state in self.query(f"SELECT {key}, state FROM {table}"):  # noqa: S608 - table names are ours
             with self.reading_row(table, name):
-                found[name] = json.loads(state)
-        return found
+                result[name] = json.loads(state)
+        return result
 
     def value(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Return a named value, read from its text."""
+        """Return a named value, parsed; ``default`` if not set."""
         text = self.get(name)
         with self.reading_row("meta", name):
             return default if text is None else parse(text)

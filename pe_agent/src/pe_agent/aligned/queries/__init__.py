@@ -1,1 +1,1 @@
-"""Checks and listeners of queries, beside the driver."""
+"""Driver-side checks and listeners of queries."""

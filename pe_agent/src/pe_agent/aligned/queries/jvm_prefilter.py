@@ -1,7 +1,7 @@
-"""Leaving rows out in the JVM, before Spark hands them to Python, which costs most of all.
+"""Dropping rows in the JVM, before Spark passes them to Python, which is the largest cost.
 
-What is left out here is left out of a filter that is asked again in Python, so the condition may
-let more rows pass than the filter does, and never fewer.
+Python applies the full filter again. So the condition here may pass more rows than the filter, but
+never fewer.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
 }
 _MAX_EXACT_FLOAT = 2**53
-"""Up to here every whole number is one of float64."""
+"""Up to this bound float64 represents every integer exactly."""
 
 
 def prefilter(
     frame: DataFrame, row_filter: str, time: tuple[str, str], control_column: str
 ) -> DataFrame | None:
-    """Return a frame without most of the rows that a filter refuses; time passes by all of them.
+    """Return a frame without most of the rows that a filter drops; all of them advance the time.
 
     Args:
         frame: the rows.
         row_filter: the filter.
-        time: column with the event time, and the delay of its watermark as Spark writes it.
-        control_column: column that is null in rows; others stay, where it is there.
+        time: column with the event time, and the delay of its watermark in Spark's format.
+        control_column: column that is null in data rows; control rows, if there are any, pass.
 
     Returns:
-        With a watermark; None if Spark cannot be asked, or cannot have the watermark here.
+        The frame with its watermark; None if Spark cannot evaluate the filter, or cannot set the
+        watermark here.
     """
     from pyspark.sql import functions
 
@@ -62,41 +63,36 @@ def prefilter(
     columns = frame.schema
     if columns[name].dataType != TimestampType() or _has_watermark(columns):
         return None
-    found = column_condition(parse(row_filter, "filter").tree, columns)
-    if found is None:
+    condition = column_condition(parse(row_filter, "filter").tree, columns)
+    if condition is None:
         return None
-    # A condition on the event time is the only one that Spark does not ask before the watermark.
-    found = found | (_column(name) < functions.timestamp_micros(functions.lit(-(2**62))))
+    # Spark evaluates any other condition before the watermark; only one on the event time stays.
+    condition = condition | (_column(name) < functions.timestamp_micros(functions.lit(-(2**62))))
     if control_column in columns.names:
-        found = found | _column(control_column).isNotNull()
-    return frame.withWatermark(name, delay).where(found)
+        condition = condition | _column(control_column).isNotNull()
+    return frame.withWatermark(name, delay).where(condition)
 
 
 def column_condition(node: tree.Predicate | None, columns: StructType) -> Column | None:
-    """Return a condition that is true of all rows of which a predicate is; None for any row.
-
-    Args:
-        node: the predicate.
-        columns: of the rows.
-    """
+    """Return a condition that is true of all rows for which a predicate is; None for any row."""
     from pyspark.sql import functions
 
     match node:
         case tree.Boolean():
             return functions.lit(node.value)
         case tree.And() | tree.Or():
-            asked = [column_condition(each, columns) for each in node.items]
-            found = [each for each in asked if each is not None]
+            conditions = [column_condition(each, columns) for each in node.items]
+            known = [each for each in conditions if each is not None]
             if isinstance(node, tree.And):
-                return reduce(operator.and_, found) if found else None
-            return reduce(operator.or_, found) if len(found) == len(asked) else None
+                return reduce(operator.and_, known) if known else None
+            return reduce(operator.or_, known) if len(known) == len(conditions) else None
         case tree.Name():
             return _compare(node, "==", True, columns)
         case tree.Has():
             return _column(node.name).isNotNull()
         case tree.Comparison():
-            told = tree.operand_test_for(node, desired=True)
-            return None if told is None else _compare(told.subject, told.op, told.value, columns)
+            test = tree.operand_test_for(node, desired=True)
+            return None if test is None else _compare(test.subject, test.op, test.value, columns)
         case tree.Membership(item=item, container=tree.ListLiteral(items=items)):
             one_of = tuple(tree.Comparison("==", item, each) for each in items)
             return column_condition(tree.Or(one_of), columns)
@@ -110,7 +106,7 @@ def column_condition(node: tree.Predicate | None, columns: StructType) -> Column
 
 
 def _compare(subject: tree.Operand, op: str, value: Any, columns: StructType) -> Column | None:
-    """Return how a column compares with a literal, where Spark compares by exact value, too."""
+    """Return the comparison of a column with a literal, if Spark also compares by exact value."""
     from pyspark.sql import functions
 
     if not isinstance(subject, tree.Name):
@@ -118,8 +114,8 @@ def _compare(subject: tree.Operand, op: str, value: Any, columns: StructType) ->
     kind = columns[subject.name].dataType
     if not _is_comparable(kind, op, value):
         return None
-    found: Column = _OPERATORS[op](_column(subject.name), functions.lit(value))
-    return found
+    compared: Column = _OPERATORS[op](_column(subject.name), functions.lit(value))
+    return compared
 
 
 def _is_comparable(kind: DataType, op: str, value: Any) -> bool:

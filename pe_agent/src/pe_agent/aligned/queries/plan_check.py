@@ -1,4 +1,4 @@
-"""What Spark makes of a projection: whether a control row would come out of it as it went in."""
+"""Checks of the plan that Spark makes of a projection: whether control rows pass unchanged."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PER_ROW = frozenset({"Project", "Filter"})
 
 
 def is_plain_projection(projection: DataFrame, source: DataFrame) -> bool:
-    """Whether a frame is a projection of another one, and makes one row of each."""
-    base, found = _node_classes(_plan_nodes(source)), _node_classes(_plan_nodes(projection))
-    more = found[: len(found) - len(base)]
-    return bool(more) and set(more) <= _PER_ROW and found[len(more) :] == base
+    """Return whether a frame is a projection of another one that makes one row of each row."""
+    base, nodes = _node_classes(_plan_nodes(source)), _node_classes(_plan_nodes(projection))
+    more = nodes[: len(nodes) - len(base)]
+    return bool(more) and set(more) <= _PER_ROW and nodes[len(more) :] == base
 
 
 def python_functions(projection: DataFrame, source: DataFrame) -> list[str]:
     """Return the names of the Python functions that a projection of a frame calls."""
-    base, found = _plan_nodes(source), _plan_nodes(projection)
+    base, nodes = _plan_nodes(source), _plan_nodes(projection)
     names: list[str] = []
-    for plan in found[: len(found) - len(base)]:
+    for plan in nodes[: len(nodes) - len(base)]:
         for expression in _iterate(plan.expressions()):
             _add_functions(expression, names)
     return names
@@ -37,14 +37,13 @@ def _add_functions(expression: Any, names: list[str]) -> None:
 
 
 def _plan_nodes(frame: DataFrame) -> list[Any]:
-    """Return a plan's nodes, from the top down, the first child of each."""
     plan: Any = frame._jdf.queryExecution().analyzed()
-    found: list[Any] = []
+    nodes: list[Any] = []
     while True:
-        found.append(plan)
+        nodes.append(plan)
         children = plan.children()
         if not children.size():
-            return found
+            return nodes
         plan = children.apply(0)
 
 

@@ -1,7 +1,7 @@
-"""The life of an operator's queries, for what stands beside a driver while they run.
+"""Listeners of an operator's queries, for driver code that runs as long as they do.
 
-A query is started by whoever has its DataFrame, so nobody here sees it start. Spark's listener
-does, and the plan of a query has the mark of each of its operators.
+Any code with the DataFrame can start a query, so this package does not see the start. Spark's
+listener does, and the plan of a query contains the mark of each of its operators.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ log = logging.getLogger("pe_agent")
 
 
 class QueryListener:
-    """A listener of Spark's queries that reads of an event what it asks the JVM for.
+    """A listener of Spark's queries that reads only the needed parts of an event from the JVM.
 
-    PySpark's own base class reads each event whole before it calls anybody. The progress of one
-    micro-batch takes it some hundred calls into the JVM, 0.1 s of a core: a query that is quicker
-    leaves more and more events behind, and its end is heard of after all of them.
+    PySpark's own base class reads each event completely before it calls a listener. The progress of
+    one micro-batch costs it some hundred calls into the JVM, 0.1 s of a core. With faster queries
+    events pile up, and the end of a query is reported after all of them.
 
-    What is not overridden passes over its events. They are objects of the JVM.
+    Methods that are not overridden ignore their events. Events are JVM objects.
     """
 
     _java: Any = None
@@ -44,13 +44,13 @@ class QueryListener:
         """Called in a thread of Spark's listeners, like those below."""
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """No micro-batch was due."""
+        """Called when no micro-batch was due."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """The query has ended."""
+        """Called when the query has ended."""
 
     class Java:
-        """What Py4J asks for."""
+        """The Java interface, as Py4J requires it."""
 
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
@@ -62,25 +62,22 @@ def watch_queries(
     on_progress: Callable[[], None],
     on_ended: Callable[[], None],
 ) -> None:
-    """Follow the queries with a mark; functions are called in a thread of Spark's listeners.
+    """Follow the queries whose plan contains the mark of an `OperatorNode`.
 
-    Args:
-        spark: the session that runs them.
-        mark: of `operators.Node`.
-        on_progress: is called after windows; has to return soon.
-        on_ended: is called once, when queries ran and none does any more; has to return soon.
+    ``on_progress`` is called after windows, ``on_ended`` once when the last running query has
+    ended. Both run in a thread of Spark's listeners, and have to return soon.
     """
     add_listener(spark, _MarkedQueries(spark, mark, on_progress, on_ended))
 
 
 def add_listener(spark: SparkSession, listener: QueryListener) -> None:
-    """Let a listener hear of the queries of a session."""
+    """Register a listener for the queries of a session."""
     streams: Any = spark.streams
     streams.addListener(listener)
 
 
 def query_plan(spark: SparkSession, event: Any) -> str:
-    """Return the plan of a query that is being started, in which operators have their marks."""
+    """Return the plan of a query that is being started; it contains the marks of operators."""
     query = spark.streams.get(event.id().toString())
     return "" if query is None else str(query._jsq.streamingQuery().analyzedPlan().toString())
 
@@ -98,7 +95,6 @@ class _MarkedQueries(QueryListener):
         self._runs: set[str] = set()
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Note a query with the mark."""
         try:
             plan = query_plan(self._spark, event)
         except Exception:  # the listener of one query must not disturb another
@@ -108,12 +104,10 @@ class _MarkedQueries(QueryListener):
             self._runs.add(event.runId().toString())
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Call, if it is one of them."""
         if self._runs and event.progress().runId().toString() in self._runs:
             self._on_progress()
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Call, if it was the last."""
         run = event.runId().toString()
         if run not in self._runs:
             return

@@ -1,8 +1,8 @@
-"""How many queries an operator may run in: one for each frame that was given out.
+"""Guard against running an operator in more queries than frames were handed out.
 
-Spark lets a DataFrame be started as often as somebody likes, and each time its operators have a
-state of their own. Spark's listener hears of a start in the thread in which the query will run, and
-puts a word into that thread's properties; the operator's tasks find it there, and the query fails.
+Spark can start a DataFrame any number of times, and each time its operators have a state of their
+own. Spark calls the listener of a start in the thread in which the query will run. The listener
+sets a local property of that thread; the operator's tasks read it, and the query fails.
 """
 
 from __future__ import annotations
@@ -27,18 +27,13 @@ REFUSED_PROPERTY = "streambroker.refused"
 
 @dataclass(slots=True)
 class QueryStarts:
-    """Queries of one operator.
-
-    Attributes:
-        allowed: how many there may be.
-        queries: ids of those that were started; one that is started again is the same.
-    """
+    """Queries of one operator: their maximum number, and the ids, which a restart keeps."""
 
     allowed: int = 0
     queries: set[str] = field(default_factory=set)
 
     def start(self, query: str) -> bool:
-        """Note a start; False if it is one query too many."""
+        """Record a start; return False if it is one query too many."""
         if query not in self.queries and len(self.queries) >= self.allowed:
             return False
         self.queries.add(query)
@@ -49,12 +44,7 @@ _LISTENERS: dict[SparkSession, _StartListener] = {}
 
 
 def allow_query(spark: SparkSession, mark: str) -> None:
-    """Let an operator run in one query more.
-
-    Args:
-        spark: the session of its streams.
-        mark: of `operators.Node`.
-    """
+    """Allow the operator with a mark to run in one more query."""
     listener = _LISTENERS.get(spark)
     if listener is None:
         listener = _LISTENERS[spark] = _StartListener(spark)
@@ -63,9 +53,9 @@ def allow_query(spark: SparkSession, mark: str) -> None:
 
 
 def find_refused(starts: Mapping[str, QueryStarts], plan: str, query: str) -> str | None:
-    """Note the start of a query; return the mark of an operator that may not run in it."""
-    found = [mark for mark, one in starts.items() if mark in plan and not one.start(query)]
-    return found[0] if found else None
+    """Record the start of a query; return the mark of an operator that may not run in it."""
+    refused = [mark for mark, one in starts.items() if mark in plan and not one.start(query)]
+    return refused[0] if refused else None
 
 
 class _StartListener(QueryListener):
@@ -74,7 +64,6 @@ class _StartListener(QueryListener):
         self.starts: dict[str, QueryStarts] = {}
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Refuse a query too many."""
         try:
             query = event.id().toString()
             mark = find_refused(self.starts, query_plan(self._spark, event), query)
@@ -84,7 +73,6 @@ class _StartListener(QueryListener):
             log.exception("the plan of a query cannot be read")
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Log the cause of a failure, behind all that Spark has logged of it."""
         try:
             error = event.exception()
             if error.isDefined():

@@ -1,12 +1,13 @@
-"""The forms that a stream has between its operators, as Spark sees them.
+"""The Spark schemas of a stream between its operators.
 
-*Rows*: the user's columns, ``_seq``, the place of the row, and in a *mixed* frame ``_control``,
-which is null in rows of data; where it is not, it holds a control tuple, or notes, and the user's
-columns are null. *Packed*: one row per bucket and many rows, as ``control.packing`` in core has
-it. *Emitted*: what the buckets of an operator hand out, one row per bucket, output and kind.
+- *Rows*: the user's columns and ``_seq``, the position of the row. A *mixed* frame also has
+  ``_control``, which is null in data rows. In a control row it contains a control tuple or progress
+  messages, and the user's columns are null.
+- *Packed*: many rows in one row per bucket, in the format of ``control.runtime.packing`` in core.
+- *Emitted*: the output of an operator's buckets, one row per bucket, output and kind.
 
-The place of a control tuple is its position: between the rows if it is ``IMMEDIATE``, else as
-``control.emitting`` has it. Rows of operators and imports have room between their places.
+The position of an ``IMMEDIATE`` control tuple is between the rows; others have the position that
+``control.runtime.emitter`` assigns. Positions of rows of operators and imports are spaced apart.
 """
 
 from __future__ import annotations
@@ -51,20 +52,16 @@ EMITTED = pa.schema(
     ]
 )
 ROWS, TUPLES, PROGRESS = "rows", "tuples", "notes"
-"""Kinds of emitted rows: an Arrow IPC stream, with ``_seq`` unless the places are in a row; packed
-control tuples; notes."""
+"""Kinds of emitted rows: an Arrow IPC stream, with ``_seq`` unless positions are consecutive;
+packed control tuples; progress messages."""
 END_POSITION = ((1 << RANK_BITS) - 1) << (PART_BITS + RUNNING_BITS)
-"""From here on places are behind all rows of a window; no frame of a union has this rank."""
+"""First position after all rows of a window; no frame of a union has this rank."""
 UNNUMBERED = -1
-"""The place of rows that are numbered in their task, in the order in which they come."""
+"""Position of rows that their task numbers in order of arrival."""
 
 
 def add_sequence(frame: DataFrame) -> DataFrame:
-    """Return a user's frame with ``_seq``: its rows are numbered in the tasks, as they come.
-
-    Raises:
-        AlignedError: a column has a reserved name.
-    """
+    """Return a frame with ``_seq``, numbered in its tasks; raise AlignedError on reserved names."""
     from pyspark.sql import functions
 
     for name in frame.columns:
@@ -77,7 +74,7 @@ def add_sequence(frame: DataFrame) -> DataFrame:
 
 
 def shift_sequence(ranks: int) -> Column:
-    """Return ``_seq`` of a frame that stands behind ``ranks`` others in a union."""
+    """Return ``_seq`` of a frame that follows ``ranks`` other frames in a union."""
     from pyspark.sql import functions
 
     seq, rank = functions.col(SEQ), functions.lit(ranks)
@@ -86,28 +83,28 @@ def shift_sequence(ranks: int) -> Column:
 
 
 class PositionAssigner:
-    """Gives the rows of a task their places, where they have none yet.
+    """Assigns positions to those rows of a task that have none yet.
 
-    Such a row has, for its place, ``UNNUMBERED`` less the rank of its frame in a union.
+    Such a row has ``UNNUMBERED`` minus the rank of its frame in a union as its position.
     """
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
 
     def assign(self, seq: pa.Array) -> pa.Array:
-        """Return the places of rows that come next."""
+        """Return the positions of the next rows."""
         low, high = pc.min_max(seq).values()
         if low.as_py() is None or low.as_py() > UNNUMBERED:
             return seq
         if low == high:
             return consecutive_numbers(self._reserve(low.as_py(), len(seq)), len(seq))
-        places = (self._reserve(one, 1) if one <= UNNUMBERED else one for one in seq.to_pylist())
-        return pa.array(places, pa.int64())
+        positions = (self._reserve(one, 1) if one <= UNNUMBERED else one for one in seq.to_pylist())
+        return pa.array(positions, pa.int64())
 
     def _reserve(self, unnumbered: int, count: int) -> int:
-        given = self._next.get(unnumbered, 0)
-        self._next[unnumbered] = given + count
-        return sequence(rank=UNNUMBERED - unnumbered, part=_partition_id(), number=given)
+        number = self._next.get(unnumbered, 0)
+        self._next[unnumbered] = number + count
+        return sequence(rank=UNNUMBERED - unnumbered, part=_partition_id(), number=number)
 
 
 def _partition_id() -> int:
@@ -118,23 +115,23 @@ def _partition_id() -> int:
 
 
 def spark_to_arrow(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of columns; all may be null, times are in UTC."""
+    """Return the Arrow schema of columns; all are nullable, times are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    found = to_arrow_schema(schema, timezone="UTC")
-    return pa.schema([one.with_nullable(True) for one in found])
+    converted = to_arrow_schema(schema, timezone="UTC")
+    return pa.schema([one.with_nullable(True) for one in converted])
 
 
 def as_nullable(schema: StructType) -> StructType:
-    """Return the columns, all of which may be null: they are in control rows."""
-    found = StructType()
+    """Return the columns as nullable, because they are null in control rows."""
+    nullable = StructType()
     for one in schema:
-        found.add(one.name, one.dataType, True)
-    return found
+        nullable.add(one.name, one.dataType, True)
+    return nullable
 
 
 def mixed_schema(schema: StructType) -> StructType:
-    """Return the columns of a mixed frame with a user's columns."""
+    """Return the schema of a mixed frame with a user's columns."""
     from pyspark.sql.types import BinaryType, LongType, StructField
 
     more = [StructField(SEQ, LongType()), StructField(CONTROL, BinaryType())]
@@ -142,29 +139,23 @@ def mixed_schema(schema: StructType) -> StructType:
 
 
 def encode_control(control: ControlTuple) -> bytes:
-    """Return what stands in ``_control`` for a tuple."""
+    """Return the ``_control`` value of a tuple."""
     return canonical(envelope.encode(control))
 
 
 def decode_control(data: bytes) -> ControlTuple | list[notes.ProgressMessage]:
-    """Read what stands in ``_control``.
-
-    Raises:
-        ControlError: it is no control tuple.
-        FormatTooNewError: it is of a newer release.
-        OperatorError: it is no note.
-    """
+    """Decode a ``_control`` value; raise if it is neither a tuple nor progress messages."""
     try:
-        found: Any = json.loads(data)
+        decoded: Any = json.loads(data)
     except (TypeError, ValueError) as error:
         raise ControlError(
             f"a control row holds no control tuple: {error}. Did something on the way change the"
             f" column {CONTROL}? Let control go around it, with through()."
         ) from error
-    if isinstance(found, list):
+    if isinstance(decoded, list):
         return notes.decode(data)
     try:
-        return envelope.decode(found, CONTROL)
+        return envelope.decode(decoded, CONTROL)
     except StreambrokerError as error:
         if error.code != "ManifestInvalid":
             raise
@@ -172,11 +163,7 @@ def decode_control(data: bytes) -> ControlTuple | list[notes.ProgressMessage]:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.RecordBatch:
-    """Return a batch with exactly the declared columns.
-
-    Raises:
-        OperatorError: it has others, or they cannot be cast without loss.
-    """
+    """Return a batch with exactly the declared columns, or raise OperatorError."""
     if batch.schema.equals(schema):
         return batch
     if batch.schema.names != schema.names:
@@ -208,7 +195,7 @@ def write_ipc(batches: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def read_positioned_rows(payload: bytes, first: int) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """Give the rows that were emitted as ``ROWS``, with their places; ``first`` is the first."""
+    """Yield rows emitted as ``ROWS`` with their positions; ``first`` is the first position."""
     for batch in read_ipc(payload):
         if SEQ in batch.schema.names:
             yield batch.drop_columns([SEQ]), batch.column(SEQ)

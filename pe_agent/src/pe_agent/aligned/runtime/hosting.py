@@ -1,4 +1,4 @@
-"""An operator on Spark: its inputs packed, shuffled by bucket, and run on Spark's state store."""
+"""Hosting of an operator in Spark: inputs are packed, shuffled by bucket, and run with state."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ LOCAL_FILES = "spark.hadoop.fs.file.impl"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
-"""A window's commit writes what has changed, and files of the whole state are written beside it."""
+"""A window's commit writes only changes; files of the whole state are written in the background."""
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-"""How many tasks run the buckets of an operator; a checkpoint keeps the number it began with."""
+"""Number of tasks that run an operator's buckets; a checkpoint keeps the number it began with."""
 BROADCAST_THRESHOLD = "spark.broadcast.UDFCompressionThreshold"
-"""What is larger Spark sends as a broadcast, for which the process that asks for the states of an
-operator does not look."""
+"""Spark sends larger functions as a broadcast, which the process that asks for an operator's states
+cannot read."""
 FRAME_BYTES = 16 << 10
-"""Bytes of what is pickled around an operator, at most."""
+"""Maximum bytes that pickling adds around an operator."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """A frame that feeds a port.
+    """A frame that feeds a port: rows, emitted rows of an operator, or packed rows.
 
     Attributes:
-        frame: rows, what an operator emitted, or packed rows.
-        pack: packs it, inside a task; None if it is packed.
-        delay: of its watermark, as Spark writes it; None for a frame without event time.
-        port: the input.
+        frame: the frame.
+        pack: function that packs the frame inside a task; None if it is already packed.
+        delay: delay of its watermark in Spark's format; None for a frame without event time.
+        port: name of the input.
     """
 
     frame: DataFrame
@@ -68,10 +68,10 @@ class Feed:
 
 
 def prepare_session(spark: SparkSession) -> None:
-    """Set what operators need; what is not a must, only where the session has no such setting.
+    """Set what operators need; optional settings are set only if the session has no value.
 
     On one machine an operator gets as many tasks as there are cores. Spark's default of 200 starts
-    200 Python workers for each micro-batch, so that one takes longer than any time limit.
+    200 Python workers for each micro-batch, which takes longer than any time limit.
 
     Raises:
         AlignedError: the package protobuf is missing, or the session uses another state store.
@@ -94,15 +94,11 @@ def prepare_session(spark: SparkSession) -> None:
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """Look whether state can be kept in a session.
-
-    Raises:
-        AlignedError: it uses another state store, or a local file system that RocksDB refuses.
-    """
-    found = settings.get(STATE_PROVIDER, ROCKSDB)
-    if not found.endswith("RocksDBStateStoreProvider"):
+    """Raise AlignedError if the session's state store or local file system cannot keep state."""
+    provider = settings.get(STATE_PROVIDER, ROCKSDB)
+    if not provider.endswith("RocksDBStateStoreProvider"):
         raise AlignedError(
-            f"the session keeps state with {found}, which cannot keep that of operators. Leave"
+            f"the session keeps state with {provider}, which cannot keep that of operators. Leave"
             f" {STATE_PROVIDER} unset, or set it to {ROCKSDB}."
         )
     if settings.get(LOCAL_FILES, "").endswith("RawLocalFileSystem"):
@@ -113,7 +109,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 def inspect_operator(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRunner:
-    """Return what is known of an operator: its inputs and outputs.
+    """Return a runner of an operator, for its inputs and outputs.
 
     Raises:
         OperatorError: inputs or outputs have no names, or one name twice.
@@ -122,12 +118,7 @@ def inspect_operator(make: Callable[[], Operator], name: str, buckets: int) -> A
 
 
 def parse_columns(schema: Columns) -> StructType:
-    """Return columns, all of which may be null.
-
-    Raises:
-        AlignedError: they cannot be read.
-        SchemaError: they are neither DDL nor a schema.
-    """
+    """Return columns as nullable; raise AlignedError or SchemaError if they cannot be read."""
     if isinstance(schema, StructType | pa.Schema):
         return as_nullable(as_spark_schema(schema))
     from pyspark.errors import PySparkException
@@ -140,37 +131,29 @@ def parse_columns(schema: Columns) -> StructType:
 
 
 def arrow_schemas(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema]:
-    """Return Arrow's schema of each output."""
+    """Return the Arrow schema of each output."""
     return {output: spark_to_arrow(one) for output, one in schemas.items()}
 
 
 def make_lazy_operator(config: OperatorConfig, spark: SparkSession) -> LazyOperator:
-    """Return an operator as Spark's plan has it.
-
-    Raises:
-        AlignedError: it is larger than Spark can hand to the process that asks for its states.
-    """
-    made = LazyOperator(config)
+    """Return an operator for Spark's plan; raise AlignedError if it is too large to send."""
+    lazy = LazyOperator(config)
     context: Any = spark.sparkContext
-    most = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
-    if made.size() + FRAME_BYTES > most:
+    limit = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
+    if lazy.size() + FRAME_BYTES > limit:
         raise AlignedError(
-            f"operator {config.name} has {made.size()} bytes with all that it refers to, and Spark"
-            f" takes {most - FRAME_BYTES}. Read large data from a file in begin_window, or set"
+            f"operator {config.name} has {lazy.size()} bytes with all that it refers to, and Spark"
+            f" takes {limit - FRAME_BYTES}. Read large data from a file in begin_window, or set"
             f" {BROADCAST_THRESHOLD} to more, such as 64m, when the session is made."
         )
-    return made
+    return lazy
 
 
 def run_operator(config: OperatorConfig, feeds: Sequence[Feed]) -> DataFrame:
-    """Return what an operator emits, for all of its outputs.
-
-    Raises:
-        AlignedError: the operator is too large.
-    """
+    """Return the emitted rows of an operator, for all of its outputs."""
     from pyspark.sql import functions
 
-    made, frames = make_lazy_operator(config, feeds[0].frame.sparkSession), []
+    lazy, frames = make_lazy_operator(config, feeds[0].frame.sparkSession), []
     # A union has the event time of its first frame.
     for feed in sorted(feeds, key=lambda one: one.delay is None):
         frame = feed.frame
@@ -184,7 +167,7 @@ def run_operator(config: OperatorConfig, feeds: Sequence[Feed]) -> DataFrame:
     packed = reduce(lambda one, other: one.unionByName(other), frames)
     packed = packed.withColumn(NOW, functions.unix_micros(functions.current_timestamp()))
     return packed.groupBy("bucket").transformWithStateInPandas(
-        made,
+        lazy,
         EMITTED_DDL,
         "append",
         "EventTime" if config.has_watermark else "None",

@@ -1,8 +1,8 @@
-"""An operator as Spark's plan has it: unpickled by tasks, and never at the driver.
+"""The form of an operator in Spark's plan: unpickled by tasks, never in the driver.
 
-Before each micro-batch Spark starts a Python process beside the driver, to ask for the names of the
-operator's states, and the batch waits for it. So nothing is imported here but what Spark has
-imported there by itself: the operator, what it is made of and Arrow stay pickled.
+Before each micro-batch Spark starts a Python process next to the driver to ask for the names of the
+operator's states, and the batch waits for it. So this module imports only what Spark imports there
+anyway: the operator, its parts and Arrow stay pickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_states(handle: Any) -> tuple[ValueState, MapState]:
-    """Open the states of an operator: the runner's own blobs, and others by name."""
+    """Open the states of an operator: the runner's own blobs, and the operator's blobs by name."""
     return (
         handle.getValueState("own", "blob binary"),
         handle.getMapState("blobs", "name string", "blob binary"),
@@ -39,11 +39,11 @@ class LazyOperator(StatefulProcessor):
         self._processor: BucketProcessor | None = None
 
     def size(self) -> int:
-        """Return the bytes of the operator and of all that it refers to."""
+        """Return the bytes of the operator with all that it refers to."""
         return len(self._pickled)
 
     def init(self, handle: Any) -> None:
-        """Open the state; see ``BucketProcessor.init``."""
+        """Open the state; see ``BucketProcessor.init``. Outside of tasks only declare it."""
         if TaskContext.get() is None:
             open_states(handle)
             return
@@ -67,7 +67,7 @@ class LazyOperator(StatefulProcessor):
         timerValues: Any,  # noqa: N803 - Spark's name
         expiredTimerInfo: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Run the window of a bucket in which something is due; see ``BucketProcessor``."""
+        """Run the window of a bucket whose timer is due; see ``BucketProcessor``."""
         return self._require_processor().handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Rows to packed rows, inside Spark's tasks: one ``mapInArrow`` before each shuffle.
+"""Packing of rows inside Spark's tasks: one ``mapInArrow`` before each shuffle.
 
-A task packs its rows, many at once, and at its end what goes to every bucket: its control tuples,
-its notes, and a row with the largest event time that it has seen.
+A task packs its rows in batches. At its end it packs what goes to every bucket: its control tuples,
+its progress messages, and a row with the largest event time that it has seen.
 """
 
 from __future__ import annotations
@@ -47,20 +47,12 @@ if TYPE_CHECKING:
     from pe_agent.filters import CompiledFilter
 
 IN_POSITION, REFUSE, AT_END = "placed", "refused", "end"
-"""What becomes of ``IMMEDIATE`` tuples: they stand at their place, are refused, or come last."""
+"""Handling of ``IMMEDIATE`` tuples: keep their position, refuse them, or move them to the end."""
 
 
 @dataclass(kw_only=True)
 class _TaskInput:
-    """What one task has for every bucket.
-
-    Attributes:
-        control: its control tuples, placed, by identity.
-        progress: what operators before this one tell of their time.
-        latest_event_time: the largest event time of its rows.
-        has_input: it has anything at all.
-        positions: of rows that have no place yet.
-    """
+    """What one task sends to every bucket; ``control`` is keyed by identity."""
 
     control: dict[str, PositionedControl] = field(default_factory=dict)
     progress: list[notes.ProgressMessage] = field(default_factory=list)
@@ -74,11 +66,11 @@ class FramePacker:
     """Packs a frame of rows for one port.
 
     Attributes:
-        layout: where its rows go.
+        layout: how rows are spread over buckets.
         schema: columns of its rows, the same for all frames of the port; None for control alone.
-        event_time: column with the event time; None for none.
-        immediate: what becomes of ``IMMEDIATE`` tuples.
-        row_filter: filter of the rows that the operator has to see; of others only the time counts.
+        event_time: column with the event time, or None.
+        immediate: how ``IMMEDIATE`` tuples are handled.
+        row_filter: filter of the rows that the operator has to see; others only advance the time.
     """
 
     layout: Layout
@@ -89,26 +81,26 @@ class FramePacker:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack the rows of a task."""
-        task, gathering = _TaskInput(), RowPacker(self.layout)
+        task, row_packer = _TaskInput(), RowPacker(self.layout)
         for batch in batches:
             if batch.num_rows:
                 task.has_input = True
-                yield from self._pack_rows(self._extract_control(batch, task), task, gathering)
-        yield from gathering.flush()
+                yield from self._pack_rows(self._extract_control(batch, task), task, row_packer)
+        yield from row_packer.flush()
         yield from self.finish(task)
 
     def _extract_control(self, batch: pa.RecordBatch, task: _TaskInput) -> pa.RecordBatch:
         if CONTROL not in batch.schema.names:
             return batch
-        told = batch.column(CONTROL)
-        if told.null_count < len(told):
-            control = batch.filter(pc.is_valid(told))
-            places = [0] * control.num_rows
+        control_column = batch.column(CONTROL)
+        if control_column.null_count < len(control_column):
+            control = batch.filter(pc.is_valid(control_column))
+            positions = [0] * control.num_rows
             if SEQ in batch.schema.names:
-                places = control.column(SEQ).to_pylist()
-            for place, data in zip(places, control.column(CONTROL).to_pylist(), strict=True):
-                self._add_control(place, decode_control(data), task)
-            batch = batch.filter(pc.is_null(told))
+                positions = control.column(SEQ).to_pylist()
+            for position, data in zip(positions, control.column(CONTROL).to_pylist(), strict=True):
+                self._add_control(position, decode_control(data), task)
+            batch = batch.filter(pc.is_null(control_column))
         return batch.drop_columns([CONTROL])
 
     def _add_control(
@@ -140,7 +132,7 @@ class FramePacker:
         yield from row_packer.add(rows, seq)
 
     def finish(self, task: _TaskInput) -> Iterator[pa.RecordBatch]:
-        """Pack what a task has for every bucket."""
+        """Yield the rows that a task sends to every bucket."""
         yield pack_control(task.control.values(), self.layout.port, self.layout.buckets)
         if task.progress:
             yield packed_rows(
@@ -153,19 +145,14 @@ class FramePacker:
 
 @dataclass(frozen=True, kw_only=True)
 class Repacker:
-    """Packs what the output of an operator emitted for a port of the next.
-
-    Attributes:
-        layout: where the rows go.
-        output: the output's tag.
-    """
+    """Packs what an output of an operator emitted for a port of the next operator."""
 
     layout: Layout
     output: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pack what a task emitted."""
-        task, packer, gathering = (
+        """Pack the emitted rows of a task."""
+        task, packer, row_packer = (
             _TaskInput(),
             FramePacker(layout=self.layout),
             RowPacker(self.layout),
@@ -174,22 +161,22 @@ class Repacker:
             task.has_input = True
             if kind == ROWS:
                 for rows, seq in read_positioned_rows(payload, first):
-                    yield from gathering.add(rows, seq)
+                    yield from row_packer.add(rows, seq)
             elif kind == PROGRESS:
                 task.progress += notes.decode(payload)
             else:
                 merge_control(Packed(seq=0, n=n, payload=payload), task.control)
-        yield from gathering.flush()
+        yield from row_packer.flush()
         yield from packer.finish(task)
 
 
 def move_to_end(position: int) -> int:
-    """Return the place behind all rows of a window; places behind it are in their order."""
+    """Return the position after all rows of a window; the order of moved positions stays."""
     return END_POSITION | (position & ((1 << (PART_BITS + RUNNING_BITS)) - 1))
 
 
 def immediate_error(control: ControlTuple, where: str) -> ControlError:
-    """Return why an ``IMMEDIATE`` tuple beside rows is refused."""
+    """Return the error for an ``IMMEDIATE`` tuple that is not among the rows."""
     return ControlError(
         f"control tuple {control.id} is IMMEDIATE and comes beside the rows of {where}, so it has"
         " no place between them. Deliver it with BEGIN, END_WINDOW or AT_TIME, or say"
@@ -200,7 +187,7 @@ def immediate_error(control: ControlTuple, where: str) -> ControlError:
 def read_output(
     batches: Iterable[pa.RecordBatch], output: str
 ) -> Iterator[tuple[str, int, int, int, bytes]]:
-    """Give kind, bucket, sequence, number and payload of what one output emitted; notes, too."""
+    """Yield kind, bucket, sequence, number and payload of an output's rows, and progress rows."""
     names = ("output", "kind", "bucket", "seq", "n", "payload")
     for batch in batches:
         columns = (batch.column(name).to_pylist() for name in names)

@@ -1,8 +1,8 @@
 """One operator inside Spark: ``transformWithStateInPandas`` by bucket, around ``AlignedRunner``.
 
 Spark calls it for each bucket that has packed rows in a micro-batch, and for each whose timer is
-due. State is read and written only here and only by a window that has run to its end, so a window
-that fails leaves Spark's store as it was.
+due. State is accessed only here, and written only by a window that has run to its end. So a failed
+window leaves Spark's store unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pe_agent")
 
 COUNT_COLUMNS = ("received", "duplicates", "delivered", "emitted", "waiting", "refused")
-"""As ``control.aligned.ControlCounts`` has them."""
+"""Fields of ``ControlCounts`` that are reported."""
 
 APPLIED_SCHEMA = pa.schema(
     [
@@ -72,7 +72,7 @@ APPLIED_SCHEMA = pa.schema(
         ("forwarded", pa.bool_()),
     ]
 )
-"""Columns of the report of control tuples that were handed over."""
+"""Columns of the report of control tuples that were delivered."""
 
 COUNTS_SCHEMA = pa.schema(
     [
@@ -83,25 +83,25 @@ COUNTS_SCHEMA = pa.schema(
         *((name, pa.int64()) for name in COUNT_COLUMNS),
     ]
 )
-"""Columns of the counts of control tuples; ``delivery`` is null in those of rows."""
+"""Columns of the counts of control tuples; ``delivery`` is null in counts of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorConfig:
-    """An operator and its place in the query, as the tasks need it.
+    """An operator and its position in the query, as the tasks need it.
 
     Attributes:
         make: makes the operator.
         name: its name, unique in the query.
-        buckets, order_by, limits, pass_invalid: as ``emitting.Stage`` has them.
-        layouts: how its inputs are spread.
+        buckets, order_by, limits, pass_invalid: as in core's ``Stage``.
+        layouts: how the rows of its inputs are spread over buckets.
         schemas: columns of its outputs.
-        mark: stands in the plan of each query that runs it.
-        has_watermark: Spark's watermark is the operator's.
-        watermark_operators: operators whose ticks are its time instead.
-        timings: of its inputs with an event time, where one of them may be idle; else none.
-        report: output to which applied control tuples are told; None for none.
-        counts: output to which it is told how many there were; None for none.
+        mark: plan alias found only in the plans of queries that run the operator.
+        has_watermark: whether Spark's watermark is the operator's.
+        watermark_operators: operators whose watermark updates determine its time instead.
+        timings: timing of its inputs with an event time, if any input may be idle; else empty.
+        report: output for applied control tuples, or None.
+        counts: output for counts of control tuples, or None.
     """
 
     make: Callable[[], Operator]
@@ -138,11 +138,7 @@ class BucketProcessor(StatefulProcessor):
         self._config = config
 
     def init(self, handle: Any) -> None:
-        """Open the state.
-
-        Raises:
-            OperatorError: the query is one too many for the operator.
-        """
+        """Open the state; raise OperatorError if the query is one too many for the operator."""
         check_start(self._config)
         self._handle = handle
         self._state_value, self._blobs = open_states(handle)
@@ -150,7 +146,7 @@ class BucketProcessor(StatefulProcessor):
         self._logged_refusals: set[str] = set()
 
     def close(self) -> None:
-        """Keep nothing but what is loaded."""
+        """Exempt the loaded modules from garbage collection."""
         freeze_modules("operator")
 
     def handleInputRows(  # noqa: N802 - Spark's name
@@ -159,7 +155,7 @@ class BucketProcessor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Run the window of a bucket that has rows, control tuples or notes."""
+        """Run the window of a bucket that has rows, control tuples or progress messages."""
         return self._run_bucket(int(key[0]), _read_input(rows), timerValues)
 
     def handleExpiredTimer(  # noqa: N802 - Spark's name
@@ -168,35 +164,35 @@ class BucketProcessor(StatefulProcessor):
         timerValues: Any,  # noqa: N803 - Spark's name
         expiredTimerInfo: Any,  # noqa: N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Run the window of a bucket in which something is due by event time."""
-        arrived = _BucketInput(time=timerValues.getCurrentProcessingTimeInMs() * 1000)
+        """Run the window of a bucket whose event-time timer is due."""
+        received = _BucketInput(time=timerValues.getCurrentProcessingTimeInMs() * 1000)
         fired = int(expiredTimerInfo.getExpiryTimeInMs())
-        return self._run_bucket(int(key[0]), arrived, timerValues, fired)
+        return self._run_bucket(int(key[0]), received, timerValues, fired)
 
     def _run_bucket(
         self, bucket: int, received: _BucketInput, timers: Any, fired_timer: int | None = None
     ) -> Iterator[pd.DataFrame]:
-        hosted = self._config
-        found = self._state_value.get()
-        before = None if found is None else bytes(found[0])
-        own = read_bucket_state(before, hosted.name)
+        config = self._config
+        stored = self._state_value.get()
+        before = None if stored is None else bytes(stored[0])
+        own = read_bucket_state(before, config.name)
         now, wake = self._spark_watermark(timers), own.wake_at
-        known = own.window_watermark(now, hosted.watermark_operators)
-        for note in received.progress:
-            own.apply_progress(note, received.time)
-        times = (now, active_watermark(own.input_times, hosted.timings, received.time))
+        previous = own.window_watermark(now, config.watermark_operators)
+        for message in received.progress:
+            own.apply_progress(message, received.time)
+        times = (now, active_watermark(own.input_times, config.timings, received.time))
         now = max((time for time in times if time is not None), default=None)
-        passed = own.window_watermark(now, hosted.watermark_operators)
-        out = _OutputBuffer(hosted)
+        watermark = own.window_watermark(now, config.watermark_operators)
+        output = _OutputBuffer(config)
         if bucket == CLOCK_BUCKET:
-            self._advance_clock(own, passed, out)
-        elif received.packed or _is_due(own.wake_at, passed):
-            self._run_window(bucket, own, (known, passed), received, out)
-        self._set_timer(own, _next_wake(bucket, own, passed), wake, fired_timer)
+            self._advance_clock(own, watermark, output)
+        elif received.packed or _is_due(own.wake_at, watermark):
+            self._run_window(bucket, own, (previous, watermark), received, output)
+        self._set_timer(own, _next_wake(bucket, own, watermark), wake, fired_timer)
         after = own.write()
         if after != before:
             self._state_value.update((after,))
-        return out.frames()
+        return output.frames()
 
     def _spark_watermark(self, timers: Any) -> int | None:
         if not self._config.has_watermark:
@@ -212,14 +208,14 @@ class BucketProcessor(StatefulProcessor):
         received: _BucketInput,
         output: _OutputBuffer,
     ) -> None:
-        hosted, number = self._config, int(_require_property("streaming.sql.batchId"))
+        config, number = self._config, int(_require_property("streaming.sql.batchId"))
         watermark, later = _split_watermark(*times)
         window = Window(
             number=number,
             time=received.time,
             watermark=watermark,
             bucket=bucket,
-            buckets=hosted.buckets,
+            buckets=config.buckets,
             later=later,
         )
         blobs = SparkBlobs(state, self._blobs)
@@ -229,7 +225,7 @@ class BucketProcessor(StatefulProcessor):
         if outcome.held_at != state.held_at:
             state.held_at = outcome.held_at
             output.add_progress(
-                bucket, notes.WatermarkHold(operator=hosted.name, bucket=bucket, at=state.held_at)
+                bucket, notes.WatermarkHold(operator=config.name, bucket=bucket, at=state.held_at)
             )
         self._log_refusals(outcome)
         output.add_emitted(bucket, outcome)
@@ -254,36 +250,32 @@ class BucketProcessor(StatefulProcessor):
         return self._runner
 
     def _operator_context(self) -> Stage:
-        hosted = self._config
+        config = self._config
         return Stage(
             query=_require_property("sql.streaming.queryId"),
-            operator=hosted.name,
-            buckets=hosted.buckets,
-            order_by=hosted.order_by,
-            limits=hosted.limits,
-            pass_invalid=hosted.pass_invalid,
+            operator=config.name,
+            buckets=config.buckets,
+            order_by=config.order_by,
+            limits=config.limits,
+            pass_invalid=config.pass_invalid,
         )
 
     def _advance_clock(
         self, state: BucketState, watermark: int | None, output: _OutputBuffer
     ) -> None:
-        """Tell the operators after this one what time it is; refuse a checkpoint of another kind.
-
-        Raises:
-            StateError: the checkpoint is of another operator, number of buckets or key.
-        """
-        hosted, stage = self._config, self._operator_context()
-        version = hosted.make().state_version
-        kept = keeping.read_runner_state(state.blobs, stage, version, tuple(hosted.layouts))
-        layouts = {port: layout.text() for port, layout in hosted.layouts.items()}
-        keeping.check_layouts(kept, layouts, stage)
-        changes = kept.changes(stage, {"clock": b""}, version)
+        """Send the time to the next operators; raise StateError if the checkpoint does not fit."""
+        config, stage = self._config, self._operator_context()
+        version = config.make().state_version
+        runner_state = keeping.read_runner_state(state.blobs, stage, version, tuple(config.layouts))
+        layouts = {port: layout.text() for port, layout in config.layouts.items()}
+        keeping.check_layouts(runner_state, layouts, stage)
+        changes = runner_state.changes(stage, {"clock": b""}, version)
         del changes["clock"]
         SparkBlobs(state, self._blobs).apply(changes)
         if watermark is not None and watermark != state.last_watermark:
             state.last_watermark = watermark
             output.add_progress(
-                CLOCK_BUCKET, notes.WatermarkUpdate(operator=hosted.name, watermark=watermark)
+                CLOCK_BUCKET, notes.WatermarkUpdate(operator=config.name, watermark=watermark)
             )
 
     def _set_timer(
@@ -293,9 +285,9 @@ class BucketProcessor(StatefulProcessor):
         previous_wake: int | None,
         fired_timer: int | None,
     ) -> None:
-        """Let Spark call again when time has passed what the bucket waits for.
+        """Register Spark's timer for the event time that the bucket waits for.
 
-        Spark removes the timer that has fired after the call, so that one is left alone.
+        Spark itself removes a fired timer after the call, so that one is not deleted here.
         """
         state.wake_at = wake
         if not self._config.has_watermark:
@@ -311,7 +303,6 @@ class BucketProcessor(StatefulProcessor):
 
 
 def _next_wake(bucket: int, state: BucketState, watermark: int | None) -> int | None:
-    """Return the event time at which the bucket is to be called."""
     if bucket == CLOCK_BUCKET:
         return 1000 if watermark is None else watermark + 1000
     if watermark is not None and _is_due(state.wake_at, watermark):
@@ -320,18 +311,14 @@ def _next_wake(bucket: int, state: BucketState, watermark: int | None) -> int | 
 
 
 class _OutputBuffer:
-    """What a bucket hands out in a window, as the rows that Spark takes."""
-
     def __init__(self, config: OperatorConfig) -> None:
         self._config = config
         self._rows: list[tuple[str | None, str, int, int, int, bytes]] = []
 
     def add_progress(self, bucket: int, message: notes.ProgressMessage) -> None:
-        """Tell the operators that follow."""
         self._rows.append((None, PROGRESS, bucket, 0, PROGRESS_ROW, notes.encode([message])))
 
     def add_emitted(self, bucket: int, outcome: WindowResult) -> None:
-        """Take up what a window emitted: rows and control tuples by output."""
         rows: dict[str, list[EmittedRows]] = {}
         control: dict[str, list[PositionedControl]] = {}
         for one in outcome.emitted:
@@ -342,21 +329,20 @@ class _OutputBuffer:
         for output, placed in control.items():
             packed = pack_control_row(placed, output)
             self._rows.append((output, TUPLES, bucket, packed.seq, packed.n, packed.payload))
-        for output, given in rows.items():
-            who = f"operator {self._config.name}, output {output},"
+        for output, emissions in rows.items():
+            producer = f"operator {self._config.name}, output {output},"
             schema = self._config.schemas[output]
-            batches = [_conform(batch, schema, who) for batch in _concat_rows(given)]
-            self._add_rows(bucket, output, given[0].seq, batches)
+            batches = [_conform(batch, schema, producer) for batch in _concat_rows(emissions)]
+            self._add_rows(bucket, output, emissions[0].seq, batches)
 
     def add_reports(self, window: Window, outcome: WindowResult) -> None:
-        """Take up the report of a window, and its counts, for those who asked for them."""
-        hosted = self._config
-        if hosted.report is not None:
-            rows = [_applied_row(hosted.name, one) for one in outcome.applied]
-            self._add_report(window.bucket, hosted.report, rows, APPLIED_SCHEMA)
-        if hosted.counts is not None:
-            rows = list(_count_rows(hosted.name, window, outcome))
-            self._add_report(window.bucket, hosted.counts, rows, COUNTS_SCHEMA)
+        config = self._config
+        if config.report is not None:
+            rows = [_applied_row(config.name, one) for one in outcome.applied]
+            self._add_report(window.bucket, config.report, rows, APPLIED_SCHEMA)
+        if config.counts is not None:
+            rows = list(_count_rows(config.name, window, outcome))
+            self._add_report(window.bucket, config.counts, rows, COUNTS_SCHEMA)
 
     def _add_report(
         self, bucket: int, output: str, rows: list[dict[str, Any]], schema: pa.Schema
@@ -370,7 +356,6 @@ class _OutputBuffer:
         self._rows.append((output, ROWS, bucket, seq, count, write_ipc(batches)))
 
     def frames(self) -> Iterator[pd.DataFrame]:
-        """Return it for Spark."""
         import pandas as pd
 
         if not self._rows:
@@ -379,12 +364,11 @@ class _OutputBuffer:
 
 
 def _concat_rows(emitted: list[EmittedRows]) -> list[pa.RecordBatch]:
-    """Return rows of one output; with their places, if these are not in a row."""
-    whole = pa.Table.from_batches([one.batch for one in emitted])
+    table = pa.Table.from_batches([one.batch for one in emitted])
     if any(low.seq + low.batch.num_rows != high.seq for low, high in pairwise(emitted)):
-        places = [consecutive_numbers(one.seq, one.batch.num_rows) for one in emitted]
-        whole = whole.append_column(SEQ, pa.chunked_array(places))
-    return list(whole.combine_chunks().to_batches())
+        positions = [consecutive_numbers(one.seq, one.batch.num_rows) for one in emitted]
+        table = table.append_column(SEQ, pa.chunked_array(positions))
+    return list(table.combine_chunks().to_batches())
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.RecordBatch:
@@ -395,17 +379,17 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.Reco
 
 
 def _read_input(rows: Iterable[pd.DataFrame]) -> _BucketInput:
-    arrived = _BucketInput()
+    received = _BucketInput()
     for frame in rows:
         for seq, n, payload, time in zip(
             frame["seq"], frame["n"], frame["payload"], frame[NOW], strict=True
         ):
-            arrived.time = int(time)
+            received.time = int(time)
             if n == PROGRESS_ROW:
-                arrived.progress += notes.decode(payload)
+                received.progress += notes.decode(payload)
             elif n:
-                arrived.packed.append(Packed(seq=int(seq), n=int(n), payload=bytes(payload)))
-    return arrived
+                received.packed.append(Packed(seq=int(seq), n=int(n), payload=bytes(payload)))
+    return received
 
 
 def _applied_row(operator: str, applied: AppliedControl) -> dict[str, Any]:
@@ -422,13 +406,12 @@ def _applied_row(operator: str, applied: AppliedControl) -> dict[str, Any]:
 
 
 def _count_rows(operator: str, window: Window, outcome: WindowResult) -> Iterator[dict[str, Any]]:
-    """Give the counts of a window that are not all zero."""
     rows = ControlCounts(
         received=outcome.rows_in, delivered=outcome.rows_in, emitted=outcome.rows_out
     )
-    told: list[tuple[str | None, ControlCounts]] = [(None, rows)]
-    told += [(delivery.value, one) for delivery, one in outcome.control.items()]
-    for delivery, one in told:
+    counts: list[tuple[str | None, ControlCounts]] = [(None, rows)]
+    counts += [(delivery.value, one) for delivery, one in outcome.control.items()]
+    for delivery, one in counts:
         if one != ControlCounts():
             yield {
                 "operator": operator,
@@ -440,9 +423,9 @@ def _count_rows(operator: str, window: Window, outcome: WindowResult) -> Iterato
 
 
 def _split_watermark(previous: int | None, current: int | None) -> tuple[int | None, int | None]:
-    """Return the time that has passed before the rows of a window, and what passes behind them.
+    """Return the time that has passed before a window's rows, and the time that passes after them.
 
-    What the operators before tell of their time comes with rows that they held back until then.
+    Operators before this one send their watermark together with rows that they held back until it.
     """
     if previous == current or current is None:
         return current, None
@@ -454,16 +437,12 @@ def _is_due(wake: int | None, watermark: int | None) -> bool:
 
 
 def _timer_millis(wake: int) -> int:
-    """Return Spark's timer: it fires when the watermark, in milliseconds, has reached it."""
+    """Return Spark's timer in ms, at least 1; it fires when the watermark reaches it."""
     return max(-(-wake // 1000), 1)
 
 
 def check_start(config: OperatorConfig) -> None:
-    """Refuse to run in a query that is one too many.
-
-    Raises:
-        OperatorError: it is.
-    """
+    """Raise OperatorError if the query is one too many for the operator."""
     if config.mark and _local_property(REFUSED_PROPERTY) == config.mark:
         raise OperatorError(
             f"operator {config.name} was started in another query already: start what to_df gave"
@@ -480,9 +459,9 @@ def _local_property(name: str) -> str | None:
 
 
 def _require_property(name: str) -> str:
-    found = _local_property(name)
-    if found is None:
+    value = _local_property(name)
+    if value is None:
         raise OperatorError(
             f"the task has no {name}: aligned operators run in streaming queries only."
         )
-    return str(found)
+    return str(value)

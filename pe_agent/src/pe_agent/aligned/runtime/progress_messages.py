@@ -1,9 +1,10 @@
-"""What the runtime tells itself between operators of one query: time that has passed, what is held.
+"""Progress messages between the operators of one query.
 
-Notes travel as control rows do, to every bucket of the operators that follow, and users never see
-them. A *tick* says which watermark an operator has reached. A *hold* says from which event time on
-a bucket of it holds something back; None that it holds nothing any more. The *latest* event time of
-an input is reported where one of the inputs may be idle.
+They travel as control rows to every bucket of the operators that follow; users never see them.
+
+- ``tick``: the watermark that an operator has reached.
+- ``hold``: the earliest event time that a bucket of an operator holds back; None for nothing.
+- ``latest``: the latest event time of an input, sent if any input may be idle.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.wire.encoding.canonical import canonical
 
 CLOCK_BUCKET = -1
-"""The bucket of an operator that has no rows: it passes the time on, and watches the checkpoint."""
+"""The bucket of an operator without rows: it forwards the time, and checks the checkpoint."""
 PROGRESS_ROW = -1
-"""The number of rows that a packed row with notes names."""
+"""Number of rows in a packed row that marks progress messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +59,12 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(messages: Iterable[ProgressMessage]) -> bytes:
-    """Return notes as canonical JSON."""
+    """Return progress messages as canonical JSON."""
     return canonical([[_NAMES[type(one)], _fields(one)] for one in messages])
 
 
 def decode(data: bytes) -> list[ProgressMessage]:
-    """Read notes.
-
-    Raises:
-        OperatorError: they are none.
-    """
+    """Decode progress messages; raise OperatorError if the data is no list of them."""
     try:
         return [_KINDS[kind](**fields) for kind, fields in json.loads(data)]
     except (KeyError, TypeError, ValueError) as error:

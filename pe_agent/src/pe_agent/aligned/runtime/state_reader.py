@@ -1,4 +1,4 @@
-"""The state of an operator as a checkpoint has it, for those who look into a query."""
+"""Reading of an operator's state from a checkpoint, to inspect a query."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ _SPARK_OPERATOR = "transformWithStateInPandasExec"
 def read_states(
     spark: SparkSession, checkpoint: str | Path, operator: str
 ) -> dict[int, dict[str, bytes]]:
-    """Return the blobs of an operator by bucket, as the last window left them that has ended.
+    """Return the blobs of an operator by bucket, as of the last finished window.
 
-    The query may run meanwhile. All of the state is read into the driver.
-
-    Args:
-        spark: a session.
-        checkpoint: directory of the query's checkpoint.
-        operator: name of the operator.
+    The query may be running. All of the state is read into the driver.
 
     Raises:
         AlignedError: the checkpoint has no state of that operator.
@@ -40,14 +35,14 @@ def read_states(
         if names != {operator}:
             known |= names
             continue
-        found: dict[int, dict[str, bytes]] = {}
+        by_bucket: dict[int, dict[str, bytes]] = {}
         for row in _read_variable(spark, checkpoint, number, "blobs").collect():
-            blobs = found.setdefault(row.key.bucket, {})
+            blobs = by_bucket.setdefault(row.key.bucket, {})
             blobs[row.user_map_key.name] = bytes(row.user_map_value.blob)
-        return found
-    told = ", ".join(sorted(map(str, known))) or "none"
+        return by_bucket
+    listed = ", ".join(sorted(map(str, known))) or "none"
     raise AlignedError(
-        f"checkpoint {checkpoint} has no state of operator {operator}; it has that of {told}."
+        f"checkpoint {checkpoint} has no state of operator {operator}; it has that of {listed}."
     )
 
 

@@ -1,7 +1,8 @@
 """The state of one bucket in Spark's store: the runner's own blobs in one value, others by name.
 
-What a window does not touch is neither read nor written. The one value is read in each window, so
-that what the runner needs of a bucket is one call: a head in JSON, then the blobs that it names.
+A window neither reads nor writes blobs that it does not touch. The one value is read in each
+window, so the runner needs one call per bucket. Its format is a head in JSON, then the blobs that
+the head names.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ _LENGTH = struct.Struct("<I")
 
 
 class ValueState(Protocol):
-    """A value of Spark's store, of the key that is being processed."""
+    """A value in Spark's store, of the key that is being processed."""
 
     def get(self) -> tuple[Any, ...] | None:
-        """Return it; None if there is none."""
+        """Return the value; None if there is none."""
 
     def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - Spark's name
-        """Set it."""
+        """Set the value."""
 
 
 class MapState(Protocol):
-    """A map of Spark's store, of the key that is being processed."""
+    """A map in Spark's store, of the key that is being processed."""
 
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
         """Return a value; None if there is none."""
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:  # noqa: N802
-        """Whether there is a value."""
+        """Return whether there is a value."""
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
         """Set a value."""
@@ -53,21 +54,21 @@ class MapState(Protocol):
         """Remove a value."""
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
-        """Give the keys."""
+        """Yield the keys."""
 
 
 @dataclass(slots=True)
 class BucketState:
-    """What the runtime keeps for a bucket.
+    """State that the runtime keeps for a bucket; times are in microseconds.
 
     Attributes:
-        wake_at: event time at which the bucket wants a window; None for never.
-        held_at: earliest event time of what waits in it; None for nothing.
+        wake_at: event time at which the bucket needs a window; None for never.
+        held_at: earliest event time that waits in it; None for nothing.
         last_watermark: the watermark of its last window; it never goes back.
         watermarks: watermarks of the operators before this one, by name.
-        holds: what their buckets hold back, by operator and bucket.
-        blobs: the runner's own, by name.
-        input_times: of inputs, where one of them may be idle.
+        holds: earliest event times that their buckets hold back, by operator and bucket.
+        blobs: the runner's own blobs, by name.
+        input_times: times of inputs, if any of them may be idle.
     """
 
     wake_at: int | None = None
@@ -79,7 +80,7 @@ class BucketState:
     input_times: InputTimes = field(default_factory=dict)
 
     def apply_progress(self, message: ProgressMessage, now: int) -> None:
-        """Take in what an operator before this one, or an input, reports of its time."""
+        """Apply a progress message of an operator before this one, or of an input."""
         if isinstance(message, WatermarkUpdate):
             self.watermarks[message.operator] = max(
                 message.watermark, self.watermarks.get(message.operator, 0)
@@ -102,9 +103,7 @@ class BucketState:
     ) -> int | None:
         """Return the watermark of a window.
 
-        Args:
-            spark_watermark: Spark's, in microseconds, where it is this operator's; None for none.
-            watermark_operators: operators whose ticks are this operator's time.
+        The time is that of ``watermark_operators`` if there are any, else Spark's watermark.
         """
         times = [self.watermarks[name] for name in watermark_operators if name in self.watermarks]
         now = spark_watermark
@@ -117,7 +116,7 @@ class BucketState:
         return max(now, self.last_watermark)
 
     def write(self) -> bytes:
-        """Return it as bytes."""
+        """Return the state as bytes."""
         names = sorted(self.blobs)
         head = canonical(
             {
@@ -135,11 +134,7 @@ class BucketState:
 
 
 def read_bucket_state(data: bytes | None, operator: str) -> BucketState:
-    """Read what the runtime keeps for a bucket.
-
-    Raises:
-        StateError: it is damaged, or of a newer release.
-    """
+    """Read a bucket's state, empty without data; raise StateError if it is damaged or newer."""
     if data is None:
         return BucketState()
     try:
@@ -172,10 +167,10 @@ class SparkBlobs(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         if name.startswith(keeping.RUNNER_PREFIX):
             return self._state.blobs[name]
-        found = self._values.getValue((name,))
-        if found is None:
+        value = self._values.getValue((name,))
+        if value is None:
             raise KeyError(name)
-        return bytes(found[0])
+        return bytes(value[0])
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
@@ -192,7 +187,7 @@ class SparkBlobs(Mapping[str, bytes]):
         return sum(1 for _ in self)
 
     def apply(self, changes: Changes) -> None:
-        """Write what a window changed."""
+        """Write the changes of a window; None removes a blob."""
         for name, blob in changes.items():
             if name.startswith(keeping.RUNNER_PREFIX):
                 if blob is None:

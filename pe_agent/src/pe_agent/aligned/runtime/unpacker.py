@@ -1,6 +1,6 @@
-"""Emitted rows to rows again, and a user's function on batches with control going around it.
+"""Unpacking of emitted rows, and user functions on batches that control bypasses.
 
-All run inside Spark's tasks, as the function of a ``mapInArrow``.
+All classes run inside Spark's tasks, as the function of a ``mapInArrow``.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ BatchFunction = Callable[[pa.RecordBatch], "pa.RecordBatch | Iterable[pa.RecordB
 
 @dataclass(frozen=True, kw_only=True)
 class OutputDataReader:
-    """The rows that one output emitted, as the user's columns alone."""
+    """Reads the rows that one output emitted, with only the user's columns."""
 
     output: str
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read what a task emitted."""
+        """Read the emitted rows of a task."""
         for kind, _, first, _, payload in read_output(batches, self.output):
             if kind == ROWS:
                 for rows, _ in read_positioned_rows(payload, first):
@@ -57,16 +57,16 @@ class OutputDataReader:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputRowsReader:
-    """Rows and control of one output, as a mixed frame.
+    """Reads rows and control of one output as a mixed frame.
 
-    Control tuples of a bucket come before its rows.
+    A bucket's control tuples precede its rows.
     """
 
     output: str
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read what a task emitted."""
+        """Read the emitted rows of a task."""
         tuples: dict[int, tuple[PositionedControl, ...]] = {}
         for kind, bucket, first, n, payload in read_output(batches, self.output):
             if kind == ROWS:
@@ -82,7 +82,6 @@ class OutputRowsReader:
     def _read_bucket(
         self, rows: list[tuple[pa.RecordBatch, pa.Array]], tuples: Sequence[PositionedControl]
     ) -> Iterator[pa.RecordBatch]:
-        """Give the tuples and rows of a bucket, with room between their places."""
         last = [seq[-1].as_py() for _, seq in rows[-1:]]
         last += [place for place, control in tuples if control.delivery is Delivery.IMMEDIATE]
         bits = slot_bits(max((place % (1 << RUNNING_BITS) for place in last), default=0) + 1)
@@ -96,7 +95,7 @@ class OutputRowsReader:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRowsReader:
-    """Rows and control of packed rows, as a mixed frame."""
+    """Reads rows and control of packed rows as a mixed frame."""
 
     schema: pa.Schema
 
@@ -113,7 +112,7 @@ class PackedRowsReader:
 
 
 def mixed_rows(batch: pa.RecordBatch, seq: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of data of a mixed frame."""
+    """Return data rows of a mixed frame."""
     batch = conform(batch, schema, "an operator or function")
     control = pa.nulls(batch.num_rows, pa.binary())
     return pa.RecordBatch.from_arrays(
@@ -129,16 +128,17 @@ def mixed_control_row(position: int | None, control: bytes, schema: pa.Schema) -
 
 
 def with_control_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a mixed frame."""
+    """Return the schema of a mixed frame."""
     return schema.append(pa.field(SEQ, pa.int64())).append(pa.field(CONTROL, pa.binary()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchMapper:
-    """A user's function on batches, with control rows left in their places.
+    """Applies a user's function to batches; control rows keep their positions.
 
-    It is called for the rows between two ``IMMEDIATE`` tuples, which come before them. The rows
-    that it makes have places between these; those without a place get it later, as before.
+    The function is called for the rows between two ``IMMEDIATE`` tuples, which arrive before the
+    rows. The resulting rows get positions between these tuples. If the input has no positions yet,
+    the result has none either.
     """
 
     function: BatchFunction
@@ -150,9 +150,9 @@ class BatchMapper:
         for batch in batches:
             rows = batch
             if CONTROL in batch.schema.names:
-                told = batch.column(CONTROL)
-                yield from self._pass_control(batch.filter(pc.is_valid(told)), cuts)
-                rows = batch.filter(pc.is_null(told)).drop_columns([CONTROL])
+                control = batch.column(CONTROL)
+                yield from self._pass_control(batch.filter(pc.is_valid(control)), cuts)
+                rows = batch.filter(pc.is_null(control)).drop_columns([CONTROL])
             if rows.num_rows:
                 for run, seq in _split_runs(rows.drop_columns([SEQ]), rows.column(SEQ), cuts):
                     yield from self._map_run(run, seq)
@@ -162,48 +162,50 @@ class BatchMapper:
     ) -> Iterator[pa.RecordBatch]:
         columns = (rows.column(name).to_pylist() for name in (SEQ, CONTROL))
         for place, data in zip(*columns, strict=True):
-            found = decode_control(data)
-            if isinstance(found, ControlTuple) and found.delivery is Delivery.IMMEDIATE:
+            decoded = decode_control(data)
+            if isinstance(decoded, ControlTuple) and decoded.delivery is Delivery.IMMEDIATE:
                 insort(cuts.setdefault(place >> RUNNING_BITS, []), place)
             yield mixed_control_row(place, data, self.schema)
 
     def _map_run(self, rows: pa.RecordBatch, seq: pa.Array) -> Iterator[pa.RecordBatch]:
-        made = self._call_function(rows)
+        results = self._call_function(rows)
         if seq[0].as_py() <= UNNUMBERED:
-            for batch in made:
+            for batch in results:
                 yield mixed_rows(batch, pa.repeat(seq[0], batch.num_rows), self.schema)
             return
-        found = list(made)
-        count = sum(batch.num_rows for batch in found)
-        places, first = derive_positions(seq, count, "the function of map_batches"), 0
-        for batch in found:
-            yield mixed_rows(batch, places.slice(first, batch.num_rows), self.schema)
+        collected = list(results)
+        count = sum(batch.num_rows for batch in collected)
+        positions, first = derive_positions(seq, count, "the function of map_batches"), 0
+        for batch in collected:
+            yield mixed_rows(batch, positions.slice(first, batch.num_rows), self.schema)
             first += batch.num_rows
 
     def _call_function(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        found = self.function(rows)
-        for made in [found] if isinstance(found, pa.RecordBatch) else found:
-            if not isinstance(made, pa.RecordBatch):
+        result = self.function(rows)
+        for batch in [result] if isinstance(result, pa.RecordBatch) else result:
+            if not isinstance(batch, pa.RecordBatch):
                 raise OperatorError(
-                    f"the function of map_batches gave a {type(made).__name__}: it has to return"
+                    f"the function of map_batches gave a {type(batch).__name__}: it has to return"
                     " a pyarrow.RecordBatch, or several."
                 )
-            if made.num_rows:
-                yield made
+            if batch.num_rows:
+                yield batch
 
 
 def _split_runs(
     rows: pa.RecordBatch, seq: pa.Array, cuts: Mapping[int, Sequence[int]]
 ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """Give runs of rows of one part, between the cuts in it; with their places."""
+    """Yield runs of rows of one part, between its cuts, with their positions."""
     part = pc.if_else(pc.less(seq, 0), seq, pc.shift_right(seq, RUNNING_BITS))
     runs, low = pc.run_end_encode(part), 0
-    for of, high in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+    for number, high in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         bounds = [low, high]
-        if of in cuts:
-            places = seq.slice(low, high - low).to_pylist()
-            at = cuts[of][bisect_right(cuts[of], places[0]) : bisect_right(cuts[of], places[-1])]
-            bounds[1:1] = sorted({low + bisect_left(places, place) for place in at})
+        if number in cuts:
+            positions = seq.slice(low, high - low).to_pylist()
+            inner_cuts = cuts[number][
+                bisect_right(cuts[number], positions[0]) : bisect_right(cuts[number], positions[-1])
+            ]
+            bounds[1:1] = sorted({low + bisect_left(positions, place) for place in inner_cuts})
         for first, end in pairwise(bounds):
             yield rows.slice(first, end - first), seq.slice(first, end - first)
         low = high

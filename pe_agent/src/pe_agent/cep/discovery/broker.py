@@ -1,4 +1,4 @@
-"""Rules that the broker has for the job: the custom resource `PatternProcessor`, or its REST."""
+"""Rules of a job from the broker: the custom resource `PatternProcessor`, or the broker's REST."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ MAX_RETRY_SECONDS = 10.0
 
 
 class BrokerDiscoverer:
-    """Asks the job's agent, which has the rules with the broker's view, and reports to it.
+    """Fetches rules from the job's agent, which has them with the broker's view, and reports to it.
 
-    The agent keeps the last rules on its disk: while broker or agent is away, they stay.
+    The agent stores the last rules on disk. They apply while broker or agent is unreachable.
 
     Attributes:
-        problem: why the agent could not be asked when last tried, or that it does not hear of the
-            broker; None if neither is so.
+        problem: why the last request to the agent failed, or that the agent cannot reach the
+            broker; None without a problem.
     """
 
     def __init__(self, pe: PE, *, timeout: float = 30.0) -> None:
-        """Define whose rules.
+        """Set the PE whose rules are fetched.
 
         Args:
             pe: the PE, as `pe_agent.start` returns it.
-            timeout: seconds that the first rules are waited for.
+            timeout: seconds to wait for the first rules.
         """
         self._agent: Callable[[], AgentClient] = lambda: pe.agent
         self._timeout = timeout
@@ -60,21 +60,17 @@ class BrokerDiscoverer:
         self.problem: str | None = None
 
     def for_query(self, query: str) -> None:
-        """Take in for which query it finds rules: each turns its own on again."""
+        """Set the query of the discoverer; queries enable failed rules independently."""
         self._query = query
 
     def initial_pattern_processors(self) -> Wanted:
-        """Return the rules that the broker has said last.
-
-        Raises:
-            DiscoveryError: the agent does not answer, or no broker has said anything of rules yet.
-        """
+        """Return the last rules from the broker; raise DiscoveryError if the agent has none."""
         tries = max(1, round(self._timeout / WAIT_SECONDS))
         try:
             for _ in range(tries):
                 answer = self._fetch_rules(min(WAIT_SECONDS, self._timeout))
                 if answer["rules"] is not None:
-                    # What was enabled while nobody listened is enabled when rules are watched.
+                    # Rules enabled before now are enabled when updates are watched.
                     self._handled_counts = dict(answer["enabled"])
                     self._reporter.start()
                     return self._accept_rules(answer)
@@ -86,9 +82,9 @@ class BrokerDiscoverer:
         )
 
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
-        """Wait for other rules until `close` is called; an agent that is away changes nothing."""
+        """Apply updates until `close` is called; an unreachable agent changes nothing."""
         self._enable_all(manager)
-        again = RETRY_SECONDS
+        retry_seconds = RETRY_SECONDS
         while not self._closed.is_set():
             try:
                 answer = self._fetch_rules(WAIT_SECONDS)
@@ -96,14 +92,14 @@ class BrokerDiscoverer:
                     manager.on_pattern_processors_updated(self._accept_rules(answer))
                     self._enable_all(manager)
                 self._on_answer(broker_away=bool(answer.get("away")))
-                again = RETRY_SECONDS
-            except Exception as error:  # whatever it is, the rules stay
+                retry_seconds = RETRY_SECONDS
+            except Exception as error:  # the rules stay, whatever the error
                 self._set_problem(f"{type(error).__name__}: {error}")
-                self._closed.wait(again)
-                again = min(2 * again, MAX_RETRY_SECONDS)
+                self._closed.wait(retry_seconds)
+                retry_seconds = min(2 * retry_seconds, MAX_RETRY_SECONDS)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop watching and reporting, and leave the agent."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
@@ -132,7 +128,7 @@ class BrokerDiscoverer:
         return [_parse_rule(rule) for rule in answer["rules"]]
 
     def _enable_all(self, manager: PatternProcessorManager) -> None:
-        """Turn those on again that were enabled since the job heard of it last."""
+        """Enable rules whose enable count has changed since the last call."""
         for rule, count in self._enable_counts.items():
             if count and count != self._handled_counts.get(rule, 0) and rule in manager.rules.rules:
                 manager.enable(rule)
@@ -158,24 +154,24 @@ class BrokerDiscoverer:
     # ---- reports ---------------------------------------------------------
 
     def on_reports(self, reports: Sequence[RuleReport]) -> None:
-        """Have the agent told what has become of the rules."""
+        """Report to the agent what has become of the rules, from another thread."""
         with self._changed:
             self._reports = list(reports)
             self._changed.notify_all()
 
     def _run_reports(self) -> None:
-        """Tell the agent of what is new; now and then of all, for it may be another one by now."""
+        """Send changed reports, and repeat all at times: the agent may have been replaced."""
         sent: Any = None
-        at = 0.0
+        sent_at = 0.0
         while not self._closed.is_set():
             with self._changed:
-                now = self._reports, self._handled_counts
-                if now == sent and time.monotonic() - at < REPORT_SECONDS:
+                current = self._reports, self._handled_counts
+                if current == sent and time.monotonic() - sent_at < REPORT_SECONDS:
                     self._changed.wait(WAIT_SECONDS)
                     continue
             try:
-                self._send_report(*now)
-                sent, at = now, time.monotonic()
+                self._send_report(*current)
+                sent, sent_at = current, time.monotonic()
             except StreambrokerError as error:
                 log.debug("the agent is not told of rules: %s", error)
                 self._closed.wait(RETRY_SECONDS)

@@ -20,23 +20,22 @@ log = logging.getLogger("pe_agent.cep")
 
 SUFFIXES = (".json", ".yaml", ".yml")
 FileStamp: TypeAlias = "tuple[int, int, int]"
-"""What changes when a file is written: time in nanoseconds, size, inode."""
+"""Changes whenever a file is written: time in nanoseconds, size, inode."""
 
 
 class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
     """Reads the files of a directory whose names end with ``.json``, ``.yaml`` or ``.yml``.
 
-    A file that cannot be read keeps the rules that it had, and is told as a rule that is refused.
-    Write files under another name and rename them, so that no half of one is read. YAML needs
-    PyYAML.
+    A file that cannot be read keeps its previous rules, and is reported as a refused rule. Write
+    files under another name and rename them, so that none is read incomplete. YAML needs PyYAML.
     """
 
     def __init__(self, path: str | Path, interval: float = 10.0) -> None:
-        """Define where.
+        """Set the directory.
 
         Args:
-            path: the directory; names that begin with a dot are left out.
-            interval: seconds between two looks.
+            path: the directory; names that begin with a dot are ignored.
+            interval: seconds between two polls.
         """
         super().__init__(interval)
         self._path = Path(path)
@@ -44,87 +43,79 @@ class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
         self._last_rules: dict[str, list[Any]] = {}
 
     def check_pattern_processor_update(self) -> bool:
-        """Tell whether a file came, went or was written."""
+        """Return whether a file was added, removed or written."""
         return self._read_stamps() != self._last_stamps
 
     def latest_pattern_processors(self) -> Wanted:
-        """Return the rules of all files, in the order of their names.
-
-        Raises:
-            DiscoveryError: the directory cannot be read.
-        """
-        marks = self._read_stamps()
+        """Return all files' rules by file name; raise DiscoveryError without the directory."""
+        stamps = self._read_stamps()
         problems: list[UnreadableRule] = []
-        good: dict[str, list[Any]] = {}
-        for name in sorted(marks):
+        rules_by_file: dict[str, list[Any]] = {}
+        for name in sorted(stamps):
             try:
-                good[name] = read_rules(self._path / name)
-            except Exception as error:  # whatever is wrong with a file concerns that one alone
+                rules_by_file[name] = read_rules(self._path / name)
+            except Exception as error:  # a problem with one file does not affect the others
                 problems.append(UnreadableRule(rule=name, problem=str(error).rstrip(".")))
-                good[name] = self._last_rules.get(name, [])
+                rules_by_file[name] = self._last_rules.get(name, [])
                 log.warning("rules of %s stay as they were: %s", name, error)
-        self._last_stamps, self._last_rules = marks, good
-        return [*(rule for each in good.values() for rule in each), *problems]
+        self._last_stamps, self._last_rules = stamps, rules_by_file
+        return [*(rule for each in rules_by_file.values() for rule in each), *problems]
 
     def _read_stamps(self) -> dict[str, FileStamp]:
-        marks: dict[str, FileStamp] = {}
+        stamps: dict[str, FileStamp] = {}
         try:
             for file in self._path.iterdir():
                 if file.suffix in SUFFIXES and not file.name.startswith("."):
-                    marks[file.name] = _file_stamp(file)
+                    stamps[file.name] = _file_stamp(file)
         except OSError as error:
             raise DiscoveryError(f"directory {self._path} cannot be read: {error}") from error
-        return marks
+        return stamps
 
 
 def _file_stamp(file: Path) -> FileStamp:
-    """Return the mark of a file; zeros for one that cannot be looked at, which is refused alone."""
+    """Return the stamp of a file; zeros if it cannot be accessed, so that only it is refused."""
     try:
-        found = file.stat()
+        stat = file.stat()
     except OSError:
         return 0, 0, 0
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def read_rules(file: Path) -> list[Any]:
-    """Return the documents of a file.
+    """Return the rule documents of a file.
 
     Raises:
-        DiscoveryError: it is no JSON or YAML, or has something else than rules.
+        DiscoveryError: it is no JSON or YAML, or has something other than rules.
         OSError: it cannot be read.
     """
-    found = read_documents(
+    documents = read_documents(
         file.read_text("utf-8"), f"file {file.name}", yaml=file.suffix != ".json"
     )
-    for rule in found:
+    for rule in documents:
         if not isinstance(rule, dict):
             raise DiscoveryError(
                 f"file {file.name} has {rule!r} where a rule is expected: write a mapping with"
                 " `id`, `version` and `pattern`, or a list of them."
             )
-    return found
+    return documents
 
 
 def read_documents(text: str, what: str, *, yaml: bool) -> list[Any]:
-    """Return what a text has: one thing, or the items of its lists.
-
-    Raises:
-        DiscoveryError: it is no JSON or YAML.
-    """
+    """Return a text's documents, lists replaced by items; raise DiscoveryError if unreadable."""
     try:
         documents = _parse_yaml(text) if yaml else [json.loads(text)]
     except (ValueError, RecursionError) as error:
         raise DiscoveryError(f"{what} cannot be read: {error}") from error
-    found: list[Any] = []
+    items: list[Any] = []
     for document in documents:
-        found += document if isinstance(document, list) else [document]
-    return [unwrap_rule(each) for each in found]
+        items += document if isinstance(document, list) else [document]
+    return [unwrap_rule(each) for each in items]
 
 
 def unwrap_rule(document: Any) -> Any:
-    """Return the rule of a `PatternProcessor` manifest; anything else as it is.
+    """Return the rule of a `PatternProcessor` manifest; return anything else unchanged.
 
-    Whose rule it is, and how often it was enabled, says the manifest and not the rule.
+    Job and enable count are fields of the manifest only, not of the rule.
     """
     if not isinstance(document, dict) or document.get("kind") != RULE:
         return document

@@ -1,7 +1,7 @@
-"""Discoverers: they say which rules there are to be, at first and whenever that changes.
+"""Discoverers: they find the rules of a query, at first and whenever these change.
 
-A discoverer runs in one thread beside the driver. A source of rules that is away keeps the rules
-that there are, and says so; nothing has to be started again when it is back.
+A discoverer runs in one thread in the driver. If a source of rules is unreachable, the current
+rules stay and a problem is reported; nothing has to be restarted when it is back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streambroker_core.errors import StreambrokerError
 log = logging.getLogger("pe_agent.cep")
 
 Wanted: TypeAlias = "Sequence[Any]"
-"""All rules that there are to be, as `RuleSet.updated` takes them."""
+"""All rules that a query should have, as `RuleSet.apply_update` takes them."""
 
 
 class DiscoveryError(StreambrokerError):
@@ -32,14 +32,10 @@ class PatternProcessorDiscoverer(Protocol):
     """Finds the rules of a job."""
 
     def initial_pattern_processors(self) -> Wanted:
-        """Return the rules that hold before the first event.
-
-        Raises:
-            DiscoveryError: the source cannot be read.
-        """
+        """Return the rules before the first event, or raise DiscoveryError."""
 
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
-        """Tell the manager of each change; return once `close` is called."""
+        """Report each change to the manager; return once `close` is called."""
 
     def close(self) -> None:
         """Stop; may be called from another thread, and more than once."""
@@ -47,32 +43,31 @@ class PatternProcessorDiscoverer(Protocol):
 
 @runtime_checkable
 class ReportedDiscoverer(Protocol):
-    """A discoverer whose source wants to know what has become of its rules."""
+    """A discoverer whose source receives reports on its rules."""
 
     def on_reports(self, reports: Sequence[RuleReport]) -> None:
-        """Take in what there is to tell of all rules; called at once, by any thread."""
+        """Receive the reports of all rules; must return at once, may be called by any thread."""
 
 
 @runtime_checkable
 class QueryDiscoverer(Protocol):
-    """A discoverer that tells the queries of a job apart."""
+    """A discoverer that distinguishes the queries of a job."""
 
     def for_query(self, query: str) -> None:
-        """Take in a name of the query that stays over restarts; called before any other."""
+        """Set a name of the query that is stable over restarts; called before other methods."""
 
 
 class PatternProcessorDiscovererFactory(Protocol):
     """Makes the discoverer of one query."""
 
     def create(self) -> PatternProcessorDiscoverer:
-        """Return a discoverer that nobody else uses."""
+        """Return a discoverer that is not shared."""
 
 
 class FixedDiscoverer:
-    """A list of rules that stays as it is."""
+    """A list of rules that does not change."""
 
     def __init__(self, rules: Iterable[Any]) -> None:
-        """Define which rules there are."""
         self._rules = list(rules)
         self._closed = threading.Event()
 
@@ -91,17 +86,17 @@ class FixedDiscoverer:
 
 
 class PeriodicPatternProcessorDiscoverer(ABC):
-    """Looks again and again.
+    """Polls a source periodically.
 
     Attributes:
-        problem: why the source could not be read when last tried; None if it could.
+        problem: why the last poll failed; None if it did not.
     """
 
     def __init__(self, interval: float = 10.0) -> None:
-        """Define how often.
+        """Set the interval.
 
         Args:
-            interval: seconds between two looks.
+            interval: seconds between two polls.
 
         Raises:
             ValueError: it is not above 0.
@@ -115,34 +110,34 @@ class PeriodicPatternProcessorDiscoverer(ABC):
 
     @abstractmethod
     def check_pattern_processor_update(self) -> bool:
-        """Tell whether the rules have changed since they were last returned."""
+        """Return whether the rules have changed since they were last returned."""
 
     @abstractmethod
     def latest_pattern_processors(self) -> Wanted:
         """Return all rules."""
 
     def initial_pattern_processors(self) -> Wanted:
-        """Return the rules that hold before the first event."""
+        """Return the rules that apply before the first event."""
         return self.latest_pattern_processors()
 
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
-        """Look until `close` is called; what cannot be read changes nothing."""
+        """Poll until `close` is called; a failed poll changes nothing."""
         while not self._closed.wait(self.pause()):
             self.poll(manager)
 
     def pause(self) -> float:
-        """Return the seconds until the next look."""
+        """Return the seconds until the next poll."""
         return self.interval
 
     def poll(self, manager: PatternProcessorManager) -> None:
-        """Look once, and tell the manager of a change; one that it cannot take is told again."""
+        """Poll once, and report a change to the manager; a failed update is retried."""
         try:
             if self.check_pattern_processor_update():
                 self._pending = self.latest_pattern_processors()
             if self._pending is not None:
                 manager.on_pattern_processors_updated(self._pending)
                 self._pending = None
-        except Exception as error:  # whatever happens, the rules stay
+        except Exception as error:  # the rules stay, whatever the error
             problem = f"{type(error).__name__}: {error}"
             if problem != self.problem:
                 log.warning("rules cannot be taken in, those so far stay: %s", problem)
@@ -158,7 +153,7 @@ class PeriodicPatternProcessorDiscoverer(ABC):
 
 
 class Discovery:
-    """A discoverer at work: its first rules are there, and a thread takes in the others."""
+    """A running discoverer: its first rules are applied, and a thread applies the updates."""
 
     def __init__(
         self,
@@ -167,15 +162,10 @@ class Discovery:
         *,
         first: bool = True,
     ) -> None:
-        """Take in the first rules, then begin to watch.
-
-        Args:
-            discoverer: finds rules.
-            manager: takes them in.
-            first: the first rules are still to be taken in.
+        """Apply the first rules unless ``first`` is false, then start to watch.
 
         Raises:
-            DiscoveryError: the first rules cannot be read; nothing was begun.
+            DiscoveryError: the first rules cannot be read; nothing was started.
         """
         self._discoverer, self._manager = discoverer, manager
         self._problem: str | None = None
@@ -192,12 +182,12 @@ class Discovery:
 
     @property
     def problem(self) -> str | None:
-        """Why rules could not be read or taken in when last tried; None if they could."""
+        """Why rules could not be read or applied at the last attempt; None if they could."""
         return self._problem or getattr(self._discoverer, "problem", None)
 
     @property
     def running(self) -> bool:
-        """Whether changes are still taken in."""
+        """Whether changes are still watched."""
         return self._thread.is_alive()
 
     def _watch(self) -> None:

@@ -32,15 +32,15 @@ MAX_BYTES = 16 << 20
 MAX_PAUSE_SECONDS = 300.0
 MAX_DOUBLINGS = 8
 RULES_KEY = "patterns"
-"""Where a list of rules stands that is answered as an object."""
+"""Key of the list of rules in a response that is an object."""
 
 
 class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
-    """Asks a URL again and again, with the ETag of what it has.
+    """Polls a URL, with the ETag of the last response.
 
-    A server that is away, refuses, or answers what is no list of rules keeps the rules, and is
-    asked more rarely, up to every five minutes; ``problem`` says why. An item that is no rule is
-    refused alone.
+    If the server is unreachable, refuses, or returns no list of rules, the rules stay; ``problem``
+    has the reason. It is then polled less often, down to every five minutes. An item that is no
+    rule is refused alone.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
         token: Token | None = None,
         trust: BrokerTrust | None = None,
     ) -> None:
-        """Define where.
+        """Set the URL.
 
         Args:
-            url: ``http://`` or ``https://``; redirections are not followed.
-            interval: seconds between two looks.
-            token: what to show as ``Authorization: Bearer``; None for nothing.
-            trust: from whom a certificate has to come; None for those whom the system trusts.
+            url: ``http://`` or ``https://``; redirects are not followed.
+            interval: seconds between two polls.
+            token: token for ``Authorization: Bearer``; None for no such header.
+            trust: trusted CA certificates of the server; None for those that the system trusts.
 
         Raises:
             ValueError: it is no such URL.
@@ -74,43 +74,38 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
         self._failures, self._retry_after = 0, 0.0
 
     def check_pattern_processor_update(self) -> bool:
-        """Tell whether the server has other rules."""
+        """Return whether the server has other rules."""
         self._fetched = self._fetch()
         return self._fetched is not None
 
     def latest_pattern_processors(self) -> Wanted:
-        """Return the rules that the server has.
-
-        Raises:
-            DiscoveryError: it cannot be asked, or its answer is no list of rules.
-        """
+        """Return the server's rules; raise DiscoveryError if it returns no list of rules."""
         if self._fetched is None:
             self._etag = self._digest = None
             self._fetched = self._fetch()
-        found, self._fetched = self._fetched or [], None
+        items, self._fetched = self._fetched or [], None
         return [
             rule
             if isinstance(rule, dict)
             else UnreadableRule(
-                rule=f"number {place}", problem=f"it is {rule!r:.80}, and no mapping"
+                rule=f"number {number}", problem=f"it is {rule!r:.80}, and no mapping"
             )
-            for place, rule in enumerate(found)
+            for number, rule in enumerate(items)
         ]
 
     def poll(self, manager: PatternProcessorManager) -> None:
-        """Look once, and count how often in a row that was in vain."""
+        """Poll once, and count consecutive failures."""
         self._retry_after = 0.0
         super().poll(manager)
         self._failures = 0 if self.problem is None else self._failures + 1
 
     def pause(self) -> float:
-        """Return the interval; longer, where the server was away or asked for that."""
+        """Return the interval; longer after failures, or if the server asked for it."""
         longer = self.interval * 2.0 ** min(self._failures, MAX_DOUBLINGS)
         bounded = max(self.interval, min(longer, MAX_PAUSE_SECONDS))
         return max(bounded, min(self._retry_after, MAX_PAUSE_SECONDS))
 
     def _fetch(self) -> list[Any] | None:
-        """Return what the server has; None where that is what is known."""
         try:
             with self._open() as answer:
                 return self._read(answer, answer.headers)
@@ -129,12 +124,12 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
         request.add_header("Accept", "application/json, application/yaml;q=0.9")
         if self._etag is not None:
             request.add_header("If-None-Match", self._etag)
-        shown = self._token.current()
-        if shown is not None:
-            request.add_header("Authorization", f"Bearer {shown}")
+        token = self._token.current()
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
         opener = OpenerDirector()
-        secured = None if self._trust is None else self._trust.context()
-        for handler in (HTTPHandler(), HTTPSHandler(context=secured), _StatusErrorProcessor()):
+        tls_context = None if self._trust is None else self._trust.context()
+        for handler in (HTTPHandler(), HTTPSHandler(context=tls_context), _StatusErrorProcessor()):
             opener.add_handler(handler)
         return opener.open(request, timeout=TIMEOUT_SECONDS)
 
@@ -143,27 +138,27 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
         if len(body) > MAX_BYTES:
             raise DiscoveryError(f"{self._url} answers more than {MAX_BYTES} bytes")
         digest = hashlib.sha256(body).digest()
-        found = None if digest == self._digest else self._parse_rules(body, headers)
+        documents = None if digest == self._digest else self._parse_rules(body, headers)
         self._etag, self._digest = headers.get("ETag"), digest
-        return found
+        return documents
 
     def _parse_rules(self, body: bytes, headers: Mapping[str, str]) -> list[Any]:
         try:
             text = body.decode()
         except UnicodeDecodeError as error:
             raise DiscoveryError(f"{self._url} answers what is no UTF-8") from error
-        found = read_documents(text, self._url, yaml="yaml" in headers.get("Content-Type", ""))
+        documents = read_documents(text, self._url, yaml="yaml" in headers.get("Content-Type", ""))
         if (
-            len(found) == 1
-            and isinstance(found[0], dict)
-            and isinstance(found[0].get(RULES_KEY), list)
+            len(documents) == 1
+            and isinstance(documents[0], dict)
+            and isinstance(documents[0].get(RULES_KEY), list)
         ):
-            return [unwrap_rule(each) for each in found[0][RULES_KEY]]
-        return found
+            return [unwrap_rule(each) for each in documents[0][RULES_KEY]]
+        return documents
 
 
 class _StatusErrorProcessor(HTTPErrorProcessor):
-    """Raises whatever is not 2xx; there is nobody who follows a redirection."""
+    """Raise on every non-2xx status; do not follow redirects."""
 
     def http_response(self, request: Any, response: Any) -> Any:
         if 200 <= response.status < 300:
@@ -176,5 +171,5 @@ class _StatusErrorProcessor(HTTPErrorProcessor):
 
 
 def _parse_retry_after(text: str | None) -> float:
-    """Return what ``Retry-After`` says in seconds; a date counts as nothing."""
+    """Return the seconds of ``Retry-After``; 0 if it is missing or a date."""
     return float(text) if text is not None and text.isascii() and text.isdigit() else 0.0

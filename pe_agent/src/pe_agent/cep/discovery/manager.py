@@ -1,4 +1,4 @@
-"""The rules of a job: what they are now, and what becomes of those that are wanted."""
+"""The manager of a job's rules: applies lists of wanted rules, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OutcomeListener = Callable[[Sequence[RuleUpdate]], None]
 
 
 class PatternProcessorManager:
-    """Takes lists of wanted rules, and hands on the set that comes of each.
+    """Applies lists of wanted rules, and passes on the resulting rule sets.
 
-    Its methods may be called from any thread; sets are handed on one after the other, and an equal
-    one is not handed on again.
+    Its methods may be called from any thread. Sets are passed on one after the other; a set equal
+    to the current one is not passed on.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class PatternProcessorManager:
         rules: RuleSet | None = None,
         tell: OutcomeListener | None = None,
     ) -> None:
-        """Take them up.
+        """Set up the manager.
 
         Args:
-            apply: gets each new set, as a control tuple to be sent with ``PatternRules``; what it
-                raises goes to the caller, and the set is as before.
-            context: what rules may refer to.
-            rules: the set so far, for instance that of a checkpoint.
-            tell: gets what became of each rule of an update.
+            apply: receives each new set, to be sent as a control tuple ``PatternRules``. Its errors
+                are raised to the caller, and the set stays as before.
+            context: the functions and columns that rules may refer to.
+            rules: the initial set, for instance that of a checkpoint.
+            tell: receives the outcome of each rule of an update.
         """
         self._apply, self._on_outcomes, self._context = apply, tell, context or RuleContext()
         self._rules, self._listed_versions = rules or RuleSet(), frozenset[tuple[str, int]]()
@@ -52,21 +52,21 @@ class PatternProcessorManager:
 
     @property
     def rules(self) -> RuleSet:
-        """The set."""
+        """The current set."""
         return self._rules
 
     def current_pattern_processors(self) -> list[PatternProcessor]:
-        """Return the rules that are on, scheduled ones included."""
+        """Return the enabled rules, scheduled ones included."""
         return list(self._rules)
 
     def on_pattern_processors_updated(self, wanted: Iterable[Any]) -> list[RuleUpdate]:
-        """Take the whole list of wanted rules; those that are not in it go.
+        """Replace the wanted rules; rules that are not in the list are removed.
 
         Args:
             wanted: rules, or their documents.
 
         Returns:
-            What became of each; what is refused says why, and concerns that rule alone.
+            The outcome of each rule; a refusal has a reason, and concerns that rule alone.
         """
         documents = [_as_document(each) for each in wanted]
         with self._lock:
@@ -82,19 +82,19 @@ class PatternProcessorManager:
         return outcomes
 
     def on_applied(self, progress: Iterable[Progress]) -> None:
-        """Take in how far a query has come with rules; it says so whenever it knows more."""
+        """Record how far a query is with rules; the query calls it on every change."""
         with self._lock:
             self._rule_reports.apply_progress(progress)
             self._notify_listeners()
 
     def listen(self, listener: Listener) -> None:
-        """Tell a listener what has become of all rules, now and whenever that is another thing."""
+        """Report all rules to a listener, now and on every change."""
         with self._lock:
             self._listeners.append(listener)
             listener(self.reports())
 
     def reports(self) -> list[RuleReport]:
-        """Return what has become of each rule, in the order of their ids."""
+        """Return a report of each rule, ordered by id."""
         with self._lock:
             return self._rule_reports.reports(self._rules)
 
@@ -105,17 +105,13 @@ class PatternProcessorManager:
                 listener(reports)
 
     def disable(self, rule: str, version: int) -> None:
-        """Turn a rule off everywhere that failed somewhere."""
+        """Disable a rule everywhere after it failed in one place."""
         with self._lock:
             self._replace_rules(self._rules.with_disabled(rule, version))
             self._notify_listeners()
 
     def enable(self, rule: str) -> None:
-        """Turn a rule on again.
-
-        Raises:
-            KeyError: there is no such rule.
-        """
+        """Enable a rule again; raise KeyError if there is none."""
         with self._lock:
             if rule not in self._rules.rules:
                 raise KeyError(rule)
@@ -129,18 +125,17 @@ class PatternProcessorManager:
 
 
 def _as_document(rule: Any) -> Any:
-    """Return a rule as operators are sent it, so that an unregistered function is found."""
+    """Return a rule in the form sent to operators, which reveals unregistered functions."""
     if not isinstance(rule, PatternProcessor):
         return rule
     try:
         return write_rule(rule)
-    except Exception as error:  # a rule that cannot be written is refused alone
+    except Exception as error:  # only the rule that cannot be written is refused
         return UnreadableRule(rule=rule.id, version=rule.version, problem=describe_error(error))
 
 
 def _rule_versions(documents: Iterable[Any]) -> frozenset[tuple[str, int]]:
-    """Return id and version of the rules of a list, of those that have both."""
-    given = [(one.get("id"), one.get("version")) for one in documents if isinstance(one, Mapping)]
+    pairs = [(one.get("id"), one.get("version")) for one in documents if isinstance(one, Mapping)]
     return frozenset(
-        (name, version) for name, version in given if type(name) is str and type(version) is int
+        (name, version) for name, version in pairs if type(name) is str and type(version) is int
     )

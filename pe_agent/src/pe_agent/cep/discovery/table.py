@@ -1,8 +1,8 @@
-"""Rules in a table of a database: one row for each version of a rule.
+"""Rules in a database table: one row for each version of a rule.
 
-Columns ``id`` and ``version``, and either ``pattern``, as JSON, or ``class_name`` with
-``constructor_params``, a JSON list of ``{"type": …, "value": …}``. Of the other fields of a rule
-those count that the table has, by their names in documents or with underscores (``on_error``).
+Columns are ``id`` and ``version``, and either ``pattern``, as JSON, or ``class_name`` with
+``constructor_params``, a JSON list of ``{"type": …, "value": …}``. Columns for other fields of a
+rule are optional. They have the field's name in documents, or that with underscores (``on_error``).
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _PARAM_TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Connection(Protocol):
-    """A connection of a database driver, as DB-API 2.0 (PEP 249) has it."""
+    """A database connection according to DB-API 2.0 (PEP 249)."""
 
     def cursor(self) -> Any:
         """Return a cursor."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
 
 
 def sqlite_table(path: str | Path) -> Callable[[], Connection]:
-    """Return what connects to an SQLite file, for reading only."""
+    """Return a function that opens an SQLite file read-only."""
     return lambda: sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
 
 
 class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
-    """Reads a table; each look has a connection of its own, so a database may come and go.
+    """Polls a table; each poll has a connection of its own, so a database may come and go.
 
-    A row that says what cannot be is refused by itself, as any rule; its reason names it.
+    A row that cannot be read is refused alone, like any invalid rule; the reason names it.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         classes: Mapping[str, RuleFactory] | None = None,
         interval: float = 10.0,
     ) -> None:
-        """Define where.
+        """Set the table.
 
         Args:
             connect: returns a new connection of any DB-API driver; see `sqlite_table`.
             table: its name, with its schema if it needs one.
-            classes: what ``class_name`` may name; nothing else is built.
-            interval: seconds between two looks.
+            classes: classes that ``class_name`` may name; no others are used.
+            interval: seconds between two polls.
 
         Raises:
             ValueError: the name is not one of a table.
@@ -88,16 +88,12 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         self._last_rows: list[dict[str, Any]] | None = None
 
     def check_pattern_processor_update(self) -> bool:
-        """Tell whether a row came, went or was changed."""
+        """Return whether a row was added, removed or changed."""
         self._fetched_rows = self._read()
         return self._fetched_rows != self._last_rows
 
     def latest_pattern_processors(self) -> Wanted:
-        """Return the rules of the table.
-
-        Raises:
-            DiscoveryError: the table cannot be read, or lacks a column.
-        """
+        """Return the table's rules; raise DiscoveryError if it is unreadable or lacks a column."""
         rows = self._read() if self._fetched_rows is None else self._fetched_rows
         self._fetched_rows, self._last_rows = None, rows
         return [self._parse_row(row) for row in rows]
@@ -113,8 +109,8 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
                 ]
         except Exception as error:  # each driver has errors of its own
             raise DiscoveryError(f"table {self._table} cannot be read: {error}") from error
-        lost = [name for name in ("id", "version") if name not in names]
-        if lost or not {"pattern", "class_name"} & set(names):
+        missing = [name for name in ("id", "version") if name not in names]
+        if missing or not {"pattern", "class_name"} & set(names):
             raise DiscoveryError(
                 f"table {self._table} has the columns {', '.join(names)}: rules need id, version,"
                 " and pattern or class_name."
@@ -122,7 +118,6 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         return sorted(rows, key=lambda row: (str(row["id"]), str(row["version"])))
 
     def _parse_row(self, row: Mapping[str, Any]) -> Any:
-        """Return a rule or its document; or why the row cannot be read."""
         document: dict[str, Any] = {"id": row["id"], "version": row["version"]}
         try:
             if row.get("class_name") is not None:
@@ -153,9 +148,9 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
 
 
 def _normalise_value(value: Any) -> Any:
-    """Return a value as SQLite has it, whatever objects a driver makes of it."""
+    """Return a value as SQLite would return it, independent of the driver's types."""
     if hasattr(value, "read"):
-        value = value.read()  # a large object, as long as the connection is open
+        value = value.read()  # a large object; only readable while the connection is open
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).decode()
     if isinstance(value, Decimal | float) and math.isfinite(value) and value == int(value):

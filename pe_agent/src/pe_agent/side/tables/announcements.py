@@ -1,10 +1,11 @@
-"""How queries hear of versions: a control file beside the tables, read by each query.
+"""Announcement of table versions to queries: a control file next to the tables, read by each query.
 
-A query's offset has the number of tuples that it has read, so a version holds from the window that
-its announcement came in, and a replay hears the same. Of several versions of one side input in one
-window the last one is heard: nothing stands between them. Each query is a *reader* with an id in
-its offset; how far it has come, and what its window has, is a small file, so that versions which
-none can ask for any more go.
+- A query's offset contains the number of tuples that it has read. So a version applies from the
+  window of its announcement on, and a replay sees the same.
+- Of several versions of one side input in one window only the last is delivered: nothing is between
+  them.
+- Each query is a *reader* with an id in its offset. A small file contains its position and that of
+  its planned window, so that versions no query can need any more are removed.
 """
 
 from __future__ import annotations
@@ -37,35 +38,29 @@ _REPORT_SECONDS = 60.0
 
 
 def version_stream(spark: SparkSession, folder: Path) -> Stream:
-    """Return the announcements in a folder of tables, to be put beside a stream by ``union``."""
+    """Return the announcements in a folder of tables as a stream, for ``union``."""
     return control_source_stream(spark, VersionsSource, path=str(folder / CONTROL_FILE))
 
 
 def read_positions(folder: Path, grace: float, now: float) -> list[ReadPosition]:
-    """Return how far each query has come with the control file.
+    """Return each query's position in the control file; remove files older than ``grace``.
 
     A query whose file is damaged counts as one that has finished nothing.
-
-    Args:
-        folder: of the tables.
-        grace: seconds after which a query that was not heard of does not count; its file is
-            removed.
-        now: seconds since 1970.
     """
-    found = []
+    positions = []
     for path in (folder / READERS).glob("*.json"):
         if path.stat().st_mtime < now - grace:
             path.unlink(missing_ok=True)
         else:
-            found.append(_read_position(path))
-    return found
+            positions.append(_read_position(path))
+    return positions
 
 
 def _read_position(path: Path) -> ReadPosition:
     try:
-        told = json.loads(path.read_bytes())
-        planned = told.get("planned")
-        return ReadPosition(int(told["next"]), None if planned is None else int(planned))
+        fields = json.loads(path.read_bytes())
+        planned = fields.get("planned")
+        return ReadPosition(int(fields["next"]), None if planned is None else int(planned))
     except (AttributeError, KeyError, TypeError, ValueError):
         return ReadPosition(0)
 
@@ -76,13 +71,13 @@ class VersionsSource(ControlFileSource):
     FORMAT = FORMAT
 
     def streamReader(self, schema: Any) -> VersionsReader:  # noqa: N802 - Spark's name
-        """Return the reader."""
+        """Return the reader of the control file."""
         del schema
         return VersionsReader(Path(self.options["path"]))
 
 
 class VersionsReader(ControlFileReader):
-    """Reads a control file, and tells how far it has come."""
+    """Reads a control file, and reports its position."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -91,15 +86,16 @@ class VersionsReader(ControlFileReader):
         self._available_now = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the offset before the first tuple, of a reader that is new."""
+        """Return the offset before the first tuple, with a new reader id."""
         return {**super().initialOffset(), "reader": uuid.uuid4().hex}
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any], limit: Any
     ) -> dict[str, Any]:
-        """Return the offset behind the last whole line; what ``start`` has is finished.
+        """Return the offset after the last complete line; windows up to ``start`` are finished.
 
-        While that line is looked for nothing that may be in the window is removed.
+        Before the end is determined, the reader reports that its planned window is unknown. So no
+        version that may be in the window is removed meanwhile.
         """
         reader, finished = str(start["reader"]), int(start["next"])
         end = super().latestOffset(start, limit)
@@ -113,24 +109,20 @@ class VersionsReader(ControlFileReader):
         return {**end, "reader": start["reader"]}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Read what there is when the first offset is asked for, and no more."""
+        """Limit reading to the end of the file at the first call of ``latestOffset``."""
         self._available_now = True
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        """Return the tuples between two offsets, of each side input its last version.
-
-        Raises:
-            AlignedError: the file is another one, or has lost lines.
-        """
+        """Return the tuples between two offsets, with only the last version of each side input."""
         return [
             InputPartition(drop_hidden_versions(part.value))
             for part in super().partitions(start, end)
         ]
 
     def _window_end(self, first: int, count: int) -> int:
-        """Return the end of the file: what is hidden on the way is not heard, and may be gone.
+        """Return the end of the file: a window drops hidden versions, which may be removed already.
 
-        So a window has one version of each side input, however many came since the last one.
+        So a window has one version of each side input, however many there are since the last one.
         """
         del first
         return count
@@ -140,22 +132,22 @@ class VersionsReader(ControlFileReader):
         if position == self._reported[0] and now < self._reported[1] + _REPORT_SECONDS:
             return
         self._readers.mkdir(exist_ok=True)
-        told = {"next": position.finished, "planned": position.planned}
-        write_atomically(self._readers / f"{reader}.json", json.dumps(told).encode())
+        fields = {"next": position.finished, "planned": position.planned}
+        write_atomically(self._readers / f"{reader}.json", json.dumps(fields).encode())
         self._reported = (position, now)
 
 
 def drop_hidden_versions(lines: Sequence[bytes]) -> list[bytes]:
-    """Return control tuples without versions that another one of the same window hides."""
+    """Return control tuples without versions that a later one of the same window hides."""
     last: dict[str, int] = {}
     hidden = set()
     for at, line in enumerate(lines):
         control = envelope.decode(json.loads(line), "a control file")
         if control.type != SideVersion.__name__ or control.delivery is not Delivery.BEGIN:
             continue
-        said = control.payload
-        if said.get("at") is None:
-            name = str(said["input"])
+        payload = control.payload
+        if payload.get("at") is None:
+            name = str(payload["input"])
             hidden.add(last.get(name, -1))
             last[name] = at
     return [line for at, line in enumerate(lines) if at not in hidden]

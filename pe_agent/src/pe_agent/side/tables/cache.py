@@ -1,6 +1,6 @@
-"""Versions of tables in a process that runs operators: each is mapped and prepared once.
+"""Versions of tables in a worker process: each is mapped and prepared once.
 
-A worker of Spark runs many buckets and many windows; all of them see the same content.
+A worker of Spark runs many buckets and windows; all of them share the content.
 """
 
 from __future__ import annotations
@@ -27,23 +27,15 @@ _CACHES: dict[tuple[str, str], TableCache] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class CachedTables:
-    """The tables of an operator.
-
-    Attributes:
-        folders: of the versions, by name of the side input.
-    """
+    """The tables of an operator: folders of their versions, by name of the side input."""
 
     folders: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, side: SideInput, version: str) -> Content:
-        """Return a version of the table that a side input is.
-
-        Raises:
-            SideVersionError: it is not there, or cannot be used.
-        """
+        """Return a version of a side input's table; raise SideVersionError if it cannot be used."""
         folder = Path(self.folders[side.name])
-        place = (str(folder), repr(side))
-        if place not in _CACHES:
+        key = (str(folder), repr(side))
+        if key not in _CACHES:
 
             def read(name: str, version: str) -> pa.Table:
                 del name
@@ -55,16 +47,16 @@ class CachedTables:
                         f"{missing} is not there, or this worker does not see it"
                     ) from error
 
-            _CACHES[place] = TableCache(read)
-        return _CACHES[place](side, version)
+            _CACHES[key] = TableCache(read)
+        return _CACHES[key](side, version)
 
     def request_refresh(self, name: str, request_id: str) -> None:
-        """Ask whoever reads the table to do it now; asked again by the same, it is asked once."""
+        """Request that the driver reads the table now; repeats with one id are one request."""
         folder = Path(self.folders[name]) / REQUESTS
         folder.mkdir(exist_ok=True)
         (folder / hashlib.sha256(request_id.encode()).hexdigest()[:32]).touch()
 
 
 def cached_tables_for(tables: Mapping[str, Table]) -> CachedTables:
-    """Return where the versions of tables lie, by name of the side input."""
+    """Return the folders of tables' versions, by name of the side input."""
     return CachedTables(folders={name: str(table.folder) for name, table in tables.items()})

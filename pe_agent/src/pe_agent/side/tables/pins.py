@@ -1,11 +1,11 @@
-"""Which version of a table a micro-batch has, where no state says it: a pin.
+"""Pins: the version of a table that a micro-batch without state uses.
 
-A pin is the file ``pins/<query>/<batch>`` in the folder of a table. The first task of a micro-batch
-that needs the table makes it, with the version that is the newest then; all others read it, and so
-does every replay. It is there whole or not at all, and never changes. Who chooses a version holds
-``pins/lock`` in common, and who removes versions alone: so no version goes between the moment in
-which a task finds that it is the newest and the one in which its pin says so. Beside the pins of a
-query, ``seen`` has the time at which a process last asked for one.
+- A pin is the file ``pins/<query>/<batch>`` in the folder of a table.
+- The first task of a micro-batch that needs the table creates it, with the newest version. All
+  other tasks, and every replay, read it. A pin is complete or absent, and never changes.
+- A task holds a shared lock on ``pins/lock`` while it chooses a version; cleanup holds it
+  exclusively. So no version is removed between its choice and the creation of its pin.
+- The modification time of ``pins/<query>/seen`` is the last time at which a task looked up a pin.
 """
 
 from __future__ import annotations
@@ -28,20 +28,14 @@ PINS, LOCK, SEEN_FILE = "pins", "lock", "seen"
 FORMAT = 1
 RETAINED_PINS = 2
 """Pins of a query that are kept. A micro-batch is run again until the next one begins; the one
-before it may have tasks that were given up and are not gone yet."""
+before it may still have cancelled tasks that are running."""
 _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 _ACCESS_REMEDY = "let every worker see the folder of the store under this path, and write to it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """A micro-batch of a query.
-
-    Attributes:
-        query: id of the query, which is that of its checkpoint.
-        run: id of this run of the query.
-        number: of the micro-batch.
-    """
+    """A micro-batch of a query; the query's id is that of its checkpoint."""
 
     query: str
     run: str
@@ -50,13 +44,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """The version that a micro-batch has of a table.
-
-    Attributes:
-        version: its name.
-        written: when it was written, seconds since 1970.
-        path: where the pin is.
-    """
+    """The version of a table that a micro-batch uses; ``written`` is in seconds since 1970."""
 
     version: str
     written: float
@@ -64,15 +52,11 @@ class Pin:
 
 
 _PIN_CACHE: dict[tuple[str, str], tuple[MicroBatch, Pin]] = {}
-"""The last pin that this process has seen, of each table and query."""
+"""By table and query: the last pin that this process has read."""
 
 
 def current_batch() -> MicroBatch | None:
-    """Return the micro-batch whose task this is; None outside of tasks.
-
-    Raises:
-        PinError: the task is of no query.
-    """
+    """Return the micro-batch of this task, or None; raise PinError in a task of no query."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -90,64 +74,50 @@ def current_batch() -> MicroBatch | None:
 
 
 def pin_for(folder: Path, batch: MicroBatch) -> Pin:
-    """Return the pin of a micro-batch; made if there is none.
-
-    Args:
-        folder: of the table.
-        batch: whose task this is.
+    """Return the pin of a micro-batch; creates it if there is none.
 
     Raises:
-        PinError: the folder is not there or cannot be written, or the pin cannot be read.
+        PinError: the folder does not exist or is not writable, or the pin cannot be read.
         TableError: the list of versions cannot be read.
     """
-    place = (str(folder), batch.query)
-    known = _PIN_CACHE.get(place)
-    if known is not None and known[0] == batch:
-        return known[1]
+    key = (str(folder), batch.query)
+    cached = _PIN_CACHE.get(key)
+    if cached is not None and cached[0] == batch:
+        return cached[1]
     path = folder / PINS / batch.query / str(batch.number)
     try:
         pin = _read_or_create(folder, path)
     except FileNotFoundError as error:
-        away = f"{error.filename} is not there, or this worker does not see it"
-        raise PinError(folder.name, away, _ACCESS_REMEDY) from error
+        missing = f"{error.filename} is not there, or this worker does not see it"
+        raise PinError(folder.name, missing, _ACCESS_REMEDY) from error
     except OSError as error:
         raise PinError(
             folder.name, f"{path} cannot be had here: {error}", _ACCESS_REMEDY
         ) from error
-    _PIN_CACHE[place] = (batch, pin)
+    _PIN_CACHE[key] = (batch, pin)
     return pin
 
 
 def newest_version(folder: Path) -> Pin:
-    """Return the newest version, as a pin that is nowhere.
-
-    Raises:
-        TableError: the list of versions cannot be read.
-        FileNotFoundError: there is none.
-    """
+    """Return the newest version, as a pin without a file; raise if there is none."""
     last = read_journal(folder)[1][-1]
     return Pin(version=last.name, written=last.at, path=folder)
 
 
 def create_pin_folder(folder: Path) -> None:
-    """Let tasks make pins of a table: they make no folder where they do not see the store."""
+    """Create the pin folder; tasks do not, because they may not see the store."""
     (folder / PINS).mkdir(exist_ok=True)
 
 
 @contextmanager
 def lock_for_cleanup(folder: Path, grace: float, now: float) -> Iterator[set[str] | None]:
-    """Keep tasks from choosing versions, and remove the pins that none asks for any more.
+    """Keep tasks from choosing versions, and remove the pins that are no longer needed.
 
-    Args:
-        folder: of the table.
-        grace: seconds after which a query that has asked for no pin does not count.
-        now: seconds since 1970.
-
-    Returns:
-        The versions that are pinned. None if a task is choosing one, so that none may be removed.
+    Yields the versions that are pinned, or None if a task is choosing one, so that none may be
+    removed. A query without a look-up for ``grace`` seconds no longer counts.
 
     Raises:
-        PinError: a pin cannot be read, so nobody knows which may be removed.
+        PinError: a pin cannot be read, so it is unknown which versions may be removed.
     """
     if not (folder / PINS).is_dir():
         yield set()
@@ -158,40 +128,40 @@ def lock_for_cleanup(folder: Path, grace: float, now: float) -> Iterator[set[str
         except BlockingIOError:
             yield None
             return
-        kept = _clean_pins(folder / PINS, grace, now)
-        yield {_read_pin(folder.name, path).version for path in kept}
+        needed = _clean_pins(folder / PINS, grace, now)
+        yield {_read_pin(folder.name, path).version for path in needed}
 
 
 def _clean_pins(folder: Path, grace: float, now: float) -> list[Path]:
-    """Return the pins of all queries that are needed; the others are removed.
+    """Return the needed pins of all queries; the others are removed.
 
-    Those are needed that were made last, and those of the last micro-batches: they differ when
-    somebody has put a checkpoint back, or when a task of long ago made one.
+    Needed are the pins that were made last, and those with the highest batch numbers. They differ
+    if a checkpoint was restored, or if an old task made a pin late.
     """
-    found = []
+    all_needed = []
     for query in folder.iterdir():
         if not query.is_dir():
             continue
-        made = {path: path.stat().st_mtime_ns for path in query.iterdir()}
-        at = {path: time for path, time in made.items() if path.name.isdigit()}
+        modified = {path: path.stat().st_mtime_ns for path in query.iterdir()}
+        pin_times = {path: time for path, time in modified.items() if path.name.isdigit()}
         needed = set[Path]()
-        if max(made.values(), default=0) >= (now - grace) * 1e9:
-            by_number = sorted(at, key=lambda path: int(path.name))
+        if max(modified.values(), default=0) >= (now - grace) * 1e9:
+            by_number = sorted(pin_times, key=lambda path: int(path.name))
             needed = {
                 *by_number[-RETAINED_PINS:],
-                *sorted(at, key=lambda path: at[path])[-RETAINED_PINS:],
+                *sorted(pin_times, key=lambda path: pin_times[path])[-RETAINED_PINS:],
             }
-        for path in made:
+        for path in modified:
             if path not in needed and (not needed or path.name != SEEN_FILE):
                 path.unlink()
         if not needed:
             query.rmdir()
-        found += sorted(needed)
-    return found
+        all_needed += sorted(needed)
+    return all_needed
 
 
 def _read_or_create(folder: Path, path: Path) -> Pin:
-    """Return a pin; made of the newest version, if there is none and nobody else makes one now."""
+    """Return a pin; creates it from the newest version unless it exists or another task does."""
     with (folder / PINS / LOCK).open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         path.parent.mkdir(exist_ok=True)
@@ -203,12 +173,12 @@ def _read_or_create(folder: Path, path: Path) -> Pin:
 
 def _write_pin(last: Pin, path: Path) -> None:
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    told = {"v": FORMAT, "version": last.version, "written": last.written, "at": time.time()}
+    fields = {"v": FORMAT, "version": last.version, "written": last.written, "at": time.time()}
     try:
-        with hidden.open("wb") as made:
-            made.write(json.dumps(told, sort_keys=True).encode())
-            made.flush()
-            os.fsync(made.fileno())
+        with hidden.open("wb") as file:
+            file.write(json.dumps(fields, sort_keys=True).encode())
+            file.flush()
+            os.fsync(file.fileno())
         with suppress(FileExistsError):
             os.link(hidden, path)
     finally:
@@ -219,14 +189,14 @@ def _write_pin(last: Pin, path: Path) -> None:
 def _read_pin(table: str, path: Path) -> Pin:
     data = path.read_bytes()
     try:
-        told = json.loads(data)
-        if told["v"] > FORMAT:
+        fields = json.loads(data)
+        if fields["v"] > FORMAT:
             raise PinError(
                 table,
-                f"{path} has form {told['v']}, of a newer release; this reads {FORMAT}",
+                f"{path} has form {fields['v']}, of a newer release; this reads {FORMAT}",
                 "start that one",
             )
-        return Pin(version=str(told["version"]), written=float(told["written"]), path=path)
+        return Pin(version=str(fields["version"]), written=float(fields["written"]), path=path)
     except (KeyError, TypeError, ValueError) as error:
         raise PinError(
             table,

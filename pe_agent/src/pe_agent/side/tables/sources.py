@@ -1,7 +1,7 @@
-"""Where tables come from: a folder of files, a query of a database, a batch DataFrame.
+"""Sources of tables: a folder of files, a database query, a batch DataFrame.
 
-Each reads a table as a whole, beside the driver. ``mark`` tells cheaply whether there may be
-something new; None says that only reading tells.
+Each reads the whole table in the driver. ``fingerprint`` shows cheaply whether the table may have
+changed; None means that only reading shows it.
 """
 
 from __future__ import annotations
@@ -23,41 +23,37 @@ if TYPE_CHECKING:
 
 
 TABLE_LOGS: Final = ("_delta_log", "_spark_metadata", ".hoodie")
-"""Folders with a log that says which files are of a table; files that are not lie beside them."""
+"""Folders with a log that lists a table's files; files of no version may be next to them."""
 _TYPED_FORMATS: Final = ("parquet", "arrow", "ipc", "feather", "orc")
-"""Formats whose files say which types they have; of the others the first version decides."""
+"""Formats whose files contain their types; for the others the first version decides."""
 
 
 class TableSource(Protocol):
     """Reads a table."""
 
     def fingerprint(self) -> str | None:
-        """Return a text that changes with the table; None if only reading tells."""
+        """Return a text that changes with the table; None if only reading shows a change."""
 
     def read(self, expected: pa.Schema | None) -> pa.Table:
-        """Return the whole table.
-
-        Args:
-            expected: columns of its first version; None if this is the first.
-        """
+        """Return the whole table; ``expected`` is the schema of its first version, if any."""
 
 
 class TableUnreadable(Exception):  # noqa: N818 - told as the reason in a TableError
-    """A table is not there as a whole, or not as it was."""
+    """A table is incomplete, or has changed while it was read or in its types."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSource:
-    """Files in a folder and those below it, read in the order of their names.
+    """Files in a folder and its subfolders, read in the order of their names.
 
-    What has a name that begins with ``_`` or ``.`` is not read, nor what is in such a folder.
-    Folders named ``column=value`` give columns, as Hive and Spark write them.
+    Files and folders with a name that begins with ``_`` or ``.`` are not read. Folders named
+    ``column=value`` add columns, as Hive and Spark write them.
 
     Attributes:
         path: the folder, or one file.
         format: ``parquet``, ``csv``, ``json`` or ``arrow``.
-        marker: a file that has to be there, such as ``_SUCCESS``; what is written before it is
-            there is not seen.
+        marker: a file that has to exist, such as ``_SUCCESS``; until it does, the folder is not
+            read.
         schema: columns and types; None for those of the first file.
     """
 
@@ -67,20 +63,20 @@ class FolderSource:
     schema: pa.Schema | None = None
 
     def fingerprint(self) -> str | None:
-        """Return names, sizes and times of the files."""
-        told = []
+        """Return paths, sizes, times and inodes of the files."""
+        entries = []
         for path in self._list_files():
             stat = path.stat()
-            told.append(f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
-        return "\n".join(told)
+            entries.append(f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
+        return "\n".join(entries)
 
     def read(self, expected: pa.Schema | None) -> pa.Table:
-        """Read all files; one that is broken is named.
+        """Read all files; an error names the broken one.
 
         Raises:
-            Unreadable: there are none, one is broken, lacks a column or has it with another type
-                than the first version, or they changed meanwhile; or a log says which of them are
-                of the table.
+            TableUnreadable: there are no files; one is broken, lacks a column or has it with
+                another type than the first version; they changed meanwhile; or a log determines
+                which of them belong to the table.
         """
         for name in TABLE_LOGS:
             if (self.path / name).exists():
@@ -131,11 +127,7 @@ class FolderSource:
         )
 
     def _partition_columns(self, files: list[Path], expected: pa.Schema | None) -> pa.Schema:
-        """Return the columns that folders name; their types are known, or fit the values of all.
-
-        Raises:
-            Unreadable: not all files are in folders that name the same columns.
-        """
+        """Return the columns that folders name; raise TableUnreadable if these differ."""
         if self.path.is_file():
             return pa.schema([])
         named = {self._partition_names(path): path for path in files}
@@ -163,34 +155,32 @@ class FolderSource:
     def _list_files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
-        found: list[Path] = []
-        for here, folders, files in os.walk(self.path):
+        paths: list[Path] = []
+        for directory, folders, files in os.walk(self.path):
             folders[:] = [
                 *_visible(folders),
                 *(one for one in folders if _is_partition_folder(one)),
             ]
-            found += [Path(here, name) for name in _visible(files)]
-        return sorted(found)
+            paths += [Path(directory, name) for name in _visible(files)]
+        return sorted(paths)
 
 
 def _is_partition_folder(name: str) -> bool:
-    """Return whether a folder that looks hidden names a column, as Spark has it."""
     return name.startswith("_") and "=" in name
 
 
 def _visible(names: list[str]) -> list[str]:
-    """Return names but those that are hidden, as Spark and Hadoop have it."""
     return [name for name in names if not name.startswith((".", "_"))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuerySource:
-    """What a query of a database returns.
+    """The result of a database query.
 
     Attributes:
         connect: makes a connection of DB-API 2.0; it is closed after each read.
         sql: the query.
-        schema: columns and types of its rows; None for those that the first rows have.
+        schema: columns and types of its rows; None for those of the first rows.
     """
 
     connect: Callable[[], Any]
@@ -198,15 +188,11 @@ class QuerySource:
     schema: pa.Schema | None = None
 
     def fingerprint(self) -> str | None:
-        """Return None: a database does not tell."""
+        """Return None: a database does not show changes."""
         return None
 
     def read(self, expected: pa.Schema | None) -> pa.Table:
-        """Ask the database.
-
-        Raises:
-            Unreadable: a column of before is not there, or has values of another type.
-        """
+        """Run the query; raise TableUnreadable if a column is missing or has another type."""
         with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(self.sql)
             names = [column[0] for column in cursor.description]
@@ -215,31 +201,31 @@ class QuerySource:
         columns = [[row[at] for row in rows] for at in range(len(names))]
         if schema is None:
             return pa.table([pa.array(one) for one in columns], names=names)
-        given = {name: columns[at] for at, name in enumerate(names) if name in schema.names}
-        found = pa.schema([(name, pa.infer_type(values)) for name, values in given.items()])
+        values_by_name = {
+            name: columns[at] for at, name in enumerate(names) if name in schema.names
+        }
+        actual = pa.schema(
+            [(name, pa.infer_type(values)) for name, values in values_by_name.items()]
+        )
         declared = self.schema is not None
-        problem = types.schema_problem(found, schema, accepts=types.can_convert, declared=declared)
+        problem = types.schema_problem(actual, schema, accepts=types.can_convert, declared=declared)
         if problem is not None:
             raise TableUnreadable(f"the query's result: {problem}")
-        arrays = [pa.array(given[one.name], one.type) for one in schema]
+        arrays = [pa.array(values_by_name[one.name], one.type) for one in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameSource:
-    """A batch DataFrame.
-
-    Attributes:
-        make: makes it anew for each read, so that Spark looks for files anew.
-    """
+    """A batch DataFrame, made again for each read, so that Spark lists its files again."""
 
     make: Callable[[], DataFrame]
 
     def fingerprint(self) -> str | None:
-        """Return None: a DataFrame does not tell."""
+        """Return None: a DataFrame does not show changes."""
         return None
 
     def read(self, expected: pa.Schema | None) -> pa.Table:
-        """Collect it."""
+        """Collect the DataFrame."""
         del expected
         return self.make().toArrow()

@@ -1,9 +1,9 @@
-"""Tables that are side inputs: read as a whole beside the driver, version by version.
+"""Tables that are side inputs: read as a whole in the driver, version by version.
 
-A ``TableStore`` is a folder that driver and workers see. A thread for each table looks whether it
-is due, reads it, checks it as its side inputs will, writes it as a version, and announces that to
-the queries; another removes versions that no query asks for. A table that cannot be read stays as
-it is.
+A ``TableStore`` is a folder that driver and workers see. A thread for each table reads it when it
+is due, and validates it for its side inputs. Then it writes a version, and announces that to the
+queries. Another thread removes versions that no query needs. If a table cannot be
+read, its last version stays.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ log = logging.getLogger("pe_agent")
 GRACE_SECONDS = 7 * 86_400.0
 POLL_SECONDS = 0.2
 CLOSE_SECONDS = 10.0
-"""Seconds for which a store that is closed waits for reads to end."""
+"""Seconds that closing a store waits for running reads."""
 _CLEAN_SECONDS = 5.0
 _LOCK = "lock"
 _RESERVED_NAMES = (CONTROL_FILE, READERS, _LOCK)
-"""Names in the folder of a store that are no tables."""
+"""Names in the folder of a store that cannot be tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
-    """What is known of a table.
+    """State of a table.
 
     Attributes:
-        version: the last version; it holds for rows from the next micro-batch on.
-        rows: how many it has.
+        version: the last version; it applies to rows from the next micro-batch on.
+        rows: number of its rows.
         bytes: size of its file.
         at: when it was written, seconds since 1970.
-        looked: when the table was last looked at.
-        error: why it could not be read then; None if it could.
+        looked: when the table was last checked, seconds since 1970.
+        error: why that check failed; None if it did not.
         kept: versions that are kept, the oldest first.
     """
 
@@ -78,7 +78,7 @@ class Table:
     Attributes:
         name: its name in the store.
         schema: its columns, those of its first version.
-        every: seconds from one look to the next; None to look only when it is asked for.
+        every: seconds between two checks; None to check only on request.
         folder: the folder of its versions.
     """
 
@@ -107,7 +107,7 @@ class Table:
         """Read the table now; queries see it from their next micro-batch on.
 
         Raises:
-            TableError: it cannot be read; the version before stays. Or the store is closed.
+            TableError: it cannot be read, and the previous version stays; or the store is closed.
         """
         self.store.check_open(self.name)
         self._fingerprint = None
@@ -117,7 +117,7 @@ class Table:
         return self.state()
 
     def state(self) -> TableState:
-        """Return what is known of it."""
+        """Return the state of the table."""
         with self.store.lock:
             last = self._versions.last
             assert last is not None  # noqa: S101 - else it was not made
@@ -132,7 +132,7 @@ class Table:
             )
 
     def bind(self, side: SideInput) -> None:
-        """Be a side input from now on; the last version is announced to it.
+        """Use the table as a side input from now on; announces the last version to it.
 
         Raises:
             SideError: the last version cannot be used as this side input; or the store is closed.
@@ -145,7 +145,7 @@ class Table:
             self._announce()
 
     def bind_stateless(self, side: SideInput) -> None:
-        """Be a side input of rows without state from now on; micro-batches pin its versions.
+        """Use the table for rows without state from now on; micro-batches pin its versions.
 
         Raises:
             SideError: as for ``bind``.
@@ -158,7 +158,6 @@ class Table:
             pins.create_pin_folder(self.folder)
 
     def _check_usable(self, side: SideInput) -> Version:
-        """Return the last version, which can be used as a side input."""
         self.store.check_open(self.name)
         last = self._versions.last
         assert last is not None  # noqa: S101 - else it was not made
@@ -166,7 +165,7 @@ class Table:
         return last
 
     def _check_name(self, side: SideInput) -> None:
-        """Refuse a name that another side input has: announcements say no more than the name."""
+        """Refuse a name that another side input uses: announcements contain only the name."""
         problem = None
         if self._sides.get(side.name, side) != side:
             problem = f"table {self.name} is a side input of this name already, with other policies"
@@ -179,34 +178,34 @@ class Table:
             )
 
     def poll_if_due(self) -> None:
-        """Look if it is time, or somebody has asked."""
+        """Check the table if it is due, or on request."""
         if self.is_due(time.monotonic()):
             self.poll()
 
     def is_due(self, now: float) -> bool:
-        """Tell whether it is time to look, by a clock that does not go back."""
-        asked = self._requests.is_dir() and any(self._requests.iterdir())
-        return asked or (self.every is not None and now >= self._next_poll)
+        """Return whether a check is due or requested; ``now`` is monotonic."""
+        requested = self._requests.is_dir() and any(self._requests.iterdir())
+        return requested or (self.every is not None and now >= self._next_poll)
 
     def poll(self) -> None:
-        """Read the table if there may be something new; a failure is kept for ``state``."""
+        """Read the table if it may have changed; an error is kept for ``state``."""
         with self._poll_lock:
-            asked: list[Path] = []
+            requests: list[Path] = []
             try:
-                asked = list(self._requests.iterdir()) if self._requests.is_dir() else []
-                self._read(requested=bool(asked))
+                requests = list(self._requests.iterdir()) if self._requests.is_dir() else []
+                self._read(requested=bool(requests))
                 self._set_error(None)
-            except Exception as error:  # whatever a source raises, the version before stays
+            except Exception as error:  # the previous version stays, whatever the source raises
                 self._set_error(str(error) or repr(error))
-            for path in asked:
+            for path in requests:
                 path.unlink(missing_ok=True)
             self._polled_at = time.time()
             self._next_poll = time.monotonic() + (self.every or 0.0)
 
     def clean(self, positions: list[ReadPosition], grace: float, now: float) -> None:
-        """Remove versions; see ``Versions.clean``, and ``pins.cleaning`` for the times.
+        """Remove versions; see ``Versions.clean``, and ``pins.lock_for_cleanup`` for the times.
 
-        Nothing goes while a task chooses a version.
+        Nothing is removed while a task chooses a version.
         """
         with self.store.lock, pins.lock_for_cleanup(self.folder, grace, now) as pinned:
             if pinned is not None:
@@ -226,30 +225,28 @@ class Table:
             if version is not None:
                 log.info("table %s: version %s, %d rows", self.name, version.name, version.rows)
             self._announce()
-            self._fingerprint = mark  # only now: what was not announced is looked at again
+            self._fingerprint = mark  # only now: until it is announced, a version is read again
 
     def _announce(self) -> None:
-        """Announce the last version to the side inputs that have not heard of it."""
         version = self._versions.last
         assert version is not None  # noqa: S101 - it was written
         for name in self._sides:
             if name not in version.announced:
-                said = SideVersion(input=name, version=version.name)
-                place = self.store.control.append(said, delivery=Delivery.BEGIN).seq
-                self._versions.record_announcement(version, name, place)
+                message = SideVersion(input=name, version=version.name)
+                seq = self.store.control.append(message, delivery=Delivery.BEGIN).seq
+                self._versions.record_announcement(version, name, seq)
 
     def _all_sides(self) -> list[SideInput]:
-        """Return what the table is a side input as."""
         sides = list(self._sides.values())
         return [*sides, *(side for side in self._stateless if side not in sides)]
 
     def _prepare(self, version: Version) -> None:
-        """Write what belongs to a version before anybody hears of it."""
+        """Write the sorted copies of a version before it is announced."""
         for side in self._all_sides():
             self._write_sorted(version, side)
 
     def _write_sorted(self, version: Version, side: SideInput) -> None:
-        """Write the sorted copy; without it each worker sorts for itself."""
+        """Write the sorted copy; without it each worker sorts the table."""
         try:
             self._versions.write_sorted(version, side)
         except OSError as error:
@@ -264,7 +261,7 @@ class Table:
 
 
 class TableStore:
-    """A folder with the versions of tables, and the thread that reads them.
+    """A folder with the versions of tables, and the threads that read them.
 
     Args:
         path: a folder that the driver and all workers see; one driver at a time uses it.
@@ -273,11 +270,7 @@ class TableStore:
     """
 
     def __init__(self, path: str | Path, *, grace: float = GRACE_SECONDS) -> None:
-        """Open the folder, or make it.
-
-        Raises:
-            TableError: another driver uses it, or it is no folder of a file system.
-        """
+        """Open or create the folder; raise TableError if another driver uses it, or it is a URL."""
         if "://" in str(path):
             raise TableError(
                 str(path), "a store is a folder that driver and workers see as files; mount one"
@@ -303,21 +296,21 @@ class TableStore:
         schema: Columns | None = None,
         every: float | None = 1.0,
     ) -> Table:
-        """Return a folder of files as a table; a new version when files change.
+        """Return a folder of files as a table, with a new version whenever files change.
 
         Args:
-            name: of the table, fixed for the store.
-            path: the folder, or one file; what has a name that begins with ``_`` or ``.`` is not
-                read, nor what is in such a folder.
+            name: name of the table, fixed for the store.
+            path: the folder, or one file. Files and folders with a name that begins with ``_`` or
+                ``.`` are not read.
             format: ``parquet``, ``csv``, ``json`` or ``arrow``.
             marker: a file without which the folder is not read.
             schema: columns and types, as DDL, StructType or Arrow schema; None for those of the
                 first file, as its format has them.
-            every: seconds from one look at names, sizes and times to the next; None to look only
-                when asked.
+            every: seconds between two checks of names, sizes and times; None to check only on
+                request.
 
         Raises:
-            TableError: it cannot be read, and there is no version of before.
+            TableError: it cannot be read, and there is no earlier version.
             SchemaError: ``schema`` is no list of columns.
         """
         if "://" in str(path):
@@ -339,14 +332,14 @@ class TableStore:
         schema: Columns | None = None,
         every: float | None = 60.0,
     ) -> Table:
-        """Return what a query of a database gives as a table.
+        """Return the result of a database query as a table.
 
         Args:
             name: as for ``folder``.
             connect: makes a connection of DB-API 2.0.
-            sql: the query; with an order, equal content is known as equal.
+            sql: the query; order its rows, so that equal content is recognized.
             schema: columns and types, as for ``folder``; None for those of the first rows.
-            every: seconds from one read to the next; None to read only when asked.
+            every: seconds between two reads; None to read only on request.
 
         Raises:
             TableError: as for ``folder``.
@@ -361,9 +354,9 @@ class TableStore:
 
         Args:
             name: as for ``folder``.
-            make: makes the DataFrame anew for each read; in one order, so that equal content is
-                known as equal.
-            every: seconds from one read to the next; None to read only when asked.
+            make: makes a new DataFrame for each read; order its rows, so that equal content is
+                recognized.
+            every: seconds between two reads; None to read only on request.
 
         Raises:
             TableError: as for ``folder``.
@@ -371,17 +364,17 @@ class TableStore:
         return self._add(name, FrameSource(make=make), every)
 
     def tables(self) -> list[Table]:
-        """Return its tables."""
+        """Return the tables of the store."""
         return list(self._tables.values())
 
     def stream(self, spark: SparkSession) -> Stream:
-        """Return the announcements as a stream of control tuples; side inputs bring it along."""
+        """Return the announcements as a stream of control tuples; side inputs add it themselves."""
         return version_stream(spark, self.path)
 
     def close(self) -> None:
-        """Read no more; versions stay for the queries that run.
+        """Stop reading; versions stay for the running queries.
 
-        A read that does not end is left to itself: nothing comes of it.
+        A read that does not end in time is abandoned, and its result is dropped.
         """
         self._ended.set()
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -391,11 +384,7 @@ class TableStore:
             self._lock_file.close()
 
     def check_open(self, table: str) -> None:
-        """Refuse what a store cannot do that is closed: another driver may use its folder.
-
-        Raises:
-            TableError: it is.
-        """
+        """Raise TableError if the store is closed: another driver may use its folder."""
         if self._lock_file.closed:
             raise TableError(table, f"the store {self.path} is closed; open it again")
 
@@ -414,14 +403,13 @@ class TableStore:
         return table
 
     def _repeat(self, name: str, pause: Callable[[], float], work: Callable[[], None]) -> None:
-        """Do something again and again, in a thread of its own, until the store is closed."""
 
         def run() -> None:
             while not self._ended.wait(pause()):
                 try:
                     work()
                     self._logged_problems.pop(name, None)
-                except Exception as error:  # a folder that is away: the thread tries again
+                except Exception as error:  # such as a missing folder: the thread tries again
                     self._log_problem(name, str(error) or repr(error))
 
         thread = threading.Thread(target=run, name=f"side-{name}", daemon=True)
@@ -429,24 +417,23 @@ class TableStore:
         thread.start()
 
     def _log_problem(self, name: str, problem: str) -> None:
-        """Log a problem of a thread, once for as long as it is the same."""
         if problem != self._logged_problems.get(name):
             log.warning("%s in %s: %s", name, self.path, problem)
         self._logged_problems[name] = problem
 
     def clean(self) -> None:
-        """Remove the versions that no query asks for any more.
+        """Remove the versions that no query needs any more.
 
         Raises:
-            PinError, OSError: of some table they cannot be removed; of the others they are.
+            PinError, OSError: cleanup failed for a table; the other tables are cleaned.
         """
         problem: Exception | None = None
         with self.lock:
             now = time.time()
-            found = read_positions(self.path, self._grace, now)
+            positions = read_positions(self.path, self._grace, now)
             for table in self.tables():
                 try:
-                    table.clean(found, self._grace, now)
+                    table.clean(positions, self._grace, now)
                 except (PinError, OSError) as error:
                     problem = error
         if problem is not None:
@@ -454,11 +441,7 @@ class TableStore:
 
 
 def _cast_to_schema(table: pa.Table, expected: pa.Schema | None) -> pa.Table:
-    """Return a table with the columns of its first version.
-
-    Raises:
-        ValueError: it lacks one, or has another type there.
-    """
+    """Return a table with an expected schema; raise ValueError if a column does not fit."""
     if expected is None:
         plain = [pa.field(one.name, one.type) for one in table.schema]
         return table.cast(pa.schema(plain))
@@ -468,12 +451,12 @@ def _cast_to_schema(table: pa.Table, expected: pa.Schema | None) -> pa.Table:
 
 
 def _lock_folder(path: Path) -> IO[bytes]:
-    held = (path / _LOCK).open("ab")
+    file = (path / _LOCK).open("ab")
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        held.close()
+        file.close()
         raise TableError(
             path.name, f"another driver uses the store {path}; end it, or take another folder"
         ) from error
-    return held
+    return file

@@ -1,4 +1,4 @@
-"""Whether a column that has another type than before says the same: data never decide that."""
+"""Whether a column's type may replace another one; only types decide this, never data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 def missing_column(actual: pa.Schema, expected: pa.Schema) -> str | None:
-    """Return which column is not there any more; None if all are."""
-    lost = [name for name in expected.names if name not in actual.names]
-    return f"there is no column {lost[0]}" if lost else None
+    """Return a problem text for a missing column; None if all are there."""
+    missing = [name for name in expected.names if name not in actual.names]
+    return f"there is no column {missing[0]}" if missing else None
 
 
 def schema_problem(
@@ -23,16 +23,14 @@ def schema_problem(
     *,
     declared: bool = False,
 ) -> str | None:
-    """Return what is wrong with columns; None if they say what they said before.
+    """Return what is wrong with columns; None if they mean the same as before.
 
-    Args:
-        actual: of a table, file or result; more columns than before are passed over.
-        expected: of the first version, or as they were declared.
-        accepts: tells whether a type can be taken for another one; None for `can_widen`.
-        declared: ``expected`` is what the user has declared, not what the first version had.
+    Additional columns are ignored. ``accepts`` returns whether a type can replace another one, by
+    default `can_widen`. With ``declared`` the user declared ``expected``; else it is of the first
+    version.
     """
-    if (lost := missing_column(actual, expected)) is not None:
-        return lost
+    if (missing := missing_column(actual, expected)) is not None:
+        return missing
     for field in expected:
         type_ = actual.field(field.name).type
         if not (accepts or can_widen)(type_, field.type):
@@ -56,9 +54,9 @@ def _remedy(expected: pa.DataType, *, declared: bool) -> str:
 
 
 def can_convert(actual: pa.DataType, expected: pa.DataType) -> bool:
-    """Tell whether Arrow makes Python values of a type to another one without changing them.
+    """Return whether Arrow converts Python values of a type to another one without changing them.
 
-    It refuses by itself what is too large, and fractions that a decimal cannot have.
+    Arrow itself refuses values that are too large, and fractions that a decimal cannot represent.
     """
     if pt.is_integer(actual) and (pt.is_floating(expected) or pt.is_decimal(expected)):
         return True
@@ -69,7 +67,7 @@ def can_convert(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def can_widen(actual: pa.DataType, expected: pa.DataType) -> bool:
-    """Tell whether every value of a type is one of another type, and means the same."""
+    """Return whether every value of a type is one of another type, and means the same."""
     if actual.equals(expected) or pt.is_null(actual):
         return True
     if pt.is_dictionary(actual):
@@ -82,8 +80,8 @@ def can_widen(actual: pa.DataType, expected: pa.DataType) -> bool:
     if pt.is_floating(actual) and pt.is_floating(expected):
         return bool(actual.bit_width <= expected.bit_width)
     if pt.is_decimal(actual) and pt.is_decimal(expected):
-        whole = actual.precision - actual.scale <= expected.precision - expected.scale
-        return bool(whole and actual.scale <= expected.scale)
+        integers_fit = actual.precision - actual.scale <= expected.precision - expected.scale
+        return bool(integers_fit and actual.scale <= expected.scale)
     if pt.is_timestamp(actual) and pt.is_timestamp(expected):
         finer = _UNITS.index(expected.unit) >= _UNITS.index(actual.unit)
         return bool(actual.tz == expected.tz and finer)
@@ -91,7 +89,7 @@ def can_widen(actual: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def _same_kind(actual: pa.DataType, expected: pa.DataType) -> bool:
-    """Tell it of types that have more than one form, and of nested ones."""
+    """Do the same for types with more than one form, and for nested types."""
     for forms in (
         (pt.is_string, pt.is_large_string, pt.is_string_view),
         (pt.is_binary, pt.is_large_binary, pt.is_binary_view),

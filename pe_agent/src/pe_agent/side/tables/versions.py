@@ -1,11 +1,12 @@
-"""The versions of a table as files, each whole, in a folder that driver and workers see.
+"""The versions of a table as files in a folder that driver and workers see.
 
-A version is an Arrow file under its name; it is synced before its name is there, and before it is
-announced. ``versions.json`` lists those that are kept, the oldest first, and says where in the
-control file each was announced. What a crash left behind is removed when the folder is opened.
-
-For a map or multimap there is a copy beside each version with its rows in the order of their keys:
-a worker uses it where it lies, and does not sort what another one has sorted.
+- A version is an Arrow file under its name. It is synced before it gets that name, and before it is
+  announced.
+- ``versions.json`` lists the kept versions, the oldest first, and where in the control file each
+  was announced.
+- Opening the folder removes what a crash left behind.
+- For a map or multimap there is a copy of each version with its rows sorted by key. A worker maps
+  it, so that not every worker has to sort.
 """
 
 from __future__ import annotations
@@ -35,11 +36,10 @@ class Version:
 
     Attributes:
         name: ``v<number>-<begin of the digest>``.
-        rows: how many it has.
         bytes: size of its file.
         digest: SHA-256 of its file, in hexadecimal.
         at: when it was written, seconds since 1970.
-        announced: place of its announcement in the control file, by name of the side input.
+        announced: sequence of its announcement in the control file, by name of the side input.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Version:
 
 @dataclass(frozen=True)
 class ReadPosition:
-    """How far a query has come with the control file.
+    """Position of a query in the control file.
 
     Attributes:
-        finished: it has finished the windows with the tuples before this one.
-        planned: its window, which may be run again, has those before this one; None if that is not
-            known.
+        finished: the windows with the tuples before this one are finished.
+        planned: the planned window, which may be run again, has the tuples before this one; None if
+            that is not known.
     """
 
     finished: int
@@ -68,11 +68,7 @@ class Versions:
     """The versions of one table; written by one process."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder, or make it.
-
-        Raises:
-            TableError: it is of a newer release, or damaged.
-        """
+        """Open or create the folder; raise TableError if it is of a newer release, or damaged."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._journal = folder / JOURNAL
@@ -98,12 +94,9 @@ class Versions:
         now: float,
         prepare: Callable[[Version], None] = lambda version: None,
     ) -> Version | None:
-        """Write a version; None if it is the same as the last one.
+        """Write a version; return None if it is the same as the last one.
 
-        Args:
-            table: its rows.
-            now: seconds since 1970.
-            prepare: called when its file is there, before it is listed and anybody takes it.
+        ``prepare`` is called when its file exists, before it is listed and can be used.
         """
         hidden = self.folder / f".{os.getpid()}"
         _write_table(hidden, table)
@@ -130,7 +123,7 @@ class Versions:
         return version
 
     def write_sorted(self, version: Version, side: SideInput) -> None:
-        """Write the copy of a version in the order of the keys of a side input, if it needs one."""
+        """Write the copy of a version sorted by the keys of a side input, if it needs one."""
         path = sorted_path(self.folder, version.name, side)
         if not side.key or path.exists():
             return
@@ -144,7 +137,7 @@ class Versions:
         hidden.rename(path)
 
     def record_announcement(self, version: Version, name: str, position: int) -> None:
-        """Note where a version was announced to a side input."""
+        """Record where a version was announced to a side input."""
         self._write_journal(
             [
                 replace(one, announced={**one.announced, name: position})
@@ -160,16 +153,12 @@ class Versions:
         names: Collection[str],
         pinned: Collection[str] = (),
     ) -> list[str]:
-        """Remove the versions that nobody can ask for any more; return their names.
+        """Remove the versions that no query can need any more; return their names.
 
-        A query can ask for two of each side input: that of its last window, and the last one that
-        was announced in the window that it has planned. The newest is there for all.
-
-        Args:
-            positions: how far each query has come with the control file.
-            names: the side inputs that the table is; queries of others, which it was before, may
-                start again.
-            pinned: versions that a micro-batch has which may be run again.
+        - A query can need two of each side input: that of its last window, and the last one that
+          was announced in its planned window. The newest version is kept in any case.
+        - ``names`` are the table's current side inputs; queries with former ones may start again.
+        - ``pinned`` versions are of micro-batches that may be run again.
         """
         needed = {len(self.retained) - 1}
         needed.update(number for number, one in enumerate(self.retained) if one.name in pinned)
@@ -182,25 +171,29 @@ class Versions:
             if announced and (positions or name in names):
                 needed.add(max(announced))
             needed |= _needed_versions(announced, positions)
-        gone = [one for number, one in enumerate(self.retained) if number not in needed]
-        if gone:
+        removed = [one for number, one in enumerate(self.retained) if number not in needed]
+        if removed:
             self._write_journal(
                 [one for number, one in enumerate(self.retained) if number in needed]
             )
-        for one in gone:
+        for one in removed:
             version_path(self.folder, one.name).unlink(missing_ok=True)
             for path in (self.folder / SORTED).glob(f"{one.name}.by-*"):
                 path.unlink(missing_ok=True)
-        return [one.name for one in gone]
+        return [one.name for one in removed]
 
     def _write_journal(self, versions: list[Version]) -> None:
-        told = {"v": FORMAT, "number": self._last_number, "kept": [asdict(one) for one in versions]}
-        write_atomically(self._journal, json.dumps(told, sort_keys=True).encode())
+        fields = {
+            "v": FORMAT,
+            "number": self._last_number,
+            "kept": [asdict(one) for one in versions],
+        }
+        write_atomically(self._journal, json.dumps(fields, sort_keys=True).encode())
         self.retained = versions
 
 
 def read_journal(folder: Path) -> tuple[int, list[Version]]:
-    """Return the number of the last version, and the versions that are kept, the oldest first.
+    """Return the number of the last version, and the kept versions, the oldest first.
 
     Raises:
         TableError: the list is of a newer release, or damaged.
@@ -208,14 +201,14 @@ def read_journal(folder: Path) -> tuple[int, list[Version]]:
     """
     journal = folder / JOURNAL
     try:
-        told: dict[str, Any] = json.loads(journal.read_bytes())
-        if told["v"] > FORMAT:
+        fields: dict[str, Any] = json.loads(journal.read_bytes())
+        if fields["v"] > FORMAT:
             raise TableError(
                 folder.name,
-                f"{journal} has form {told['v']}, of a newer release; this reads {FORMAT}: start"
+                f"{journal} has form {fields['v']}, of a newer release; this reads {FORMAT}: start"
                 " that one",
             )
-        return int(told["number"]), [Version(**one) for one in told["kept"]]
+        return int(fields["number"]), [Version(**one) for one in fields["kept"]]
     except (KeyError, TypeError, ValueError) as error:
         raise TableError(
             folder.name, f"{journal} is damaged: {error!r}; take another folder"
@@ -223,13 +216,13 @@ def read_journal(folder: Path) -> tuple[int, list[Version]]:
 
 
 def _needed_versions(announced: dict[int, int], positions: Collection[ReadPosition]) -> set[int]:
-    """Return which of the versions that were announced at some places somebody may ask for."""
+    """Return which versions, by the sequence of their announcement, a query may need."""
     needed: set[int] = set()
-    for place in positions:
-        before = [one for one, at in announced.items() if at < place.finished]
-        later = [one for one, at in announced.items() if at >= place.finished]
-        if place.planned is not None:
-            later = [one for one in later if announced[one] < place.planned][-1:]
+    for position in positions:
+        before = [one for one, at in announced.items() if at < position.finished]
+        later = [one for one, at in announced.items() if at >= position.finished]
+        if position.planned is not None:
+            later = [one for one in later if announced[one] < position.planned][-1:]
         needed.update(before[-1:], later)
     return needed
 
@@ -240,25 +233,20 @@ def version_path(folder: Path, version: str) -> Path:
 
 
 def sorted_path(folder: Path, version: str, side: SideInput) -> Path:
-    """Return the copy of a version in the order of the keys of a side input."""
+    """Return the file of the copy of a version that is sorted by the keys of a side input."""
     key = hashlib.sha256(json.dumps(side.key).encode()).hexdigest()[:16]
     return folder / SORTED / f"{version}.by-{key}"
 
 
 def read_version(folder: Path, version: str, side: SideInput | None = None) -> pa.Table:
-    """Return a version, mapped and not copied.
-
-    Args:
-        folder: of the table.
-        version: its name.
-        side: the side input for whose keys its rows are taken in order, if they are there so.
-
-    Raises:
-        OSError: it is not there.
-    """
+    """Return a version, mapped and not copied; a copy sorted for ``side`` is preferred."""
     path = version_path(folder, version)
-    if side is not None and side.key and (found := sorted_path(folder, version, side)).exists():
-        path = found
+    if (
+        side is not None
+        and side.key
+        and (sorted_copy := sorted_path(folder, version, side)).exists()
+    ):
+        path = sorted_copy
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).read_all()
 
@@ -270,7 +258,7 @@ def _write_table(path: Path, table: pa.Table) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put a file in the place of another, synced, so that it is there whole or not at all."""
+    """Replace a file atomically by synced data."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
     with hidden.open("wb") as file:
         file.write(data)
@@ -280,10 +268,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _sync_and_digest(path: Path) -> tuple[str, int]:
-    """Return digest and size of a file, which is synced."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
+            digest.update(block)
         os.fsync(file.fileno())
-        return found.hexdigest(), file.tell()
+        return digest.hexdigest(), file.tell()

@@ -1,7 +1,7 @@
-"""Blocks of planned epochs, filtered and cut to columns, for many readers at once.
+"""Block reader: filters and projects blocks of planned epochs for many readers.
 
-Readers with equal filter and columns share the filtered batch; different filters on one block
-share the masks of their common predicates.
+Readers with equal filter and columns share the filtered batch. Different filters share the masks
+of common predicates.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from streambroker_core.errors import StreambrokerError
 
 CACHE_BYTES = 64 << 20
 ENTRY_BYTES = 1024
-"""What an entry of a cache takes beside its columns or masks, also without a row."""
+"""Bytes of a cache entry without its columns or masks."""
 COLUMN_BYTES = 512
-"""What a column or a mask takes beside its values."""
+"""Bytes of a column or mask without its values."""
 _SEQ_FIELD = pa.field(SEQ, pa.int64(), nullable=False)
 SentBlock: TypeAlias = "tuple[pa.RecordBatch, dict[str, Any]]"
-"""A block as it is sent, and what is said of it: ``epoch``, and ``latest`` if that is asked."""
+"""A sent block and its metadata: ``epoch``, and ``latest`` if requested."""
 
 
 class NotPlannedError(StreambrokerError):
-    """A read of epochs that the reader has not planned; nothing was sent."""
+    """A read of unplanned epochs; nothing was sent."""
 
     code = "NotPlanned"
 
 
 class BytesCache:
-    """The most recently used values, up to a number of bytes; safe from any thread."""
+    """LRU cache with a limit in bytes; thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -50,16 +50,16 @@ class BytesCache:
         self._items: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> Any:
-        """Return a value and make it the most recently used, None if it is not here."""
+        """Return a value and mark it as most recently used; None if missing."""
         with self._lock:
-            found = self._items.get(key)
-            if found is None:
+            entry = self._items.get(key)
+            if entry is None:
                 return None
             self._items.move_to_end(key)
-            return found[0]
+            return entry[0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
-        """Keep a value of ``size`` bytes, above 0; one larger than the limit is not kept."""
+        """Cache a value of ``size`` bytes, above 0; a value above the limit is not cached."""
         if size > self._limit:
             return
         with self._lock:
@@ -72,10 +72,10 @@ class BytesCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestTimeRequest:
-    """A question beside the rows: the largest time of all rows that a wider filter lets pass.
+    """Request for the latest time of all rows that pass a wider filter.
 
     Attributes:
-        column: with the time, a timestamp.
+        column: timestamp column.
         filter: the wider filter; None for all rows.
     """
 
@@ -85,11 +85,11 @@ class LatestTimeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """What one slice asks for: blocks ``[first, last)`` of each epoch, in order.
+    """Request of one slice: blocks ``[first, last)`` of each epoch, in order.
 
-    ``query`` is the streaming query whose task asks, None if it does not say. With ``numbered``
-    rows that pass a filter come with their number in their block, as column ``_seq``. ``latest`` is
-    told beside the rows, for who has less sent than passes its time.
+    ``query`` is the reading task's streaming query, None if not reported. With ``numbered``,
+    filtered rows carry their number in the block, as column ``_seq``. ``latest`` requests a time
+    as metadata, because the reader's clock follows rows that its narrower filter removes.
     """
 
     reader: str
@@ -103,7 +103,7 @@ class ReadRequest:
 
 
 class Readable(Protocol):
-    """Streams, and who may read what of them: an export, or what a fellow keeps of one."""
+    """Streams with read permissions: an export, or a shard stream opened by a grant."""
 
     @property
     def streams(self) -> Mapping[str, ExportStream]:
@@ -119,37 +119,37 @@ class Readable(Protocol):
         columns: Sequence[str] | None,
         query: str | None = None,
     ) -> Manifest | None:
-        """Return the manifest of an epoch, None if the reader may not read it so."""
+        """Return the manifest of an epoch, None if the reader may not read it."""
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
-        """Note how many rows of a block passed the filter."""
+        """Record how many rows of a block passed the filter."""
 
     def count_sent(self, reader: str, rows: int, size: int) -> None:
-        """Note what goes over the wire."""
+        """Count sent rows and bytes."""
 
     def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
-        """Note which control tuples go over the wire."""
+        """Count sent control tuples."""
 
     def unreadable_error(self, stream: str, epoch: int, error: LogError) -> StreambrokerError:
-        """Return what a reader is told of a block that is damaged, or not where it should be."""
+        """Return the error for a reader of a damaged or missing block."""
 
 
 class BlockReader:
-    """Serves slices. One per agent."""
+    """Reads slices of blocks. One per agent."""
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self._filtered = BytesCache(cache_bytes)
         self._masks = BytesCache(cache_bytes // 4)
 
     def schema_for(self, stream: ExportStream, read: ReadRequest) -> pa.Schema:
-        """Return the Arrow schema a read yields."""
+        """Return the Arrow schema of a read."""
         schema = stream.schema
         if read.columns is not None:
             schema = pa.schema([schema.field(c) for c in read.columns])
         return schema.append(_SEQ_FIELD) if read.numbered and read.filter is not None else schema
 
     def read_control(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
-        """Yield the control tuples of each epoch, whatever the filter, with their places in it.
+        """Yield the control tuples of each epoch with their positions, whatever the filter.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
@@ -167,7 +167,7 @@ class BlockReader:
             yield to_batch(placed), {"epoch": epoch}
 
     def read_batches(self, export: Readable, read: ReadRequest) -> Iterator[SentBlock]:
-        """Yield the rows that pass and what is said of them for each block, also when none pass.
+        """Yield the passing rows and metadata of each block, also for blocks without rows.
 
         Raises:
             NotPlannedError: an epoch is not in the reader's plan.
@@ -181,11 +181,11 @@ class BlockReader:
                     f" blocks {first} to {last}."
                 )
             for index in range(first, last):
-                told: dict[str, Any] = {"epoch": epoch}
-                batch, manifest = self._read_current(export, read, manifest, index, told)
+                metadata: dict[str, Any] = {"epoch": epoch}
+                batch, manifest = self._read_current(export, read, manifest, index, metadata)
                 export.count_block(read.reader, read.stream, epoch, index, batch.num_rows)
                 export.count_sent(read.reader, batch.num_rows, batch.nbytes)
-                yield batch, told
+                yield batch, metadata
 
     def _read_current(
         self,
@@ -195,10 +195,7 @@ class BlockReader:
         index: int,
         metadata: dict[str, Any],
     ) -> tuple[pa.RecordBatch, Manifest]:
-        """Return a block, and the manifest by which it was found: it may have been moved.
-
-        What is asked beside its rows goes into ``metadata``.
-        """
+        """Return a block and its current manifest: a rewrite may have moved the block."""
         while True:
             try:
                 return self._read_block(export, read, manifest, index, metadata), manifest
@@ -227,9 +224,9 @@ class BlockReader:
         if read.filter is None:
             return _project(load(), read.columns)
         key = (stream.id, epoch, index, read.filter, read.columns, read.numbered)
-        found = self._filtered.get(key)
-        if found is not None:
-            return found
+        cached = self._filtered.get(key)
+        if cached is not None:
+            return cached
         mask = self._compute_mask(stream, load(), read.filter, (epoch, index))
         result = _project(load(), read.columns).filter(mask)
         if read.numbered:
@@ -247,22 +244,22 @@ class BlockReader:
         block: tuple[int, int],
         load: Callable[[], pa.RecordBatch],
     ) -> int | None:
-        """Return the largest time of a block in microseconds; None if no row has one."""
+        """Return the latest time of a block in microseconds; None if no row has one."""
         key = (stream.id, *block, request)
-        found: tuple[int | None] | None = self._masks.get(key)
-        if found is None:
+        cached: tuple[int | None] | None = self._masks.get(key)
+        if cached is None:
             batch = load()
             times = batch.column(request.column)
             if request.filter is not None:
                 times = times.filter(self._compute_mask(stream, batch, request.filter, block))
-            found = (pc.max(times).cast(pa.timestamp("us", "UTC")).value,)
-            self._masks.put(key, found, _entry_size(0, len(request.filter or "")))
-        return found[0]
+            cached = (pc.max(times).cast(pa.timestamp("us", "UTC")).value,)
+            self._masks.put(key, cached, _entry_size(0, len(request.filter or "")))
+        return cached[0]
 
     def _compute_mask(
         self, stream: ExportStream, batch: pa.RecordBatch, filter_: str, block: tuple[int, int]
     ) -> pa.BooleanArray:
-        """Return the rows of a block that pass; masks of predicates are kept for other filters."""
+        """Return the mask of passing rows; predicate masks are cached for other filters."""
         key = (stream.id, *block)
         atoms: dict[str, Any] = self._masks.get(key) or {}
         mask = compile_cached(filter_, stream.schema).mask(batch, cache=atoms)
@@ -274,11 +271,7 @@ class BlockReader:
 
 
 def _require_planned(export: Readable, read: ReadRequest, epoch: int) -> Manifest:
-    """Return the manifest of an epoch that the reader has planned.
-
-    Raises:
-        NotPlannedError: it has not, or not under this filter with these columns.
-    """
+    """Return the manifest of an epoch planned with this filter and columns, else raise."""
     manifest = export.find_readable(
         read.reader,
         read.stream,
@@ -297,7 +290,7 @@ def _require_planned(export: Readable, read: ReadRequest, epoch: int) -> Manifes
 
 
 def _entry_size(columns: int, values: int) -> int:
-    """Return what a cache entry takes; one without a row takes some, and there may be very many."""
+    """Return the size of a cache entry in bytes; empty ones count, as there may be many."""
     return ENTRY_BYTES + columns * COLUMN_BYTES + values
 
 

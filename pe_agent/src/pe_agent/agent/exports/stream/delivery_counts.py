@@ -1,4 +1,4 @@
-"""What the readers of an export got of it, in rows: delivered, filtered, dropped, read before."""
+"""Row counts of an export's readers: delivered, filtered, dropped, read before, lost."""
 
 from __future__ import annotations
 
@@ -21,22 +21,20 @@ log = logging.getLogger("pe_agent")
 
 @dataclass(slots=True)
 class ReaderDelivery:
-    """What one reader got of this export, in rows, counted before the filter.
+    """Counts of one reader, in rows before the filter.
 
     Attributes:
-        pending: what the plan under way leaves out, by stream: the epoch it begins with, then
-            epochs and rows dropped, those that were read before from a lost log, and those that
-            are lost.
-        missed: what the plan under way was cut without because it is gone, by stream; a replay is
-            cut without the same.
-        counted: first epoch of each stream that is not counted yet, so that a replay from an
-            older checkpoint counts once.
-        sent_rows: rows that were sent, those of repeated reads again; ``sent_bytes`` likewise.
-        planned_since: since when the plan under way is pinned; None without one, and once it was
-            released because the reader was away for longer than grace.
-        released_plans: how often that was.
-        owed: what fellows have to count: stream, epoch, the fellow's PE, its rows of the epoch, and
-            the filter under which they were read.
+        pending: what the current plan omits, by stream: its first epoch, then epochs and rows
+            dropped, those read before from a lost log, and those lost.
+        missed: ranges missing from the current plan, by stream; a replay omits the same ranges.
+        counted: first uncounted epoch of each stream, so that a replay from an older checkpoint
+            counts once.
+        sent_rows, sent_bytes: sent, including repeated reads.
+        planned_since: time since which the current plan is pinned; None without a plan, and after
+            its release because the reader was away for longer than grace.
+        released_plans: number of such releases.
+        owed: counts due from shard agents: stream, epoch, PE, its rows of the epoch, and the
+            filter of the read.
     """
 
     delivered: int = 0
@@ -59,11 +57,11 @@ class ReaderDelivery:
     owed: list[list[Any]] = field(default_factory=list)
 
     def matches_plan(self, filter_: str | None, columns: Sequence[str] | None) -> bool:
-        """Whether the plan under way has this filter and these columns."""
+        """Return whether the current plan has this filter and these columns."""
         return filter_ == self.filter and column_names(columns) == column_names(self.columns)
 
     def count_left_out(self, stream: str) -> None:
-        """Count what a plan left out, now that the reader has taken it."""
+        """Count what a finished plan omitted."""
         from_, epochs, rows, again, rows_again, *lost = self.pending.pop(stream)
         if from_ <= self.counted.get(stream, 0):
             return
@@ -77,7 +75,7 @@ class ReaderDelivery:
             self.lost_rows += lost[1]
 
     def count_missed(self, stream: str) -> list[tuple[int, int]]:
-        """Count what a plan was cut without, now that it is finished; return those epochs."""
+        """Count what was missing from a finished plan; return those epoch ranges."""
         missed = self.missed.pop(stream, [])
         for first, next_, rows in missed:
             if next_ > self.counted.get(stream, 0):
@@ -87,18 +85,12 @@ class ReaderDelivery:
 
 
 class DeliveryCounts:
-    """The deliveries of one export; its lock is the export's."""
+    """Counts of all readers of one export; guarded by the export's lock."""
 
     def __init__(
         self, streams: Mapping[str, ExportStream], count_rows: Callable[[str, int, int], int]
     ) -> None:
-        """Begin without any.
-
-        Args:
-            streams: the streams of the export, by id.
-            count_rows: returns how many rows epochs ``[first, next)`` of a stream had that may be
-                gone.
-        """
+        """Create; ``count_rows`` returns the rows of epochs ``[first, next)``, even if removed."""
         self._streams = streams
         self._count_rows = count_rows
         self._by_reader: dict[str, ReaderDelivery] = {}
@@ -106,24 +98,21 @@ class DeliveryCounts:
         self._sent_control: dict[str, Counter[str]] = {}
 
     def for_reader(self, reader: str) -> ReaderDelivery:
-        """Return a reader's delivery."""
+        """Return a reader's counts, created if missing."""
         return self._by_reader.setdefault(reader, ReaderDelivery())
 
     def forget(self, reader: str) -> None:
-        """The reader is not known any more."""
+        """Remove an evicted reader."""
         self._by_reader.pop(reader, None)
         self._passed_rows.pop(reader, None)
         self._sent_control.pop(reader, None)
 
     def sent_control(self, reader: str) -> Counter[str]:
-        """Return the control tuples sent to a reader since the agent's start, by delivery.
-
-        Those of repeated reads count again.
-        """
+        """Return control tuples sent since the agent's start, by delivery, with repeated reads."""
         return self._sent_control.setdefault(reader, Counter())
 
     def restore(self, reader: str, delivery: ReaderDelivery) -> None:
-        """Take what the store has of a reader."""
+        """Set a reader's counts from the store."""
         self._by_reader[reader] = delivery
 
     def begin_plan(
@@ -133,10 +122,7 @@ class DeliveryCounts:
         columns: list[str] | None,
         planned: Iterable[PlannedRange] | None = None,
     ) -> None:
-        """Remember under which filter a plan is read, and what it leaves out.
-
-        A plan that is registered again (``planned`` None) leaves out what it left out before.
-        """
+        """Record a plan's filter, columns and omissions; ``planned`` None keeps the omissions."""
         delivery = self.for_reader(reader)
         delivery.filter, delivery.columns = filter_, columns
         if planned is None:
@@ -148,7 +134,7 @@ class DeliveryCounts:
         }
 
     def _uncounted(self, plan: PlannedRange, counted: int) -> tuple[int, ...]:
-        """Return what a plan leaves out; of a reader that was further before, what is new of it."""
+        """Return what a plan omits, without what the reader has counted before."""
         left_out: list[int] = []
         first = plan.from_ - plan.dropped[0] - plan.lost[0] - plan.duplicates[0]
         for epochs, rows in (plan.dropped, plan.lost, plan.duplicates):
@@ -164,17 +150,17 @@ class DeliveryCounts:
         return (plan.from_, *dropped, *again, *lost)
 
     def note_passed(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
-        """Note how many rows of a block passed the filter; a repeated read changes nothing."""
+        """Record how many rows of a block passed the filter; idempotent."""
         if epoch >= self.for_reader(reader).counted.get(stream, 0):
             of_stream = self._passed_rows.setdefault(reader, {}).setdefault(stream, {})
             of_stream.setdefault(epoch, {})[block] = rows
 
     def count_pending_epochs(self) -> int:
-        """Return of how many epochs the rows that passed are noted and not counted yet."""
+        """Return the number of epochs with recorded but uncounted rows."""
         return sum(len(epochs) for of in self._passed_rows.values() for epochs in of.values())
 
     def finish_plan(self, reader: Reader, positions: Mapping[str, int]) -> None:
-        """Turn the planned epochs that ``positions`` finish into delivered, filtered, lost rows."""
+        """Count the planned epochs that ``positions`` finish as delivered, filtered or lost."""
         delivery = self.for_reader(reader.id)
         for name, cursor in reader.cursors.items():
             done = positions.get(name, 0)
@@ -195,16 +181,14 @@ class DeliveryCounts:
                 delivery.count_missed(name)
 
     def _forget_passed(self, reader: str, stream: str, counted: int) -> None:
-        """Forget what is counted, and what was read and then lost."""
-        noted = self._passed_rows.get(reader, {}).get(stream, {})
-        for epoch in [e for e in noted if e < counted]:
-            del noted[epoch]
+        by_epoch = self._passed_rows.get(reader, {}).get(stream, {})
+        for epoch in [e for e in by_epoch if e < counted]:
+            del by_epoch[epoch]
 
     def _count_epoch(self, reader: str, delivery: ReaderDelivery, name: str, epoch: int) -> None:
-        """Count one epoch; blocks whose count a restart made us forget are evaluated again.
+        """Count one epoch; evaluate blocks again whose count a restart has lost.
 
-        One that was read, and removed because the reader was away before it said so, is counted
-        as delivered.
+        An epoch removed before its acknowledgement counts as delivered.
         """
         stream = self._streams.get(name)
         manifest = None if stream is None else stream.manifests.get(epoch)
@@ -215,22 +199,19 @@ class DeliveryCounts:
             delivery.delivered += manifest.rows
             return
         passed = self._passed_rows.get(reader, {}).get(stream.id, {}).get(epoch, {})
-        kept = sum(
+        passing = sum(
             passed[i] if i in passed else _count_passing(stream, block, delivery.filter)
             for i, block in enumerate(manifest.local_blocks)
         )
-        delivery.delivered += kept
-        delivery.filtered += sum(b.rows for b in manifest.local_blocks) - kept
+        delivery.delivered += passing
+        delivery.filtered += sum(b.rows for b in manifest.local_blocks) - passing
         for pe in manifest.agents:
             rows = sum(b.rows for b in manifest.blocks_at(pe))
             delivery.owed.append([stream.id, epoch, pe, rows, delivery.filter])
 
 
 def _count_passing(stream: ExportStream, block: Block, filter_: str) -> int:
-    """Return how many rows pass; all of them if the block has become unreadable since it was read.
-
-    A count must not keep a reader from acknowledging.
-    """
+    """Return how many rows pass; all if the block is unreadable: counts must not block readers."""
     try:
         return count_passing_rows(stream, block, filter_)
     except LogError as error:

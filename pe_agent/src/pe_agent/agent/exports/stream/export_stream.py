@@ -1,4 +1,4 @@
-"""One stream in the agent: its log, its schema, and the index of its epochs and stages."""
+"""One stream of an export: its log, its schema, and the index of its epochs and stages."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ log = logging.getLogger("pe_agent")
 
 
 class RowsDifferError(StreambrokerError):
-    """Rows whose columns are not those of the stream."""
+    """The columns of rows differ from those of the stream."""
 
     code = "SchemaMismatch"
 
 
 class StageDiscardedError(StreambrokerError):
-    """A stage that was discarded while its task wrote it; nothing of it is kept."""
+    """A stage was discarded while its task wrote it; nothing of it is kept."""
 
     code = "NotAdmitted"
 
 
 class ExportStream:
-    """Rows in, epochs out. Appending is safe from many threads; the index has one owner.
+    """Stages rows and publishes epochs. Appending is thread-safe; the index has one owner.
 
-    Segments without a frame that an epoch or a stage needs are removed at once. Where what is not
-    needed lies scattered, so much is moved that it never comes to more than a segment.
+    Segments without a needed frame are removed at once. When the garbage in other segments exceeds
+    one segment, frames are moved.
 
     Attributes:
-        staged_bytes: what the stages take in the log.
-        recovered_position: next epoch and rows before it, by the manifests in the log when it was
-            opened, those of removed epochs among them; no number is given twice.
-        before_drop: called before segments are removed, for its owner to note which epochs are
-            retained: what else is missing at the next start was not removed by this agent.
+        staged_bytes: bytes of the stages in the log.
+        recovered_position: next epoch and rows before it, from all manifests in the log at open,
+            including those of removed epochs; so no epoch number is used twice.
+        before_drop: called before segments are removed, to let the owner store which epochs are
+            retained. Other epochs missing at the next start were not removed by this agent.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ExportStream:
         self._addresses: dict[int, Address] = {}
         self._usage = SegmentUsage()
         self._unmovable: dict[int, int] = {}
-        """Segments that nothing can be moved out of, and the epoch whose block is damaged."""
+        """Damaged segments that cannot be moved, with the epoch of the damaged block."""
 
     @staticmethod
     def open(
@@ -92,7 +92,7 @@ class ExportStream:
     ) -> ExportStream:
         """Create or recover the stream's log and build the index from its frames.
 
-        Of ``is_shard`` of epochs, which say nothing of what is published, all stages are kept.
+        With ``is_shard`` all stages are kept: a shard has no manifests of what is published.
         """
         log = StreamLog.open(
             directory, segment_bytes=segment_bytes, committer=committer, progress=progress
@@ -104,7 +104,7 @@ class ExportStream:
         return stream
 
     def _recover(self, is_shard: bool) -> None:
-        """Build the index from what opening the log found; of published stages no block is read."""
+        """Build the index from the recovered frames; skip the blocks of published stages."""
         present = {s.number: s.end for s in self.log.segments()}
         ends: dict[str, tuple[dict[str, Any], Address]] = {}
         published: dict[str, int] = {}
@@ -168,7 +168,7 @@ class ExportStream:
     # -- writing -----------------------------------------------------------------------------
 
     def begin(self, *, query: str, run: str, batch: int) -> Stage:
-        """Open a stage; the segments it lies in are kept from now on."""
+        """Open a stage; its segments are retained from now on."""
         stage = Stage(id=secrets.token_hex(8), stream=self.id, query=query, run=run, batch=batch)
         with self._usage.lock:
             stage.last_segment = self.log.segments()[-1].number
@@ -178,12 +178,9 @@ class ExportStream:
     def write(
         self, stage: Stage, batches: Iterable[pa.RecordBatch], check: Callable[[int], None]
     ) -> None:
-        """Write a task's rows as a stage; durable when this returns, and else discarded.
+        """Write a task's rows as a stage; durable when this returns, discarded on any error.
 
-        Args:
-            stage: one that was begun.
-            batches: the rows.
-            check: raises if the stage may not have so many bytes more.
+        ``check`` raises if the stage may not grow by that number of bytes.
         """
         try:
             for batch in batches:
@@ -199,7 +196,7 @@ class ExportStream:
         """Append one record batch of a stage; durable after :meth:`finish`.
 
         Raises:
-            StageDiscardedError: its batch was published, aborted or replaced meanwhile.
+            StageDiscardedError: its batch was published, aborted or replaced in the meantime.
         """
         if batch.schema != self.schema:
             batch = self._cast_batch(batch)
@@ -210,7 +207,6 @@ class ExportStream:
         self._count_frame(stage, address, Block(address, batch.num_rows))
 
     def _count_frame(self, stage: Stage, address: Address, block: Block | None) -> None:
-        """Count a frame for its stage; what comes later lies behind it."""
         with self._usage.lock:
             if stage.id not in self.stages:
                 raise StageDiscardedError(
@@ -238,14 +234,14 @@ class ExportStream:
             ) from error
 
     def finish(self, stage: Stage) -> None:
-        """Close a stage; returns when all of it is on the disk."""
+        """Close a stage; durable when this returns."""
         address = self.log.append(Kind.STAGE_END, stage.encode_end(), b"")
         self._count_frame(stage, address, None)
         self.log.sync(address)
         stage.complete = True
 
     def discard(self, stage: str) -> None:
-        """Forget a stage that no manifest will name; :meth:`reclaim` gives its disk back."""
+        """Remove a stage from the index; :meth:`reclaim` frees its disk space."""
         with self._usage.lock:
             known = self.stages.pop(stage, None)
             if known is not None:
@@ -253,7 +249,7 @@ class ExportStream:
                 self.staged_bytes -= known.bytes
 
     def publish(self, manifest: Manifest, control: bytes = b"") -> None:
-        """Make an epoch durable and visible in the index, with its control tuples if it has any."""
+        """Make an epoch durable and add it to the index, with its control tuples if any."""
         address = self.log.append(Kind.MANIFEST, manifest.encode(), control)
         self._usage.add([address, *(b.address for b in manifest.local_blocks)])
         self.log.sync(address)
@@ -263,15 +259,15 @@ class ExportStream:
     # -- reading and removing ----------------------------------------------------------------
 
     def read(self, block: Block) -> pa.RecordBatch:
-        """Read one block from the log; its checksum is verified."""
+        """Read one block from the log and verify its checksum."""
         payload = self.log.read(block.address)
         return pa.ipc.read_record_batch(pa.py_buffer(payload), self.schema)
 
     def read_control(self, epoch: int) -> list[IndexedControl]:
-        """Read the control tuples of an epoch from the log; none if it has none.
+        """Read the control tuples of an epoch from the log; empty if there are none.
 
         Raises:
-            LogCorrupt: they are damaged.
+            LogCorrupt: the tuples are damaged.
             AddressGone: the epoch was removed.
         """
         while (manifest := self.manifests.get(epoch)) is not None and manifest.control:
@@ -284,24 +280,24 @@ class ExportStream:
         return []
 
     def epoch_bytes(self, epoch: int) -> int:
-        """Return the bytes an epoch takes in the log: its stages and its manifest."""
+        """Return the bytes of an epoch in the log: its stages and its manifest."""
         return self.manifests[epoch].bytes + self._addresses[epoch].length
 
     def _epoch_addresses(self, epoch: int) -> list[Address]:
         return [self._addresses[epoch], *(b.address for b in self.manifests[epoch].local_blocks)]
 
     def remove(self, epochs: list[int]) -> None:
-        """Take epochs out of the index and give back their disk."""
+        """Remove epochs from the index and free their disk space."""
         for epoch in epochs:
             if epoch in self.manifests:
                 self._usage.release(self._epoch_addresses(epoch))
                 del self.manifests[epoch], self._addresses[epoch]
-        gone = frozenset(epochs)
-        self._unmovable = {n: epoch for n, epoch in self._unmovable.items() if epoch not in gone}
+        removed = frozenset(epochs)
+        self._unmovable = {n: epoch for n, epoch in self._unmovable.items() if epoch not in removed}
         self.reclaim()
 
     def sweep_stages(self, is_obsolete: Callable[[Stage], bool]) -> None:
-        """Forget the stages that no manifest will name."""
+        """Discard obsolete stages."""
         for stage in list(self.stages.values()):
             if is_obsolete(stage):
                 self.discard(stage.id)
@@ -309,15 +305,14 @@ class ExportStream:
     # -- disk --------------------------------------------------------------------------------
 
     def damaged_segments(self) -> list[str]:
-        """Return the segments in which the scrub has met damage, as paths beside other streams."""
+        """Return damaged segments as ``<stream>/<segment file>`` paths."""
         return [f"{self.id}/{number:010d}.segment" for number in sorted(self.log.damaged)]
 
     def reclaim(self) -> None:
-        """Remove the segments that nothing needs; called by the owner of the index.
+        """Remove segments that are not needed; only the index owner may call this.
 
-        What is left over in the others comes to a segment at most: beyond that, what is still
-        needed of the segment with the most of it is written once more, and the segment removed.
-        One with a damaged block stays as it is until the block's epoch is removed.
+        While the garbage in the others exceeds one segment, the segment with most garbage is
+        rewritten and removed. A segment with a damaged block stays until its epoch is removed.
         """
         floor, moved = self._drop_segments(), set[int]()
         while (victim := self._choose_victim(floor)) is not None and victim not in moved:
@@ -332,7 +327,7 @@ class ExportStream:
             floor = self._drop_segments()
 
     def _drop_segments(self) -> int | None:
-        """Remove what is not needed; return the segment from which on stages may be growing."""
+        """Remove segments without needed frames; return the first segment of open stages."""
         with self._usage.lock:
             _, keep = self._needed_segments()
             due = not all(keep(one.number) for one in self.log.segments()[:-1])
@@ -344,7 +339,6 @@ class ExportStream:
             return floor
 
     def _needed_segments(self) -> tuple[int | None, Callable[[int], bool]]:
-        """Return from which segment on stages may be growing, and which segments have to stay."""
         floor = min((s.last_segment for s in self.stages.values() if not s.complete), default=None)
         return (
             floor,
@@ -352,22 +346,22 @@ class ExportStream:
         )
 
     def _choose_victim(self, floor: int | None) -> int | None:
-        left_over = {
+        garbage = {
             one.number: one.bytes - self._usage.needed_bytes(one.number)
             for one in self.log.segments()[:-1]
             if (floor is None or one.number < floor) and one.number not in self._unmovable
         }
-        if sum(left_over.values()) <= self._segment_bytes:
+        if sum(garbage.values()) <= self._segment_bytes:
             return None
         with self._usage.lock:
             staged = {a.segment for s in self.stages.values() for a in s.addresses()}
-        left_over = {n: size for n, size in left_over.items() if n not in staged}
-        if sum(left_over.values()) <= self._segment_bytes:
+        garbage = {n: size for n, size in garbage.items() if n not in staged}
+        if sum(garbage.values()) <= self._segment_bytes:
             return None
-        return max(left_over, key=left_over.__getitem__)
+        return max(garbage, key=garbage.__getitem__)
 
     def _is_readable(self, segment: int) -> bool:
-        """Whether all that epochs need of a segment can be read; one that has damage is noted."""
+        """Return whether all needed frames of a segment are readable; record damage."""
         for epoch, manifest in self.manifests.items():
             for address in self._payload_addresses(epoch, manifest):
                 if address.segment != segment:
@@ -381,12 +375,11 @@ class ExportStream:
         return True
 
     def _payload_addresses(self, epoch: int, manifest: Manifest) -> list[Address]:
-        """Return the frames of an epoch that have something to read."""
         control = [self._addresses[epoch]] if manifest.control else []
         return [*control, *(b.address for b in manifest.local_blocks)]
 
     def _rewrite_segment(self, segment: int) -> None:
-        """Write again what epochs need of a segment; readers find it by the new manifests."""
+        """Append the needed frames of a segment again, with new manifests that point to them."""
         moved: dict[int, tuple[Manifest, Address]] = {}
         for epoch, manifest in self.manifests.items():
             if any(a.segment == segment for a in self._epoch_addresses(epoch)):

@@ -1,10 +1,10 @@
-"""What the log says about epochs and stages, beside their rows.
+"""Metadata of epochs and stages in the log.
 
-A stage is what one task wrote: data frames that name the stage, closed by one stage-end frame.
+A stage is the output of one task: data frames that name the stage, closed by one stage-end frame.
 A manifest makes the stages of one batch an epoch. Both are JSON in the meta part of a frame.
 
-Stages may lie on several agents of a job. The manifest that makes them an epoch is at the home of
-the export; each other agent that holds some of it, a *fellow*, has a manifest of its own *part*.
+Stages may be stored at several agents of a job. The epoch's manifest is at the home of the export.
+Each *shard agent* with some of its blocks has a manifest of its own *part*.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from streambroker_core.control.tuples.window_bounds import ControlHead
 from streambroker_core.errors import StreambrokerError
 
 VERSION = 3
-"""Of manifests with control tuples; those that name fellows are written as version 2, all others as
-version 1, which any release reads."""
+"""Version of manifests with control tuples. Those with shard agents are written as version 2, all
+others as version 1, which every release reads."""
 
 Meta: TypeAlias = bytes
 """The meta part of a frame: JSON in UTF-8."""
 
 
 class ManifestVersionError(StreambrokerError):
-    """The log holds manifests of a newer release; it is left as it is."""
+    """A newer release wrote manifests in this log; the log is not changed."""
 
     code = "FormatUnknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One record batch in the log. ``bytes`` is the size of its frame."""
+    """One record batch in the log."""
 
     address: Address
     rows: int
 
     @property
     def bytes(self) -> int:
-        """Bytes of the block in the log, its frame included."""
+        """Bytes of the whole frame."""
         return self.address.length
 
     def encode(self) -> list[int]:
-        """Return its form in the log."""
+        """Encode for the log."""
         return [self.address.segment, self.address.offset, self.address.length, self.rows]
 
     @staticmethod
     def decode(data: list[int]) -> Block:
-        """Read its form in the log."""
+        """Decode from the log."""
         return Block(Address(data[0], data[1], data[2]), data[3])
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteBlock:
-    """One record batch in the log of a fellow; ``agent`` counts the manifest's agents from 1.
+    """One record batch at a shard agent; ``agent`` counts the manifest's agents from 1.
 
-    Where it lies the fellow knows alone, and may change: its part has its blocks in this order.
+    Only the shard agent knows its address, which may change. Its part lists blocks in this order.
     """
 
     agent: int
@@ -67,23 +67,23 @@ class RemoteBlock:
     rows: int
 
     def encode(self) -> list[int]:
-        """Return its form in the log: three numbers, where a block of one's own has four."""
+        """Return three numbers; a local block has four."""
         return [self.agent, self.bytes, self.rows]
 
     @staticmethod
     def decode(data: list[int]) -> RemoteBlock:
-        """Read its form in the log."""
+        """Decode from the log."""
         return RemoteBlock(data[0], data[1], data[2])
 
 
 @dataclass(slots=True)
 class Stage:
-    """What one task attempt wrote; ``crc`` runs over all its blocks, in order.
+    """Output of one task attempt; ``crc`` covers all its blocks, in order.
 
     Attributes:
-        bytes: what it takes in the log, its end included.
-        last_segment: the log segment of its last frame; while it grows, all from there on are kept.
-        end_address: where its stage-end frame is, None before.
+        bytes: its size in the log, including the stage end.
+        last_segment: segment of its last frame; while it grows, later segments are retained.
+        end_address: address of its stage-end frame, None before.
     """
 
     id: str
@@ -100,7 +100,7 @@ class Stage:
     end_address: Address | None = None
 
     def addresses(self) -> list[Address]:
-        """Return where all of it lies."""
+        """Return the addresses of all its frames."""
         end = [] if self.end_address is None else [self.end_address]
         return [*(b.address for b in self.blocks), *end]
 
@@ -120,7 +120,7 @@ class Stage:
         ).encode()
 
     def summary(self) -> dict[str, Any]:
-        """Return what the task's commit message carries about it."""
+        """Return the part of the task's commit message that describes the stage."""
         return {
             "stage": self.id,
             "stream": self.stream,
@@ -132,13 +132,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestControl:
-    """What a manifest says of its control tuples; they themselves are its frame's payload.
+    """Control summary in a manifest; the tuples are the payload of the manifest frame.
 
     Attributes:
-        head: what a reader's batches are cut by.
-        query_tuples: how many of them the publishing query gave with the batch.
-        emitted: id of a control log, and the sequence below which its tuples are in epochs up to
-            this one; None if it has none of them.
+        head: summary by which readers' batches are cut.
+        query_tuples: number of tuples from the publishing query's batch.
+        emitted: id of a control log, and the number below which its tuples are in epochs up to
+            this one; None if there are none.
     """
 
     head: ControlHead
@@ -146,7 +146,7 @@ class ManifestControl:
     emitted: tuple[str, int] | None = None
 
     def encode(self) -> dict[str, Any]:
-        """Return its form in the log."""
+        """Encode for the log."""
         return {
             "tuples": self.head.tuples,
             "bytes": self.head.bytes,
@@ -158,7 +158,7 @@ class ManifestControl:
 
     @staticmethod
     def decode(epoch: int, data: Mapping[str, Any]) -> ManifestControl:
-        """Read its form in the log."""
+        """Decode from the log."""
         emitted = data["emitted"]
         return ManifestControl(
             head=ControlHead(
@@ -175,14 +175,14 @@ class ManifestControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One epoch: whole, once. One that a tuple from outside opened has no query and no rows.
+    """One epoch. An epoch opened by an external control tuple has no query and no rows.
 
     Attributes:
-        rows_before: the rows of the stream's earlier epochs.
+        rows_before: rows of the stream's earlier epochs.
         blocks: in the order of the partitions that wrote them.
-        agents: the PEs of the fellows that hold some of the blocks.
-        gap: how many batches are missing before it; see the ledger's epoch.
-        control: what it says of its control tuples, None if it has none.
+        agents: PEs of the shard agents with some of the blocks.
+        gap: number of batches missing before it; see the ledger's epoch.
+        control: summary of its control tuples, None if there are none.
     """
 
     epoch: int
@@ -200,13 +200,13 @@ class Manifest:
     control: ManifestControl | None = None
 
     def __post_init__(self) -> None:
-        """Keep once in memory what all epochs of a run have in common."""
+        """Intern strings that all epochs of a run share."""
         for name in ("query", "run", "ddl"):
             object.__setattr__(self, name, sys.intern(getattr(self, name)))
 
     def encode(self) -> Meta:
-        """Return its form in the log."""
-        fellows = {"agents": list(self.agents)} if self.agents else {}
+        """Encode for the log."""
+        agents = {"agents": list(self.agents)} if self.agents else {}
         gap = {"gap": self.gap} if self.gap else {}
         return json.dumps(
             {
@@ -222,23 +222,23 @@ class Manifest:
                 "before": self.rows_before,
                 "control": [] if self.control is None else self.control.encode(),
                 "blocks": [b.encode() for b in self.blocks],
-                **fellows,
+                **agents,
                 **gap,
             }
         ).encode()
 
     def _version(self) -> int:
-        """Return the first version that can say all of it."""
+        """Return the lowest version that can represent this manifest."""
         if self.control is not None:
             return 3
         return 2 if self.agents else 1
 
     @staticmethod
     def decode(meta: Meta) -> Manifest:
-        """Read a manifest frame's meta.
+        """Decode a manifest frame's meta.
 
         Raises:
-            ManifestVersionError: it was written by a newer release.
+            ManifestVersionError: a newer release wrote it.
         """
         data = json.loads(meta)
         if data["v"] > VERSION:
@@ -268,18 +268,18 @@ class Manifest:
 
     @property
     def rows_after(self) -> int:
-        """Rows of the stream up to and with this epoch."""
+        """Rows of the stream up to and including this epoch."""
         return self.rows_before + self.rows
 
     @property
     def local_blocks(self) -> tuple[Block, ...]:
-        """The blocks in the log that has the manifest; what is read there counts these."""
+        """Blocks in the same log as the manifest; read requests count these."""
         if not self.agents:
             return cast("tuple[Block, ...]", self.blocks)
         return tuple(b for b in self.blocks if isinstance(b, Block))
 
     def blocks_at(self, pe: str) -> tuple[RemoteBlock, ...]:
-        """Return the blocks in the log of a fellow; what is read there counts these."""
+        """Return the blocks at a shard agent; read requests there count these."""
         if pe not in self.agents:
             return ()
         number = self.agents.index(pe) + 1
@@ -287,11 +287,11 @@ class Manifest:
 
 
 def shard_identity(shard: Manifest) -> dict[str, Any]:
-    """Return what tells a fellow's part of an epoch from another one, as the fellow has it."""
+    """Return what identifies a part of an epoch, from the shard agent's manifest."""
     return {"run": shard.run, "batch": shard.batch, "rows": [b.rows for b in shard.local_blocks]}
 
 
 def expected_shard_identity(manifest: Manifest, pe: str) -> dict[str, Any]:
-    """Return the same, as the home has it of the part that a fellow was left with."""
+    """Return the same for a shard agent's part, from the home's manifest."""
     rows = [b.rows for b in manifest.blocks_at(pe)]
     return {"run": manifest.run, "batch": manifest.batch, "rows": rows}

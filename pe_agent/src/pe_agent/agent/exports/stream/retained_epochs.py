@@ -1,9 +1,8 @@
-"""Which epochs of a stream are retained, noted durably before others lose their bytes.
+"""Durable record of a stream's retained epochs, written before epochs are removed.
 
-The log alone does not say whether an epoch that is not in it was removed or got lost: its files
-may have been deleted or cut off while no agent ran. So what is to be removed is noted first, here
-and for the parts of epochs that lie at fellows. A note only ever takes epochs away, so an older
-one never replaces a newer one.
+The log alone cannot distinguish removed epochs from lost ones: its files may have been deleted or
+truncated while no agent ran. So removals are recorded first, here and for parts at shard agents.
+Retention only shrinks, so an older record never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from pe_agent.agent.state.store import Store
 from streambroker_core.ledger.epochs import Stream
 
 RetainedLevel: TypeAlias = "dict[str, Any]"
-"""``next`` of the stream; ``kept``, the epochs below that are retained or missing, as ascending
-ranges; ``rows`` before each of these and before ``next``; ``sealed``."""
+"""``next`` of the stream; ``kept``, ascending ranges of earlier epochs that are retained or
+missing; ``rows`` before each range and before ``next``; ``sealed``."""
 
 
 def current_level(stream: Stream) -> RetainedLevel:
-    """Return what is retained of a stream; what is missing from its log is still expected there."""
-    whole = [(stream.complete_from, stream.next)] if stream.complete_from < stream.next else []
-    kept = sorted([*stream.missing, *((n, n + 1) for n in stream.isolated), *whole])
+    """Return the retained epochs of a stream, including those missing from its log."""
+    complete = [(stream.complete_from, stream.next)] if stream.complete_from < stream.next else []
+    ranges = sorted([*stream.missing, *((n, n + 1) for n in stream.isolated), *complete])
     return {
         "next": stream.next,
-        "kept": [list(one) for one in kept],
-        "rows": [*(stream.rows_before(first) for first, _ in kept), stream.rows],
+        "kept": [list(epoch_range) for epoch_range in ranges],
+        "rows": [*(stream.rows_before(first) for first, _ in ranges), stream.rows],
         "sealed": stream.sealed,
     }
 
 
 def record(store: Store, id_: str, level: RetainedLevel) -> None:
-    """Note durably what is retained of a stream, if more is removed than was noted before."""
+    """Store the level durably if it removes more epochs than the stored one."""
     before = read(store, id_)
     if before is not None and _count_removed(level) <= _count_removed(before):
         return
@@ -45,23 +44,23 @@ def record(store: Store, id_: str, level: RetainedLevel) -> None:
 
 
 def write(id_: str, level: RetainedLevel, db: sqlite3.Connection) -> None:
-    """Note what is retained of a stream in a transaction."""
+    """Store the level in a transaction."""
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_meta_key(id_), json.dumps(level)))
 
 
 def forget(id_: str, db: sqlite3.Connection) -> None:
-    """Forget what was noted of a stream, in a transaction."""
+    """Delete the stored level, in a transaction."""
     db.execute("DELETE FROM meta WHERE name = ?", (_meta_key(id_),))
 
 
 def read(store: Store, id_: str) -> RetainedLevel | None:
-    """Return what was noted of a stream; None where nothing was."""
+    """Return the stored level of a stream; None if there is none."""
     level: RetainedLevel | None = store.value(_meta_key(id_), json.loads, None)
     return level
 
 
 def restore_missing(stream: Stream, level: RetainedLevel) -> None:
-    """Find out what a stream has lost, whose epochs in the log were added."""
+    """Determine a stream's missing epochs; its present epochs must be added before."""
     starts = [*(first for first, _ in level["kept"]), level["next"]]
     for number, rows in zip(starts, level.get("rows", ()), strict=False):
         stream.restore_sum(number, rows)
@@ -71,18 +70,18 @@ def restore_missing(stream: Stream, level: RetainedLevel) -> None:
 
 
 def is_retained(number: int, level: Mapping[str, Any]) -> bool:
-    """Whether an epoch is retained."""
+    """Return whether an epoch is retained."""
     return number >= level["next"] or is_in_ranges(number, level["kept"])
 
 
 def is_in_ranges(number: int, ranges: Sequence[Sequence[int]]) -> bool:
-    """Whether a number is in one of some ranges."""
+    """Return whether a number is in one of the ranges."""
     return any(first <= number < next_ for first, next_ in ranges)
 
 
 def _count_removed(level: Mapping[str, Any]) -> int:
-    kept: int = sum(next_ - first for first, next_ in level["kept"])
-    return int(level["next"]) - kept
+    retained: int = sum(next_ - first for first, next_ in level["kept"])
+    return int(level["next"]) - retained
 
 
 def _meta_key(stream: str) -> str:

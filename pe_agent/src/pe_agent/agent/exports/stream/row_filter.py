@@ -1,4 +1,4 @@
-"""Filters on the blocks of a stream, and whether a stream can be read at all."""
+"""Row filters of a stream's blocks, and schema checks of readers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streambroker_core.model.schema import find_missing_column, parse_ddl
 
 @lru_cache(maxsize=1024)
 def compile_cached(filter_: str, schema: pa.Schema) -> CompiledFilter:
-    """Return the mask of a filter over a schema; compiled once."""
+    """Compile a filter for a schema; cached."""
     return compile_filter(parse(filter_, "filter"), schema)
 
 

@@ -1,4 +1,4 @@
-"""How much of each segment of a log is needed, in bytes of its frames."""
+"""Needed bytes of each segment of a log."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from pe_agent.log.log import Address
 
 
 class SegmentUsage:
-    """Counts the needed bytes of each segment. Safe from any thread.
-
-    ``lock`` may be held by an owner that looks at several segments at once.
-    """
+    """Counts needed frame bytes by segment. Thread-safe; ``lock`` may span several calls."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._bytes_by_segment: Counter[int] = Counter()
 
     def add(self, frames: Iterable[Address]) -> None:
-        """Count frames as needed, once more if they are already."""
+        """Count frames as needed; repeated calls count again."""
         with self.lock:
             for frame in frames:
                 self._bytes_by_segment[frame.segment] += frame.length
 
     def release(self, frames: Iterable[Address]) -> None:
-        """Take back what :meth:`keep` has counted."""
+        """Undo :meth:`add`."""
         with self.lock:
             for frame in frames:
                 self._bytes_by_segment[frame.segment] -= frame.length
@@ -34,6 +31,6 @@ class SegmentUsage:
                     del self._bytes_by_segment[frame.segment]
 
     def needed_bytes(self, segment: int) -> int:
-        """Return how many bytes of a segment are needed; those needed twice count twice."""
+        """Return the needed bytes of a segment; frames added twice count twice."""
         with self.lock:
             return self._bytes_by_segment[segment]
