@@ -32,7 +32,7 @@ from pe_agent.agent.agent import Agent
 from pe_agent.agent.reports import prometheus as agent_metrics
 from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.aligned.runtime import frames as forms
-from pe_agent.aligned.runtime import lazy_operator as deferred
+from pe_agent.aligned.runtime.state_names import open_states
 from pe_agent.datasource import options
 from pe_agent.datasource.source import StreambrokerDataSource
 from pe_agent.job import ports
@@ -436,7 +436,7 @@ def spark() -> Any:
     handle = mock.Mock()
     for way in ("getValueState", "getMapState"):
         getattr(handle, way).side_effect = lambda *a, way=way: variables.append([way, *a])
-    deferred.open_states(handle)
+    open_states(handle)
     return {
         "formats": sorted([StreambrokerDataSource.name(), *scans.constants("FORMAT")]),
         "options": sorted(options.OPTION_NAMES),

@@ -14,12 +14,13 @@ from streambroker_core.cep import Pattern, PatternError, compile_pattern
 from streambroker_core.cep.engine.engine import Engine
 from streambroker_core.cep.engine.row_view import OrderedRows
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
-from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, RunLimits, Timeout
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Timeout
 from streambroker_core.cep.nfa.nfa import Nfa
 from streambroker_core.cep.pattern.conditions import to_condition
 from streambroker_core.cep.pattern.match_buffer import Event, Term
 from streambroker_core.cep.pattern.pattern import NEGATED, PatternStage
 from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
 from support.pattern_oracle import Oracle, Past

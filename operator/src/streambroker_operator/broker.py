@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, cast
-
-from aiohttp import web
+from typing import Protocol
 
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.errors import AddressError, OpenError
-from streambroker_operator.kubernetes.client.certificate import Certificate
 from streambroker_operator.rest import create_app
-from streambroker_operator.rest.app import MAX_HEADER
-from streambroker_operator.rest.guard.connections import (
-    HttpLogger,
-    Listener,
-    connection_limit,
-    track_connection,
-)
+from streambroker_operator.rest.guard.connections import connection_limit
 from streambroker_operator.rest.guard.rate_limits import RateLimits
+from streambroker_operator.rest.listen import listen
 from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.security.certificate import Certificate
 from streambroker_operator.security.token_file import TokenFile, is_loopback
 from streambroker_operator.storage.sqlite_store import Store
 
 _log = logging.getLogger("streambroker")
-
-SHUTDOWN_S = 0.5
-"""Time limit for running requests when the broker stops, in seconds."""
 
 
 class Broker:
@@ -138,51 +126,6 @@ class Broker:
     def _close(self) -> None:
         self._sender.close()
         self._store.close()
-
-
-async def listen(
-    app: web.Application,
-    host: str,
-    port: int,
-    *,
-    connection_limits: tuple[int, int],
-    tls: ssl.SSLContext | None = None,
-    option: str = "--port",
-) -> tuple[web.AppRunner, str]:
-    """Start serving an application; return its runner and its URL.
-
-    Port 0 picks a free one. The connection limits are in total, and per address. `option` is the
-    command-line option for another port, for the error message.
-
-    Raises:
-        AddressError: the address is taken, or does not belong to this machine.
-    """
-    listener = Listener(*connection_limits, tls)
-    app.middlewares.insert(0, track_connection)
-    app.on_shutdown.append(listener.close)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=HttpLogger(listener.counter),
-        # The application itself unpacks bodies and refuses long headers, to return a problem.
-        auto_decompress=False,
-        max_field_size=MAX_HEADER,
-        shutdown_timeout=SHUTDOWN_S,
-    )
-    await runner.setup()
-    server = cast(Callable[[], asyncio.Protocol], runner.server)
-    try:
-        await listener.open(host, port, server)
-    except OSError as error:
-        await runner.cleanup()
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise AddressError(
-            f"Cannot listen at {host}:{port}: {reason}. Is a broker running there already?"
-            f" Choose another port with {option}, or 0 for any."
-        ) from error
-    url_host = f"[{host}]" if ":" in host else host
-    scheme = "http" if tls is None else "https"
-    return runner, f"{scheme}://{url_host}:{listener.port}"
 
 
 class RunnableBroker(Protocol):

@@ -22,7 +22,7 @@ from pe_agent.transport.tokens import Token
 from streambroker_core.model import PeKey
 from streambroker_operator.broker import Broker
 from streambroker_operator.errors import OpenError
-from streambroker_operator.kubernetes.client import certificate as tls
+from streambroker_operator.security import certificate as tls
 from streambroker_operator.security.self_signed import write_certificates
 from support.brokers import EXPORT, TOKENS, BrokerProcess, Rest, running_broker
 from support.certificates import Authority

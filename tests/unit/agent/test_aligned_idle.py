@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned.idleness import EventTimeReporter, InputTiming, active_watermark
 from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime.idleness import EventTimeReporter, InputTiming, active_watermark
 from pe_agent.aligned.runtime.state_store import BucketState, read_bucket_state
 from streambroker_core.control.runtime.packing import PACKED, pack_watermark
 

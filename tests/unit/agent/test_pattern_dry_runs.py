@@ -13,7 +13,7 @@ from pe_agent.aligned import AlignedError
 from pe_agent.cep import Pattern, PatternProcessor, dry_run
 from streambroker_core.cep import RunError
 from streambroker_core.cep.engine.trace import DryRun
-from streambroker_core.cep.nfa.matcher import RunLimits
+from streambroker_core.cep.pattern.run_limits import RunLimits
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 TIME = pa.timestamp("ms", "UTC")

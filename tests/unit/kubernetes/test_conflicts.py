@@ -21,7 +21,7 @@ from streambroker_operator.kubernetes.apply.overrides import (
     steered_text,
 )
 from streambroker_operator.kubernetes.client.managed_fields import API
-from streambroker_operator.kubernetes.status.conditions import MAX_MESSAGE
+from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 
 AT = "2026-11-21T11:29:31Z"
 NOON = datetime(2026, 11, 21, 11, 29, 31, tzinfo=timezone.utc)

@@ -13,8 +13,8 @@ from streambroker_core.board import Status
 from streambroker_core.model import RejectedGeneration, Resource
 from streambroker_core.wire.broker.view import RefusedPair
 from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 from streambroker_operator.kubernetes.status.conditions import (
-    MAX_MESSAGE,
     MAX_SUMMARY,
     NOTHING_PUBLISHED,
     Condition,

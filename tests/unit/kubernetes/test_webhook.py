@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streambroker_operator.broker import listen
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.http_api import Answer
 from streambroker_operator.kubernetes.client.objects import Objects, StaleError
 from streambroker_operator.kubernetes.webhook.server import DAYS, RENEW_S, Webhook
+from streambroker_operator.rest.listen import listen
 from streambroker_operator.security.self_signed import is_valid_for
 from support.api_servers import Api, Call
 

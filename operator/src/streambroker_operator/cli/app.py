@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words[:1] == [completion.HIDDEN_COMMAND]:
-            return completion.complete(words[1:])
+            return completion.complete(_parser(), words[1:])
         _check_command(words)
         try:
             options = _parser().parse_args(words)

@@ -87,30 +87,31 @@ def _completion(options: argparse.Namespace) -> int:
     return OK
 
 
-def complete(words: Sequence[str]) -> int:
+def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Print the candidates for the last word (may be empty), one per line; errors print nothing."""
     current = words[-1] if words else ""
     try:
-        matches = [w for w in candidates(list(words[:-1]), current) if w.startswith(current)]
+        found = candidates(parser, list(words[:-1]), current)
+        matches = [word for word in found if word.startswith(current)]
     except StreambrokerError:
         matches = []
     print_text("".join(f"{word}\n" for word in matches[:MAX_CANDIDATES]))
     return OK
 
 
-def candidates(before: Sequence[str], current: str) -> Iterable[str]:
+def candidates(
+    parser: argparse.ArgumentParser, before: Sequence[str], current: str
+) -> Iterable[str]:
     """Return the candidates for the next word; the caller filters them by the typed prefix."""
-    from streambroker_operator.cli.app import _parser
-
-    parsers: dict[str, argparse.ArgumentParser] = _subparsers(_parser())
+    parsers: dict[str, argparse.ArgumentParser] = _subparsers(parser)
     plain = _positional(before)
     if before and (before[-1] in _FILES):
         return []
     if not plain:
-        option_values = _values(_parser(), before)
+        option_values = _values(parser, before)
         if option_values is not None:
             return option_values
-        return _flags(_parser()) if current.startswith("-") else sorted(parsers)
+        return _flags(parser) if current.startswith("-") else sorted(parsers)
     command = plain[0]
     if command not in parsers:
         return []

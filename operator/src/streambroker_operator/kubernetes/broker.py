@@ -18,14 +18,12 @@ from streambroker_core.board import Board, BoardEvent, ExportApplied, ImportAppl
 from streambroker_core.model import RULE, AnyKind, Kind, PeKey
 from streambroker_core.wire.reports.rule_status import RuleStatusMap
 from streambroker_operator.agents.hint_sender import HintSender
-from streambroker_operator.broker import listen
 from streambroker_operator.cooperative import run_in_turns
 from streambroker_operator.errors import AddressError, RequestError
 from streambroker_operator.kubernetes.apply.port_store import KubernetesStore, read_secret
 from streambroker_operator.kubernetes.auth.authorize import Authorizer
 from streambroker_operator.kubernetes.auth.middleware import ClusterGuard
 from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
-from streambroker_operator.kubernetes.client.certificate import Certificate
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.objects import Objects
@@ -67,8 +65,10 @@ from streambroker_operator.rest import create_app
 from streambroker_operator.rest.agents.reports import REPORTS, Reports
 from streambroker_operator.rest.guard.connections import connection_limit
 from streambroker_operator.rest.guard.rate_limits import RateLimits
+from streambroker_operator.rest.listen import listen
 from streambroker_operator.runtime.agent_commands import CommandQueue, command_hinter
 from streambroker_operator.runtime.runtime import Runtime
+from streambroker_operator.security.certificate import Certificate
 
 ANNOUNCE_S = 1.0
 """Seconds between announcements of agents to resources created after them."""

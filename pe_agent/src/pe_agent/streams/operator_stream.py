@@ -13,11 +13,11 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.idleness import InputTiming, delay_micros
 from pe_agent.aligned.queries import jvm_prefilter as ahead
 from pe_agent.aligned.runtime import hosting
 from pe_agent.aligned.runtime.frames import CONTROL, spark_to_arrow
 from pe_agent.aligned.runtime.hosting import Feed
+from pe_agent.aligned.runtime.idleness import InputTiming, delay_micros
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import APPLIED_SCHEMA, COUNTS_SCHEMA, OperatorConfig
 from pe_agent.datasource.schemas import Columns

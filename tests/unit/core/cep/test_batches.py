@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from streambroker_core.cep import Pattern, Skip
 from streambroker_core.cep.engine.condition_masks import MaskMaker, row_by_row
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
-from streambroker_core.cep.nfa.matcher import Matcher, RunLimits
+from streambroker_core.cep.nfa.matcher import Matcher
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.pattern.conditions import local_part
 from streambroker_core.cep.pattern.match_buffer import Event
 from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.push_down import joint_predicate
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME

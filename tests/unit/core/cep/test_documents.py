@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, PatternError, Skip
-from streambroker_core.cep.nfa.matcher import RunLimits
 from streambroker_core.cep.nfa.value_codec import ValueReader, ValueWriter
 from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.document import read_pattern, read_rule, write_pattern, write_rule
 from streambroker_core.cep.rules.document_schema import RULE_SCHEMA
 from streambroker_core.control.operators.operator import StateError

@@ -15,9 +15,9 @@ from streambroker_core.cep.engine.key_columns import copy_rows
 from streambroker_core.cep.engine.metrics import WindowMetrics
 from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.nfa.compiled import shortest_timeout
-from streambroker_core.cep.nfa.matcher import RunLimits
 from streambroker_core.cep.operator import MatchFunction, PatternOperator, RuleStopped
 from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.control.operators.operator import OperatorError, StateError
 from streambroker_core.control.tuples import (

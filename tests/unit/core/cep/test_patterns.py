@@ -17,9 +17,10 @@ from streambroker_core.cep import (
     compile_pattern,
 )
 from streambroker_core.cep.nfa.condition_bits import ConditionBits, RunView
-from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, RunLimits
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch
 from streambroker_core.cep.pattern.durations import format_micros, to_microseconds
 from streambroker_core.cep.pattern.match_buffer import Event, list_chain
+from streambroker_core.cep.pattern.run_limits import RunLimits
 
 
 def a() -> Pattern:

@@ -15,9 +15,10 @@ from streambroker_core.cep import Pattern, PatternError, Skip
 from streambroker_core.cep.engine.engine import Engine, RuleResult
 from streambroker_core.cep.engine.row_view import OrderedRows
 from streambroker_core.cep.nfa.compiled import compile_rule
-from streambroker_core.cep.nfa.matcher import PatternMatch, RunLimits, Timeout
+from streambroker_core.cep.nfa.matcher import PatternMatch, Timeout
 from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
 from support.pattern_examples import END, LETTERS, letters, one_of, pairs

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from streambroker_core.cep import Pattern, Skip, compile_pattern
 from streambroker_core.cep.engine.trace import dry_run, list_run_states
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
-from streambroker_core.cep.nfa.matcher import Matcher, RunLimits
+from streambroker_core.cep.nfa.matcher import Matcher
 from streambroker_core.cep.nfa.snapshot import read, write
 from streambroker_core.cep.pattern.match_buffer import Event, list_chain
+from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.control.operators.operator import StateError
 from support.pattern_examples import END, automaton_of, inputs, pairs, patterns
 

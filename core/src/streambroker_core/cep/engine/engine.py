@@ -23,13 +23,14 @@ from streambroker_core.cep.engine.row_view import GapRows, OrderedRows, RowView,
 from streambroker_core.cep.engine.trace import RunState, list_run_states
 from streambroker_core.cep.nfa.compiled import CompiledRule, compile_rule
 from streambroker_core.cep.nfa.linear_matcher import LinearMatcher, may_exceed
-from streambroker_core.cep.nfa.matcher import NEVER, Matcher, PatternMatch, Run, Timeout
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Run, Timeout
 from streambroker_core.cep.nfa.nfa import Nfa
 from streambroker_core.cep.nfa.snapshot import RuleVersionKey
 from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.pattern.match_buffer import Event, RunNode
 from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from streambroker_core.cep.nfa.matcher import NEVER, Matcher
+from streambroker_core.cep.nfa.matcher import Matcher
 from streambroker_core.cep.nfa.snapshot import RuleVersionKey, collect_nodes, read, write
 from streambroker_core.cep.nfa.value_codec import (
     INTEGER_TAG,
@@ -21,6 +21,7 @@ from streambroker_core.cep.nfa.value_codec import (
     encode_integer,
 )
 from streambroker_core.cep.pattern.match_buffer import Event, load_fields
+from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.control.operators.keyed_state import KeyedState, time_from_key, time_key
 from streambroker_core.control.operators.operator import StateError
 

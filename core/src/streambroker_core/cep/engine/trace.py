@@ -9,19 +9,12 @@ from typing import Any
 from streambroker_core.cep.engine.key_store import decode_key, encode_key
 from streambroker_core.cep.nfa.compiler import compile_pattern
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
-from streambroker_core.cep.nfa.matcher import (
-    NEVER,
-    Matcher,
-    PatternMatch,
-    Run,
-    RunLimits,
-    Timeout,
-    events_by_stage,
-)
+from streambroker_core.cep.nfa.matcher import Matcher, PatternMatch, Run, Timeout, events_by_stage
 from streambroker_core.cep.nfa.nfa import STOP
 from streambroker_core.cep.pattern.key_selectors import compute_key
 from streambroker_core.cep.pattern.match_buffer import Event, Row, RunNode
 from streambroker_core.cep.pattern.pattern import Pattern
+from streambroker_core.cep.pattern.run_limits import NEVER, RunLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
-from streambroker_core.cep.nfa.matcher import NEVER, PatternMatch, Run, Timeout
+from streambroker_core.cep.nfa.matcher import PatternMatch, Run, Timeout
 from streambroker_core.cep.nfa.nfa import FINAL, Nfa, RunStep
 from streambroker_core.cep.pattern.match_buffer import Event, RunNode
+from streambroker_core.cep.pattern.run_limits import NEVER
 
 _MAX_BITS = 6
 _MATCH = -1

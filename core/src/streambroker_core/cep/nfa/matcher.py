@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streambroker_core.cep.nfa.condition_bits import ConditionBits
@@ -16,8 +15,7 @@ from streambroker_core.cep.nfa.nfa import FINAL, Decision, Nfa, RunStep
 from streambroker_core.cep.pattern.errors import RunError
 from streambroker_core.cep.pattern.match_buffer import Event, RunNode, list_chain
 from streambroker_core.cep.pattern.pattern import Skip
-
-NEVER = 2**64
+from streambroker_core.cep.pattern.run_limits import NEVER, RunLimits
 
 
 class Run(NamedTuple):
@@ -98,27 +96,6 @@ def events_by_stage(node: RunNode, names: tuple[str, ...]) -> dict[str, list[Eve
             events.reverse()
         result[names[stage]] = events
     return result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLimits:
-    """Limits of the partial matches of one rule in one key.
-
-    Attributes:
-        runs: maximum number of partial matches, without matches that wait for earlier runs; None
-            for no limit.
-        policy: what happens beyond it: ``drop_oldest`` drops those that began first, ``refuse``
-            begins no new ones, ``fail`` stops the rule.
-        unchecked_runs: number of runs up to which the matcher applies no policy.
-    """
-
-    runs: int | None = 10_000
-    policy: str = "drop_oldest"
-    unchecked_runs: int = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        unlimited = self.runs is None or self.policy == "refuse"
-        object.__setattr__(self, "unchecked_runs", NEVER if unlimited else self.runs)
 
 
 _DEFAULT_LIMITS = RunLimits()

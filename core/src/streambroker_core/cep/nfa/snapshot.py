@@ -11,10 +11,11 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from streambroker_core.cep.nfa.matcher import NEVER, Matcher, Run
+from streambroker_core.cep.nfa.matcher import Matcher, Run
 from streambroker_core.cep.nfa.nfa import FINAL
 from streambroker_core.cep.nfa.value_codec import ValueReader, ValueWriter
 from streambroker_core.cep.pattern.match_buffer import Event, RunNode
+from streambroker_core.cep.pattern.run_limits import NEVER
 from streambroker_core.control.operators.operator import StateError
 
 VERSION = 1

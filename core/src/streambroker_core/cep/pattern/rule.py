@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from streambroker_core.cep.nfa.matcher import RunLimits
 from streambroker_core.cep.pattern.durations import to_instant
 from streambroker_core.cep.pattern.errors import PatternArgumentError
 from streambroker_core.cep.pattern.pattern import Pattern
+from streambroker_core.cep.pattern.run_limits import RunLimits
 
 OnError: TypeAlias = Literal["fail", "disable"]
 POLICIES = ("drop_oldest", "refuse", "fail")

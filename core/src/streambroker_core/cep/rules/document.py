@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from streambroker_core.cep.nfa.matcher import RunLimits
 from streambroker_core.cep.pattern.conditions import (
     All,
     Condition,
@@ -32,6 +31,7 @@ from streambroker_core.cep.pattern.pattern import (
     Skip,
 )
 from streambroker_core.cep.pattern.rule import PatternProcessor
+from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.document_schema import (
     PATTERN_FIELDS,
     RULE_FIELDS,

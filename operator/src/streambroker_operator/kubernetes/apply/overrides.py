@@ -20,7 +20,7 @@ from streambroker_operator.kubernetes.client.managed_fields import (
     own_fields,
     paths,
 )
-from streambroker_operator.kubernetes.status.conditions import MAX_MESSAGE
+from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,9 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 """Merge patch for built-in kinds, which matches list elements by name."""
 
+MAX_MESSAGE = 1000
+"""Characters of a message; the API server rejects a status with more than 2,048."""
+
 RETRIES = 3
 """Retries for an object that changes concurrently."""
 

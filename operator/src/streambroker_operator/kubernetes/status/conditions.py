@@ -21,11 +21,10 @@ from streambroker_core.model import Export, Import, Resource
 from streambroker_core.model.properties import Value
 from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.manifests.ports import write_spec
+from streambroker_operator.kubernetes.client.objects import MAX_MESSAGE
 
 MANAGER = "streambroker-status"
 """Field manager of the status for server-side apply."""
-MAX_MESSAGE = 1000
-"""Characters of a message; the API server rejects a status with more than 2,048."""
 MAX_SUMMARY = 60
 """Characters of the summary that ``kubectl get`` shows."""
 

@@ -6,12 +6,12 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_agent.agent.exports.export import AgentExport
+    from pe_agent.agent.exports.export_state import ExportState
     from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
     from streambroker_core.ledger.ledger import Reader, Stream
 
 
-def export_metrics(export: AgentExport, now: float) -> dict[str, Any]:
+def export_metrics(export: ExportState, now: float) -> dict[str, Any]:
     """Return the status of an export at ``now`` on its clock; the caller holds its lock."""
     ledger, publisher = export.ledger, export.publisher
     return {
@@ -55,7 +55,7 @@ def export_metrics(export: AgentExport, now: float) -> dict[str, Any]:
     }
 
 
-def list_damaged_segments(export: AgentExport) -> list[str]:
+def list_damaged_segments(export: ExportState) -> list[str]:
     """Return the damaged segments that the scrub found, as paths in the export's log."""
     return [segment for stream in export.streams.values() for segment in stream.damaged_segments()]
 
@@ -69,7 +69,7 @@ def list_missing_epochs(stream: Stream) -> list[str]:
     ]
 
 
-def list_damage(export: AgentExport) -> list[str]:
+def list_damage(export: ExportState) -> list[str]:
     """Describe the damage of an export's log: missing epochs and damaged segments."""
     missing = [text for s in export.ledger.streams.values() for text in list_missing_epochs(s)]
     return [*missing, *list_damaged_segments(export)]
@@ -100,7 +100,7 @@ def reader_metrics(reader: Reader, delivery: ReaderDelivery, now: float) -> dict
     }
 
 
-def lag_metrics(export: AgentExport, reader: Reader, now: float) -> dict[str, Any]:
+def lag_metrics(export: ExportState, reader: Reader, now: float) -> dict[str, Any]:
     """Return what a reader has still to finish, and its share of the buffer.
 
     ``congestion`` is the percentage of ``buffer.maxBytes`` or of the memory limit, whichever is

@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.idleness import EventTimeReporter
 from pe_agent.aligned.runtime.frames import (
     EMITTED_DDL,
     NOW,
@@ -21,6 +20,7 @@ from pe_agent.aligned.runtime.frames import (
     as_nullable,
     spark_to_arrow,
 )
+from pe_agent.aligned.runtime.idleness import EventTimeReporter
 from pe_agent.aligned.runtime.lazy_operator import LazyOperator
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import OperatorConfig

@@ -15,19 +15,12 @@ from pyspark import TaskContext
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from pe_agent.aligned.runtime.state_names import open_states
+
 if TYPE_CHECKING:
     import pandas as pd
 
     from pe_agent.aligned.runtime.processor import BucketProcessor, OperatorConfig
-    from pe_agent.aligned.runtime.state_store import MapState, ValueState
-
-
-def open_states(handle: Any) -> tuple[ValueState, MapState]:
-    """Open the states of an operator: the runner's own blobs, and the operator's blobs by name."""
-    return (
-        handle.getValueState("own", "blob binary"),
-        handle.getMapState("blobs", "name string", "blob binary"),
-    )
 
 
 class LazyOperator(StatefulProcessor):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pe_agent.aligned.idleness import InputTiming, active_watermark
 from pe_agent.aligned.queries.start_guard import REFUSED_PROPERTY
 from pe_agent.aligned.runtime import progress_messages as notes
 from pe_agent.aligned.runtime.frames import (
@@ -30,8 +29,9 @@ from pe_agent.aligned.runtime.frames import (
     conform,
     write_ipc,
 )
-from pe_agent.aligned.runtime.lazy_operator import open_states
+from pe_agent.aligned.runtime.idleness import InputTiming, active_watermark
 from pe_agent.aligned.runtime.progress_messages import CLOCK_BUCKET, PROGRESS_ROW
+from pe_agent.aligned.runtime.state_names import open_states
 from pe_agent.aligned.runtime.state_store import BucketState, SparkBlobs, read_bucket_state
 from pe_agent.spark.worker import freeze_modules
 from streambroker_core.control.operators.operator import Operator, OperatorError, Window

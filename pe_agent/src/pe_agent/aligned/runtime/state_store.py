@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pe_agent.aligned.idleness import InputTimes
+from pe_agent.aligned.runtime.idleness import InputTimes
 from pe_agent.aligned.runtime.progress_messages import (
     LatestEventTime,
     ProgressMessage,
