@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from support.agents import AgentProcess
@@ -17,14 +19,21 @@ class Connected:
 
     Args:
         folder: for all files.
+        sources: where ``broker``, ``feed`` and ``alerts`` look for modules first.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.broker = Broker(folder)
-        self.exporter = AgentProcess(
-            folder / "feed", "feed", port=free_port(), broker=self.broker.url
+    def __init__(self, folder: Path, sources: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.broker = Broker(folder, sources=sources.get("broker", ""))
+        self.exporter, self.importer = (
+            AgentProcess(
+                folder / job,
+                job,
+                port=port,
+                broker=self.broker.url,
+                environment={"PYTHONPATH": sources[job]} if job in sources else None,
+            )
+            for job, port in (("feed", free_port()), ("alerts", 0))
         )
-        self.importer = AgentProcess(folder / "alerts", "alerts", broker=self.broker.url)
 
     def start(self) -> None:
         """Start both agents."""

@@ -90,7 +90,7 @@ EXPORTING: dict[str, Step] = {
     ),
     "before admission": _before(f"{EXPORTS}.admit", 3, FEED_AGENT),
     "admitted, not answered": _after(f"{EXPORTS}.admit", 3, FEED_AGENT),
-    "admission answered, before the rows": _before(f"{SINK}._put", 3, FEED_WORKER),
+    "admission answered, before the rows": _before(f"{SINK}._send_rows", 3, FEED_WORKER),
     "before the stream's log is made": _before(f"{EXPORTS}._open_stream", 1, FEED_AGENT),
     "log made, before the stream is in the store": _after(f"{STREAMS}.open", 1, FEED_AGENT),
     "stream in the store, before its first rows": _after(f"{EXPORTS}._open_stream", 1, FEED_AGENT),
@@ -123,10 +123,10 @@ FAILING: dict[str, Step] = {
 """Steps of a batch that fails at the exporter."""
 
 IMPORTING: dict[str, Step] = {
-    "latestOffset asked": _before(f"{IMPORTS}.next", 5, AGENT),
+    "latestOffset asked": _before(f"{IMPORTS}.next_offset", 5, AGENT),
     "before plan": _before(f"{IMPORTS}._call_plan", 2, AGENT),
     "plan asked": _before(f"{EXPORTS}.plan", 2, FEED_AGENT),
-    "acknowledged, before the plan": _after(f"{EXPORTS}._finish", 2, FEED_AGENT),
+    "acknowledged, before the plan": _after(f"{EXPORTS}._finish_plan", 2, FEED_AGENT),
     "planned, before the reader is saved": _before(f"{EXPORTS}._save_reader", 3, FEED_AGENT),
     "plan saved, not answered": _after(f"{EXPORTS}.plan", 2, FEED_AGENT),
     "plan answered, before the streams are remembered": _after(f"{IMPORTS}._call_plan", 2, AGENT),
@@ -135,15 +135,15 @@ IMPORTING: dict[str, Step] = {
         f"{STAND_IN}:Importing.plan", 2, DRIVER
     ),
     "offset in the checkpoint, before partitions": _before(f"{SOURCE}.partitions", 2, DRIVER),
-    "partitions asked": _before(f"{IMPORTS}.slices", 2, AGENT),
-    "plan asked again": _before(f"{EXPORTS}.replan", 2, FEED_AGENT),
-    "planned again, not answered": _after(f"{EXPORTS}.replan", 2, FEED_AGENT),
-    "partitions made, not answered": _after(f"{IMPORTS}.slices", 2, AGENT),
+    "partitions asked": _before(f"{IMPORTS}.plan_slices", 2, AGENT),
+    "plan asked again": _before(f"{EXPORTS}.register_plan", 2, FEED_AGENT),
+    "planned again, not answered": _after(f"{EXPORTS}.register_plan", 2, FEED_AGENT),
+    "partitions made, not answered": _after(f"{IMPORTS}.plan_slices", 2, AGENT),
     "partitions answered, before the tasks": _after(f"{SOURCE}.partitions", 2, DRIVER),
     "before read": _before(f"{SOURCE}.read", 2, WORKER),
-    "read asked": _before(f"{EXPORTS}.may_read", 2, FEED_AGENT),
+    "read asked": _before(f"{EXPORTS}.find_readable", 2, FEED_AGENT),
     "between two blocks of a read": _after(f"{EXPORTS}.count_block", 6, FEED_AGENT),
-    "between two blocks in the task": _after(f"{SOURCE}._shaped", 6, WORKER),
+    "between two blocks in the task": _after(f"{SOURCE}._cast_batch", 6, WORKER),
     "all read, before the sink": _before(f"{STAND_IN}:Importing.write", 2, WORKER),
     "in the task's file of the sink": _after(f"{STAND_IN}:Importing.write", 2, WORKER),
     "before the sink's commit": _before(f"{STAND_IN}:Importing.sink", 2, DRIVER),
@@ -154,7 +154,7 @@ IMPORTING: dict[str, Step] = {
     "lease of the reader renewed": _after(
         "pe_agent.agent.imports.readers:ImportReaders.renew", 1, AGENT
     ),
-    "reader renewed at the exporter": _after(f"{EXPORTS}.renew", 2, FEED_AGENT),
+    "reader renewed at the exporter": _after(f"{EXPORTS}.renew_reader", 2, FEED_AGENT),
 }
 
 DROPPING: dict[str, Step] = {
@@ -167,7 +167,7 @@ DROPPING: dict[str, Step] = {
 
 OUTSIDE: dict[str, Step] = {
     "before the tuple is kept": _before(f"{EXPORTS}.emit", 1, FEED_AGENT),
-    "tuple kept, before its epoch": _before(f"{EXPORTS}._end_later", 1, FEED_AGENT),
+    "tuple kept, before its epoch": _before(f"{EXPORTS}._extend_end", 1, FEED_AGENT),
     "tuple in its epoch, not answered": _after(f"{EXPORTS}.emit", 1, FEED_AGENT),
     "before the tuple is in the control log": _before(f"{CONTROL_LOG}.append", 1, FEED_AGENT),
     "tuple in the control log, not answered": _after(f"{CONTROL_LOG}.append", 1, FEED_AGENT),

@@ -31,12 +31,12 @@ FAR = 60.0
 CUT_AFTER_SEAL = """
 import os, signal, sys
 from pe_agent.agent import process
-from pe_agent.agent.shards.shard_agents import Fellows
-seal = Fellows.seal
+from pe_agent.agent.shards.shard_agents import ShardAgents
+seal = ShardAgents.seal
 def cut(self, bodies):
     seal(self, bodies)
     os.kill(os.getpid(), signal.SIGKILL)
-Fellows.seal = cut
+ShardAgents.seal = cut
 sys.exit(process.main())
 """
 

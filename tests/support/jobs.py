@@ -17,12 +17,21 @@ START_SECONDS = 90.0
 
 
 class Child:
-    """A process group of its own, with its output in a file."""
+    """A process group of its own, with its output in a file.
 
-    def __init__(self, command: list[str], output: Path, ready: str) -> None:
+    Args:
+        command: what to run.
+        output: the file.
+        ready: how the line begins that it prints when it is ready.
+        sources: where it looks for modules first; empty for nowhere else than this process.
+    """
+
+    def __init__(self, command: list[str], output: Path, ready: str, *, sources: str = "") -> None:
         self.output = output
         self._start = output.stat().st_size if output.exists() else 0
         path = search_path(held=VARIABLE in os.environ)
+        if sources:
+            path = os.pathsep.join([sources, path])
         environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
         with output.open("ab") as file:
             self.process = subprocess.Popen(
@@ -65,7 +74,7 @@ class Child:
 class Broker(Child):
     """``streambroker up``; started again it takes its old port and file."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, *, sources: str = "") -> None:
         command = [
             sys.executable,
             "-m",
@@ -76,7 +85,9 @@ class Broker(Child):
             "--port",
             str(port),
         ]
-        super().__init__(command, folder / "broker.out", "streambroker listening on")
+        super().__init__(
+            command, folder / "broker.out", "streambroker listening on", sources=sources
+        )
         self.folder = folder
         self.url = self.await_ready().split()[-1]
 

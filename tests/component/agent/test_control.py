@@ -70,7 +70,7 @@ class Run:
     def __init__(
         self, agents: Pair, port: str, at: dict[str, Any] | None = None, **more: Any
     ) -> None:
-        options = {k: more.pop(k) for k in ("frame", "lossy") if k in more}
+        options = {k: more.pop(k) for k in ("frame", "skip_lost") if k in more}
         packing = Packing(columns=DDL, buckets=BUCKETS, key="n", **more)
         importer = agents.importer
         token = str(importer.address["token"])

@@ -72,7 +72,7 @@ def test_what_was_removed_while_the_reader_was_away_is_counted(agents: Pair) -> 
     first = publish_until_gone(agents, 4)
     assert error_code(Run(agents.importer, at=run.at).plan) == "DataLoss"
 
-    again = Run(agents.importer, at=run.at, lossy=True)
+    again = Run(agents.importer, at=run.at, skip_lost=True)
     last = stream(agents)["next"]
     assert read_all(again, 10 * (last - first)) == numbers(first, last)
     assert list(again.at["lost"].values()) == [[first - 2, 10 * (first - 2)]]
@@ -97,7 +97,7 @@ def test_a_planned_batch_is_read_without_what_is_gone_of_it(agents: Pair) -> Non
     assert error_code(strict.read, end) == "DataLoss"
     strict.stop()
 
-    again = Run(agents.importer, at=run.at, lossy=True)
+    again = Run(agents.importer, at=run.at, skip_lost=True)
     assert again.read(end) == numbers(first, 4)
     assert "lost" not in again.at
     until(lambda: again.plan() != end, SECONDS, "the count")

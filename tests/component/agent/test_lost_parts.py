@@ -76,7 +76,7 @@ def figures(feed: Job, run: Run, port: str) -> list[int]:
 
 
 def lossy(feed: Job, port: str, **more: Any) -> Run:
-    return Run(feed.pair.importer, port, lossy=True, **more)
+    return Run(feed.pair.importer, port, skip_lost=True, **more)
 
 
 @pytest.mark.parametrize(("port", "step"), [("replaced", 1), ("filtered", 5)])

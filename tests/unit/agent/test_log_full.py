@@ -33,7 +33,7 @@ for n in range(9):
     try:
         log.append(Kind.NOTE, b"%d" % n, bytes([65 + n]) * 70_000)
     except LogFull as error:
-        refused = refused or [n, str(error), error.wanted, error.free]
+        refused = refused or [n, str(error), error.needed, error.free]
 log.append(Kind.NOTE, b"small", b"fits")
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, 10_000_000))
 log.append(Kind.NOTE, b"later", bytes(70_000))

@@ -55,7 +55,7 @@ def test_an_ended_query_gives_its_lease_back_once_when_a_beat_and_a_stop_meet() 
     pe._queries.add(("out",), cast(Any, query), Sources())
     pe._queries._beat_lock = cast(Any, Lock(query.met))
 
-    beat = threading.Thread(target=process.beat[0])
+    beat = threading.Thread(target=process.beat_callbacks[0])
     beat.start()
     assert query.asked.wait(10.0)
     pe.stop()

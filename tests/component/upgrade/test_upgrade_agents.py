@@ -1,0 +1,222 @@
+"""Agents and brokers of the last release work with those of this one, and so do their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient, BrokerUnavailableError
+from support.agents import AgentProcess, Publishing, rows
+from support.connected import Connected
+from support.jobs import Broker
+from support.releases import Release
+from support.sources import Run
+from support.waiting import until
+
+SECONDS = 30.0
+BROKER, FEED, ALERTS = "broker", "feed", "alerts"
+ALL = (BROKER, FEED, ALERTS)
+KIND = 'kind == "trade"'
+EVEN = "n % 2 == 0"
+TRADES = "/job/feed/pe/0/export/trades"
+IMPORT = "/job/alerts/pe/0/import/trades"
+TUPLE = {"type": "EndOfDay", "payload": {"day": "2013-01-01"}, "delivery": "END_WINDOW"}
+
+
+class Mixed(Connected):
+    """Two agents and a broker, some of which are of the last release.
+
+    Args:
+        folder: for all files.
+        released: the last release.
+        old: which processes are of it.
+    """
+
+    def __init__(self, folder: Path, released: Release, old: tuple[str, ...]) -> None:
+        super().__init__(folder, dict.fromkeys(old, released.search_path))
+        self.client = BrokerClient(self.broker.url, "default")
+        self.publisher = Publishing(self.exporter)
+        self.batches = 0
+
+    def begin(self) -> None:
+        """Start both agents, declare a port of each, and wait until they are connected."""
+        self.start()
+        self.declare(self.exporter, "export", properties={"kind": "trade"})
+        self.declare(self.importer, "import", subscription=KIND, start="earliest")
+        until(lambda: self.at() == self.exporter.location, SECONDS, "the route at the importer")
+        until(lambda: self.exported().get("routes"), SECONDS, "the route at the exporter")
+
+    def ask(self, method: str, path: str, body: Any = None) -> BrokerAnswer:
+        """Ask the broker; one that is starting, or waits for an agent, is asked again."""
+
+        def answered() -> BrokerAnswer | None:
+            try:
+                return self.client.request(method, path, body, timeout=SECONDS)
+            except BrokerUnavailableError:
+                return None
+
+        return until(answered, SECONDS, f"an answer to {method} {path}")
+
+    def publish(self) -> list[int]:
+        """Publish ten more rows as an epoch of their own; return them."""
+        first = 10 * self.batches
+        done = self.publisher.publish(self.batches, rows(first, 10))
+        assert (done["published"], done["epoch"]) == (True, self.batches)
+        self.batches += 1
+        return list(range(first, first + 10))
+
+    def replace(self, name: str) -> None:
+        """Kill a process, and start one of this release on its files and at its address."""
+        if name == BROKER:
+            self.broker.kill()
+            self.broker = self.broker.restart()
+            return
+        agent = self.exporter if name == FEED else self.importer
+        agent.kill()
+        agent.environment = None
+        agent.start()
+
+    def set_filter(self, text: str) -> None:
+        """Change the import's filter at the broker, and wait until both agents know it."""
+        self.ask("PUT", f"{IMPORT}/filter", {"filter": text})
+
+        def known() -> bool:
+            (route,) = self.exported()["routes"]
+            return bool(self.imported().get("filter") == route.get("filter") == text)
+
+        until(known, SECONDS, "the filter at both agents")
+
+    def figures(self, run: Run) -> tuple[int, int, list[int], list[int]]:
+        """Return how many rows were delivered, filtered, dropped and lost, by epoch and row."""
+        run.plan()
+        found = self.exporter.reader_status(run.at["reader"])
+        return found["delivered"], found["filtered"], found["dropped"], found["lost"]
+
+    def await_figures(self, run: Run, delivered: int, filtered: int) -> None:
+        """Wait until so many rows are acknowledged; none of them may be dropped or lost."""
+        wanted = (delivered, filtered, [0, 0], [0, 0])
+        until(lambda: self.figures(run) == wanted, SECONDS, f"each row counted once: {wanted}")
+
+
+def up_to(run: Run, epochs: int) -> dict[str, Any]:
+    """Return the end of a batch that reads all epochs below ``epochs``."""
+
+    def planned() -> dict[str, Any] | None:
+        end = run.plan()
+        return end if [part["next"] for part in end["streams"].values()] == [epochs] else None
+
+    return until(planned, SECONDS, f"a plan up to epoch {epochs}")
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, released: Release) -> Iterator[Callable[..., Mixed]]:
+    """Return what starts processes, given which of them are of the last release."""
+    made: list[Mixed] = []
+
+    def begin(*old: str) -> Mixed:
+        made.append(Mixed(tmp_path, released, old))
+        made[-1].begin()
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.end()
+
+
+def version_of(process: AgentProcess | Broker, released: Release) -> str:
+    """Return ``old`` for a process with the sources of the last release, else ``new``."""
+    started = process.process
+    assert started is not None
+    environment = Path(f"/proc/{started.pid}/environ").read_text()
+    return "old" if released.search_path in environment else "new"
+
+
+@pytest.mark.parametrize(
+    "old",
+    [(BROKER, FEED), (BROKER, ALERTS), (FEED,), (ALERTS,)],
+    ids=["old broker and exporter", "old broker and importer", "old exporter", "old importer"],
+)
+def test_rows_and_control_pass_between_an_old_and_a_new_agent_and_a_filter_set_later_holds(
+    mixed: Callable[..., Mixed], released: Release, old: tuple[str, ...]
+) -> None:
+    one = mixed(*old)
+    processes: dict[str, AgentProcess | Broker]
+    processes = {BROKER: one.broker, FEED: one.exporter, ALERTS: one.importer}
+    versions = {name: version_of(process, released) for name, process in processes.items()}
+    assert versions == {name: "old" if name in old else "new" for name in ALL}
+    run = Run(one.importer)
+    published = one.publish()
+    assert run.read(up_to(run, 1)) == published
+
+    one.set_filter(EVEN)
+    published = one.publish()
+    end = up_to(run, 2)
+    assert end["filter"] == EVEN
+    assert run.read(end) == published[::2]
+    one.await_figures(run, delivered=15, filtered=5)
+
+    sent = one.ask("POST", f"{TRADES}/control", TUPLE)
+    assert (sent.status, sent.body["epoch"]) == (201, 2)
+    known = one.exporter.client.call("export.emitted", export="trades", seq=sent.body["seq"])
+    assert one.ask("GET", f"{TRADES}/control/{sent.body['id']}").body == known
+    run.stop()
+
+
+def test_what_old_agents_have_published_planned_and_counted_goes_on_at_new_ones(
+    mixed: Callable[..., Mixed],
+) -> None:
+    """Both folders and the broker's file are those that killed processes have left."""
+    one = mixed(*ALL)
+    run = Run(one.importer)
+    read = one.publish()
+    assert run.read(up_to(run, 1)) == read
+    planned = one.publish()
+    end = up_to(run, 2)
+    own = one.ask("POST", "/job/feed/pe/0/control", TUPLE).body["id"]
+    unread = [*one.publish(), *one.publish()]
+    (stream,) = one.exporter.export_status()["streams"]
+    run.stop()
+    for agent in (one.importer, one.exporter):
+        agent.kill()
+    for name in ALL:
+        one.replace(name)
+
+    again = Run(one.importer, at=run.at)
+    assert again.read(end) == planned
+    assert again.read(up_to(again, 4)) == unread
+    one.await_figures(again, delivered=40, filtered=0)
+    replay = Publishing(one.exporter, run="run-2")
+    assert replay.publish(3, rows(30, 10))["published"] is False
+    one.publisher = replay
+    last = one.publish()
+    assert again.read(up_to(again, 5)) == last
+    assert list(one.exporter.export_status()["streams"]) == [stream]
+    assert one.exporter.client.call("control.entry", seq=0)["id"] == own
+    again.stop()
+
+
+@pytest.mark.parametrize(
+    "order", [(BROKER, ALERTS, FEED), (FEED, ALERTS, BROKER)], ids=" then ".join
+)
+def test_rows_flow_on_while_one_process_after_the_other_is_replaced_by_a_new_one(
+    mixed: Callable[..., Mixed], order: tuple[str, ...]
+) -> None:
+    """What was declared stays: the filter is that of the first broker until it is set again."""
+    one = mixed(*ALL)
+    one.set_filter(EVEN)
+    run = Run(one.importer, reconnect=SECONDS)
+    for epoch, name in enumerate(order):
+        published = one.publish()
+        assert run.read(up_to(run, epoch + 1)) == published[::2]
+        one.replace(name)
+        if name == ALERTS:
+            run.stop()
+            run = Run(one.importer, at=run.at, reconnect=SECONDS)
+    one.set_filter("n % 5 == 0")
+    published = one.publish()
+    assert run.read(up_to(run, 4)) == published[::5]
+    one.await_figures(run, delivered=17, filtered=23)
+    run.stop()
