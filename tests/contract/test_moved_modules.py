@@ -33,7 +33,7 @@ def test_a_module_is_imported_by_its_old_name_with_a_warning(old: str) -> None:
     assert run.stdout.splitlines() == [
         "True True",
         f"['{old} has moved to {new}: change the import,"
-        " the old name goes with the next minor release']",
+        " the old name is removed with the next minor release']",
     ]
 
 

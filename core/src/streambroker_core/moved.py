@@ -20,8 +20,8 @@ class _Loader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Import the module under its new name and warn."""
         warnings.warn(
-            f"{spec.name} has moved to {self._new}: change the import,"
-            " the old name goes with the next minor release",
+            f"{spec.name} has moved to {self._new}: change the import, the old name is removed"
+            " with the next minor release",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -96,10 +96,10 @@ class Broker:
         if is_loopback(self._host):
             return tokens
         if tokens is None:
-            danger = "without tokens everyone who reaches it can change every route"
+            danger = "without tokens every caller that reaches it can change every route"
             remedy = "Give a token file with --tokens"
         elif self._certificate is None:
-            danger = "without TLS everyone on the network can read the tokens"
+            danger = "without TLS any machine on the network can read the tokens"
             remedy = "Give --tls-cert and --tls-key, or --tls-self-signed"
         else:
             return tokens
@@ -165,6 +165,6 @@ async def serve(broker: RunnableBroker, ready: Callable[[str], None]) -> None:
         for end in ends:
             end.cancel()
         if not stopping.is_set():
-            raise RuntimeError("a part of the broker failed")
+            raise RuntimeError("broker component failed, shutting down")
     finally:
         await broker.stop()

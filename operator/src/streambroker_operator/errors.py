@@ -93,6 +93,6 @@ def not_declared(what: str) -> RequestError:
     return RequestError(
         409,
         "NotDeclared",
-        f"{what} was declared through the broker alone: there is nothing it could go back to."
+        f"{what} was declared through the broker alone: there is no declaration to restore."
         " DELETE withdraws it.",
     )

@@ -312,7 +312,7 @@ class PE:
         try:
             self._queries.beat()
         except StreambrokerError as error:
-            log.info("publisher leases not given back: %s", error)
+            log.info("publisher leases not released: %s", error)
         self._process.stop(end_agent=end_agent)
         if self._shard_agents is not None:
             self._shard_agents.stop(end_agent=end_agent)

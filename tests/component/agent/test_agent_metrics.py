@@ -55,6 +55,10 @@ def test_an_agent_whose_port_for_figures_is_taken_says_so_and_serves(agent: Agen
         try:
             assert agent.address["metrics"] is None
             assert agent.status()["pe"] == agent.pe
-            until(lambda: "no metrics at 127.0.0.1" in agent.log.read_text(), 10.0, "a word of it")
+            until(
+                lambda: "cannot serve metrics at 127.0.0.1" in agent.log.read_text(),
+                10.0,
+                "a word of it",
+            )
         finally:
             agent.kill()

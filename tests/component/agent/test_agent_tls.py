@@ -83,7 +83,7 @@ def test_an_agent_of_another_ca_is_refused_and_the_setting_is_named(
     other = Authority(tmp_path, "other", AGENT)
 
     said = refusal(agents.exporter.location, AgentTrust(other.ca))
-    assert "comes from nobody who is trusted here" in said
+    assert "is not signed by a trusted CA" in said
     assert "`agent_ca=` or STREAMBROKER_AGENT_CA" in said
 
 
@@ -96,13 +96,13 @@ def test_a_certificate_of_the_ca_that_is_not_an_agents_is_refused(tmp_path: Path
     finally:
         server.shutdown()
 
-    assert "it has to carry the DNS name streambroker-agent" in said
+    assert "it has to contain the DNS name streambroker-agent" in said
 
 
 def test_an_agent_with_tls_is_not_called_without_a_ca(agents: Pair) -> None:
     said = refusal(agents.exporter.location, AgentTrust())
 
-    assert "speaks TLS, and nothing says whose certificates to trust" in said
+    assert "uses TLS, and no trusted certificates are configured" in said
     assert "STREAMBROKER_AGENT_CA" in said
 
 
@@ -132,7 +132,7 @@ def test_who_trusts_a_ca_calls_no_agent_without_tls_unless_allowed(
 
 @pytest.mark.parametrize(
     ("exporting", "importing", "told"),
-    [(True, False, "nothing says whose certificates to trust"), (False, True, "speaks no TLS")],
+    [(True, False, "no trusted certificates are configured"), (False, True, "does not use TLS")],
     ids=["importer without a CA", "exporter without TLS"],
 )
 def test_an_importer_tells_why_it_does_not_read(
@@ -145,7 +145,7 @@ def test_an_importer_tells_why_it_does_not_read(
     with contextmanager(pair)(tmp_path, **how) as both:
         Publishing(both.exporter).publish(0, rows(0, 3))
         offset = Reading(both.importer).next(None)["offset"]
-        away = until(lambda: both.importer.status()["imports"]["away"], 30, "agent away")
+        away = until(lambda: both.importer.status()["imports"]["away"], 30, "agent is unreachable")
 
         assert told in away[both.exporter.location]
         assert offset["streams"] == {}
@@ -157,7 +157,7 @@ def test_a_ca_that_replaces_another_holds_from_the_next_call(
     file, other = tmp_path / "ca.crt", Authority(tmp_path, "other", AGENT)
     shutil.copy(other.ca, file)
     trust = AgentTrust(file)
-    assert "nobody who is trusted" in refusal(agents.exporter.location, trust)
+    assert "not signed by a trusted CA" in refusal(agents.exporter.location, trust)
     shutil.copy(authority.ca, file)
     client = AgentClient(agents.exporter.location, str(agents.exporter.address["token"]), trust)
     assert client.call("status")["pe"] == agents.exporter.pe
@@ -244,14 +244,14 @@ def test_a_renewed_certificate_is_in_the_status_and_keeps_the_address(alone: Age
     assert alone.status()["certificate"]["sha256"] == own.fingerprint() != first["sha256"]
 
 
-@pytest.mark.parametrize("bad", ["no PEM", "another key", "another name", "half gone"])
+@pytest.mark.parametrize("bad", ["not PEM", "another key", "another name", "half gone"])
 def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
     bad: str, alone: AgentProcess, tmp_path: Path
 ) -> None:
     own = cast(Authority, alone.secured)
     alone.start()
     before = shown_at(alone)
-    if bad == "no PEM":
+    if bad == "not PEM":
         own.certificate.write_text("half of a fi")
     elif bad == "another key":
         shutil.copy(Authority(tmp_path, "other", AGENT).key, own.key)
@@ -261,8 +261,8 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(
         own.key.unlink()
     error = until(lambda: alone.status()["certificate"]["error"], 10.0, "the error is told")
 
-    assert "no certificate of an agent with its key" in error
-    stays = "the certificate before stays"
+    assert "not a certificate of an agent with its key" in error
+    stays = "cannot reload the certificate, keeping the previous one"
     until(lambda: stays in alone.log.read_text(), 10.0, "the log has it, too")
     assert shown_at(alone) == before
     renew(own, alone)
@@ -276,7 +276,7 @@ def test_an_agent_does_not_start_with_what_it_cannot_show(alone: AgentProcess) -
 
     said = alone.refusal()
     assert said.startswith("ArgumentInvalid: ")
-    assert "the certificate has to carry the DNS name streambroker-agent" in said
+    assert "the certificate has to contain the DNS name streambroker-agent" in said
 
 
 def test_an_agent_that_ends_waits_for_nobody_who_stands_still(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
     plain = Launched(key, tmp_path / "home", **how)
     monkeypatch.setattr("pe_agent.job.agent_process.ADOPT_SECONDS", 0.0)
     try:
-        with pytest.raises(AgentFailedError, match=r"HomeInUse.*not adopted.*speaks no TLS"):
+        with pytest.raises(AgentFailedError, match=r"HomeInUse.*cannot be adopted.*not use TLS"):
             Launched(
                 key,
                 tmp_path / "home",
@@ -361,7 +361,7 @@ def test_a_job_with_a_ca_does_not_adopt_an_agent_without_tls_and_says_why(
         ({"agent_certificate": "a"}, "give both `agent_certificate=` and `agent_key=`"),
         ({"agent_certificate": "a", "agent_key": "b"}, "could not call its own agent"),
         ({"agent_ca": "nowhere"}, "No such file.*Correct `agent_ca=`"),
-        ({"agent_ca": __file__}, "it is no PEM.*Correct `agent_ca=`"),
+        ({"agent_ca": __file__}, "it is not PEM.*Correct `agent_ca=`"),
     ],
 )
 def test_start_refuses_half_of_what_tls_needs_before_anything_is_started(

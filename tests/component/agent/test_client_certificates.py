@@ -153,7 +153,7 @@ def test_only_an_agent_that_asks_for_certificates_is_adopted_where_they_are_requ
             adopt("required" if how == "argument" else None)
             assert adopted[0].client.location == agent.location
         else:
-            with pytest.raises(AgentFailedError, match=r"here they are required. End it"):
+            with pytest.raises(AgentFailedError, match=r"certificates are required here. Stop it"):
                 adopt("required" if how == "argument" else None)
             adopt("any")
         ask(agent, authority.trust())
@@ -177,7 +177,7 @@ def test_an_agent_that_cannot_ask_does_not_start(
     agent = AgentProcess(tmp_path / "feed", "feed", environment={**REQUIRED, **given})
     agent.prepare()
 
-    assert "is to ask its callers for certificates" in agent.refusal()
+    assert "requires certificates of its callers" in agent.refusal()
 
 
 def test_a_key_never_travels_and_is_read_where_a_task_runs(

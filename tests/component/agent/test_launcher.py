@@ -180,7 +180,7 @@ def test_fellows_that_run_elsewhere_are_taken_if_they_are_of_the_job(start: Star
         return ShardAgentProcesses(home, lambda _: start(), 0, [p.client for p in elsewhere])
 
     for wrong in ((stranger,), (home,), (one, one)):
-        with pytest.raises(ShardAgentsInvalidError, match="are to be of that job"):
+        with pytest.raises(ShardAgentsInvalidError, match="have to belong to that job"):
             fellows(*wrong)
     assert home.client.call("status")["fellows"] == {}
     fellows(one).stop(end_agent=True)

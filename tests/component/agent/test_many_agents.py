@@ -296,7 +296,7 @@ def test_what_a_fellow_has_lost_stops_its_readers_and_new_epochs_are_read(feed: 
     with pytest.raises(AgentRefusedError) as failed:
         tasks.read(ticket)
     what = f"epochs 0 to 0 of stream {ticket['stream']} of {feed.home.pe}/lost"
-    assert f"agent default/feed/1 does not give {what}: " in str(failed.value)
+    assert f"agent default/feed/1 does not send {what}: " in str(failed.value)
     assert failed.value.code == "GrantInvalid"
     end = tasks.reading.end(None)
     fresh = at(tasks.tickets(None, end), victim.pe)

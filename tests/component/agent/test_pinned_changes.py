@@ -133,7 +133,9 @@ def test_more_columns_than_a_planned_batch_has_are_refused_until_it_is_read(
     restart(connected, run)
 
     wider = Run(connected.importer, at=run.at)
-    with pytest.raises(OptionError, match=r"without column 'name'.* with n\. Run .* availableNow"):
+    with pytest.raises(
+        OptionError, match=r"not contain column 'name'.* with n\. Run .* availableNow"
+    ):
         wider.source.partitions(wider.at, end)
     wider.stop()
     as_before = Run(connected.importer, at=run.at, schema=NUMBERS)

@@ -86,7 +86,7 @@ async def test_an_agent_that_is_not_registered_waits_for_the_api_server(
     broker: Guarded, linked: Linked
 ) -> None:
     broker.away = True
-    with pytest.raises(BrokerUnavailableError, match="asks to wait"):
+    with pytest.raises(BrokerUnavailableError, match="requests a pause"):
         await rounds(linked(broker.url, TOKEN))
 
     assert broker.shown == [("PUT", BEARER)]

@@ -158,7 +158,7 @@ async def test_a_reader_reads_everything_and_changes_nothing(door: Door) -> None
         ("DELETE", FEED, None),
     ):
         answer = await door("eyes", method, path, body)
-        assert "read and change nothing" in await refused(answer, 403, "NotYours")
+        assert "neither read nor change anything" in await refused(answer, 403, "NotYours")
 
     assert (await door("eyes", "GET", X)).body["metadata"]["generation"] == 1
 
@@ -436,7 +436,7 @@ async def test_a_stream_of_events_ends_when_its_token_goes(door: Door) -> None:
     rest = await asyncio.wait_for(reader.read(), 10.0)
     writer.close()
 
-    assert b"the token has gone" in rest
+    assert b"the token is no longer valid" in rest
     assert b"DELETED" not in rest
     assert (await door("ops", "GET", X)).status == 404
 

@@ -75,7 +75,7 @@ async def test_insecure_lets_tokens_travel_in_clear_and_warns(
 ) -> None:
     broker = Broker(db=tmp_path / "b.db", port=0, host="0.0.0.0", tokens=tokens, insecure=True)
     async with started(broker):
-        assert "everyone on the network can read the tokens" in caplog.text
+        assert "any machine on the network can read the tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_insecure_lets_tokens_travel_in_clear_and_warns(
     [
         (("--tls-cert", "x"), "Give --tls-cert and --tls-key together"),
         (("--tls-cert", "x", "--tls-key", "y", "--tls-self-signed", "z"), "not both"),
-        (("--tls-cert", "x", "--tls-key", "y"), "x and y are no certificate with its key"),
+        (("--tls-cert", "x", "--tls-key", "y"), "x and y are not a certificate with its key"),
     ],
 )
 def test_options_that_give_no_certificate_are_refused(

@@ -57,7 +57,7 @@ async def test_of_a_set_whose_answer_is_lost_it_is_said_that_it_was_made(
     code, out, err = await applied("apply", "-f", str(applied.file), url=cutter.url)
 
     assert (code, err, cutter.lost, len(cutter.requests)) == (0, "", 1, 2)
-    assert out.startswith("done; what it did to routes ")
+    assert out.startswith("done; the effect on routes ")
     assert len((await applied.rest("GET", "/exports")).body["items"]) == 101
 
 
@@ -68,7 +68,7 @@ async def test_if_no_answer_comes_it_is_said_that_the_change_may_have_been_made(
     code, out, err = await applied("set-filter", "alerts/0/trades", "price > 7.0", url=cutter.url)
 
     assert (code, out, cutter.lost) == (4, "", 2)
-    assert "It is not known whether the change was made; ask with `streambroker get`" in err
+    assert "It is not known whether the change was made; check with `streambroker get`" in err
     assert err.count("\n") == 1
 
 
@@ -128,9 +128,9 @@ def answering(raw: bytes) -> Iterator[tuple[str, list[bytes]]]:
 @pytest.mark.parametrize(
     ("raw", "code", "said"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", 1, "is no broker"),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>", 1, "Http404: What answers"),
-        (b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"items": []', 4, "broke off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", 1, "is not a broker"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>", 1, "Http404: The server"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"items": []', 4, "was cut off"),
         (b"nonsense\r\n\r\n", 4, "No broker answers"),
         (b"", 4, "No broker answers"),
     ],

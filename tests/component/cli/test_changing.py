@@ -147,8 +147,8 @@ async def test_two_files_for_one_port_or_of_one_name_are_refused(
     twice, _, again = await cli("apply", "-f", first, "-f", first)
 
     assert (code, out, twice) == (1, "", 2)
-    assert said + f"{first}, document 1 has" in err
-    assert "stands there twice" in again
+    assert said + f"{first}, document 1 also declares" in err
+    assert "is repeated" in again
     assert await names(cli.rest, "exports") == []
 
 
@@ -158,7 +158,7 @@ async def test_what_get_shows_can_be_applied_again(applied: Cli) -> None:
         code, out, err = await applied("apply", "-f", written(applied, "shown." + output, shown))
 
         assert (code, out.count("unchanged")) == (0, 2), err
-        assert "note: PEs and Routes are passed over" in err
+        assert "note: PEs and Routes are skipped" in err
 
 
 async def test_a_list_of_kubectl_is_read_and_what_is_not_kept_is_said(cli: Cli) -> None:
@@ -246,7 +246,9 @@ async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
 
     assert (code, out.count("created"), asked) == (0, 4, 2)
     assert "takes at most 3 changes, these are 4" in err
-    assert "4 changes are too many to make at once; they go in 4 parts of at most 1,000" in told
+    assert (
+        "4 changes are too many for one request; they are sent in 4 parts of at most 1,000" in told
+    )
 
 
 async def test_what_concerns_too_many_routes_goes_in_halves_unless_they_are_counted(
@@ -261,7 +263,8 @@ async def test_what_concerns_too_many_routes_goes_in_halves_unless_they_are_coun
     assert "ForecastTooLarge" in guarded[2]
     assert (code, out.count("created")) == (0, 2)
     assert err == (
-        "streambroker: note: 2 changes concern too many routes at once; they go in halves\n"
+        "streambroker: note: 2 changes affect too many routes at once; they are sent in two"
+        " halves\n"
     )
 
 
@@ -378,13 +381,13 @@ async def test_an_import_that_a_change_leaves_without_a_route_is_told_why(applie
         (["delete", "export", "a", "pe/b/0"], "is of another kind"),
         (["get", "export", "a", "import", "b"], "'import' is a kind"),
         (["explain", "export"], "Name one"),
-        (["set-filter", "export/a", "x == 1"], "'export/a' is no import"),
+        (["set-filter", "export/a", "x == 1"], "'export/a' is not of kind import"),
         (["apply", "streams.yaml"], "Did you mean `-f streams.yaml`?"),
         (["up", "--port", "99999"], "write 0 to 65535"),
         (["--url", "http://x:1/api", "get"], "write --url http://host:port"),
         (["diff"], "`whatif` shows"),
         (["get", "-o", "wid"], "Did you mean 'wide'? See"),
-        (["get", "-o", "jsonpath={.items}"], "use json, and jq"),
+        (["get", "-o", "jsonpath={.items}"], "use json, and select with jq"),
         (["get", "export", "default/feed-trades"], "`-n default`"),
         ([], "Give a COMMAND"),
     ],

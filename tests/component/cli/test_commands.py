@@ -46,7 +46,7 @@ async def test_apply_reads_the_standard_input(cli: Cli, monkeypatch: pytest.Monk
         (DOCUMENTS.replace("kind: Import", "kind: Pod"), "document 3: kind is 'Pod'"),
         (DOCUMENTS.replace("port: trades", "prot: trades"), "document 1: spec.prot"),
         (DOCUMENTS + "\n---\n[", "is not YAML"),
-        (DOCUMENTS.replace("  job: feed", "  job: feed\n  job: meed"), "stands there twice"),
+        (DOCUMENTS.replace("  job: feed", "  job: feed\n  job: meed"), "occurs twice"),
         (DOCUMENTS.replace("GOOG", "5"), "Invalid property `tickers`"),
         ("", "holds no resource"),
         ("\t", "is not YAML"),
@@ -151,7 +151,7 @@ async def test_a_refusal_is_one_line_and_exit_code_1(
         (("delete",), "-f FILE"),
         (("set-filter", "alerts/zero/trades", "a == 1"), "'zero' is not a PE number"),
         (("set-properties", "feed", "0", "trades", "kind"), "NAME=VALUE"),
-        (("set-properties", "feed", "0", "trades", "a=1", "a=2"), "'a' is given twice"),
+        (("set-properties", "feed", "0", "trades", "a=1", "a=2"), "'a' is repeated"),
     ],
 )
 async def test_wrong_usage_is_exit_code_2(
@@ -209,11 +209,11 @@ async def test_a_broker_that_is_away_is_said_with_the_remedy_and_exit_code_4(cli
         (["delete", "all"], "Name one export"),
         (["top", "exports"], "`top` shows routes"),
         (["top", "--interval", "0"], "0.1"),
-        (["explain", "a/0/p", "export", "b/0/q", "export", "c/0/r"], "too much"),
+        (["explain", "a/0/p", "export", "b/0/q", "export", "c/0/r"], "one too many"),
         (["get", "--token-file", "no-such-file"], "cannot be read"),
         (["set-filter", "alerts", "0", "a == 1"], "JOB/PE/PORT or JOB PE PORT"),
         (["get", "--request-timeout", "soon"], "write seconds"),
-        (["operator", "--drain", "soon"], "no number of seconds"),
+        (["operator", "--drain", "soon"], "not a number of seconds"),
         (["operator", "--drain", "-1"], "from 0 to 600"),
         (["operator", "--statuses-per-s", "-1"], "neither 0 nor a number from 0.1"),
     ],
@@ -266,7 +266,7 @@ async def test_a_port_that_an_older_resource_has_stays_with_it(applied: Cli) -> 
 
     assert code == 1
     assert "PortTaken" in err
-    assert "taken by 'feed-trades', which is older" in err
+    assert "belongs to 'feed-trades', which is older" in err
     assert found.body["metadata"]["name"] == "feed-trades"
     assert found.body["spec"]["properties"]["tickers"] == ["IBM", "GOOG"]
 
@@ -279,5 +279,5 @@ async def test_two_documents_for_one_port_are_refused_before_anything_is_sent(cl
     code, _, err = await cli("apply", "-f", str(cli.file))
 
     assert code == 1
-    assert "document 4 is for port default/feed/0/trades, which document 1 has" in err
+    assert "document 4 is for port default/feed/0/trades, which document 1 also declares" in err
     assert (await cli.rest("GET", "/exports")).body["items"] == []

@@ -97,10 +97,10 @@ async def test_in_the_end_it_is_said_how_to_repeat_the_request(applied: Cli) -> 
     [
         (("feed/0/trdes", "a"), 1, "Did you mean 'feed/0/trades'?"),
         (("alerts-trades", "a"), 1, "it is an import"),
-        (("import/alerts-trades", "a"), 2, "is no export, which is wanted here"),
+        (("import/alerts-trades", "a"), 2, "is not of kind export, which is required here"),
         (("feed/0",), 2, "TYPE"),
         (("feed/0", "a", "--delivery", "END"), 2, "is none of BEGIN"),
-        (("feed/0", "a", "--at", "soon"), 2, "'soon' is no time"),
+        (("feed/0", "a", "--at", "soon"), 2, "'soon' is not a time"),
         (("feed/0", "a", "--at", "1"), 1, "ManifestInvalid"),
         (("feed/0", "a", "{b: "), 1, "ManifestInvalid"),
         (("nobody/0", "a"), 1, "UnknownPE"),

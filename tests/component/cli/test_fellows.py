@@ -1,4 +1,4 @@
-"""The fellows of an agent, which hold rows of its exports, as people see them."""
+"""The shard agents of an agent, which hold rows of its exports, as people see them."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ async def test_get_pes_names_fellows_and_which_of_them_are_away(cli: Cli) -> Non
 async def test_describe_tells_why_a_fellow_is_away(cli: Cli) -> None:
     await report(cli.rest, HERE, AWAY)
     _, out, _ = await cli("describe", "pe/feed/0")
-    assert "Fellows:   1, 2 (away)" in out
-    assert "Its fellow default/feed/2 is away: the agent at 10.0.0.7 is�[31m gone." in out
+    assert "Shards:    1, 2 (away)" in out
+    assert "Its shard agent default/feed/2 is away: the agent at 10.0.0.7 is�[31m gone." in out
     _, out, _ = await cli("describe", "pe/alerts/0")
-    assert "Fellows:   -" in out
+    assert "Shards:    -" in out
 
 
 async def test_top_names_the_fellows_of_those_that_export(cli: Cli) -> None:
@@ -72,7 +72,7 @@ async def test_top_names_the_fellows_of_those_that_export(cli: Cli) -> None:
     _, out, _ = await cli("top")
     assert out.splitlines()[-2:] == [
         "default/feed/2 is away: the agent at 10.0.0.7 is�[31m gone.",
-        f"fellows of {HOME}: 1, 2 (away)",
+        f"shard agents of {HOME}: 1, 2 (away)",
     ]
     _, out, _ = await cli("top", "-o", "json")
     assert json.loads(out)["fellows"] == {HOME: [HERE, AWAY]}

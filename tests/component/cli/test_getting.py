@@ -187,7 +187,7 @@ async def test_describe_asks_after_an_agent_that_is_silent(
     monkeypatch.setattr(describe, "SILENT_S", -1.0)
     _, silent, _ = await cli("describe", "pe/alerts/0")
 
-    assert re.search(r"To do:\n  Its agent was not heard of for \d+s: is the job", silent)
+    assert re.search(r"To do:\n  Its agent has not reported for \d+s: is the job", silent)
 
 
 async def test_an_agent_is_heard_of_by_what_it_reports_and_not_by_who_reads_its_view(
@@ -221,7 +221,7 @@ async def test_exports_are_selected_by_a_subscription(cli: Cli) -> None:
     assert (wrong, other) == (1, 2)
     assert "SubscriptionInvalid" in said
     assert said.splitlines()[-1] == "       ^"
-    assert "--match asks the properties of exports" in usage
+    assert "--match tests the properties of exports" in usage
 
 
 async def test_rows_can_be_had_alone(cli: Cli) -> None:

@@ -68,7 +68,7 @@ async def test_https_where_the_broker_speaks_no_tls_says_to_use_http(
     cli, _ = plain
     code, _, err = await cli("get", url=cli.rest.url.replace("http:", "https:"))
 
-    assert (code, f"If it speaks no TLS, use {cli.rest.url}." in err) == (4, True)
+    assert (code, f"If it does not use TLS, use {cli.rest.url}." in err) == (4, True)
 
 
 @pytest.mark.parametrize("command", ["get", "apply"])
@@ -79,7 +79,7 @@ async def test_http_where_the_broker_speaks_tls_says_to_use_https(
     words = [command] if command == "get" else [command, "-f", str(cli.file)]
     code, _, err = await cli(*words, url=f"http://127.0.0.1:{port}")
 
-    assert (code, f"If it speaks TLS, use https://127.0.0.1:{port}." in err) == (4, True)
+    assert (code, f"If it uses TLS, use https://127.0.0.1:{port}." in err) == (4, True)
 
 
 @pytest.mark.parametrize("text", [None, "no certificate"])

@@ -118,7 +118,7 @@ def test_one_namespace_that_is_refused_stays_as_it_was_and_the_others_are_follow
         until(lambda: not made <= followed.entries().keys(), 20.0, "its deletion is noticed")
         assert steady | goes <= followed.entries().keys()
         assert followed.health().synced
-        lines = [one for one in caplog.messages if reports.name in one and "stay as" in one]
+        lines = [one for one in caplog.messages if reports.name in one and "state is kept" in one]
         assert len(lines) == len(OBJECTS)
 
         followed.steady = steady

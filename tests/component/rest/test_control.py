@@ -152,7 +152,7 @@ async def test_without_an_agent_it_is_said_at_once(pair: Rest) -> None:
             {"type": "a", "target": {"operator": "b"}},
             422,
             "ManifestInvalid",
-            "'b', but the address says 'a'",
+            "'b', but the address has 'a'",
         ),
     ],
 )

@@ -23,8 +23,8 @@ def rest(pair: Rest) -> Rest:
         ("PUT", I + "/filter?namespac=lab", "Did you mean namespace?"),
         ("GET", "/exports?limt=3", "Did you mean limit?"),
         ("HEAD", "/exports?limt=3", ""),
-        ("DELETE", X + "?namespace=default&namespace=lab", "more than once"),
-        ("GET", "/job/feed/pe/0?wait=1s&wait=2s", "more than once"),
+        ("DELETE", X + "?namespace=default&namespace=lab", "is repeated"),
+        ("GET", "/job/feed/pe/0?wait=1s&wait=2s", "is repeated"),
     ],
 )
 async def test_a_parameter_that_is_not_taken_is_refused(

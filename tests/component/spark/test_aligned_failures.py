@@ -119,7 +119,7 @@ def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
     changed = source.data.frame.withColumn("_control", F.substring("_control", 1, 20))
     broken = Stream(spark=spark, data=RowsFrame(frame=changed, mixed=True), key=("k",))
     told = refused(multiplied(broken, Multiply), tmp_path / "ck2")
-    assert "a control row holds no control tuple" in told
+    assert "a control row contains no control tuple" in told
 
 
 @pytest.mark.parametrize("tried", [2, pytest.param(4, marks=pytest.mark.long)])
@@ -133,8 +133,8 @@ def test_a_checkpoint_of_another_kind_is_refused_and_not_overwritten(
     others = {
         "has 3 buckets and the query 5": multiplied(source, NewerMultiply, buckets=5),
         "has version 2 and the operator reads up to 1": multiplied(source, Multiply),
-        "is that of operator Multiply": multiplied(source, NewerMultiply, name="Other"),
-        "has input in spread as": multiplied(source.key_by("v"), NewerMultiply),
+        "belongs to operator Multiply": multiplied(source, NewerMultiply, name="Other"),
+        "has input in distributed as": multiplied(source.key_by("v"), NewerMultiply),
     }
     for why, other in list(others.items())[:tried]:
         told = refused(other, checkpoint)

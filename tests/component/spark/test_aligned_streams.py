@@ -196,17 +196,17 @@ def rate(spark: SparkSession) -> Stream:
 @pytest.mark.parametrize(
     ("act", "why"),
     [
-        (lambda s: s.select(F.explode(F.array("value"))), "does not make one row of each"),
-        (lambda s: s.select(F.sum("value")), "does not make one row of each"),
+        (lambda s: s.select(F.explode(F.array("value"))), "does not return one row for each"),
+        (lambda s: s.select(F.sum("value")), "does not return one row for each"),
         (lambda s: s.select("value", F.lit(1).alias("_seq")), "are reserved"),
         (lambda s: s.with_columns({"_control": F.lit(None)}), "are reserved"),
-        (lambda s: s.key_by("nobody"), "the key nobody is no column of the stream"),
+        (lambda s: s.key_by("nobody"), "the key nobody is not a column of the stream"),
         (lambda s: s.with_watermark("value", "1 second"), "an event time is a timestamp"),
         (lambda s: s.union(s.select("value")), "have the columns"),
         (lambda s: s.through(lambda frame: None), "it has to return a streaming DataFrame"),
         (lambda s: s.through(lambda frame: frame, immediate="maybe"), "'refuse' or 'end'"),
         (lambda s: s.publish("out", checkpoint="ck"), "publish needs a PE"),
-        (lambda s: s.control_aware(Multiply()), "give its class"),
+        (lambda s: s.control_aware(Multiply()), "pass its class"),
         (lambda s: s.control_aware(partial(Multiply)), "give it one with name="),
         (lambda s: s.control_aware(Totals), "columns are given for none"),
         (lambda s: s.control_aware(Totals, schemas=Totals.SCHEMAS)["none"], "has no output none"),
@@ -222,7 +222,7 @@ def rate(spark: SparkSession) -> Stream:
         (lambda s: s.control_aware(Multiply).where(of_even("value")), "where calls the .* even"),
         (
             lambda s: s.control_aware(Multiply).with_columns({"v": F.coalesce(of_even("value"))}),
-            "with_columns calls the Python function even, and control tuples are among the rows",
+            "with_columns calls the Python function even, but control tuples are among the rows",
         ),
         (
             lambda s: s.control_aware(Multiply).where("value > 0").select(of_even("value")),
@@ -249,7 +249,7 @@ def test_other_operations_of_spark_are_not_there_and_say_what_to_do(rate: Stream
 def test_a_second_query_of_an_operator_is_refused_unless_it_is_asked_for(rate: Stream) -> None:
     made = rate.control_aware(Multiply)
     made.to_df()
-    with pytest.raises(AlignedError, match="operator Multiply has been given to a query already"):
+    with pytest.raises(AlignedError, match="operator Multiply is already part of a query"):
         made.where("value > 0").to_df()
     made.to_df(again=True)
 
@@ -260,7 +260,7 @@ def values(of: DataFrame, checkpoint: Path) -> dict[int, list[int]]:
     return {window: [row[0] for row in some] for window, some in rows.items()}
 
 
-SECOND = "operator Multiply was started in another query already"
+SECOND = "operator Multiply was already started in another query"
 
 
 def test_a_second_start_of_one_frame_is_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_is_pushed_down_is_told_and_what_cannot_be_is_refused(
         made.processors.close()
         return made.processors.relevance.why
 
-    assert relevance() == "push_down was not asked for"
+    assert relevance() == "push_down was not requested"
     assert "copied" in relevance(push_down=True, selectors=["n"])
     assert "end windows" in relevance(push_down=True, event_time=None, watermark=None)
     frame = jobs.spark.readStream.schema(DDL).parquet(str(tmp_path))

@@ -417,7 +417,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
     one = Pattern.begin("A").where('n == "A"')
     ways: dict[str, Callable[[], object]] = {
         "the key has 'nobody', which": lambda: pattern(stream, one, key="nobody", **timed),
-        "the event time when is no column": lambda: pattern(stream, one, event_time="when"),
+        "the event time when is not a column": lambda: pattern(stream, one, event_time="when"),
         "a watermark without an event time": lambda: pattern(stream, one, watermark="1 second"),
         "64 buckets without a key": lambda: pattern(stream, one, buckets=64),
         "with_watermark": lambda: pattern(stream, one, event_time="t"),

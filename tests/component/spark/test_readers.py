@@ -120,7 +120,7 @@ def test_a_copied_checkpoint_does_not_run_beside_the_original(
     (jobs.folder / "ck-copy" / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     copy, _ = read(jobs, "copy")
 
-    with pytest.raises(StreamingQueryException, match="in use by another living query"):
+    with pytest.raises(StreamingQueryException, match="in use by another active query"):
         copy.awaitTermination(int(SECONDS))
 
 

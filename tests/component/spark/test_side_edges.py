@@ -192,7 +192,7 @@ def test_a_checkpoint_takes_other_policies_and_refuses_another_definition(
         )
     )
     made = other.enrich("rates", on="currency").to_stream(buckets=1)
-    with pytest.raises(Exception, match="the state of `rates` is of another definition"):
+    with pytest.raises(Exception, match="the state of `rates` has another definition"):
         once(made, tmp_path / "ck")
     assert once(rated(trades, rates), tmp_path / "ck").out("id", "rate") == [("d", 1.0)]
 

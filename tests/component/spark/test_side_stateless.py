@@ -178,7 +178,7 @@ def test_a_table_changes_between_two_micro_batches_and_not_within_one(
             if window == 0:
                 with ThreadPoolExecutor() as threads:
                     with pytest.raises(
-                        Exception, match="its task belongs to none; run the rows of"
+                        Exception, match="its task belongs to none; process the rows of"
                     ):
                         threads.submit(batch.collect).result()
                     inheriting = inheritable_thread_target(batch.sparkSession)
@@ -295,7 +295,7 @@ def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], A
             stateless(lambda of: of.join_view("names", on="value", own_keys=True)),
             "own_keys is a setting",
         ),
-        (stateless(lambda of: of.window(10)), "window cuts rows that are kept in state"),
+        (stateless(lambda of: of.window(10)), "window groups rows that are kept in state"),
         (stateless(lambda of: of.apply(see, "id string")), "apply needs .*; take map_batches, or"),
         (stateless(lambda of: of.options(order="event time")), "order is for rows that wait"),
         (lambda of: of.window(10).stateless().to_stream(), "windows of rows are kept in state"),
@@ -310,7 +310,7 @@ def stateless(act: Callable[[StatelessInputs], Any]) -> Callable[[SideInputs], A
         ),
         (
             lambda of: of.main.with_side_inputs(last=side_singleton(of.main)).stateless().explain(),
-            "`last`: what came of a stream is kept in state",
+            "`last`: rows that arrived on a stream are kept in state",
         ),
     ],
 )
@@ -324,6 +324,6 @@ def test_what_needs_state_is_refused_where_it_is_said(
 def test_what_holds_is_told_before_anything_runs(sides: SideInputs) -> None:
     lines = sides.stateless().enrich("names", on="value").explain()
     assert "without state: there is no shuffle and no order, and no row waits" in lines[0]
-    assert "one version of each table, pinned when its first row meets it" in lines[1]
+    assert "one version of each table, pinned when its first row is joined" in lines[1]
     assert lines[2].startswith("Side input `names`: map by value, a table, once per process")
-    assert lines[4].startswith("`names` is table names, looked at when it is asked for; version v1")
+    assert lines[4].startswith("`names` is table names, checked on request; version v1")

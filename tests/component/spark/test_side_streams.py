@@ -276,6 +276,4 @@ def test_what_holds_is_told_before_anything_runs(spark: SparkSession, tmp_path: 
     assert "a table, once per process, replaced version by version" in told[1]
     assert "rows wait for the first data (by default)" in told[2]
     version = table.state().version
-    assert (
-        told[3] == f"`rates` is table rates, looked at when it is asked for; version {version} now."
-    )
+    assert told[3] == f"`rates` is table rates, checked on request; version {version} now."

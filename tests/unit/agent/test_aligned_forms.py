@@ -173,7 +173,10 @@ def test_of_rows_that_are_not_needed_only_the_time_is_told_and_others_keep_their
 
 def test_a_tuple_beside_rows_that_has_no_place_is_refused_or_comes_last() -> None:
     beside = pa.RecordBatch.from_pydict({"_control": [encode_control(TUPLE)]})
-    with pytest.raises(ControlError, match=r"is IMMEDIATE and comes beside the rows of input in"):
+    with pytest.raises(
+        ControlError,
+        match=r"is IMMEDIATE and does not arrive in sequence with the rows of input in",
+    ):
         list(FramePacker(layout=LAYOUT, immediate=REFUSE)([beside]))
     found = arrivals(FramePacker(layout=LAYOUT, immediate=AT_END)([beside]))
     assert [what for at, what in found if at == 1] == [((END_POSITION, TUPLE),)]
@@ -332,7 +335,7 @@ def test_a_function_on_batches_is_called_for_rows_of_one_part_between_two_tuples
     found = list(BatchMapper(function=called, schema=V)([given]))
     assert sizes == [1, 1, 1]
     assert [row["v"] for b in found for row in b.to_pylist()] == [None, 1, 3, 4]
-    with pytest.raises(OperatorError, match="gave a int"):
+    with pytest.raises(OperatorError, match="returned a int"):
         list(BatchMapper(function=lambda batch: [3], schema=V)([given]))
 
 
@@ -355,15 +358,15 @@ def test_a_control_file_takes_a_delivery_by_its_name_and_refuses_what_is_none(
 
 def test_rows_that_do_not_fit_what_was_declared_are_refused_by_name() -> None:
     assert conform(pa.RecordBatch.from_pydict({"v": pa.array([1], pa.int8())}), V, "x").schema == V
-    with pytest.raises(OperatorError, match="x gives the columns w, and declared are v"):
+    with pytest.raises(OperatorError, match="x returns the columns w, but v are declared"):
         conform(pa.RecordBatch.from_pydict({"w": [1]}), V, "x")
-    with pytest.raises(OperatorError, match="x gives column v as string, and declared is int64"):
+    with pytest.raises(OperatorError, match="x returns column v as string, but int64 is declared"):
         conform(pa.RecordBatch.from_pydict({"v": ["a"]}), V, "x")
 
 
 @pytest.mark.parametrize("data", [b"{", b"3", b'{"v":1}', b"\xff"])
 def test_a_control_row_that_was_changed_on_the_way_is_refused(data: bytes) -> None:
-    with pytest.raises(ControlError, match="a control row holds no control tuple"):
+    with pytest.raises(ControlError, match="a control row contains no control tuple"):
         decode_control(data)
 
 
@@ -374,7 +377,7 @@ def test_control_and_notes_are_read_back_and_newer_ones_refused() -> None:
         WatermarkHold(operator="b", bucket=1, at=None),
     ]
     assert decode_control(encode(given)) == given
-    with pytest.raises(OperatorError, match="is not what this release writes"):
+    with pytest.raises(OperatorError, match="is not in the format of this release"):
         decode_control(b'[["other",{}]]')
     with pytest.raises(FormatTooNewError):
         decode_control(encode_control(TUPLE).replace(b'"v":1', b'"v":2'))
@@ -541,7 +544,7 @@ def test_another_control_file_or_one_that_lost_lines_is_refused(tmp_path: Path) 
     two.append(Note(name="a"))
     reader = ControlFileReader(two.path)
     begin, end = reader.initialOffset(), reader.latestOffset({}, None)
-    with pytest.raises(AlignedError, match="and the checkpoint has read"):
+    with pytest.raises(AlignedError, match="but the checkpoint has read"):
         ControlFileReader(one.path).partitions(begin, end)
     assert ControlFileReader(one.path).latestOffset(end, None)["log"] == one.log
     two.path.write_bytes(two.path.read_bytes().splitlines()[0] + b"\n")
@@ -550,7 +553,7 @@ def test_another_control_file_or_one_that_lost_lines_is_refused(tmp_path: Path) 
         with pytest.raises(AlignedError, match=r"has 0 tuples.* 1: lines have been"):
             act()
     (tmp_path / "three").write_text("something else\n")
-    with pytest.raises(AlignedError, match="is no file of control tuples"):
+    with pytest.raises(AlignedError, match="is not a file of control tuples"):
         ControlFile(tmp_path / "three")
     newer = tmp_path / "four"
     newer.write_text('{"v":2,"log":"x"}\n')

@@ -78,7 +78,9 @@ def test_rows_without_places_are_numbered_and_notes_are_no_tuples() -> None:
 
 def test_an_immediate_tuple_beside_rows_is_refused_or_comes_last() -> None:
     told = encode_control(mark("a"))
-    with pytest.raises(ControlError, match=r"beside the rows of export out.*immediate='end'"):
+    with pytest.raises(
+        ControlError, match=r"in sequence with the rows of export out.*immediate='end'"
+    ):
         staged(of_rows(mixed((-8, told))))
     assert staged(of_rows(mixed((-1, 1), (END_POSITION + 7, told)))) == ([1], [(None, "a")])
 
@@ -103,7 +105,7 @@ def test_a_tuple_that_a_bucket_emits_stands_between_its_rows() -> None:
     give = partial(unpack_emitted_rows, iter(emissions), V, "out")
     assert staged(give) == ([30, 31, 10], [(1, "a"), (2, "b")])
     wrong = partial(unpack_emitted_rows, iter(emissions), pa.schema([("w", pa.int64())]), "out")
-    with pytest.raises(OperatorError, match="output out gives the columns v, and declared are w"):
+    with pytest.raises(OperatorError, match="output out returns the columns v, but w are declared"):
         staged(wrong)
 
 

@@ -179,7 +179,7 @@ def test_a_batch_that_comes_again_has_as_many_tuples(made: Bench) -> None:
     publish(made, 0, control)
     for _ in range(2):
         assert publish(made, 0, control)["published"] is False
-        with pytest.raises(BatchDiffersError, match="1 control tuples and comes now with 0"):
+        with pytest.raises(BatchDiffersError, match="1 control tuples and arrives now with 0"):
             publish(made, 0, [])
         made.reopen()
 

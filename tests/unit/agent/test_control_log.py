@@ -168,7 +168,7 @@ def test_a_log_that_is_not_read_takes_so_much_and_no_more(
 
 def test_another_log_is_loss_unless_that_is_agreed_to(made: Bench) -> None:
     made.put("a")
-    with pytest.raises(DataLossError, match=f"now {made.log.id}, are not there"):
+    with pytest.raises(DataLossError, match=f"now {made.log.id}, are missing"):
         made.read(0, 1, "gone")
     assert made.read(0, 1, "gone", skip_lost=True) == []
 

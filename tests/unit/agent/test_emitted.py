@@ -93,7 +93,7 @@ def test_an_address_of_the_own_operators_may_name_a_bucket_or_a_key(
         {"operator": "x", "bucket": 2, "key": ["IBM", 7]},
         {**named, "bucket": 2},
     ]
-    with pytest.raises(ControlError, match="is for operator y, and its target names x"):
+    with pytest.raises(ControlError, match="is for operator y, but its target names x"):
         send_control(cast(PE, fake), SetFactor(1), operator="y", target=aim)
     assert len(fake.agent.calls) == 2
 

@@ -104,7 +104,7 @@ def test_answers_that_did_not_arrive_are_given_when_it_is_woken_again() -> None:
     errands.wake()
     until(lambda: not broker.errands, 30, "the answer")
     errands.close()
-    until(lambda: "broker errands" not in names(), 30, "the end of the thread")
+    until(lambda: "broker commands" not in names(), 30, "the end of the thread")
 
 
 def names() -> set[str]:

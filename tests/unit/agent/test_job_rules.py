@@ -139,7 +139,7 @@ def test_rules_of_the_view_are_those_of_the_job_and_follow_it(agent: Agent) -> N
 
 
 def test_without_a_word_of_the_broker_there_are_no_first_rules(agent: Agent) -> None:
-    with pytest.raises(DiscoveryError, match="has not said yet"):
+    with pytest.raises(DiscoveryError, match="has not sent the rules"):
         BrokerDiscoverer(
             cast(Any, SimpleNamespace(agent=agent)), timeout=0.1
         ).initial_pattern_processors()

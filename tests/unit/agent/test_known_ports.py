@@ -17,7 +17,7 @@ def test_a_port_that_is_not_there_is_refused_with_the_one_that_was_meant() -> No
         ports["tradse"]
     assert str(caught.value) == (
         "this PE has no import 'tradse'. Did you mean 'trades'? Known: news, trades."
-        " subscribe() makes one."
+        " subscribe() creates one."
     )
     assert (ports["trades"], ports.get("nope"), "nope" in ports, len(ports)) == (1, None, False, 2)
 

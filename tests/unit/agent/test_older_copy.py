@@ -131,7 +131,7 @@ def test_batches_without_rows_that_follow_missing_ones_hide_nothing(made: Bench)
     made.reopen()
     made.route()
     publish(made, 7, 7)
-    with pytest.raises(DataLossError, match="goes on with batch 7"):
+    with pytest.raises(DataLossError, match="continues with batch 7"):
         ask(made, 3)
 
 

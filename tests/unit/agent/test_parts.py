@@ -102,4 +102,4 @@ def test_what_is_not_there_is_told_by_stream_and_epoch(made: Bench) -> None:
     told = ShardVerifier().verify({stream.id: stream, "none": None}, asked)
     found = {s: sorted(epochs) for s, epochs in told["broken"].items()}
     assert found == {stream.id: ["0", "7"], "none": ["0"]}
-    assert "not what was published" in told["broken"][stream.id]["0"]
+    assert "differs from the published" in told["broken"][stream.id]["0"]

@@ -406,7 +406,10 @@ def test_only_classes_that_the_job_has_registered_are_built(database: Path) -> N
     refused = kept.refused()
     assert sorted(refused) == ["b", "c", "d", "e", "f", "g"]
     assert "class os.system is not registered; the job has Limit" in refused["b"]
-    assert "True is no integer; the types are string, integer, double, boolean" in refused["c"]
+    assert (
+        "True is not of type integer; the types are string, integer, double, boolean"
+        in refused["c"]
+    )
     assert "it has both a pattern and a class_name" in refused["d"]
 
 
@@ -513,7 +516,7 @@ def test_a_table_that_has_no_rules_is_refused_by_its_columns(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("table", ["", "a; DROP TABLE a", "a b", "a."])
 def test_what_is_no_name_of_a_table_is_refused(database: Path, table: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a table"):
+    with pytest.raises(ValueError, match="is not a name of a table"):
         TableDiscoverer(sqlite_table(database), table=table)
 
 

@@ -103,12 +103,12 @@ def test_limits_of_the_rule_hold() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("the event time when is no column of the events; they have n, at, user, place.",
+    ("the event time when is not a column of the events; they have n, at, user, place.",
      {"event_time": "when"}),
-    ("the tie break x is no column of the events", {"tie_break": "x"}),
+    ("the tie break x is not a column of the events", {"tie_break": "x"}),
     ("the event time n has type string: give timestamps, or microseconds.", {"event_time": "n"}),
-    ("the key has 'shop', which asks for shop", {"key": "shop"}),
-    (r"the rule is refused \(FieldUnknown\): stage `a` asks for `m`",
+    ("the key has 'shop', which refers to shop", {"key": "shop"}),
+    (r"the rule is refused \(FieldUnknown\): stage `a` refers to `m`",
      {"rule": Pattern.begin("a").where("m > 1")}),
     (r"the rule is refused \(Invalid\): version is missing", {"rule": {"id": "r"}}),
 ]  # fmt: skip

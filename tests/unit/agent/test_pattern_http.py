@@ -125,7 +125,7 @@ def test_an_item_that_is_no_rule_is_refused_alone(server: Server) -> None:
     assert rules_of(manager) == [("a", 1)]
     refused = {each.rule: each.message for each in manager.reports() if each.reason}
     assert refused.keys() == {"number 1", "c"}
-    assert "'b', and no mapping" in refused["number 1"]
+    assert "'b', not a mapping" in refused["number 1"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_an_item_that_is_no_rule_is_refused_alone(server: Server) -> None:
         (404, b"[]", "answers 404"),
         (302, b"", "answers 302"),
         (200, b"{", "cannot be read"),
-        (200, b"\xff", "no UTF-8"),
+        (200, b"\xff", "not UTF-8"),
     ],
 )
 def test_a_server_that_cannot_be_read_keeps_the_rules_and_says_so(
@@ -202,5 +202,5 @@ def test_a_token_is_shown(server: Server) -> None:
 
 @pytest.mark.parametrize("url", ["file:///etc/rules", "rules.json", "http:///rules"])
 def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="no address of rules"):
+    with pytest.raises(ValueError, match="not an address of rules"):
         HttpDiscoverer(url)

@@ -35,4 +35,4 @@ def test_a_column_that_filters_do_not_know_lets_all_rows_come() -> None:
     assert relevance().filter is not None
     odd = relevance(StructField("x", StructType([StructField("a-b", IntegerType())])))
     assert odd.filter is None
-    assert "filters do not know a type of the columns: Invalid schema at line 1" in odd.why
+    assert "filters do not support a type of the columns: Invalid schema at line 1" in odd.why

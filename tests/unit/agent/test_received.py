@@ -26,7 +26,7 @@ def test_a_successor_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert received.successors == 1
     assert received.successor == {"export": FEED, "stream": "b"}
     assert [r.getMessage() for r in caplog.records] == [
-        f"export {FEED} goes on in stream b: its checkpoint or its log is a new one, or it has"
+        f"export {FEED} continues in stream b: its checkpoint or its log is a new one, or it has"
         " other columns"
     ]
 

@@ -69,7 +69,7 @@ def test_what_is_missing_to_ask_for_certificates_is_named_with_a_way_out(tmp_pat
     for certificate, trust in ((None, none), (own, none), (None, some)):
         with pytest.raises(NotSecuredError, match=r"agent_certificate=.*--tls-self-signed.*=allow"):
             check_secured("default/a/0", "10.1.2.3", certificate, trust, required=True)
-        with pytest.raises(TrustError, match="is to ask its callers"):
+        with pytest.raises(TrustError, match="requires certificates of its callers"):
             check_secured("default/a/0", "127.0.0.1", certificate, trust, required=True)
         check_secured("default/a/0", "10.1.2.3", certificate, trust, required=False)
     check_secured("default/a/0", "10.1.2.3", own, some, required=True)

@@ -211,10 +211,12 @@ def test_a_join_waits_for_the_key_of_each_row_and_loses_none_to_a_load_of_severa
 
 def test_settings_that_are_not_known_are_named() -> None:
     given = side_map(None, key="k", updates="refuse")  # type: ignore[arg-type]
-    with pytest.raises(SideDefinitionError, match="updates is no setting; there are: key, value"):
+    with pytest.raises(
+        SideDefinitionError, match="updates is not a setting; there are: key, value"
+    ):
         given.define("rates", None)
-    with pytest.raises(SideDefinitionError, match="a str, and no stream; make it a table"):
+    with pytest.raises(SideDefinitionError, match="a str, not a stream; make it a table"):
         side_singleton("rates").stream("rates")  # type: ignore[arg-type]
     sides = SideInputs(main=None, sources={})  # type: ignore[arg-type]
-    with pytest.raises(SideDefinitionError, match="late is no option; there are: order"):
+    with pytest.raises(SideDefinitionError, match="late is not an option; there are: order"):
         sides.options(late=3)

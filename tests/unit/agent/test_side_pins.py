@@ -362,7 +362,9 @@ def test_what_cannot_be_used_is_no_version_for_rows_without_state(
 
 def test_a_worker_that_does_not_see_the_store_says_so_and_makes_nothing(tmp_path: Path) -> None:
     away = tmp_path / "store" / "rates"
-    with pytest.raises(PinError, match=r"pins/lock is not there, or this worker does not see it; "):
+    with pytest.raises(
+        PinError, match=r"pins/lock does not exist, or this worker does not see it; "
+    ):
         pin_for(away, batch(0))
     assert list(tmp_path.iterdir()) == []
 
@@ -376,7 +378,9 @@ def test_a_worker_that_cannot_write_says_so(
         raise PermissionError("read-only file system")
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(PinError, match="q/0 cannot be had here: read-only file system; let every"):
+    with pytest.raises(
+        PinError, match="q/0 cannot be loaded here: read-only file system; let every"
+    ):
         pinned(table, 0)
 
 
@@ -385,7 +389,7 @@ def test_a_worker_that_cannot_write_says_so(
     [
         (
             '{"version',
-            "q/0 is damaged: .*; stop the query, remove it, and the micro-batch has",
+            "q/0 is damaged: .*; stop the query and delete it, and the micro-batch uses",
         ),
         ('{"v": 2}', "q/0 has form 2, of a newer release; this reads 1; start that one"),
     ],
@@ -450,7 +454,9 @@ def test_a_task_of_no_query_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"sql.streaming.queryId": "q", "spark.jobGroup.id": "r"}
     context = SimpleNamespace(getLocalProperty=told.get)
     monkeypatch.setattr(TaskContext, "get", lambda: context)
-    with pytest.raises(PinError, match="its task belongs to none; run the rows of foreachBatch in"):
+    with pytest.raises(
+        PinError, match="its task belongs to none; process the rows of foreachBatch in"
+    ):
         current_batch()
     told["streaming.sql.batchId"] = "4"
     assert current_batch() == batch(4)
@@ -521,10 +527,11 @@ def test_a_pinned_version_that_is_gone_is_named_with_what_to_do(
         list(meeting(table)(ROWS))
     told = str(failed.value)
     assert (
-        f"version {first} cannot be read: {version_path(table.folder, first)} is not there" in told
+        f"version {first} cannot be read: {version_path(table.folder, first)} does not exist"
+        in told
     )
     pin = table.folder / PINS / "q" / "0"
-    assert f"begun with it, as {pin} says: stop the query and put its file back" in told
+    assert f"pinned it, see {pin}: stop the query and restore its file" in told
     (table.folder / PINS / "q" / "0").unlink()
     at(monkeypatch, 0, run="next")
     (rows,) = meeting(table)(ROWS)

@@ -51,7 +51,7 @@ def test_a_table_has_a_name_that_nothing_else_in_the_folder_has(
 ) -> None:
     """What is not a version is removed from the folder of a table: of `readers`, all of it."""
     put(tmp_path / "in", EUR=1.0)
-    with pytest.raises(TableError, match="take a name of letters, digits and _ that is not taken"):
+    with pytest.raises(TableError, match="use a name of letters, digits and _ that is not in use"):
         store.folder(name, tmp_path / "in")
 
 
@@ -65,7 +65,7 @@ def test_addresses_are_no_folders(store: TableStore) -> None:
 
 def test_a_worker_that_does_not_see_the_store_says_so(tmp_path: Path) -> None:
     shelves = CachedTables(folders={"rates": str(tmp_path)})
-    with pytest.raises(SideVersionError, match=r"v1-0\.arrow is not there, or this worker"):
+    with pytest.raises(SideVersionError, match=r"v1-0\.arrow does not exist, or this worker"):
         shelves(rates(), "v1-0")
 
 

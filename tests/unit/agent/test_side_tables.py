@@ -510,4 +510,4 @@ def test_a_table_that_was_never_read_speaks_of_no_version_before(
 ) -> None:
     with pytest.raises(TableError, match="has no files"):
         store.folder("rates", tmp_path / "none")
-    assert "version before" not in caplog.text
+    assert "previous version" not in caplog.text

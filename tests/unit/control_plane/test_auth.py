@@ -141,7 +141,7 @@ def test_a_file_of_plain_tokens_that_others_can_read_is_warned_of(
     with caplog.at_level(logging.WARNING):
         TokenFile(path)
 
-    assert ("open to other users" in caplog.text) == warned
+    assert ("can be read by other users" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(

@@ -385,8 +385,8 @@ def test_the_live_picture_has_fellows_on_a_quarter_of_it_at_most_those_away_firs
 
     assert picture[1:4] == [
         "default/k/2 is away: no answer",
-        "fellows of default/j0/0: 1",
-        "fellows of default/j1/0: 1",
+        "shard agents of default/j0/0: 1",
+        "shard agents of default/j1/0: 1",
     ]
     assert picture[4].startswith("CONGESTION")
     many = top.TopSnapshot([QUIET] * 9, fellows)

@@ -138,5 +138,5 @@ def test_namespaces_are_own_or_named_or_all(words: str, names: tuple[str, ...]) 
 @pytest.mark.parametrize("words", ["", "a,", "*,a", "Jobs", "a/b"])
 def test_what_is_no_namespace_is_refused(words: str) -> None:
     """An empty setting is not taken for all namespaces."""
-    with pytest.raises(ClusterError, match="names no namespaces"):
+    with pytest.raises(ClusterError, match="does not list namespaces"):
         parse_namespaces(words, "jobs")

@@ -166,9 +166,9 @@ async def test_a_write_that_the_store_has_lost_is_logged_counted_and_shown_to_fo
 
     assert runtime.board.imports() == [IMPORT]
     assert runtime.fallen_back == {("Import", "changed"): 1}
-    assert [r.message for r in caplog.records if "lost the change" in r.message] == [
-        "Import with uid i: the API server lost the change that this broker had made, after a"
-        " restore for instance; its older version counts again"
+    assert [r.message for r in caplog.records if "lost a change" in r.message] == [
+        "Import with uid i: the API server lost a change made by this broker, after a"
+        " restore for instance; its older version applies again"
     ]
     news = runtime.change_log.events_after(place, 10) or []
     assert [change.name for change in news].count("import") == 1

@@ -386,7 +386,7 @@ def test_a_cut_reader_registers_again_what_it_was_given_and_no_more() -> None:
     for ranges in ({"A": (0, 3)}, {"A": (2, 3)}, {"A": (1, 2), "B": (0, 1)}):
         if "B" in ranges and "B" not in made.streams:
             put(made, "B", 1)
-        with pytest.raises(NotRoutedError, match=r"no route .* epochs below"):
+        with pytest.raises(NotRoutedError, match=r"no longer has a route .* epochs below"):
             made.register_plan(ask(), ranges, 0)
     assert made.readers["r"].cursors["A"].planned == (0, 2)
     made.register_plan(ask({"A": 1}), {"A": (1, 2)}, 0)

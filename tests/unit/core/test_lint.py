@@ -57,7 +57,7 @@ def of_import(*resources: Resource) -> list[tuple[str, str]]:
         ("a in [1, 2] && a > 2", "`a in [1, 2]` and `a > 2` exclude each other"),
         (
             "a in [1, 2] && a != 1 && a != 2",
-            "`a in [1, 2]` leaves no value to `a` that fits the rest",
+            "`a in [1, 2]` leaves no value for `a` that satisfies the rest",
         ),
         ('startsWith(a, "x") && a == "y"', None),
         ("a % 2 == 0 && a % 2 == 1", "`a % 2 == 0` and `a % 2 == 1` exclude each other"),
@@ -65,7 +65,7 @@ def of_import(*resources: Resource) -> list[tuple[str, str]]:
         ('a > "m" && a < "b"', '`a > "m"` and `a < "b"` exclude each other'),
         ("a + 1 == 2 && a + 1 != 2", "`a + 1 == 2` and `a + 1 != 2` exclude each other"),
         ("1 == 2 && a", "`1 == 2` is never true"),
-        ("false", "it is false whatever the values are"),
+        ("false", "it is false for all values"),
         ("(a == 1 || a == 2) && a > 2", None),
         ('topic("x/+") && topic == "y/z"', None),
     ],
@@ -308,7 +308,7 @@ def test_names_that_nobody_exports_are_found() -> None:
     )
 
     assert of_import(export, wants) == [
-        ("StreamNeverExported", "nobody exports the stream id nyze; did you mean nyse?"),
+        ("StreamNeverExported", "no export has the stream id nyze; did you mean nyse?"),
         (
             "ApplicationNeverExports",
             "the stream id nyse is not exported by the application lab, but by market",
@@ -325,11 +325,11 @@ def test_filters_that_forbid_every_row_are_found() -> None:
     assert of_import(export_of(), wants, whole) == [
         (
             "FilterForbidsAll",
-            "the filter lets no row pass: `price > 5.0` and `price < 3.0` exclude each other",
+            "the filter rejects every row: `price > 5.0` and `price < 3.0` exclude each other",
         ),
         (
             "FilterForbidsAll",
-            "the filter lets no row pass: `n > 5` and `n < 6` exclude each other",
+            "the filter rejects every row: `n > 5` and `n < 6` exclude each other",
         ),
     ]
 
@@ -342,7 +342,7 @@ def test_an_import_that_only_its_filter_keeps_from_all_exports_is_found() -> Non
     )
 
     assert told == [
-        ("FilterForbidden", "2 exports would match, but for FilterForbidden; no other does")
+        ("FilterForbidden", "2 exports would match, except for FilterForbidden; no other does")
     ]
 
 

@@ -57,5 +57,5 @@ def test_nothing_has_ended_where_nothing_is_named(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["a b", "1st", "trades,", "*,trades", "trades;q=1", "x" * 64])
 def test_what_is_no_port_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ManifestError, match=r"^Ended names '.*', which is no port"):
+    with pytest.raises(ManifestError, match=r"^Ended names '.*', which is not a port"):
         decode(text)

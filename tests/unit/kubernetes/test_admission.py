@@ -129,7 +129,7 @@ def test_a_port_that_is_held_is_a_warning() -> None:
     held = replace(import_of("alerts/trades", uid="o"), name="older")
     response = answer(asked(body("Import", {**IMPORT, "subscription": "a == 1"})), board_of(held))
     assert response["allowed"] is True
-    assert "is taken by 'older'" in response["warnings"][0]
+    assert "belongs to 'older'" in response["warnings"][0]
 
 
 def test_what_changes_no_spec_is_always_allowed() -> None:

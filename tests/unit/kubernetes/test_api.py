@@ -89,7 +89,7 @@ async def test_what_says_that_all_is_well_and_is_no_object_is_no_answer(text: st
         return web.Response(text=text)
 
     async with served(handler) as api:
-        with pytest.raises(ApiUnreachableError, match="no JSON object"):
+        with pytest.raises(ApiUnreachableError, match="not a JSON object"):
             await api.call("GET", "/x")
 
 

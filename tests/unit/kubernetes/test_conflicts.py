@@ -65,7 +65,7 @@ def test_a_refusal_names_the_owner_the_field_and_the_way_out() -> None:
     assert str(error) == (
         'Property `price` of Export feed-trades is declared by "gitops" (last applied 2026-11-21'
         " 11:29 UTC). A change here would be undone at its next apply. Remove `price` from that"
-        " manifest to steer it at run time, or repeat with force=true to take it until then."
+        " manifest to change it at run time, or repeat with force=true to override it until then."
     )
     assert error.facts == {
         "owner": "gitops",
@@ -112,7 +112,7 @@ def test_taking_away_what_others_hold_cannot_be_forced() -> None:
     found = removal_conflicts([(("properties", "price"), None)])
     said = str(owned_by_other_error("Export", "feed", found, removing=True))
     assert 'declared by "an unknown writer"' in said
-    assert "with force=true neither" in said
+    assert "not even with force=true" in said
 
 
 def test_a_forced_change_warns_of_each_former_owner() -> None:
@@ -122,7 +122,7 @@ def test_a_forced_change_warns_of_each_former_owner() -> None:
     ]
     first, second = takeover_warnings("Import", "alerts", found)
     assert first.startswith('`filter` of Import alerts was declared by "gitops" (last applied')
-    assert "Its next apply may fail with a conflict, or undo this without a word" in first
+    assert "Its next apply may fail with a conflict, or silently undo this" in first
     assert 'was declared by "helm" and is taken over.' in second
 
 

@@ -42,4 +42,4 @@ async def test_one_line_says_that_a_kind_is_followed_again(
         feed.mark_alive()
 
     kind = "PatternProcessors"
-    assert caplog.messages == [f"following {kind}: no answer", f"following {kind} works again"]
+    assert caplog.messages == [f"watching {kind} failed: no answer", f"watching {kind} works again"]

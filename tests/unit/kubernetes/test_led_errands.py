@@ -127,7 +127,9 @@ async def test_without_a_leader_nothing_is_taken() -> None:
     own = CommandQueue(lambda _: None, 5.0)
     alone = LeaderCommands(own, SECRET, lambda: False, lambda: "", 5.0)
 
-    assert "No replica of the broker leads" in str(await refusal(alone.execute(FEED, ERRAND)))
+    assert "No replica of the broker is the leader" in str(
+        await refusal(alone.execute(FEED, ERRAND))
+    )
 
 
 async def test_the_one_that_leads_passes_nothing_on() -> None:

@@ -175,7 +175,7 @@ async def test_a_write_without_an_answer_may_have_been_done() -> None:
     error = await refused(Scripted(answers=[ApiUnreachableError("refused")]))
     assert (error.status, error.code, error.headers["Retry-After"]) == (503, "ApiServerAway", "5")
     assert "It may have been done" in str(error)
-    assert "Routes go on as they are." in str(error)
+    assert "Routes stay as they are." in str(error)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ async def test_a_resource_that_cannot_be_told_of_its_agent_holds_no_other_up() -
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (failure(404), "is not there"),
+        (failure(404), "does not exist"),
         (Answer(status=200, body={"metadata": {}, "data": {"key": "*"}}), "not base64"),
         (Answer(status=200, body={"metadata": {}, "data": {"key": "AAAA"}}), "has 3 bytes"),
         (Answer(status=200, body={"metadata": {}}), "has 0 bytes"),

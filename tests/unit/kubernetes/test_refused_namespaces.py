@@ -294,8 +294,8 @@ async def test_one_line_says_that_a_namespace_is_refused_and_one_that_it_is_back
         await rig.feed.relist()
 
     assert caplog.messages == [
-        "namespace reports: Exports cannot be listed (403); they stay as they were seen last",
-        "namespace reports: Exports are followed again",
+        "namespace reports: Exports cannot be listed (403); their last known state is kept",
+        "namespace reports: Exports are watched again",
     ]
 
 

@@ -97,7 +97,7 @@ async def test_a_leader_that_cannot_be_told_is_named_once(
             one.note_version(FEED, "v1", 0.0)
             await one._send(session)
 
-    assert caplog.text.count("cannot be told which agents ask here") == 1
+    assert caplog.text.count("which agents poll this replica") == 1
 
 
 class Leader:

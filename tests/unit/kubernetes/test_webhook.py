@@ -151,7 +151,7 @@ def test_of_two_replicas_that_make_one_the_first_wins() -> None:
 def test_what_the_chart_has_not_made_is_named() -> None:
     server = Server()
     server.secret = None
-    with pytest.raises(RequestError, match="Secret sb/s is not there"):
+    with pytest.raises(RequestError, match="Secret sb/s does not exist"):
         asyncio.run(webhook(server).reconcile())
 
 

@@ -50,7 +50,7 @@ def _find_name_conflict(overlay: BoardOverlay, resource: Resource) -> Streambrok
     if holder is not None and name and holder.name not in ("", name):
         return TakenError(
             "PortTaken",
-            f"{kind} {key} is taken by {holder.name!r}, which is older. Delete that one first,"
+            f"{kind} {key} belongs to {holder.name!r}, which is older. Delete that one first,"
             f" give {name!r} another port, or apply it under the same name.",
         )
     return None

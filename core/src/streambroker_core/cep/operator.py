@@ -250,9 +250,9 @@ class PatternOperator(Operator):
             return control.type == SideTick.__name__
         if control.delivery not in (Delivery.BEGIN, Delivery.END_WINDOW):
             raise ControlError(
-                f"rules in control tuple {control.id} are delivered with {control.delivery.value}:"
-                " a set holds for whole windows. Deliver it with BEGIN; a rule that is to hold from"
-                " a time on has `scheduled`."
+                f"rules in control tuple {control.id} are delivered with"
+                f" {control.delivery.value}: a rule set applies to whole windows. Deliver it with"
+                " BEGIN; use `scheduled` for a rule that applies from a time on."
             )
         later = control.delivery is Delivery.END_WINDOW
         payload = control.payload
@@ -286,16 +286,16 @@ class PatternOperator(Operator):
             if not selector or selector != self._key:
                 key = f"the key {', '.join(selector)}" if selector else "one key for all rows"
                 raise OperatorError(
-                    f"a rule has {key}, and rows are spread over {self.window.buckets} buckets by"
-                    f" {', '.join(self._key) or 'nothing'}: make copies of the rows for each key,"
-                    " and say copied=True."
+                    f"a rule has {key}, and rows are distributed over {self.window.buckets}"
+                    f" buckets by {', '.join(self._key) or 'nothing'}: copy the rows for each"
+                    " key, and pass copied=True."
                 )
 
     @gc_paused
     def process(self, port: str, batch: pa.RecordBatch) -> None:
         """Process rows in processing time; in event time, emit late rows and buffer the others."""
         if self._copied and SELECTOR not in batch.schema.names:
-            raise OperatorError(f"rows of input {port} are no copies made for the keys of rules.")
+            raise OperatorError(f"rows of input {port} are not copied for the keys of rules.")
         count, window = batch.num_rows, self.window
         if self._column is None:
             now = pa.repeat(pa.scalar(window.time, pa.int64()), count)

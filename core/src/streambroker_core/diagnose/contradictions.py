@@ -44,7 +44,7 @@ def contradiction(
         if reason is None:
             return None
         reasons.setdefault(reason)
-    return "; ".join(list(reasons)[:3]) or "it is false whatever the values are"
+    return "; ".join(list(reasons)[:3]) or "it is false for all values"
 
 
 def _ways(node: tree.Predicate, *, desired: bool) -> list[_Way] | None:
@@ -196,7 +196,7 @@ def _find_no_candidate(needed: list[_Needed]) -> str | None:
         for other in others:
             if not any(_is_satisfied([other], {name: value}) for value in values):
                 return _describe_conflict(one, other)
-        return f"`{_format_predicate(*one)}` leaves no value to `{name}` that fits the rest"
+        return f"`{_format_predicate(*one)}` leaves no value for `{name}` that satisfies the rest"
     return None
 
 

@@ -156,7 +156,7 @@ def _filter_problems(import_: Import) -> Iterator[_CodeAndMessage]:
     elif import_.filter is not None and import_.filter.strip():
         reason = _forbids_all(import_.filter, _integers(import_.schema))
         if reason is not None:
-            yield "FilterForbidsAll", f"the filter lets no row pass: {reason}"
+            yield "FilterForbidsAll", f"the filter rejects every row: {reason}"
 
 
 @lru_cache(maxsize=_FILTERS)
@@ -210,14 +210,14 @@ def _unknown_streams(import_: Import, offer: VisibleExports) -> Iterator[_CodeAn
         if applications is None:
             suggestion = suggest_name(name.stream_id, streams)
             hint = f"; did you mean {format_value(suggestion)}?" if suggestion else ""
-            message = f"nobody exports the stream id {format_value(name.stream_id)}{hint}"
+            message = f"no export has the stream id {format_value(name.stream_id)}{hint}"
             yield "StreamNeverExported", message
         elif name.application_name not in {None, *applications}:
             others = ", ".join(sorted(format_value(one) for one in applications if one is not None))
             yield (
                 "ApplicationNeverExports",
-                f"the stream id {format_value(name.stream_id)} is not exported by the application "
-                f"{format_value(name.application_name)}, but by {others or 'one without a name'}",
+                f"the stream id {format_value(name.stream_id)} is not exported by the application"
+                f" {format_value(name.application_name)}, but by {others or 'one without a name'}",
             )
 
 
@@ -252,7 +252,7 @@ def _pair_findings(
     if refused and not matched:
         reason, count = refused.most_common(1)[0]
         exports = f"{count} export{'' if count == 1 else 's'}"
-        message = f"{exports} would match, but for {reason}; no other does"
+        message = f"{exports} would match, except for {reason}; no other does"
         yield LintFinding(code=reason, about=import_, message=message)
     schemas = {export.schema for export in matched if export.schema}
     types: dict[str, set[str]] = {}

@@ -23,7 +23,7 @@ ROWLESS_BYTES = 1 << 20
 """Maximum bytes of trailing epochs without rows that a reader without control leaves unread."""
 
 _REMOVED = "they were removed while the reader was away"
-_DAMAGED = "files of the exporter's log were removed or cut off, and they were in them"
+_DAMAGED = "files of the exporter's log that contained them were removed or truncated"
 
 MissingRange = tuple[int, int, int | None]
 """Missing epochs ``[first, next)`` and their rows; rows are None if unknown."""
@@ -164,8 +164,8 @@ class Planner(Retention):
         named = self._revoked_by(import_)
         if named is not None:
             raise RevokedError(
-                f"the export has revoked {named}: {import_} reads nothing of it any more, and what"
-                " it had planned is not kept. Its owner can take that back (field revoked)."
+                f"the export has revoked {named}: {import_} reads nothing more from it, and its"
+                " planned epochs are not retained. Its owner can undo that (field revoked)."
             )
 
     def check_call(self, request: PlanRequest) -> None:
@@ -181,9 +181,8 @@ class Planner(Retention):
             incarnation in reader.agent_incarnations and number < reader.calls
         ):
             raise OvertakenError(
-                f"call {number} of reader {request.reader} comes after a later one; nothing is"
-                f" planned"
-                " for it."
+                f"call {number} of reader {request.reader} arrives after a later one; nothing is"
+                " planned for it."
             )
 
     def _revoked_by(self, import_: str) -> str | None:
@@ -312,7 +311,7 @@ class Planner(Retention):
             unknown_streams[-1],
             request.positions[unknown_streams[-1]],
             None,
-            f"the exporter has lost its log; it goes on with batch {first.batch} of query"
+            f"the exporter has lost its log; it continues with batch {first.batch} of query"
             f" {first.query}, the last one read was {request.last}",
         )
 
@@ -341,8 +340,8 @@ class Planner(Retention):
             previous.next,
             None,
             f"batches {epoch.batch - skipped} to {epoch.batch - 1} of query {epoch.query} were"
-            f" published and are in no log; it goes on with batch {epoch.batch} (was an older copy"
-            " of the exporter's data directory restored?)",
+            f" published and are in no log; it continues with batch {epoch.batch} (was an older"
+            " copy of the exporter's data directory restored?)",
         )
 
     def _get_reader(self, request: PlanRequest, now: float) -> Reader:
@@ -378,10 +377,9 @@ class Planner(Retention):
         ]
         if not idle:
             raise ReadersExceededError(
-                f"{len(self.readers):,} readers live or hold epochs of this export; reader"
-                f" {request.reader} of {request.import_} finds no place. Stop some, or lower"
-                f" buffer.grace:"
-                " those that are away then leave theirs sooner."
+                f"{len(self.readers):,} readers are active or hold epochs of this export; cannot"
+                f" add reader {request.reader} of {request.import_}. Stop some, or lower"
+                " buffer.grace: readers that are away then release theirs sooner."
             )
         oldest = min(idle, key=lambda r: r.lease_expires)
         del self.readers[oldest.id]
@@ -568,10 +566,9 @@ class Planner(Retention):
             granted_until = cursor.granted_until if cursor else 0
             if next_ > granted_until:
                 raise NotRoutedError(
-                    f"import {request.import_} has no route to this export any more: of stream"
-                    f" {name}"
-                    f" its reader was given the epochs below {granted_until}, not those up to"
-                    f" {next_ - 1}. Connect it again, or start with a new checkpoint."
+                    f"import {request.import_} no longer has a route to this export: of stream"
+                    f" {name} its reader was granted the epochs below {granted_until}, not those"
+                    f" up to {next_ - 1}. Connect it again, or start with a new checkpoint."
                 )
 
     def is_planned(self, reader: str, stream: str, epoch: int, now: float) -> bool:

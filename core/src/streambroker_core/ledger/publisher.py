@@ -26,7 +26,7 @@ class PublisherInUseError(StreambrokerError):
     def __init__(self, export: str, holder: str) -> None:
         self.export, self.holder = export, holder
         super().__init__(
-            f"export {export} is in use by query {holder}, which is alive: an export has one"
+            f"export {export} is in use by query {holder}, which is active: an export has one"
             " publisher. Stop that query, or publish under another port."
         )
 
@@ -39,8 +39,8 @@ class FencedError(StreambrokerError):
     def __init__(self, export: str, run: str) -> None:
         self.export, self.run = export, run
         super().__init__(
-            f"run {run} of the query that publishes to {export} has been replaced by a newer run;"
-            " this one is left over and must end. Nothing of it is published."
+            f"run {run} of the query that publishes to {export} has been replaced by a newer run"
+            " and must end. Nothing of it is published."
         )
 
 
@@ -52,9 +52,10 @@ class BatchDiffersError(StreambrokerError):
     def __init__(self, export: str, batch: int, was: str, is_: str) -> None:
         self.export, self.batch = export, batch
         super().__init__(
-            f"batch {batch} was published to {export} before with {was} and comes now with {is_}."
-            " Was the checkpoint restored from a backup, or the query changed and the batch"
-            " replayed? The published batch stays; start the exporter with a new checkpoint."
+            f"batch {batch} was published to {export} before with {was} and arrives now with"
+            f" {is_}. Was the checkpoint restored from a backup, or the query changed and the"
+            " batch replayed? The published batch stays; start the exporter with a new"
+            " checkpoint."
         )
 
 

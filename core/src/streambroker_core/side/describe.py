@@ -10,10 +10,10 @@ from streambroker_core.side.windows import GLOBAL, GLOBAL_START, EventTimeWindow
 from streambroker_core.wire.reports.side_status import SideStall, describe_side_stall
 
 _UPDATES = {
-    "append": "a further value is put after the others",
+    "append": "a further value is added to the existing ones",
     "replace": "a further value replaces the one before",
     "refuse": "a further value is refused",
-    "latest": "of several values the one with the latest event time holds",
+    "latest": "of several values, the one with the latest event time is used",
 }
 _READY = {
     "first data": "rows wait for the first data",
@@ -27,10 +27,11 @@ _MISSING = {
     "wait": "a row without a value waits for its key",
 }
 _STATELESS = (
-    "Rows meet tables where they are, without state: there is no shuffle and no order, and no row"
-    " waits.",
-    "A micro-batch has one version of each table, pinned when its first row meets it: all of its"
-    " tasks see that one, and so does a replay; versions are swapped between two micro-batches.",
+    "Rows are joined with tables where the rows are, without state: there is no shuffle and no"
+    " order, and no row waits.",
+    "A micro-batch has one version of each table, pinned when its first row is joined: all of"
+    " its tasks see that version, and so does a replay; versions are swapped between two"
+    " micro-batches.",
 )
 _START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -41,8 +42,8 @@ def explain(join: SideJoin) -> list[str]:
         sides = [_describe_side(side, waits=False) for side in join.inputs]
         enriched = [_describe_enrich(join, enrich) for enrich in join.enrich]
         return [*_STATELESS, *sides, *enriched]
-    order = "the order in which they come" if join.order == "arrival" else "the order of event time"
-    lines = [f"Rows of all inputs are taken in {order}."]
+    order = "the order of arrival" if join.order == "arrival" else "the order of event time"
+    lines = [f"Rows of all inputs are processed in {order}."]
     windows = join.windows
     if windows is not None and windows.is_windowed:
         lines.append(f"Main rows: {windows}; {_describe_calls(join)}.")
@@ -96,12 +97,16 @@ def _describe_side(side: SideInput, *, waits: bool = True) -> str:
         *([_READY[side.readiness] + _mark_default(side.ready)] if waits else []),
     ]
     if side.timeout is not None:
-        then = "see what is there" if side.on_timeout == "default" else "go to the output `errors`"
+        then = (
+            ("use what is available")
+            if side.on_timeout == "default"
+            else "go to the output `errors`"
+        )
         parts.append(f"after {side.timeout:g} s they {then}")
     if side.has_default:
         parts.append(f"where there is no value it is {side.default!r}")
     refused = "stop the query" if side.on_refused == "fail" else "go to the output `errors`"
-    parts += [f"rows that are not taken {refused}"] if waits else []
+    parts += [f"rows that are rejected {refused}"] if waits else []
     return "; ".join(parts) + "."
 
 
@@ -128,5 +133,5 @@ def _describe_enrich(join: SideJoin, enrich: Enrich) -> str:
         missing += f", {limit:g} s at most"
         if side.on_timeout == "default":
             then = "the default" if side.has_default else "nulls"
-            missing += f", and then gets {then} and is in the output `late` as well"
+            missing += f", and then gets {then} and is also in the output `late`"
     return f"{what}; {missing}."

@@ -101,7 +101,7 @@ class SideVersionError(SideError):
         input_: str,
         version: str,
         why: str,
-        remedy: str = "The version before stays; announce one that is there",
+        remedy: str = "The previous version stays; announce one that exists",
     ) -> None:
         self.version, self.why = version, why
         super().__init__(

@@ -50,7 +50,7 @@ def key_type(types: Sequence[pa.DataType]) -> pa.DataType:
         physical = [physical for kind, _, physical in _KINDS if kind == word]
         if not physical:
             raise SideSchemaError(
-                "key", f"a key of type {type_}", "take numbers, texts, times or binary as key"
+                "key", f"a key of type {type_}", "use numbers, texts, times or binary as key"
             )
         physical_types += physical
     return physical_types[0] if len(physical_types) == 1 else pa.string()

@@ -172,14 +172,14 @@ class SideOperator(Operator):
         """
         name = str(control.payload.get("input"))
         known = ", ".join(self._numbers) or "none"
-        what = f"control tuple {control.id} is SideComplete for `{name}`, which is no side input"
+        what = f"control tuple {control.id} is SideComplete for `{name}`, which is not a side input"
         if control.target.operator is not None:
             raise UndeliverableError(
                 f"{what} of operator {control.target.operator}; there are: {known}."
             )
         message = (
-            f"{what} here; there are: {known}. It goes on: address it to the operator that has that"
-            " side input"
+            f"{what} here; there are: {known}. It is forwarded: address it to the operator that"
+            " has that side input"
         )
         if self.window.bucket == 0:
             self._emit_errors(name, UNKNOWN, message, [to_json(control.payload)], [None])
@@ -303,7 +303,7 @@ class SideOperator(Operator):
         if len(sides) != len(join.inputs):
             raise StateError(
                 f"the state is of {len(sides)} side inputs, the operator has {len(join.inputs)}."
-                " Begin a new checkpoint."
+                " Start a new checkpoint."
             )
         self._check_form_digests(dumped.get("forms"))
         self._policies_changed = (
@@ -335,9 +335,8 @@ class SideOperator(Operator):
             if form != before:
                 what = "order, key" if name == MAIN else "name, kind, key, values"
                 raise StateError(
-                    f"the state of `{name}` is of another definition: its {what}, columns, types or"
-                    " windows are not those of before. Define it as it was, or begin a new"
-                    " checkpoint."
+                    f"the state of `{name}` has another definition: its {what}, columns, types or"
+                    " windows have changed. Define it as before, or start a new checkpoint."
                 )
 
     def _process_side(self, number: int, batch: pa.RecordBatch) -> None:
@@ -542,7 +541,7 @@ class SideOperator(Operator):
         if stalls:
             worst = max(stalls, key=lambda stall: stall.rows)
             name = self.join.inputs[worst.input].name if worst.input != GROUP else MAIN
-        remedy = "is its stream running? Say timeout=, or ready='not required', or raise the limit"
+        remedy = "is its stream running? Set timeout=, or ready='not required', or raise the limit"
         return SideTooLargeError(name, what, actual, limit, remedy)
 
 

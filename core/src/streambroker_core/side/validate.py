@@ -32,8 +32,8 @@ _TIMED: Final = (
     "name the column: with_watermark(column, delay) of its stream, or event_time= in core"
 )
 _MAIN_TIMED: Final = (
-    "name the column: with_watermark(column, delay) of the main stream, options(event_time=...) of"
-    " one behind an operator, or event_time= in core"
+    "name the column: with_watermark(column, delay) of the main stream, options(event_time=...)"
+    " of one after an operator, or event_time= in core"
 )
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
@@ -47,7 +47,7 @@ def check(join: SideJoin) -> None:
         for problem, remedy in (*_problems(side), *_problems_in(join, side)):
             raise SideDefinitionError(side.name, problem, remedy)
         if side.name in seen:
-            raise SideDefinitionError(side.name, "its name is there twice", "give each its own")
+            raise SideDefinitionError(side.name, "its name is used twice", "give each its own")
         seen.add(side.name)
     for problem, remedy in _main_problems(join):
         raise SideDefinitionError(MAIN, problem, remedy)
@@ -66,23 +66,23 @@ def _problems(side: SideInput) -> Problems:
     if not _NAME.match(side.name) or side.name == MAIN:
         problems.append(
             (
-                f"`{side.name}` is no name for it",
-                "take a letter, then letters, digits and _, and not `main`",
+                f"`{side.name}` is not a valid name for it",
+                "use a letter, then letters, digits and _, and not `main`",
             )
         )
     if side.kind not in UPDATES:
         return [
             *problems,
-            (f"kind `{side.kind}` is not known", f"take one of {', '.join(UPDATES)}"),
+            (f"kind `{side.kind}` is not known", f"use one of {', '.join(UPDATES)}"),
         ]
     if side.readiness not in READY:
-        problems.append((f"ready `{side.ready}` is not known", f"take one of {', '.join(READY)}"))
+        problems.append((f"ready `{side.ready}` is not known", f"use one of {', '.join(READY)}"))
     for what, value, choices in (
         ("on_timeout", side.on_timeout, ("default", "error")),
         ("on_refused", side.on_refused, ("fail", "output")),
     ):
         if value not in choices:
-            problems.append((f"{what} `{value}` is not known", f"take one of {', '.join(choices)}"))
+            problems.append((f"{what} `{value}` is not known", f"use one of {', '.join(choices)}"))
     return [
         *problems,
         *_key_problems(side),
@@ -106,7 +106,7 @@ def _schema_problems(side: SideInput) -> Problems:
     try:
         key_type([side.schema.field(name).type for name in side.key])
     except SideSchemaError as error:
-        return [(str(error).partition(": ")[2].partition(";")[0], "take another key")]
+        return [(str(error).partition(": ")[2].partition(";")[0], "use another key")]
     if side.deleted and not pt.is_boolean(side.schema.field(side.deleted).type):
         problems.append((f"column {side.deleted} is not boolean", "name a boolean column"))
     problems += _time_problems(side.schema, side.event_time)
@@ -124,7 +124,9 @@ def _default_problems(side: SideInput) -> Problems:
     by_name = isinstance(default, Mapping) and not isinstance(side.value, str)
     if by_name and (unknown := sorted(set(default) - set(side.fields))):
         known = ", ".join(side.fields)
-        return [(f"its default has {unknown[0]}, which is no value of it", f"there are: {known}")]
+        return [
+            (f"its default has {unknown[0]}, which is not a value of it", f"there are: {known}")
+        ]
     problems: Problems = []
     for name in side.fields:
         value, type_ = default.get(name) if by_name else default, side.schema.field(name).type
@@ -132,7 +134,7 @@ def _default_problems(side: SideInput) -> Problems:
             pa.scalar(value, type_)
         except (pa.ArrowException, TypeError, ValueError):
             problems.append(
-                (f"default {value!r} is no {type_}, as {name} is", "give one of its type")
+                (f"default {value!r} is not of type {type_}, as {name} is", "give one of its type")
             )
     return problems
 
@@ -148,7 +150,7 @@ def _missing_columns(schema: pa.Schema, names: Iterable[str]) -> Problems:
 
 def _time_problems(schema: pa.Schema, name: str | None) -> Problems:
     if name is not None and not pt.is_timestamp(schema.field(name).type):
-        return [(f"column {name} is no timestamp, but {schema.field(name).type}", "cast it")]
+        return [(f"column {name} is not a timestamp, but {schema.field(name).type}", "cast it")]
     return []
 
 
@@ -159,7 +161,7 @@ def _key_problems(side: SideInput) -> Problems:
     if side.kind in ("singleton", "list") and side.key and not side.keyed:
         kind = "map" if side.kind == "singleton" else "multimap"
         problems.append(
-            (f"a {side.kind} for all rows has no key", f"make it keyed, or take a {kind}")
+            (f"a {side.kind} for all rows has no key", f"make it keyed, or use a {kind}")
         )
     if side.keyed and not side.key:
         problems.append(("keyed, without key", "name the columns that hold the main rows' key"))
@@ -174,17 +176,17 @@ def _update_problems(side: SideInput) -> Problems:
     allowed = UPDATES[side.kind]
     if side.updating not in allowed:
         return [
-            (f"a {side.kind} cannot {side.updating}", f"take one of: {', '.join(allowed)}"),
+            (f"a {side.kind} cannot {side.updating}", f"use one of: {', '.join(allowed)}"),
         ]
     if side.updating == "latest" and side.static:
-        return [("a table has no times, so none is latest", "say replace: the last row holds")]
+        return [("a table has no times, so none is latest", "set replace: the last row is used")]
     if side.updating == "latest" and side.event_time is None:
-        return [("latest needs to know the time of a value", _TIMED)]
+        return [("latest needs the event time of a value", _TIMED)]
     if side.many and side.updating == "replace" and side.readiness != "complete":
         return [
             (
-                f"a {side.kind} that is replaced needs to know where the new one ends",
-                "say ready='complete', and send the control tuple SideComplete after each load",
+                f"a {side.kind} that is replaced needs a signal for the end of the new one",
+                "set ready='complete', and send the control tuple SideComplete after each load",
             )
         ]
     return []
@@ -196,7 +198,7 @@ def _window_problems(side: SideInput) -> Problems:
         return [
             (
                 "session windows merge, so no main window can be mapped to one",
-                "take fixed or sliding windows",
+                "use fixed or sliding windows",
             )
         ]
     if not windows.is_windowed:
@@ -204,7 +206,7 @@ def _window_problems(side: SideInput) -> Problems:
             return [
                 (
                     "no watermark ever passes the one global window, so it is never ready",
-                    "give it windows=fixed(seconds), or say ready='first data' or 'complete'",
+                    "set windows=fixed(seconds), or ready='first data' or 'complete'",
                 )
             ]
         return []
@@ -215,7 +217,7 @@ def _window_problems(side: SideInput) -> Problems:
         problems.append(("windows need the time of a row", _TIMED))
     if not 0 < windows.slide <= windows.size:
         problems.append(
-            ("windows leave gaps, or never move on", "let them slide by more than 0, at most size")
+            ("windows leave gaps, or never move on", "use a slide of more than 0, at most the size")
         )
     return problems
 
@@ -227,18 +229,18 @@ def _other_problems(side: SideInput) -> Problems:
     if side.timeout is not None and not 0 < side.timeout <= MAX_SECONDS:
         problems.append(
             (
-                f"a timeout of {side.timeout:g} s is none",
-                f"give more than 0 seconds, at most {MAX_SECONDS:,}, or leave it out",
+                f"a timeout of {side.timeout:g} s is not valid",
+                f"use more than 0 seconds, at most {MAX_SECONDS:,}, or leave it out",
             )
         )
     if side.static and side.readiness not in ("complete", "not required"):
         problems.append(
-            (f"a static table is never ready by {side.readiness}", "take complete, the default")
+            (f"a static table is never ready by {side.readiness}", "use complete, the default")
         )
     if side.static and (side.deleted or side.event_time):
         problems.append(("a static table has neither deleted nor event_time", "leave them out"))
     if side.max_entries < 1 or side.max_bytes < 1:
-        problems.append(("a limit below 1", "give limits of at least 1"))
+        problems.append(("a limit below 1", "set limits of at least 1"))
     return problems
 
 
@@ -248,7 +250,8 @@ def _problems_in(join: SideJoin, side: SideInput) -> Problems:
         names = ", ".join(map(repr, side.key))
         problems.append(
             (
-                "keyed=True puts it where the main rows of its key are, and they have no key",
+                "keyed=True puts it into the buckets of the main rows with its key, and they"
+                " have no key",
                 f"call key_by({names}) on the main stream, with its columns, or leave keyed out",
             )
         )
@@ -256,7 +259,8 @@ def _problems_in(join: SideJoin, side: SideInput) -> Problems:
         problems.append(
             (
                 f"its key has {len(side.key)} columns, the main input's {len(join.key)}",
-                "name as many, in the same order: a keyed one lies with the main rows of its key",
+                "name as many, in the same order: a keyed one is stored with the main rows of"
+                " its key",
             )
         )
     elif side.keyed:
@@ -266,7 +270,7 @@ def _problems_in(join: SideJoin, side: SideInput) -> Problems:
     if side.windows.is_windowed and join.event_time is None:
         problems.append(("main rows have no time to find its window by", _MAIN_TIMED))
     if join.order == "event time" and not side.static and side.event_time is None:
-        problems.append(("rows are taken by event time, and its rows have none", _TIMED))
+        problems.append(("rows are processed by event time, and its rows have none", _TIMED))
     return problems
 
 
@@ -278,7 +282,7 @@ def _main_problems(join: SideJoin) -> Problems:
     problems += _time_problems(join.schema, join.event_time)
     for name in join.schema.names:
         if name.startswith(RESERVED):
-            problems.append((f"column {name} has a name that is kept for us", "rename it"))
+            problems.append((f"column {name} has a reserved name", "rename it"))
     if len(join.inputs) > MAX_INPUTS:
         problems.append((f"more than {MAX_INPUTS} side inputs", "use several operators"))
     return [*problems, *_order_problems(join), *(_group_problems(join) if join.grouped else [])]
@@ -288,23 +292,23 @@ def _order_problems(join: SideJoin) -> Problems:
     problems: Problems = []
     windows = join.windows
     if join.order not in ("arrival", "event time"):
-        problems.append((f"order `{join.order}` is not known", "take arrival or event time"))
+        problems.append((f"order `{join.order}` is not known", "use arrival or event time"))
     if join.event_time is None and (
         join.order == "event time" or (windows and windows.is_windowed)
     ):
         problems.append(("the order or the windows need a time", _MAIN_TIMED))
     if windows is not None and windows.gap:
-        problems.append(("session windows of the main input", "take fixed or sliding windows"))
+        problems.append(("session windows of the main input", "use fixed or sliding windows"))
     if windows is not None and windows.is_windowed and not 0 < windows.slide <= windows.size:
         problems.append(
-            ("windows leave gaps, or never move on", "slide by more than 0, at most size")
+            ("windows leave gaps, or never move on", "use a slide of more than 0, at most the size")
         )
     if not 0 <= join.lateness <= MAX_SECONDS:
         problems.append(
-            (f"lateness of {join.lateness:g} s", f"give 0 or more seconds, at most {MAX_SECONDS:,}")
+            (f"lateness of {join.lateness:g} s", f"use 0 or more seconds, at most {MAX_SECONDS:,}")
         )
     if join.max_waiting_rows < 1 or join.max_waiting_bytes < 1:
-        problems.append(("a limit below 1", "give limits of at least 1"))
+        problems.append(("a limit below 1", "set limits of at least 1"))
     return problems
 
 
@@ -314,18 +318,18 @@ def _group_problems(join: SideJoin) -> Problems:
         remedy = "call window(seconds) before apply, or give windows= in core"
         problems.append(("rows are grouped by window, and have none", remedy))
     if any(join.missing(enrich) == "wait" for enrich in join.enrich):
-        remedy = "take missing='null' or 'error'"
-        problems.append(("the rows of a group would wait apart for their keys", remedy))
+        remedy = "use missing='null' or 'error'"
+        problems.append(("the rows of a group would wait separately for their keys", remedy))
     if join.lateness:
-        problems.append(("a group that was processed takes no later rows", "leave lateness out"))
+        problems.append(("a processed group accepts no later rows", "leave lateness out"))
     return problems
 
 
 def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Problems:
     if enrich.missing is not None and enrich.missing not in MISSING:
-        return [(f"missing `{enrich.missing}` is not known", f"take one of {', '.join(MISSING)}")]
+        return [(f"missing `{enrich.missing}` is not known", f"use one of {', '.join(MISSING)}")]
     if side.kind == "list" and not side.keyed:
-        return [("a list has no value for a row", "take a function, or a multimap")]
+        return [("a list has no value for a row", "use a function, or a multimap")]
     if len(enrich.on) != len(side.key):
         return [
             (
@@ -338,7 +342,7 @@ def _enrich_problems(join: SideJoin, enrich: Enrich, side: SideInput) -> Problem
         return [("missing='wait' waits for a key, and it has none", remedy)]
     if side.keyed and enrich.on != join.key:
         return [
-            ("a keyed one is where the main row's key is", f"take on={join.key!r}, or no keyed")
+            ("a keyed one is where the main row's key is", f"use on={join.key!r}, or remove keyed")
         ]
     if problems := [
         *_missing_columns(join.schema, enrich.on),
@@ -367,7 +371,7 @@ def _name_problems(join: SideJoin) -> Problems:
         names += [enrich.version] if enrich.version else []
     duplicates = sorted({name for name in names if names.count(name) > 1})
     return [
-        (f"column {name} is there twice", "give it another name: names=...") for name in duplicates
+        (f"column {name} occurs twice", "give it another name: names=...") for name in duplicates
     ]
 
 
@@ -396,7 +400,9 @@ def _stateful_side(side: SideInput) -> Problems:
     problems: Problems = []
     if not side.static:
         problems.append(
-            needs_state("what came of a stream is kept in state", "make it a table of a TableStore")
+            needs_state(
+                "rows that arrived on a stream are kept in state", "make it a table of a TableStore"
+            )
         )
     for name, is_set in (
         ("ready", side.readiness != "complete"),
@@ -407,7 +413,7 @@ def _stateful_side(side: SideInput) -> Problems:
         if is_set:
             problems.append(
                 needs_state(
-                    f"{name} is for rows that wait or are not taken",
+                    f"{name} is for rows that wait or are rejected",
                     f"leave {name} out, because a table is always there as a whole",
                 )
             )
@@ -433,6 +439,6 @@ def _stateful_missing(enrich: Enrich) -> Problems:
     return [
         needs_state(
             f"a row without a value would {_MISSING_EFFECTS[enrich.missing]}",
-            "take missing='null' and look for nulls behind it",
+            "use missing='null' and look for nulls afterwards",
         )
     ]

@@ -91,7 +91,7 @@ def _to_micros(what: str, duration: Duration) -> int:
         raise SideDefinitionError(
             "windows",
             f"{what} of {shown}",
-            f"give a microsecond or more, at most {MAX_SECONDS:,} s, or leave windows out for one"
+            f"use a microsecond or more, at most {MAX_SECONDS:,} s, or leave windows out for one"
             " global window",
         )
     return size

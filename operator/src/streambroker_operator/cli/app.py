@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
     for module in COMMAND_MODULES:
         module.add(commands)
-    help_ = commands.add_parser("help", help="show what a command takes")
+    help_ = commands.add_parser("help", help="show the arguments of a command")
     help_.add_argument("words", nargs="*", metavar="COMMAND")
     help_.set_defaults(run=_help)
     parser.set_defaults(commands=sorted(commands.choices))

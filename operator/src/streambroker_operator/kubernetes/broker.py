@@ -279,7 +279,7 @@ class ClusterBroker:
         try:
             await part
         except Exception:
-            _log.exception("a part of the broker failed, which ends")
+            _log.exception("broker component failed, shutting down")
             raise
 
     async def _read_secret(self, objects: Objects) -> bytes:
@@ -295,7 +295,7 @@ class ClusterBroker:
             except RequestError as error:
                 if error.status != 503:
                     raise
-                _log.warning("the secret cannot be read yet: %s", error)
+                _log.warning("cannot read the secret yet: %s", error)
                 await asyncio.sleep(RETRY_S)
 
     def _build(self, objects: Objects, secret: bytes) -> None:
@@ -494,7 +494,7 @@ class ClusterBroker:
             try:
                 await self.store.announce()
             except RequestError as error:
-                _log.debug("not all resources know their agents yet: %s", error)
+                _log.debug("agent addresses are not written to all resources yet: %s", error)
 
     async def _run_heartbeat(self) -> None:
         while True:

@@ -165,7 +165,7 @@ async def _require_synced(request: web.Request, handler: Handler) -> web.StreamR
         raise RequestError(
             503,
             "NotSynced",
-            "The broker has not read all resources yet; routes that you have stay.",
+            "The broker has not read all resources yet; existing routes stay.",
             headers={"Retry-After": "1"},
         )
     return await handler(request)
@@ -182,7 +182,7 @@ async def _to_problem(request: web.Request, handler: Handler) -> web.StreamRespo
     except Exception:
         _log.exception("failed to answer %s %s", request.method, request.path)
         return problem_answer(
-            RequestError(500, "Failed", "The broker failed on this request; its log says why.")
+            RequestError(500, "Failed", "The broker failed on this request; see its log.")
         )
 
 
@@ -196,7 +196,7 @@ def _http_problem(request: web.Request, error: web.HTTPException) -> web.Respons
         problem = RequestError(
             405,
             "MethodNotAllowed",
-            f"{request.path} takes {headers['Allow']}, not {request.method}.",
+            f"{request.path} allows {headers['Allow']}, not {request.method}.",
             headers=headers,
         )
     else:

@@ -48,7 +48,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
             503, "NotSynced", "The broker is stopping.", headers={"Retry-After": "1"}
         )
     if changes.reader_count >= limits.limits.followers:
-        raise too_many_error(f"{limits.limits.followers} readers follow already.", 5.0)
+        raise too_many_error(f"There are already {limits.limits.followers} readers of events.", 5.0)
     with limits.hold_follower(request):
         return await _answer(request, changes, namespace, limits.limits.keepalive_s)
 
@@ -90,11 +90,11 @@ class _Stream:
         preamble = f"retry: {RETRY_MS}\n\n".encode()
         if reader is None:
             reader = self._changes.follow(None)
-            preamble += self._reset("the events since then are not kept")
+            preamble += self._reset("the events since then are no longer stored")
         elif last is None:
             preamble = f"id: {self._changes.id_for(reader.position)}\n".encode() + preamble
         if reader is None:
-            raise LookupError("whoever has no id can always follow")
+            raise LookupError("a reader without an id can always follow")
         try:
             with suppress(ConnectionError):
                 await self._follow(reader, preamble, keepalive_s)
@@ -113,7 +113,7 @@ class _Stream:
             elif not await follower.wait_for_event(keepalive_s):
                 await self._send(follower, b": still here\n\n")
         authorised = await is_still_authorised(self._request)
-        await self._end("the reader is too slow" if authorised else "the token has gone")
+        await self._end("the reader is too slow" if authorised else "the token is no longer valid")
 
     def _piece(self, events: Sequence[ChangeEvent]) -> bytes:
         """Return the reader's events; after many events of other namespaces, the new position."""

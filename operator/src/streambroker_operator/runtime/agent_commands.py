@@ -168,8 +168,9 @@ def agent_away_error(reason: str) -> RequestError:
     return RequestError(
         503,
         "AgentAway",
-        f"{reason} It is not known whether it has done it: send the same request with the same"
-        " Request-Id once the job runs and its agent reaches the broker, and it is done once.",
+        f"{reason} It is not known whether the agent has performed the request: repeat it with"
+        " the same Request-Id once the job runs and its agent reaches the broker. It is"
+        " performed only once.",
         headers={"Retry-After": "2"},
     )
 
@@ -178,7 +179,7 @@ def _too_many_error(pe: PeKey) -> RequestError:
     return RequestError(
         429,
         "TooManyRequests",
-        f"Too much waits for the agent of {pe}, or for all agents. Nothing was sent; try again"
-        " after 5 s, and look whether the agent runs.",
+        f"Too many commands wait for the agent of {pe}, or for all agents. Nothing was sent; try"
+        " again after 5 s, and check whether the agent runs.",
         headers={"Retry-After": "5"},
     )

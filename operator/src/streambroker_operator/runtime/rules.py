@@ -83,7 +83,7 @@ class Rules:
             raise RequestError(
                 422,
                 "LimitReached",
-                f"{key.namespace}/{key.job} has {MAX_RULES} rules, as many as a job may have.",
+                f"{key.namespace}/{key.job} already has {MAX_RULES} rules, the maximum of a job.",
             )
 
     async def enable(self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL) -> StoredRule:

@@ -83,9 +83,9 @@ _ResourceEvent: TypeAlias = (
 )
 
 _FALLBACK_EFFECTS: Mapping[Difference, str] = {
-    "changed": "its older version counts again",
-    "ghost": "it is not there",
-    "missing": "it was deleted, and is back",
+    "changed": "its older version applies again",
+    "ghost": "it does not exist",
+    "missing": "it was deleted, and exists again",
 }
 _RESOURCES_PER_TURN = 50
 """Resources of a later list that are applied in one turn."""
@@ -506,8 +506,8 @@ class Runtime:
         if stats.is_crowded and not self._warned:
             self._warned = True
             _log.warning(
-                "%d of %d subscriptions cannot be looked up and are tried for every Export; "
-                "give them an equality, `in`, or a range with both ends",
+                "%d of %d subscriptions cannot be indexed and are evaluated for every Export;"
+                " give them an equality, `in`, or a range with both ends",
                 stats.unindexed,
                 stats.imports,
             )
@@ -571,8 +571,8 @@ class Runtime:
         self.fallen_back[order.kind, order.difference] += 1
         effect = _FALLBACK_EFFECTS[order.difference]
         _log.warning(
-            "%s with uid %s: the API server lost the change that this broker had made, after a "
-            "restore for instance; %s",
+            "%s with uid %s: the API server lost a change made by this broker, after a restore"
+            " for instance; %s",
             *(order.kind, order.uid, effect),
         )
 

@@ -31,8 +31,8 @@ class Certificate:
             self.context.load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
             raise OpenError(
-                f"{cert} and {key} are no certificate with its key: {error}. Give both as PEM with"
-                " --tls-cert and --tls-key."
+                f"{cert} and {key} are not a certificate with its key: {error}. Give both as PEM"
+                " with --tls-cert and --tls-key."
             ) from error
 
     async def follow(self) -> None:
@@ -53,9 +53,9 @@ class Certificate:
                 self._cert, self._key
             )
             self.context.load_cert_chain(self._cert, self._key)
-            _log.info("the certificate was taken in anew")
+            _log.info("reloaded the certificate")
         except (OSError, ssl.SSLError) as error:
-            _log.warning("the certificate before stays: %s", error)
+            _log.warning("cannot reload the certificate, keeping the previous one: %s", error)
 
     def _file_signature(self) -> tuple[int, ...]:
         try:

@@ -170,7 +170,7 @@ class TokenFile:
                 self._tokens = self._read()
                 _log.info("%s: %d tokens read again", self._path, len(self._tokens.entries))
             except (OSError, TokensError) as error:
-                _log.error("%s The tokens read before stay.", self._token_error(error))
+                _log.error("%s The previous tokens stay.", self._token_error(error))
         return self._tokens
 
     def _read(self) -> Tokens:
@@ -182,7 +182,8 @@ class TokenFile:
         tokens, plain = read_tokens(raw)
         if plain and mode & (stat.S_IRWXG | stat.S_IRWXO):
             _log.warning(
-                "%s holds tokens and is open to other users; `chmod 600` it, or write sha256",
+                "%s contains tokens and can be read by other users; `chmod 600` it, or write"
+                " sha256",
                 self._path,
             )
         return tokens
@@ -242,7 +243,9 @@ def _read_entry(fields: Fields) -> tuple[bytes, Principal, bool]:
     fields.allow_only(("name", "token", "sha256", "role", "jobs"))
     name = _read_text(fields, "name", _NAME, "a name of letters, digits and . _ @ -")
     if name == ANONYMOUS.name:
-        raise fields.error_at("name", f"must not be {name}: that is who calls without a token")
+        raise fields.error_at(
+            "name", f"must not be {name}: that name is reserved for callers without a token"
+        )
     if fields.has("token") == fields.has("sha256"):
         raise fields.error_at("token", "or sha256 is needed, one of them")
     if fields.has("role") == fields.has("jobs"):
@@ -294,7 +297,7 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if len({str(key) for key in keys}) < len(keys):
             raise yaml.constructor.ConstructorError(
-                None, None, "a key stands there twice", node.start_mark
+                None, None, "a key occurs twice", node.start_mark
             )
         return super().construct_mapping(node, deep=deep)
 

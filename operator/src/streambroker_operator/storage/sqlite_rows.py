@@ -56,7 +56,7 @@ def read_resource(row: Row) -> StoredResource:
     kind, namespace, job, pe, port, uid, name, generation, created, version, spec = row
     key = PortKey(namespace=namespace, job=job, pe=pe, port=port)
     if PortKey.parse(str(key)) != key:
-        raise ValueError(f"{key} is no port")
+        raise ValueError(f"{key} is not a port")
     if not (isinstance(uid, str) and uid and isinstance(name, str)):
         raise ValueError("uid and name have to be texts")
     if not (_is_count(generation) and _is_count(version) and math.isfinite(created)):
@@ -76,7 +76,7 @@ def read_pe(row: Row) -> StoredPe:
     namespace, job, pe, version, instance, location, hint = row
     key = PeKey(namespace=namespace, job=job, pe=pe)
     if PeKey.parse(str(key)) != key or not _is_count(version):
-        raise ValueError("it is no PE with a version")
+        raise ValueError("it is not a PE with a version")
     registration = None
     if instance is not None:
         split_address(location.partition("://")[2])

@@ -129,7 +129,7 @@ def name_taken(name: str, key: RuleKey, holder: RuleKey) -> RequestError:
     return RequestError(
         409,
         "NameTaken",
-        f"The name {name!r} is that of the rule {holder}. Give {key} another one in"
+        f"The name {name!r} belongs to the rule {holder}. Give {key} another one in"
         " metadata.name, or delete that one first.",
     )
 

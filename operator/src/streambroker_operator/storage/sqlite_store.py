@@ -52,8 +52,9 @@ FORMAT_VERSION = 1
 _SECRET_BYTES = 32
 """Size of the broker's secret, in bytes."""
 _REMEDY = (
-    "Jobs that run declare their ports again; what was declared by REST or the command line alone"
-    " is lost. If that was not intended, stop the broker and restore the file from a backup."
+    "Jobs that run declare their ports again; resources declared only by REST or the command"
+    " line are lost. If that was not intended, stop the broker and restore the file from a"
+    " backup."
 )
 
 _TABLES = """
@@ -170,11 +171,11 @@ class Store:
                 self._path, "meta", "the secret", f"it is not {_SECRET_BYTES} bytes"
             )
         if not isinstance(version, int):
-            raise damaged_row_error(self._path, "meta", "the version", "it is no number")
+            raise damaged_row_error(self._path, "meta", "the version", "it is not a number")
         kinds = get_args(Kind)
         for row in self._db.execute(f"SELECT {RESOURCE_COLUMNS} FROM resources"):  # noqa: S608 - ours
             if row[0] not in kinds:
-                raise damaged_row_error(self._path, "resources", row_name(row), "it is of no kind")
+                raise damaged_row_error(self._path, "resources", row_name(row), "it has no kind")
         for kind in kinds:
             self._load_all(kind)
         for _ in self.pes():
@@ -198,8 +199,8 @@ class Store:
             )
         if has != had:
             return (
-                f"{self._path} has {has} exports and imports, and the broker left {had}: something"
-                f" else has changed it. {_REMEDY}"
+                f"{self._path} has {has} exports and imports, and the broker left {had}: it was"
+                f" changed by another program. {_REMEDY}"
             )
         return ""
 
@@ -493,8 +494,8 @@ def _write_failed_error(path: Path, error: sqlite3.Error) -> RequestError:
     return RequestError(
         503,
         "StoreFailed",
-        f"{path} cannot be written to: {error}. Nothing is changed, and routes go on as they are. "
-        "Look after the disk and try again.",
+        f"{path} cannot be written to: {error}. Nothing is changed, and routes stay as they are."
+        " Check the disk and try again.",
         headers={"Retry-After": "5"},
     )
 

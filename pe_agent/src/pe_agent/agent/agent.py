@@ -187,7 +187,9 @@ class Agent:
             if isinstance(declared, Export):
                 export.declare(_to_limits(declared.buffer))
         except StreambrokerError as error:
-            log.warning("what export %s may keep is not known yet: %s", export.key, error)
+            log.warning(
+                "cannot read the declared buffer limits of export %s: %s", export.key, error
+            )
 
     def _declaration(self, key: str) -> dict[str, Any]:
         return self._declarations.get(f"export/{port_of(key)}", {})
@@ -232,7 +234,7 @@ class Agent:
         wanted = pe_of(export) if shard_agent is None else shard_agent
         if wanted != str(self.pe):
             raise AgentUnreachableError(
-                f"agent {wanted} is not at this address any more: agent {self.pe} is."
+                f"the address now belongs to agent {self.pe}; agent {wanted} is no longer there."
             )
         if shard_agent is not None:
             return self.shard_store.open_read(ticket)
@@ -245,7 +247,7 @@ class Agent:
                 self._apply_export_view(port, view.exports.get(port))
             except Exception:
                 # A failed log of one export must not keep the others from their routes.
-                log.exception("export does not follow its view", extra={"port": port})
+                log.exception("cannot apply the view to an export", extra={"port": port})
         self.imports.peers.apply_view(view)
         self.notifier.notify()
 
@@ -311,7 +313,7 @@ class Agent:
         """
         if not self.key:
             raise CapabilityError(
-                "missing", f"agent {self.pe} has no key to check one with: it never registered"
+                "missing", f"agent {self.pe} has no key to verify one: it never registered"
             )
         now: float | None = time.time()
         claimed_expiry = None if token is None else capability.claimed_expiry(str(token))
@@ -547,7 +549,9 @@ class Agent:
                 export.tick()
             except Exception as error:
                 if self._tick_errors.get(export.key) != str(error):
-                    log.exception("export cannot be kept in order", extra={"export": export.key})
+                    log.exception(
+                        "cannot apply the limits of an export", extra={"export": export.key}
+                    )
                 self._tick_errors[export.key] = str(error)
 
     def close(self) -> None:

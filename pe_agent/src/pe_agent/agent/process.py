@@ -83,7 +83,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument("--job", required=True)
     parser.add_argument("--pe", type=int, default=0)
     parser.add_argument("--namespace", default=DEFAULT_NAMESPACE)
-    parser.add_argument("--broker", help="http[s]://host:port; without it the last routes hold")
+    parser.add_argument("--broker", help="http[s]://host:port; without it the last routes stay")
     parser.add_argument(
         "--broker-ca",
         type=Path,
@@ -94,13 +94,15 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument(
         "--token-file",
         type=Path,
-        help="holds the token for the broker; without it $STREAMBROKER_TOKEN is taken, if set",
+        help="file with the token for the broker; without it $STREAMBROKER_TOKEN is used, if set",
     )
     parser.add_argument(
         "--tls-cert",
         type=Path,
-        help="certificate to show other agents and the job, PEM; default"
-        f" ${tls.CERTIFICATE_VARIABLE}, or no TLS",
+        help=(
+            "certificate to present to other agents and the job, PEM; default"
+            f" ${tls.CERTIFICATE_VARIABLE}, or no TLS"
+        ),
     )
     parser.add_argument("--tls-key", type=Path, help=f"its key, PEM; default ${tls.KEY_VARIABLE}")
     parser.add_argument(
@@ -112,8 +114,10 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
     parser.add_argument(
         "--clients",
         choices=(agent_tls.ANY, agent_tls.REQUIRED),
-        help="`required`: callers have to show a certificate of the CA; default"
-        f" ${agent_tls.CLIENTS_VARIABLE}, or `required` where other machines reach --host",
+        help=(
+            "`required`: callers have to present a certificate of the CA; default"
+            f" ${agent_tls.CLIENTS_VARIABLE}, or `required` where other machines reach --host"
+        ),
     )
     parser.add_argument(
         "--insecure",
@@ -135,7 +139,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         "--linger",
         type=float,
         default=60.0,
-        help="seconds to serve on when the driver is gone; -1 for ever",
+        help="seconds to keep serving when the driver is gone; -1 for ever",
     )
     got = parser.parse_args(arguments)
     if ":" in got.host:
@@ -186,7 +190,7 @@ class AgentServer:
         )
         if trust.demands_tls() and chosen.certificate is None:
             raise TrustError(
-                f"the agent of {chosen.pe} would have no certificate, and with a CA only agents"
+                f"the agent of {chosen.pe} would have no certificate, but with a CA only agents"
                 " with TLS are called: give `agent_certificate=` and `agent_key=` as well."
             )
         # Before the agent is created: it calls the agents of the last routes at once.
@@ -261,7 +265,7 @@ class AgentServer:
         try:
             return MetricsServer(self.settings.host, port, self.agent.metrics)
         except (OSError, OverflowError) as error:
-            log.error("no metrics at %s:%s: %s", self.settings.host, port, error)
+            log.error("cannot serve metrics at %s:%s: %s", self.settings.host, port, error)
             return None
 
     def _write_address(self) -> None:
@@ -289,7 +293,9 @@ class AgentServer:
                 self._process_log.rotate_if_full()
             away = time.monotonic() - self.agent.driver_last_seen - DRIVER_AWAY_SECONDS
             if self.settings.linger >= 0 and away > self.settings.linger:
-                log.info("the driver has gone, the agent ends", extra={"pe": str(self.settings.pe)})
+                log.info(
+                    "the driver is gone, stopping the agent", extra={"pe": str(self.settings.pe)}
+                )
                 break
         self.close()
 

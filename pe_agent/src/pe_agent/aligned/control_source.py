@@ -91,8 +91,8 @@ class ControlFile:
         delivery = parse_delivery(delivery)
         if delivery is Delivery.IMMEDIATE:
             raise AlignedError(
-                "a tuple of a control file cannot be IMMEDIATE: it has no place between the rows of"
-                " another stream. Take BEGIN, END_WINDOW or AT_TIME."
+                "a tuple of a control file cannot be IMMEDIATE: it has no position among the"
+                " rows of another stream. Use BEGIN, END_WINDOW or AT_TIME."
             )
         kind, text = encode(payload)
         if len(text.encode()) > Limits().payload:
@@ -150,7 +150,7 @@ def read_log_id(path: Path) -> str:
         version, log = int(head["v"]), str(head["log"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise AlignedError(
-            f"{path} is no file of control tuples: {error!r}. Make one with"
+            f"{path} is not a file of control tuples: {error!r}. Create one with"
             f" ControlFile({str(path)!r})."
         ) from error
     if version > VERSION:
@@ -237,8 +237,8 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for offset in (start, end):
             if offset["log"] != log:
                 raise AlignedError(
-                    f"{self._path} is the control file {log}, and the checkpoint has read"
-                    f" {offset['log']}: put that one back, or begin a new checkpoint."
+                    f"{self._path} is the control file {log}, but the checkpoint has read"
+                    f" {offset['log']}: restore that one, or start a new checkpoint."
                 )
         count = self._count_tuples()
         if count < end["next"]:
@@ -268,8 +268,8 @@ class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lost_lines_error(self, count: int, planned: int) -> AlignedError:
         return AlignedError(
-            f"{self._path} has {count} tuples, and the checkpoint has planned {planned}: lines have"
-            " been removed. Put them back."
+            f"{self._path} has {count} tuples, but the checkpoint has planned {planned}: lines"
+            " have been removed. Restore them."
         )
 
     def _count_tuples(self) -> int:

@@ -42,7 +42,7 @@ class FileEnds(Operator):
         if self._column not in batch.schema.names:
             raise OperatorError(
                 f"rows of input {port} have no column {self._column}: select {PATH_COLUMN} as"
-                f" {self._column} right behind the file source."
+                f" {self._column} directly after the file source."
             )
         paths = pc.unique(batch.column(self._column)).to_pylist()
         self._paths.update(path for path in paths if path is not None)

@@ -144,14 +144,14 @@ class DriverTally(Tally):
                 try:
                     self._on_stopped(one)
                 except Exception:
-                    log.exception("rule %s cannot be turned off in all buckets", one.rule)
+                    log.exception("cannot disable rule %s in all buckets", one.rule)
         if self._ticks is not None:
             with self._lock:
                 due = min(self.next_timeouts.values(), default=None)
                 try:
                     self._ticks.update(due=due)
                 except OSError:
-                    log.exception("windows of patterns cannot end by themselves")
+                    log.exception("cannot schedule the end of pattern windows")
 
     def waiting_rows(self, operator: str, log: str) -> WatermarkWait:
         """Return the rows that wait for the watermark, over all buckets."""

@@ -58,7 +58,7 @@ def dry_run(
     for what, column in (("event time", event_time), ("tie break", tie_break)):
         if column is not None and column not in names:
             raise AlignedError(
-                f"the {what} {column} is no column of the events; they have {', '.join(names)}."
+                f"the {what} {column} is not a column of the events; they have {', '.join(names)}."
             )
     tried = _validate_rule(rule, functions or {}, names)
     rows, times = table.to_pylist(), dict[int, int]()

@@ -31,7 +31,7 @@ def key_problem(part: Any, names: Collection[str]) -> str | None:
     except (FilterError, TypeError, ValueError):
         return f"is neither a column nor an expression; the columns are {', '.join(names)}"
     missing = sorted(fields - set(names))
-    return f"asks for {missing[0]}, which is no column" if missing else None
+    return f"refers to {missing[0]}, which is not a column" if missing else None
 
 
 def check_selector(selector: Selector, names: Collection[str], what: str) -> Selector:
@@ -70,8 +70,8 @@ def select_copied_keys(
     if last_sent is not None and not last_sent.selectors:
         if selectors - {stream}:
             raise AlignedError(
-                "selectors are given, and rows were not copied before: the checkpoint is one"
-                " without copies. Begin a new one, with a new control file."
+                "selectors are given, but rows were not copied before: the checkpoint is one"
+                " without copies. Start a new one, with a new control file."
             )
         return []
     selectors |= {stream, *(_rule_key(rule) or stream for rule in first_rules if not fixed)}

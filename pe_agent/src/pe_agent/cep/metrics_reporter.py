@@ -70,7 +70,7 @@ class RuleMetricsReporter:
         try:
             self._agent().call("rules.figures", timeout=2.0, **names, **request._asdict())
         except StreambrokerError as error:
-            log.debug("figures of rules are not taken: %s", error)
+            log.debug("metrics of rules are not accepted: %s", error)
             return
         self._sent, self._sent_at = request, now
 

@@ -79,7 +79,7 @@ class Processors:
         `PE.status` shows in ``rules`` of each reader whether all exporters leave out the others.
         """
         if self._relevance is None:
-            return Relevance(why="push_down was not asked for")
+            return Relevance(why="push_down was not requested")
         return self._relevance(self.manager.rules)
 
     def enable(self, rule: str) -> None:

@@ -72,9 +72,9 @@ class ImportedRules(RulesFile):
         """Return the import's stream; raise AlignedError unless it is one subscribed import."""
         if not isinstance(stream.data, ImportFrame) or len(stream.data.imports) != 1:
             raise AlignedError(
-                "push_down needs the stream of one import, as pe.subscribe(…, control=True) gives"
-                " it: what comes behind it, or of several, is not filtered at one exporter. Leave"
-                " push_down out."
+                "push_down needs the stream of one import, as returned by pe.subscribe(…,"
+                " control=True): a stream after an operation, or of several imports, is not"
+                " filtered at one exporter. Leave push_down out."
             )
         (one,) = stream.data.imports
         carrying = one.with_rules(str(self._file.path.absolute()))

@@ -55,4 +55,4 @@ def _split_map_types(inner: str) -> tuple[str, str]:
         depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(sign, 0)
         if sign == "," and not depth:
             return inner[:at], inner[at + 1 :]
-    raise SchemaError(f"map<{inner}> has no two types")
+    raise SchemaError(f"map<{inner}> does not have two types")

@@ -52,7 +52,7 @@ class Lease:
                 "reader.leave", reader=self._reader, session=self._session, timeout=1.0
             )
         except StreambrokerError as error:
-            log.info("lease not given back: %s", error)
+            log.info("lease not released: %s", error)
 
 
 class Prefetcher:
@@ -106,7 +106,7 @@ class Prefetcher:
         except StreambrokerError as error:
             answer = error
         except Exception:
-            log.exception("news cannot be asked for")
+            log.exception("cannot poll the agent for new offsets")
             answer = None
         if done is self._done:
             self._answer, self._answered_at = answer, time.monotonic()

@@ -176,8 +176,9 @@ class ImportPacker:
             latest = metadata["latest"]
         else:
             raise NotTimedError(
-                "the exporter's agent does not tell the times of rows that no rule has to see, so"
-                " time would not pass as without: update it, or leave push_down out."
+                "the exporter's agent does not send the times of rows that are not relevant for"
+                " any rule, so event time would not advance as it does without push_down: update"
+                " that agent, or leave push_down out."
             )
         if latest is not None:
             self._latest = max(latest, self._latest) if self._latest is not None else latest
@@ -252,6 +253,6 @@ def read_row_numbers(batch: pa.RecordBatch, *, filtered: bool) -> pa.Array | Non
     if SEQ not in batch.schema.names:
         raise NotNumberedError(
             "the exporter's agent does not number the rows that pass a filter, so control tuples"
-            " would not find their places: update it, or read without a filter."
+            " would not find their positions: update it, or read without a filter."
         )
     return batch.column(SEQ)

@@ -66,7 +66,10 @@ class PinnedRulesFile:
             payload = json.loads(line)["payload"]
             if isinstance(payload, dict) and "relevant" in payload:
                 return {"relevant": payload["relevant"], "why": payload["whole"]}
-        return {"relevant": None, "why": "nothing is said of the rows that rules have to see"}
+        return {
+            "relevant": None,
+            "why": ("the rules file does not declare which rows the rules have to see"),
+        }
 
     def has_read_all(self, start: Mapping[str, Any]) -> bool:
         """Return whether an offset includes all rules in the file."""

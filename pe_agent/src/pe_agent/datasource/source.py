@@ -222,13 +222,17 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
                     break
                 if time.monotonic() > until:
                     raise AgentUnreachableError(
-                        f"import {self._options.port} can read nothing: no agent of {missing}"
-                        f" answers for {self._options.reconnect:.0f} s. Start the query again when"
-                        " they are back."
+                        f"import {self._options.port} cannot read anything: no agent of {missing}"
+                        f" has answered for {self._options.reconnect:.0f} s. Start the query"
+                        " again when they are back."
                     )
             time.sleep(RETRY_SECONDS)
         if missing:
-            log.warning("import %s: left for the next run: %s", self._options.port, missing)
+            log.warning(
+                "import %s: agents do not answer, leaving their data for the next run: %s",
+                self._options.port,
+                missing,
+            )
         self._limit, self._log_limit = answer["heads"], answer.get("control")
 
     def latestOffset(  # noqa: N802 - Spark's name
@@ -326,12 +330,13 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         if not silent:
             why = "; ".join(f"{export}: {message}" for export, message in sorted(refused.items()))
             return ExportRefusesError(
-                f"{import_} is given nothing for {seconds} of what this run is to read. {why}."
-                " What was read is kept; correct that, and start the query again."
+                f"{import_} has received nothing for {seconds} of the data that this run has to"
+                f" read. {why}. Data read so far is kept; correct that, and start the query"
+                " again."
             )
         return AgentUnreachableError(
-            f"{import_}: {', '.join(silent)} did not answer for {seconds}, and has more that this"
-            " run is to read. What was read is kept; start the query again."
+            f"{import_}: {', '.join(silent)} did not answer for {seconds}, and has more data that"
+            " this run has to read. Data read so far is kept; start the query again."
         )
 
     def _take_offset(self, answer: dict[str, Any]) -> dict[str, Any] | None:
@@ -343,7 +348,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _note_away(self, error: StreambrokerError) -> None:
         if not self._is_away_logged:
-            log.warning("no news while the agent is away: %s", error)
+            log.warning("no new data while the agent is away: %s", error)
         self._is_away_logged = True
         time.sleep(RETRY_SECONDS)
 
@@ -373,7 +378,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             try:
                 answer = self._call_with_lease("reader.slices", {**request, "give_up": late})
                 for stream, parts in answer["lost"].items():
-                    log.warning("goes on without epochs %s of stream %s", parts, stream)
+                    log.warning("continuing without epochs %s of stream %s", parts, stream)
                 trust = self._trust.snapshot()  # executors need not have the file
                 if answer["slices"]:
                     self._check_columns(end)
@@ -401,7 +406,7 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             " skipped; start the query again when"
         )
         if error.code == "PlanRefused":
-            return AgentRefusedError(error.code, f"{why} the exporter's agent gives them.")
+            return AgentRefusedError(error.code, f"{why} the exporter's agent sends them.")
         return AgentUnreachableError(f"{why} the exporter's agent is back.")
 
     def _check_columns(self, end: dict[str, Any]) -> None:
@@ -410,10 +415,10 @@ class StreambrokerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         missing = [] if planned is None else [c for c in self._columns.names if c not in planned]
         if missing:
             raise OptionError(
-                f"import {self._options.port}: the batch that the checkpoint has planned is without"
-                f" column {missing[0]!r}, and is read as it was planned, with {', '.join(planned)}."
-                " Run the query once with these columns and the trigger availableNow; then start it"
-                " with more."
+                f"import {self._options.port}: the batch that the checkpoint has planned does not"
+                f" contain column {missing[0]!r}, and is read as it was planned, with"
+                f" {', '.join(planned)}. Run the query once with these columns and the trigger"
+                " availableNow; then start it with more."
             )
 
     def _call_with_lease(self, action: str, request: dict[str, Any]) -> dict[str, Any]:

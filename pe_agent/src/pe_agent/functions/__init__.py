@@ -296,7 +296,7 @@ def _set(
     if wait is None or _wait_programmed(applied, deadline):
         return Outcome(DONE, applied)
     late = NotAppliedError(
-        f"generation {applied.generation} of {kind.kind} {name} is accepted, but not known to be"
+        f"generation {applied.generation} of {kind.kind} {name} is accepted, but not confirmed as"
         f" applied after {timeout:g} s."
     )
     return Outcome(UNKNOWN, applied, late)
@@ -309,7 +309,7 @@ def _wait_programmed(change: Change, deadline: float) -> bool:
             if change.programmed():
                 return True
         except Exception as error:
-            log.debug("it is not known yet whether a change is applied: %s", error)
+            log.debug("cannot check whether a change is applied: %s", error)
         if time.monotonic() >= deadline:
             return False
         time.sleep(_PAUSE_SECONDS)
@@ -324,7 +324,7 @@ def _code_for(error: Exception) -> int:
         return INVALID if isinstance(error, ChangeRefusedError) else UNKNOWN
     if isinstance(error, StreambrokerError | TypeError | ValueError | AttributeError):
         return INVALID
-    log.error("a change failed in a way that nobody expected", exc_info=error)
+    log.error("a change failed with an unexpected error", exc_info=error)
     return UNKNOWN
 
 

@@ -55,7 +55,7 @@ def _parse_triples(triples: Iterable[object]) -> dict[str, Value]:
         if not isinstance(name, str):
             raise PropertyError(str(name), "a name is a text")
         if name in parsed:
-            raise PropertyError(name, "the name stands there twice")
+            raise PropertyError(name, "the name occurs twice")
         parsed[name] = _parse_value(name, value, type_)
     return parsed
 
@@ -65,7 +65,8 @@ def _parse_value(name: str, value: object, type_: object) -> Any:
     read = _PARSERS.get(listed[1] if listed else str(type_))
     if read is None:
         raise PropertyError(
-            name, f"the type {type_!r} is none of {', '.join(_PARSERS)}, or list<…> of one of them"
+            name,
+            f"the type {type_!r} is not one of {', '.join(_PARSERS)}, or list<…> of one of them",
         )
     try:
         return [read(item) for item in _parse_list(value)] if listed else read(value)

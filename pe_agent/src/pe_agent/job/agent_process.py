@@ -125,7 +125,7 @@ class AgentProcess:
         try:
             pe = client.call("status", timeout=2.0)["pe"]
         except StreambrokerError as error:
-            self._adopt_error = f"It is not adopted: {error}"
+            self._adopt_error = f"It cannot be adopted: {error}"
             return None
         if pe != str(self._pe):
             raise AgentFailedError(
@@ -148,11 +148,10 @@ class AgentProcess:
         )
         if required and address.get("clients") != agent_tls.REQUIRED:
             raise AgentFailedError(
-                f"the agent of {self._pe} that lives in {self.home} (process {address['pid']})"
-                f" serves"
-                " callers without a certificate, and here they are required. End it first:"
-                " by SIGTERM or with `pe.stop(end_agent=True)`, or wait until its `linger` is over;"
-                " its log stays. A sidecar needs `--clients required`."
+                f"the agent of {self._pe} that runs in {self.home} (process {address['pid']})"
+                " serves callers without a certificate, but certificates are required here. Stop"
+                " it first: by SIGTERM or with `pe.stop(end_agent=True)`, or wait until its"
+                " `linger` is over; its log stays. A sidecar needs `--clients required`."
             )
 
     def _start(self, port: int) -> AgentClient:
@@ -184,9 +183,9 @@ class AgentProcess:
     def _failure_reason(self, path: Path) -> str:
         progress = read_progress(self.home) if self._process is not None else None
         if progress is not None:
-            return f"it stands still in its recovery, at {describe_progress(progress)}"
+            return f"its recovery makes no progress, at {describe_progress(progress)}"
         lines = path.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed no error"
 
     def _command(self, port: int) -> list[str]:
         command = [
@@ -268,11 +267,11 @@ class AgentProcess:
         return failures >= 4
 
     def _restart(self) -> None:
-        log.warning("the agent of %s is gone, starting it again", self._pe)
+        log.warning("the agent of %s is gone, restarting it", self._pe)
         try:
             self.client = self._start(int(self.client.location.rpartition(":")[2]))
         except StreambrokerError:
-            log.exception("the agent could not be started again; trying on")
+            log.exception("cannot restart the agent; retrying")
 
     def stop(self, *, end_agent: bool) -> None:
         """Release the agent; ``end_agent`` ends it at once, else it serves on for ``linger``."""
@@ -290,7 +289,7 @@ class AgentProcess:
         try:
             self.client.call("stop", timeout=2.0)
         except StreambrokerError as error:
-            log.info("the agent was not told to stop: %s", error)
+            log.info("cannot send the agent the command to stop: %s", error)
         deadline = time.monotonic() + STOP_SECONDS
         while read_address(self.home) is not None and time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:

@@ -36,16 +36,14 @@ def resolve_owner(owner: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def _check_owner(owner: object, where: str) -> dict[str, str]:
-    requirement = (
-        f"{where} has to have {', '.join(FIELDS)}, each a text that is not empty, and no more."
-    )
+    requirement = f"{where} has to have exactly {', '.join(FIELDS)}, each a text that is not empty."
     if not isinstance(owner, Mapping) or set(owner) != set(FIELDS):
         raise OwnerError(requirement)
     if not all(isinstance(value, str) and value for value in owner.values()):
         raise OwnerError(requirement)
     if owner["kind"] == "Pod":
         raise OwnerError(
-            f"{where} is a pod, whose restart would take the routes down; name what outlives it,"
-            " for instance the SparkApplication."
+            f"{where} is a pod, whose restart would delete the routes; name an object that"
+            " outlives it, for instance the SparkApplication."
         )
     return {name: owner[name] for name in FIELDS}

@@ -58,7 +58,7 @@ class PortClient:
         answer = self.request("GET", subresource)
         uid, _, generation = answer.headers.get("etag", "").strip('"').rpartition(".")
         if not uid or not generation.isdigit():
-            raise BrokerUnavailableError("what answers there is not the broker.")
+            raise BrokerUnavailableError("the server at the broker's address is not a broker.")
         fields = parse_fields(answer.body)
         self._cache(uid, int(generation), fields)
         return fields
@@ -84,8 +84,8 @@ class PortClient:
             uid = str(result["uid"])
         except (LookupError, TypeError, ValueError) as error:
             raise BrokerUnavailableError(
-                "what answers there is not the broker, or one of another release: whether the"
-                f" change of {self.kind} {self.name} was made is not known.",
+                "the server at the broker's address is not a broker, or has another release: it"
+                f" is not known whether the change of {self.kind} {self.name} was made.",
                 sent=True,
             ) from error
         self._cache(uid, result["generation"], fields)
@@ -173,7 +173,7 @@ class PortClient:
 
     def _lost_answer_error(self, error: Exception) -> BrokerUnavailableError:
         return BrokerUnavailableError(
-            f"the answer to the change of {self.kind} {self.name} was lost, and the broker did not"
-            f" answer again: whether it was made is not known. {error}",
+            f"the answer to the change of {self.kind} {self.name} was lost, and the broker did"
+            f" not answer again: it is not known whether the change was made. {error}",
             sent=True,
         )

@@ -30,6 +30,6 @@ class PortsByName(dict[str, P]):
         meant = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(sorted(self)) or "none yet"
         raise PortMissingError(
-            f"this PE has no {self._kind} {name!r}.{meant} Known: {known}. {self._method}() makes"
-            " one."
+            f"this PE has no {self._kind} {name!r}.{meant} Known: {known}. {self._method}()"
+            " creates one."
         )

@@ -160,8 +160,9 @@ class _Port:
                 return applied
             time.sleep(0.02)
         raise NotAppliedError(
-            f"generation {generation} of {self.kind} {self.name} is accepted but not seen applied"
-            f" after {timeout:g} s: is the query running, and the agent connected to the broker?"
+            f"generation {generation} of {self.kind} {self.name} is accepted but not confirmed as"
+            f" applied after {timeout:g} s: is the query running, and the agent connected to the"
+            " broker?"
         )
 
     def _get_applied(self, generation: int) -> Mapping[str, Any] | None:

@@ -83,7 +83,11 @@ class QueryMonitor:
             try:
                 self._report(running)
             except StreambrokerError as error:
-                log.info("the agent is told of query %s with the next beat: %s", running.id, error)
+                log.info(
+                    "cannot report query %s to the agent, retrying with the next beat: %s",
+                    running.id,
+                    error,
+                )
 
     def beat(self) -> None:
         """Renew running queries, end ended ones, and find those started without ``publish``.
@@ -100,7 +104,7 @@ class QueryMonitor:
             try:
                 self._discover_queries()
             except Exception as error:  # the session has ended, or is of another process
-                log.debug("queries of the session are not known: %s", error)
+                log.debug("cannot list the queries of the session: %s", error)
 
     def _renew(self, running: RunningQuery) -> None:
         for port in running.ports:
@@ -118,7 +122,7 @@ class QueryMonitor:
         ended = self._report_begin(running.id, running.run_id, running.ports, running.sources)
         running.reported_at = time.monotonic()
         if ended and running.sources.stops_at_end:
-            log.info("query %s ends: all that it reads has ended", running.id)
+            log.info("stopping query %s: all streams that it reads have ended", running.id)
             threading.Thread(target=running.query.stop, daemon=True).start()
 
     def _report_begin(

@@ -129,8 +129,8 @@ def send_control(
     if operator is not None:
         if target.operator not in (None, operator):
             raise ControlError(
-                f"the tuple is for operator {operator}, and its target names {target.operator}:"
-                " leave one of both out."
+                f"the tuple is for operator {operator}, but its target names {target.operator}:"
+                " remove one of the two."
             )
         target = replace(target, operator=operator)
     answer = pe.agent.call(

@@ -96,9 +96,8 @@ def _remote_by_pe(publisher_pe: PeKey, remote: Sequence[AgentClient]) -> dict[st
         }:
             raise ShardAgentsInvalidError(
                 f"the agent at {client.location} is of PE {pe}. The agents of"
-                f" {publisher_pe.namespace}/"
-                f"{publisher_pe.job} are to be of that job, each of another PE than"
-                f" {publisher_pe.pe} and the rest."
+                f" {publisher_pe.namespace}/{publisher_pe.job} have to belong to that job, each"
+                f" with a PE other than {publisher_pe.pe} and those of the rest."
             )
         by_pe[str(pe)] = client
     return by_pe

@@ -28,7 +28,7 @@ class ViewCache:
         try:
             self._view = self._fetch_view()
         except Exception as error:
-            log.debug("the agent does not answer, its last view is taken: %s", error)
+            log.debug("the agent does not answer, using its last view: %s", error)
         return self._view
 
     def port_in_view(self, kind: str, name: str) -> dict[str, Any] | None:

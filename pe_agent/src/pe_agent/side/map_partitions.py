@@ -80,8 +80,8 @@ class PartitionJoiner:
             return _PinnedTable(side=side, pin=pin, content=self._tables(side, pin.version))
         except SideVersionError as error:
             remedy = (
-                f"The micro-batch has begun with it, as {pin.path} says: stop the query and put its"
-                " file back, or remove the pin, and the micro-batch has the newest version"
+                f"The micro-batch has pinned it, see {pin.path}: stop the query and restore its"
+                " file, or delete the pin, and the micro-batch uses the newest version"
             )
             raise SideVersionError(side.name, pin.version, error.why, remedy) from error
 

@@ -71,7 +71,7 @@ class SideMetricsSender:
         self._client = client
         self._pending: dict[BucketKey, dict[str, Any]] = {}
         self._changed = threading.Condition()
-        threading.Thread(target=self._run, daemon=True, name="side figures").start()
+        threading.Thread(target=self._run, daemon=True, name="side metrics").start()
 
     def enqueue(self, key: BucketKey, window: int, sides: Sequence[SideStatus]) -> None:
         """Replace the pending metrics of a bucket by those after a window."""
@@ -98,10 +98,10 @@ class SideMetricsSender:
             try:
                 self._client.call("sides.told", timeout=5.0, buckets=due)
             except StreambrokerError as error:
-                log.debug("figures of side inputs are not taken: %s", error)
+                log.debug("metrics of side inputs are not accepted: %s", error)
                 self._requeue(due)
             except Exception as error:  # drop the metrics, but keep the thread
-                log.warning("figures of side inputs are not sent: %r", error)
+                log.warning("cannot send metrics of side inputs: %r", error)
 
     def _requeue(self, buckets: Sequence[dict[str, Any]]) -> None:
         with self._changed:
@@ -122,6 +122,6 @@ def _get_sender(options: tuple[tuple[str, str], ...]) -> SideMetricsSender | Non
         try:
             _SENDERS[key] = SideMetricsSender(client_for(dict(options)))
         except StreambrokerError as error:
-            log.warning("figures of side inputs are not sent: %s", error)
+            log.warning("cannot send metrics of side inputs: %s", error)
             _SENDERS[key] = None
     return _SENDERS[key]

@@ -180,7 +180,7 @@ class OperatorStream(Stream):
     def node(self) -> OperatorNode:
         """Return the operator; raise AlignedError if another step follows it."""
         if not isinstance(self.data, OutputFrame):
-            raise AlignedError("outputs are those of an operator: take them right behind it.")
+            raise AlignedError("outputs belong to an operator: take them directly after it.")
         frame = self.data.frame
         return next(node for node in self.nodes.values() if node.frame is frame)
 
@@ -316,8 +316,8 @@ def merge_nodes(streams: Iterable[Stream]) -> dict[str, OperatorNode]:
 def _operator_name(operator: OperatorFactory, name: str | None) -> str:
     if isinstance(operator, Operator):
         raise AlignedError(
-            f"{type(operator).__name__} is an operator already: give its class, or a function that"
-            " makes one, because there is one for each window and bucket."
+            f"{type(operator).__name__} is already an operator: pass its class, or a function"
+            " that creates one, because there is one for each window and bucket."
         )
     chosen = name if name is not None else (operator.__name__ if inspect.isclass(operator) else "")
     if not chosen or "." in chosen or "/" in chosen:
@@ -364,7 +364,7 @@ def _check_time(input_: Input, stream: Stream, columns: StructType) -> None:
     watermark = stream.event_time
     if watermark is not None and watermark[0] not in columns.names:
         raise AlignedError(
-            f"the event time {watermark[0]} of input {input_.name} is no column any more; it has"
+            f"the event time {watermark[0]} of input {input_.name} is no longer a column; it has"
             f" {', '.join(columns.names)}."
         )
     if input_.event_time is None or stream.watermark_operators:

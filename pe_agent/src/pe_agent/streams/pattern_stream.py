@@ -274,7 +274,8 @@ def _make_discoverer(
     source: Any = rules.create() if hasattr(rules, "create") else rules
     if not hasattr(source, "initial_pattern_processors"):
         raise AlignedError(
-            f"{source!r} is no source of rules: pass a discoverer, its factory, or a list of rules."
+            f"{source!r} is not a source of rules: pass a discoverer, its factory, or a list of"
+            " rules."
         )
     discoverer: PatternProcessorDiscoverer = source
     return discoverer
@@ -284,8 +285,8 @@ def _filter_rows(stream: Stream, relevance: Relevance) -> Stream:
     """Keep only relevant rows for the operator; raise AlignedError unless the stream is of rows."""
     if not isinstance(stream.data, RowsFrame):
         raise AlignedError(
-            "push_down of one rule is for a stream of rows, neither of an import nor behind an"
-            " operator: for an import take pattern_processors, whose rules exporters know; else"
+            "push_down of one rule is for a stream of rows, neither of an import nor after an"
+            " operator: for an import use pattern_processors, whose rules exporters know; else"
             " leave push_down out."
         )
     return replace(stream, data=replace(stream.data, row_filter=relevance.filter))
@@ -301,8 +302,8 @@ def _set_tick_interval(ticks: TickFile | None, rules: RuleSet) -> None:
 def _rules_path(stream: Stream, name: str) -> Path:
     if stream.pe is None:
         raise AlignedError(
-            "rules need a file through which they reach the query: name one with control=, beside"
-            " the query's checkpoint."
+            "rules need a file through which they reach the query: name one with control=, next"
+            " to the query's checkpoint."
         )
     return stream.pe.data_dir / f"rules-{name}"
 
@@ -342,7 +343,7 @@ class _PatternInput:
         for what, column in (("event time", event_time), ("tie break", tie_break)):
             if column is not None and column not in schema.names:
                 raise AlignedError(
-                    f"the {what} {column} is no column of the stream; it has"
+                    f"the {what} {column} is not a column of the stream; it has"
                     f" {', '.join(schema.names)}."
                 )
         by_name = dict(functions or {})
@@ -397,7 +398,7 @@ class _PatternInput:
         if self.settings["time"] != "event" or self.stream.event_time is None:
             why = "without a watermark any row of a bucket may end windows"
         elif copied_keys:
-            why = "rows are copied for the keys of rules, and their time is read behind that"
+            why = "rows are copied for the keys of rules, and their time is read after that"
         elif self.stream.event_time[0] != self.settings["event_time"]:
             why = "the event time is not the column of the watermark"
         if why:
@@ -405,7 +406,7 @@ class _PatternInput:
         try:
             columns = parse_ddl(format_ddl(self.stream.schema()))
         except SchemaError as error:
-            unknown = f"filters do not know a type of the columns: {error}"
+            unknown = f"filters do not support a type of the columns: {error}"
             return lambda _: Relevance(why=unknown)
         return partial(compute_relevance, schema=columns)
 
@@ -498,5 +499,5 @@ def _read_first_rules(discoverer: PatternProcessorDiscoverer, *, optional: bool)
     except Exception as error:
         if not optional:
             raise
-        log.warning("rules cannot be read, those sent before stay: %s", error)
+        log.warning("cannot read rules, keeping those sent before: %s", error)
         return None

@@ -53,7 +53,7 @@ class Given:
         if not getattr(source, "isStreaming", False):
             raise SideDefinitionError(
                 name,
-                f"its rows are a {type(source).__name__}, and no stream",
+                f"its rows are a {type(source).__name__}, not a stream",
                 "make it a table, with TableStore(…).frame(lambda: …)",
             )
         return stream(source)
@@ -63,7 +63,7 @@ class Given:
         unknown = [one for one in self.settings if one not in _POLICIES]
         if unknown:
             raise SideDefinitionError(
-                name, f"{unknown[0]} is no setting", f"there are: {', '.join(_POLICIES)}"
+                name, f"{unknown[0]} is not a setting", f"there are: {', '.join(_POLICIES)}"
             )
         policies = {**self.settings, "key": _as_tuple(self.settings.get("key"))}
         if not isinstance(policies.get("value"), str | None):
@@ -71,7 +71,9 @@ class Given:
         if isinstance(policies.get("timeout"), str | timedelta):
             micros = in_microseconds(policies["timeout"])
             if micros is None:
-                raise SideDefinitionError(name, f"{policies['timeout']!r} is no timeout", FORMS)
+                raise SideDefinitionError(
+                    name, f"{policies['timeout']!r} is not a valid timeout", FORMS
+                )
             policies["timeout"] = micros / 1_000_000
         if stream is None:
             assert isinstance(self.source, Table)  # noqa: S101 - what has no stream

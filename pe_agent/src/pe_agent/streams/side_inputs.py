@@ -81,7 +81,7 @@ class SideInputs:
         for name in settings:
             if name not in _OPTIONS:
                 raise SideDefinitionError(
-                    MAIN, f"{name} is no option", f"there are: {', '.join(_OPTIONS)}"
+                    MAIN, f"{name} is not an option", f"there are: {', '.join(_OPTIONS)}"
                 )
         return replace(self, settings={**self.settings, **settings})
 
@@ -416,7 +416,7 @@ def build_row_joiner(
         raise SideDefinitionError(
             name,
             f"a {side.kind} is joined as `{how}`",
-            "take a map or a multimap, and left or inner; else enrich or map_batches",
+            "use a map or a multimap, and left or inner; else enrich or map_batches",
         )
     fields = tuple(columns) or side.fields
     join_rows = RowJoiner(name, _as_tuple(on), fields, side.many, is_inner=how == "inner")
@@ -429,5 +429,5 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _describe_table(name: str, table: Table) -> str:
-    when = "when it is asked for" if table.every is None else f"every {table.every:g} s"
-    return f"`{name}` is table {table.name}, looked at {when}; version {table.state().version} now."
+    when = "on request" if table.every is None else f"every {table.every:g} s"
+    return f"`{name}` is table {table.name}, checked {when}; version {table.state().version} now."

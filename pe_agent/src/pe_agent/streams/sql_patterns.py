@@ -71,7 +71,8 @@ def sql(
     order, more = query.order[0], query.order[1:]
     if len(more) > 1:
         raise AlignedError(
-            f"ORDER BY names {', '.join(query.order)}: the event time, and one column more at most."
+            f"ORDER BY names {', '.join(query.order)}: it may name the event time and at most one"
+            " other column."
         )
     fitted: dict[str, Any] = {
         **settings,
@@ -99,7 +100,8 @@ def _run_dynamic(
 ) -> Stream:
     if control is None:
         raise AlignedError(
-            "MATCH_RECOGNIZE_DYNAMIC without control=: name the file in which rules travel."
+            "MATCH_RECOGNIZE_DYNAMIC without control=: name the file through which rules reach"
+            " the query."
         )
     made = pattern_processors(
         stream, factories[statement.factory], control=control, functions=functions, **settings
@@ -117,7 +119,7 @@ def _run_dynamic(
 def _match_function(statement: RowPattern, columns: pa.Schema) -> MatchFunction:
     unknown = [name for name in statement.key if name not in columns.names]
     if unknown:
-        raise AlignedError(f"PARTITION BY names {unknown[0]}, which is no column.")
+        raise AlignedError(f"PARTITION BY names {unknown[0]}, which is not a column.")
     schema = pa.schema(
         [
             *(columns.field(name) for name in statement.key),
@@ -154,7 +156,7 @@ def _measure_type(measure: Measure, columns: pa.Schema) -> pa.DataType:
     if measure.function in _FIXED_TYPES:
         return _FIXED_TYPES[measure.function]
     if measure.field is None or measure.field not in columns.names:
-        raise AlignedError(f"measure {measure.name} is of {measure.field}, which is no column.")
+        raise AlignedError(f"measure {measure.name} is of {measure.field}, which is not a column.")
     kind = columns.field(measure.field).type
     if measure.function != "sum":
         return kind

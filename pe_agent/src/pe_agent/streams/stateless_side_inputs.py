@@ -139,7 +139,7 @@ class StatelessInputs:
 
     def window(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse windows: always raises SideDefinitionError."""
-        raise _stateless_error("window cuts rows that are kept in state", "leave it out")
+        raise _stateless_error("window groups rows that are kept in state", "leave it out")
 
     def apply(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse groups of rows: always raises SideDefinitionError."""

@@ -273,8 +273,8 @@ class Stream:
         made: Any = function(self._without_control(rows))
         if not getattr(made, "isStreaming", False):
             raise AlignedError(
-                f"the function of through gave {type(made).__name__}: it has to return a streaming"
-                " DataFrame, made of the one that it is given."
+                f"the function of through returned {type(made).__name__}: it has to return a"
+                " streaming DataFrame, derived from the one that it receives."
             )
         return replace(
             self, data=RowsFrame(frame=add_sequence(made)), control_frames=control_frames
@@ -310,11 +310,12 @@ class Stream:
         self._check_columns([column], "event time")
         micros = in_microseconds(delay)
         if micros is None:
-            raise AlignedError(f"{delay!r} is no delay of a watermark: {FORMS}.")
+            raise AlignedError(f"{delay!r} is not a delay of a watermark: {FORMS}.")
         if self.nodes:
             raise AlignedError(
-                "the watermark of a query is set before its first operator: call with_watermark on"
-                " what feeds it; operators that follow are told what time has passed."
+                "the watermark of a query is set before its first operator: call with_watermark"
+                " on the streams that feed it; operators after it receive the time that has"
+                " passed."
             )
         kind = self.schema()[column].dataType.typeName()
         if not kind.startswith("timestamp"):
@@ -423,9 +424,9 @@ class Stream:
         taken = [node.name for node in self.nodes.values() if node.is_used]
         if taken and not again:
             raise AlignedError(
-                f"operator {taken[0]} has been given to a query already. Another one runs it once"
-                " more, with a state of its own: take several outputs with publish_outputs, or ask"
-                " for it with again=True."
+                f"operator {taken[0]} is already part of a query. Another one runs it once more,"
+                " with a state of its own: take several outputs with publish_outputs, or request"
+                " it with again=True."
             )
         for node in self.nodes.values():
             node.is_used = True
@@ -441,9 +442,9 @@ class Stream:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"a stream with control tuples has no {name}: Spark would lose, double or reorder them"
-            " there. Use where, select, with_columns, map_batches, union or an operator; or"
-            " through(lambda frame: …) for the rows alone, or to_df() to leave control behind."
+            f"a stream with control tuples has no {name}: Spark would lose, double or reorder"
+            " them there. Use where, select, with_columns, map_batches, union or an operator; or"
+            " through(lambda frame: …) for the rows alone, or to_df() to drop control tuples."
         )
 
     # -- within ------------------------------------------------------------------------------
@@ -477,9 +478,9 @@ class Stream:
         from pyspark.errors import AnalysisException
 
         several = AlignedError(
-            f"{what} has an expression that does not make one row of each, such as explode or a"
-            " sum; control tuples would be lost. Use map_batches, or through(lambda frame: …) for"
-            " the rows alone."
+            f"{what} has an expression that does not return one row for each, such as explode or"
+            " a sum; control tuples would be lost. Use map_batches, or through(lambda frame: …)"
+            " for the rows alone."
         )
         try:
             frame = make(rows.frame)
@@ -490,8 +491,8 @@ class Stream:
         hidden = [name for name in frame.columns if name.startswith(RESERVED)]
         if sorted(hidden) != sorted(name for name in rows.frame.columns if name in HIDDEN_COLUMNS):
             raise AlignedError(
-                f"{what} would make the columns {', '.join(frame.columns)}: names that begin with"
-                f" {', '.join(RESERVED)} are reserved."
+                f"{what} would create the columns {', '.join(frame.columns)}: names that begin"
+                f" with {', '.join(RESERVED)} are reserved."
             )
         if not is_plain_projection(frame, rows.frame):
             raise several
@@ -503,7 +504,7 @@ class Stream:
         for name in names:
             if name not in known:
                 raise AlignedError(
-                    f"the {what} {name} is no column of the stream; it has {', '.join(known)}."
+                    f"the {what} {name} is not a column of the stream; it has {', '.join(known)}."
                 )
 
 
@@ -537,9 +538,9 @@ def _check_functions(what: str, projection: DataFrame, rows: RowsFrame) -> None:
     called = python_functions(projection, rows.frame) if rows.mixed else []
     if called:
         raise AlignedError(
-            f"{what} calls the Python function {called[0]}, and control tuples are among the rows:"
-            " Spark would call it for them, too, with None in all columns. Call it with map_batches"
-            " or through(lambda frame: …), which have the rows alone."
+            f"{what} calls the Python function {called[0]}, but control tuples are among the"
+            " rows: Spark would also call it for them, with None in all columns. Call it with"
+            " map_batches or through(lambda frame: …), which have the rows alone."
         )
 
 
@@ -563,8 +564,8 @@ def _union_two(left: Stream, right: Stream) -> Stream:
         right.event_time and left.watermark_operators
     ):
         raise AlignedError(
-            "a union of a stream with an event time and of one that an operator emits: give each an"
-            " input of its own, because an operator's rows are told what time has passed."
+            "a union of a stream with an event time and of one that an operator emits: give each"
+            " an input of its own, because an operator's rows receive the time that has passed."
         )
     for what in ("key", "event_time"):
         low, high = getattr(left, what), getattr(right, what)

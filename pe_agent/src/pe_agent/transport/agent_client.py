@@ -215,7 +215,7 @@ class AgentClient:
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise from_flight(error, self.location) from None
         if response is None:
-            raise AgentUnreachableError(f"the agent at {self.location} broke off the stage")
+            raise AgentUnreachableError(f"the agent at {self.location} aborted the stage")
         result: dict[str, Any] = json.loads(response.to_pybytes())
         return result
 

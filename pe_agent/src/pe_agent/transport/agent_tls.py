@@ -99,7 +99,7 @@ class AgentTrust:
                 self._pem, self._anchors_state = pem, state
         except (OSError, ValueError) as error:  # ssl errors are OSErrors
             reason = getattr(error, "strerror", None)
-            reason = "it is no PEM" if isinstance(error, ssl.SSLError) or not reason else reason
+            reason = "it is not PEM" if isinstance(error, ssl.SSLError) or not reason else reason
             problem = (
                 f"the file {self.path} of certificates of agents to trust cannot be used: {reason}"
             )
@@ -107,7 +107,9 @@ class AgentTrust:
                 raise TrustError(
                     f"{problem}. Correct `agent_ca=` or {AGENT_CA_VARIABLE}."
                 ) from error
-            log.warning("%s; what was read before holds", problem)
+            log.warning(
+                "cannot reload trusted certificates, keeping the previous ones: %s", problem
+            )
         return self._pem
 
     def pair(self) -> tuple[bytes, bytes] | None:
@@ -121,7 +123,7 @@ class AgentTrust:
                 try:
                     self._pair = own.read()
                 except (OSError, ValueError) as error:  # ssl errors are OSErrors
-                    log.warning("%s and %s cannot be shown: %s", own.chain, own.key, error)
+                    log.warning("%s and %s cannot be used: %s", own.chain, own.key, error)
             if state:
                 break
         return self._pair
@@ -141,14 +143,14 @@ class AgentTrust:
         if location.startswith(AGENT_TLS):
             if pem is None:
                 raise AgentUnreachableError(
-                    f"the agent at {location} speaks TLS, and nothing says whose certificates"
-                    f" to trust: give the CA's file with `agent_ca=` or {AGENT_CA_VARIABLE}."
+                    f"the agent at {location} uses TLS, and no trusted certificates are"
+                    f" configured: give the CA's file with `agent_ca=` or {AGENT_CA_VARIABLE}."
                 )
             return pem
         if self.demands_tls():
             raise AgentUnreachableError(
-                f"the agent at {location} speaks no TLS, and here only agents with TLS are"
-                f" called (`agent_ca=` or {AGENT_CA_VARIABLE} is set). Give that agent a"
+                f"the agent at {location} does not use TLS, but only agents with TLS are called"
+                f" here (`agent_ca=` or {AGENT_CA_VARIABLE} is set). Give that agent a"
                 f" certificate, or set {PLAIN_VARIABLE}=allow until all agents have one."
             )
         return None
@@ -238,13 +240,13 @@ def check_secured(
     )
     if is_loopback(host):
         raise TrustError(
-            f"the agent of {pe} is to ask its callers for certificates, and has no CA to check"
-            f" them with, or no TLS. Give {missing}."
+            f"the agent of {pe} requires certificates of its callers, but has no CA to check them"
+            f" with, or no TLS. Give {missing}."
         )
     raise NotSecuredError(
-        f"other machines can reach the agent of {pe} at {host}, and it cannot ask its callers for"
-        f" certificates. Give {missing}; `streambroker up --tls-self-signed` writes them for local"
-        f" use. Otherwise {_ALTERNATIVES}"
+        f"other machines can reach the agent of {pe} at {host}, but it cannot require"
+        f" certificates of its callers. Give {missing}; `streambroker up --tls-self-signed`"
+        f" writes them for local use. Otherwise {_ALTERNATIVES}"
     )
 
 

@@ -130,7 +130,7 @@ class _Connection(http.client.HTTPConnection):
         with self.getresponse() as response:
             text = response.read(MAX_ANSWER)
             if response.read(1):
-                raise TimeoutError("the answer did not end")
+                raise TimeoutError("the answer is too long")
         return response, text
 
 
@@ -324,7 +324,7 @@ class BrokerClient:
         if response.status in (429, 503):
             detail = parsed.get("detail") if isinstance(parsed, dict) else None
             raise BrokerUnavailableError(
-                f"the broker at {self.url} asks to wait: {detail or parsed}",
+                f"the broker at {self.url} requests a pause: {detail or parsed}",
                 busy=response.status == 429,
             )
         if response.status >= 400:

@@ -53,11 +53,13 @@ class BrokerTrust:
                 self._context = ssl.create_default_context(cafile=self.path)
                 self._loaded_state = state
         except OSError as error:  # ssl errors are OSErrors
-            reason = "it is no PEM" if isinstance(error, ssl.SSLError) else error.strerror
+            reason = "it is not PEM" if isinstance(error, ssl.SSLError) else error.strerror
             problem = f"the file {self.path} of certificates to trust cannot be used: {reason}"
             if self._context is None:
                 raise TrustError(f"{problem}. Correct `broker_ca=` or {VARIABLE}.") from error
-            log.warning("%s; what was read before holds", problem)
+            log.warning(
+                "cannot reload trusted certificates, keeping the previous ones: %s", problem
+            )
         return self._context
 
 
@@ -79,14 +81,14 @@ def remedy(error: Exception, url: str) -> str:
     scheme, _, rest = url.partition("://")
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NAME_MISMATCH_CODES:
-            return "Its certificate is for another name: use one of those that it is for."
+            return "Its certificate is for another name: use one of the names in it."
         return (
-            "Its certificate comes from nobody who is trusted here: give the CA's file with"
-            f" `broker_ca=` or {VARIABLE}."
+            "Its certificate is not signed by a trusted CA: give the CA's file with `broker_ca=`"
+            f" or {VARIABLE}."
         )
     if isinstance(error, ssl.SSLError):
-        return f"If it speaks no TLS, use http://{rest}."
+        return f"If it does not use TLS, use http://{rest}."
     # A connection closed without a word or with an alert: HTTP at a TLS port ends like this.
     if scheme == "http" and isinstance(error, ConnectionResetError | http.client.BadStatusLine):
-        return f"If it speaks TLS, use https://{rest}."
+        return f"If it uses TLS, use https://{rest}."
     return ""

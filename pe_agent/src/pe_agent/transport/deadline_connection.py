@@ -32,7 +32,7 @@ class DeadlineSocket:
         """
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the answer did not end")
+            raise TimeoutError("the answer was not complete in time")
         self._plain.settimeout(left)
 
     def shake_hands(self) -> None:

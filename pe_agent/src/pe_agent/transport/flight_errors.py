@@ -69,8 +69,8 @@ def from_flight(error: Exception, location: str) -> StreambrokerError:
     if _TOO_LONG in text:
         return AgentRefusedError(
             "ReasonUnread",
-            f"the agent at {location} refuses, and its reason is too long to be received: its log"
-            " has the request. Is that agent of an older release?",
+            f"the agent at {location} refuses the request, but its reason is too long to be"
+            " received: see its log. Is that agent of an older release?",
         )
     return AgentUnreachableError(
         f"the agent at {location} does not answer: {text}{_remedy(location, text)}"
@@ -81,15 +81,19 @@ def _remedy(location: str, text: str) -> str:
     if not location.startswith(AGENT_TLS):
         return ""
     if "is not in peer certificate" in text:
-        return f". Its certificate is none of an agent: it has to carry the DNS name {AGENT_NAME}."
+        return (
+            ". Its certificate is not one of an agent: it has to contain the DNS name"
+            f" {AGENT_NAME}."
+        )
     if "certificate verify failed" in text:
         return (
-            ". Its certificate has ended, or comes from nobody who is trusted here: give the CA's"
-            f" file with `agent_ca=` or {AGENT_CA_VARIABLE}."
+            ". Its certificate has expired, or is not signed by a trusted CA: give the CA's file"
+            f" with `agent_ca=` or {AGENT_CA_VARIABLE}."
         )
     if "Socket closed" in text:  # gRPC's only hint that the caller's certificate is missing
         return (
-            ". If it asks its callers for certificates, show one of its CA: `agent_certificate=`"
-            f" and `agent_key=`, or {CERTIFICATE_VARIABLE} and {KEY_VARIABLE}; executors, too."
+            ". If it requires certificates of its callers, present one of its CA:"
+            f" `agent_certificate=` and `agent_key=`, or {CERTIFICATE_VARIABLE} and"
+            f" {KEY_VARIABLE}; also on executors."
         )
     return ""

@@ -43,7 +43,7 @@ class Token:
             try:
                 self._read(self.path)
             except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "it is no text"
+                reason = getattr(error, "strerror", None) or "it is not text"
                 raise TokenError(f"the token file {self.path} cannot be read: {reason}.") from error
         wanted = self.path is not None or self.value is not None
         if wanted and _FORM.fullmatch(self.value or "") is None:

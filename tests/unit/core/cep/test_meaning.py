@@ -231,7 +231,7 @@ def test_a_miss_is_an_error_only_where_it_was_asked_for() -> None:
 TIMES: list[tuple[str, Shape, str, tuple[int, ...], set[str], list[tuple[str, int]]]] = [
     ("just within", lambda: chain("a", "b").within("5us"), "a b", (0, 4), {"a b"}, []),
     ("just not", lambda: chain("a", "b").within("5us"), "a b", (0, 5), set(), [("a", 5)]),
-    ("the least counts", lambda: chain("a", "b").within("5us").followed_by("c").where(is_a("c"))
+    ("the shortest applies", lambda: chain("a", "b").within("5us").followed_by("c").where(is_a("c"))
      .within("9us"), "a b c", (0, 1, 6), set(), [("a b", 5)]),
     ("since the event before",
      lambda: chain("a", "b").within("3us", "previous_and_current").followed_by("c")

@@ -55,12 +55,11 @@ def places(matches: list[PatternMatch]) -> list[str]:
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: a().one_or_more().one_or_more(),
-     "Invalid pattern at stage `a`: a quantifier is given twice; one says how often."),
+     "Invalid pattern at stage `a`: a quantifier is set twice; set only one."),
     (lambda: a().optional().optional(),
-     "Invalid pattern at stage `a`: optional is given twice; once is enough."),
+     "Invalid pattern at stage `a`: optional is set twice; once is enough."),
     (lambda: a().one_or_more().greedy().followed_by("b").optional(),
-     "Invalid pattern at stage `b`: an optional stage stands after a greedy one; give up one of"
-     " them."),
+     "Invalid pattern at stage `b`: an optional stage follows a greedy one; remove one of them."),
     (lambda: a().consecutive(),
      "Invalid pattern at stage `a`: consecutive is for stages that are taken several times; write"
      " one_or_more(), times(n) or times_or_more(n) before it."),
@@ -68,26 +67,26 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      "Invalid pattern at stage `a`: greedy is for stages that are taken several times; write"
      " one_or_more(), times(n) or times_or_more(n) before it."),
     (lambda: a().times(2).consecutive().allow_combinations(),
-     "Invalid pattern at stage `a`: the inner contiguity is given twice; choose one."),
+     "Invalid pattern at stage `a`: the inner contiguity is set twice; choose one."),
     (lambda: a().times(2).allow_combinations().greedy(),
-     "Invalid pattern at stage `a`: greedy and allow_combinations exclude each other; give up"
+     "Invalid pattern at stage `a`: greedy and allow_combinations exclude each other; remove"
      " one."),
     (lambda: a().times(2).greedy().allow_combinations(),
-     "Invalid pattern at stage `a`: greedy and allow_combinations exclude each other; give up"
+     "Invalid pattern at stage `a`: greedy and allow_combinations exclude each other; remove"
      " one."),
     (lambda: a().times(2).until("v > 1"),
      "Invalid pattern at stage `a`: until is for loops; write one_or_more() or times_or_more(n)"
      " before it."),
     (lambda: a().one_or_more().until("v > 1").until("v > 2"),
-     "Invalid pattern at stage `a`: until is given twice; join the two with `||`."),
+     "Invalid pattern at stage `a`: until is set twice; join the two with `||`."),
     (lambda: a().not_next("x").one_or_more(),
      "Invalid pattern at stage `x`: a quantifier is not for negated stages; leave it out."),
     (lambda: a().not_followed_by("x").optional(),
      "Invalid pattern at stage `x`: optional is not for negated stages; leave it out."),
     (lambda: a().followed_by("a"),
-     "Invalid pattern at stage `a`: the name is given twice; stages have names of their own."),
+     "Invalid pattern at stage `a`: the name is used twice; each stage needs its own name."),
     (lambda: Pattern.begin(ab()).next("b"),
-     "Invalid pattern at stage `b`: the name is given twice; stages have names of their own."),
+     "Invalid pattern at stage `b`: the name is used twice; each stage needs its own name."),
     (lambda: Pattern.begin("x:y"),
      "Invalid pattern: 'x:y' cannot be a stage's name; a name is not blank and has no `:`."),
     (lambda: Pattern.begin(ab()).where("v > 1"),
@@ -96,23 +95,23 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
      "Invalid pattern at stage `(a b)`: greedy is not for groups; make a stage in the group"
      " greedy."),
     (lambda: compile_pattern(a().not_followed_by("x").where("v > 1")),
-     "Invalid pattern at stage `x`: not_followed_by is the last stage and there is no window; say"
-     " with within() until when no such event may come."),
+     "Invalid pattern at stage `x`: not_followed_by is the last stage and there is no window; set"
+     " with within() the time in which no such event may arrive."),
     (lambda: compile_pattern(ab().within("5s", "previous_and_current").within("2s")),
-     "Invalid pattern at stage `b`: the window from the event before, 5s, is longer than the"
+     "Invalid pattern at stage `b`: the window from the previous event, 5s, is longer than the"
      " window of the whole match, 2s; make it shorter, or leave it out."),
     (lambda: compile_pattern(a().times(2, gap="9s").within("5s")),
      "Invalid pattern at stage `a`: the gap, 9s, is longer than the window of the whole match, 5s;"
      " make it shorter, or leave it out."),
     (lambda: compile_pattern(ab().skipping(Skip(strategy="skip_to_last", stage="c"))),
-     "Invalid pattern at stage `c`: skip_to_last names a stage that is not there; name one of `a`,"
-     " `b`."),
+     "Invalid pattern at stage `c`: skip_to_last names a stage that does not exist; name one of"
+     " `a`, `b`."),
     (lambda: compile_pattern(
         Pattern.begin(ab()).next("c").skipping(Skip(strategy="skip_to_last", stage="a"))),
      "Invalid pattern at stage `a`: skip_to_last names a stage in a group; name one of `c`."),
     (lambda: compile_pattern(a().where("v > last(c.v)")),
-     "Invalid pattern at stage `a`: `last(c.v)` asks for a stage that is not there; the stages are"
-     " `a`."),
+     "Invalid pattern at stage `a`: `last(c.v)` refers to a stage that does not exist; the stages"
+     " are `a`."),
 ]  # fmt: skip
 
 
@@ -158,8 +157,8 @@ def test_a_negated_stage_behind_an_optional_one_is_not_supported(call: Any) -> N
 
 CONDITIONS = [
     ("price >", 8, "found the end of the text, expected a name or a value"),
-    ("sum(a) > 1", 1, "found `sum(a)`, expected `sum(stage.field)`; a stage whose name is no word"
-     ' is written in quotes, as in `count("a b")`'),
+    ("sum(a) > 1", 1, "found `sum(a)`, expected `sum(stage.field)`; write a stage whose name is not"
+     ' a word in quotes, as in `count("a b")`'),
     ("count(a.price) > 1", 1, "found `count(a.price)`, expected `count(stage)`"),
     ("v > timestamp(a)", 5, "found `timestamp(a)`, expected `timestamp()`"),
     ("sum(a.v) sum(a.v)", 10, "found `sum(a.v)`, expected an operator"),
@@ -301,9 +300,9 @@ def test_what_is_hardly_meant_is_warned_of() -> None:
     assert any("waits for every earlier run" in each for each in held.warnings)
     assert any("give the quantifier a gap" in each for each in ignored.warnings)
     between = a().not_followed_by("x").within(5, "previous_and_current").followed_by("b")
-    assert any("give it to that stage" in each for each in compile_pattern(between).warnings)
+    assert any("set it on that stage" in each for each in compile_pattern(between).warnings)
     last = a().not_followed_by("x").within(5, "previous_and_current")
-    assert not any("give it to that stage" in each for each in compile_pattern(last).warnings)
+    assert not any("set it on that stage" in each for each in compile_pattern(last).warnings)
     assert compile_pattern(ab().within(5)).warnings == ()
 
 

@@ -191,11 +191,11 @@ def test_without_rules_no_row_has_to_be_seen() -> None:
     [
         (Pattern.begin("a").where('n == "a"').next("b").where('n == "b"'), "next"),
         (Pattern.begin("a").where('n == "a"').not_next("b").where('n == "b"'), "next"),
-        (Pattern.begin("a"), "takes any row"),
+        (Pattern.begin("a"), "matches any row"),
         (Pattern.begin("a").where('n == "a"').times(2).consecutive(), "consecutive"),
-        (Pattern.begin("a").where('n == "a"').followed_by("b").where("t > last(a.t)"), "decides"),
-        (Pattern.begin("a").where("day > 5"), "no filter on these columns"),
-        (Pattern.begin("a").where("nobody > 5"), "no filter on these columns"),
+        (Pattern.begin("a").where('n == "a"').followed_by("b").where("t > last(a.t)"), "decided"),
+        (Pattern.begin("a").where("day > 5"), "not a filter on these columns"),
+        (Pattern.begin("a").where("nobody > 5"), "not a filter on these columns"),
     ],
 )
 def test_a_rule_that_has_to_see_every_row_is_named_with_the_reason(

@@ -384,7 +384,7 @@ def test_d13_a_lower_version_is_refused() -> None:
 
     assert after == before
     assert (outcome.change, outcome.reason) == ("refused", "VersionTooLow")
-    assert outcome.message == "version 1 is lower than 2, which is in force"
+    assert outcome.message == "version 1 is lower than 2, which is active"
 
 
 def test_the_same_version_with_other_content_is_refused() -> None:
@@ -758,12 +758,12 @@ def test_warnings_name_what_has_no_effect() -> None:
         "first": a.within("1s", "previous_and_current").followed_by("b").within("5s"),
         "exactly 2 times": a.times(2).greedy().followed_by("b").within("5s"),
         "the last": a.followed_by("b").one_or_more().greedy().within("5s"),
-        "windows of the whole": a.within("3s").followed_by("b").within("5s"),
+        "window of the whole": a.within("3s").followed_by("b").within("5s"),
     }
     for why, pattern in given.items():
         (warning,) = compile_pattern(pattern).warnings
         assert why in warning
-    with pytest.raises(PatternError, match="within is given twice, as 3s and as 5s; keep one"):
+    with pytest.raises(PatternError, match="within is set twice, as 3s and as 5s; keep one"):
         a.within("3s").within("5s")
 
 

@@ -125,7 +125,7 @@ def test_groups_and_skips() -> None:
         ({"define": "B AS LAST(A.x, 2) > 1"}, "LAST with an offset is not supported"),
         ({"define": "B AS MAX(B.x) > 1"}, "MAX over the variable that is defined is not supported"),
         ({"define": "Z AS x > 1"}, "`Z` is defined and is not in the pattern"),
-        ({"define": "B AS Z.x > 1"}, "`Z` is no variable of the pattern; there are A, B"),
+        ({"define": "B AS Z.x > 1"}, "`Z` is not a variable of the pattern; there are A, B"),
         ({"define": "B AS x LIKE 'a_b'"}, "LIKE 'a_b' is not supported"),
         ({"define": "B AS NEXT(x) > 1"}, "NEXT() (rows behind the current one) is not supported"),
         ({"measures": "MEASURES A.x + 1 AS y"}, "measure `y` is not supported"),
@@ -134,7 +134,7 @@ def test_groups_and_skips() -> None:
         ({"order": ""}, "ORDER BY is missing"),
         ({"order": "ORDER BY ts DESC"}, "ORDER BY … DESC is not supported"),
         ({"alias": "WHERE x > 1"}, "WHERE is not supported"),
-        ({"within": "WITHIN INTERVAL 'x' SECOND"}, "'x' is no number"),
+        ({"within": "WITHIN INTERVAL 'x' SECOND"}, "'x' is not a number"),
         ({"pattern": "A B{"}, "found `)`, expected"),
     ],
 )  # fmt: skip
@@ -148,7 +148,7 @@ def test_what_is_outside_of_the_subset_is_refused_by_name(
 
 
 def test_a_pattern_that_contradicts_itself_is_refused_as_ever() -> None:
-    with pytest.raises(PatternError, match="`B`: the name is given twice"):
+    with pytest.raises(PatternError, match="`B`: the name is used twice"):
         read("A B B")
 
 

@@ -133,7 +133,7 @@ def test_a_delivery_may_be_given_by_its_name(given: Delivery | str) -> None:
         ({"delivery": "begin"}, "is 'begin'"),
         ({"delivery": None}, "is None"),
         ({"delivery": Note}, "is <class"),
-        ({"delivery": "AT_TIME"}, "AT_TIME, and it alone, needs one"),
+        ({"delivery": "AT_TIME"}, "is required with AT_TIME and allowed only there"),
         ({"delivery": "AT_TIME", "at": 1.5}, "has event time 1.5: it has to be a whole number"),
         ({"delivery": "AT_TIME", "at": 1 << 63}, "has to be a whole number"),
         ({"target": "op"}, "the target of a control tuple is 'op'"),
@@ -205,7 +205,7 @@ def test_an_operator_that_says_neither_true_nor_false_is_told() -> None:
         def process_control(self, port: str, control: ControlTuple) -> bool:
             return None  # type: ignore[return-value]
 
-    with pytest.raises(OperatorError, match="returned None for T: return False to let it go on"):
+    with pytest.raises(OperatorError, match="returned None for T: return False to forward it"):
         run(Forgetful, sent(control()))
 
 

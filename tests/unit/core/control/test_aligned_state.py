@@ -87,7 +87,7 @@ def test_state_of_another_checkpoint_is_refused() -> None:
     blobs = apply({}, run(Counting, rows(1, 2)))
     for old, new, message in (
         (b'"v":2', b'"v":3', "has form 3, of a newer release"),
-        (b'"operator":"op"', b'"operator":"x"', "is that of operator x"),
+        (b'"operator":"op"', b'"operator":"x"', "belongs to operator x"),
         (b'"buckets":1', b'"buckets":2', "has 2 buckets and the query 1"),
         (b"mix64-1", b"mix32-1", "has its keys hashed by mix32-1"),
         (b"{", b"", "is damaged"),
@@ -103,7 +103,8 @@ def test_rows_with_another_key_than_that_of_the_state_are_refused() -> None:
     blobs = apply({}, run(Counting, rows(1, 2)))
     keyed = [one for _, one in by_bucket(pack(batch(k=[1]), KEYED, 0))]
     with pytest.raises(
-        StateError, match="input in spread as mix64-1;1;sequence and the query as mix64-1;1;k:int64"
+        StateError,
+        match="input in distributed as mix64-1;1;sequence and the query as mix64-1;1;k:int64",
     ):
         run(Counting, keyed, blobs=blobs)
 
@@ -166,7 +167,7 @@ def test_of_those_that_wait_from_window_to_window_there_may_be_as_many_as_the_li
     for number in (1, 2, 3):
         one = sent(control(number, delivery=Delivery.AT_TIME, at=number))
         blobs = apply(blobs, run(Seeing, one, of=small, blobs=blobs, at=window(number)))
-    waits = r"3 control tuples of windows before wait .* operator op, the limit is 2.* for 3"
+    waits = r"3 control tuples of earlier windows wait .* operator op, the limit is 2.* for 3"
     with pytest.raises(ControlLimitError, match=waits):
         run(Seeing, of=small, blobs=blobs, at=window(4))
     assert run(Seeing, of=small, blobs=blobs, at=window(4, watermark=1)).wake_at == 2

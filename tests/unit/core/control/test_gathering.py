@@ -77,5 +77,5 @@ def test_two_rows_with_one_place_are_refused() -> None:
     gathering = RowPacker(KEYED)
     list(gathering.add(batch(1, 2), consecutive_numbers(0, 2)))
     list(gathering.add(batch(3), 1))
-    with pytest.raises(OperatorError, match="does not rise from row to row"):
+    with pytest.raises(OperatorError, match="does not increase from row to row"):
         list(gathering.flush())

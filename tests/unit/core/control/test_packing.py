@@ -180,7 +180,7 @@ def test_rows_that_do_not_fit_are_refused(rows: pa.RecordBatch, message: str) ->
 
 def test_a_sequence_has_to_rise() -> None:
     for wrong in ([1, 1], [2, 1], [1, None]):
-        with pytest.raises(OperatorError, match="does not rise from row to row"):
+        with pytest.raises(OperatorError, match="does not increase from row to row"):
             pack(batch(k=[1, 2]), KEYED, pa.array(wrong, pa.int64()))
     (one,) = pack(batch(k=[1]), KEYED, pa.array([7], pa.int64())).to_pylist()
     assert (one["seq"], one["n"]) == (7, 1)
@@ -214,7 +214,7 @@ def test_parts_of_a_sequence_do_not_overflow() -> None:
     assert sequence(rank=127, part=65_535, number=(1 << 40) - 1) == (1 << 63) - 1
     assert sequence(part=1) > sequence(part=0, number=(1 << 40) - 1)
     for wrong in ({"rank": 128}, {"part": 65_536}, {"number": 1 << 40}):
-        with pytest.raises(OperatorError, match="is no number for"):
+        with pytest.raises(OperatorError, match="is out of range for"):
             sequence(**wrong)
 
 
@@ -257,9 +257,9 @@ def test_copies_are_joined_at_their_first_place_wherever_it_is_read() -> None:
 def test_payloads_that_are_none_are_refused() -> None:
     good = next(one for _, one in by_bucket(pack(batch(k=[1]), KEYED, 0)))
     for payload in (b"", b"nonsense", good.payload[:-200]):
-        with pytest.raises(ControlError, match="a payload is no packed row"):
+        with pytest.raises(ControlError, match="a payload is not a packed row"):
             unpack(Packed(seq=0, n=1, payload=payload))
-    with pytest.raises(ControlError, match="a payload has 1 rows and its packed row says 2"):
+    with pytest.raises(ControlError, match="a payload has 1 rows, but its packed row declares 2"):
         unpack(Packed(seq=0, n=2, payload=good.payload))
     for meta, error in (
         ({"streambroker.packed": "2", "streambroker.port": "in"}, FormatTooNewError),
@@ -342,13 +342,15 @@ def test_interleaved_batches_are_merged_by_sequence() -> None:
 def test_two_rows_with_one_sequence_are_refused() -> None:
     for first, second in ((0, 0), (0, 1)):
         given = [pack(batch(k=[1, 2]), ONE, first), pack(batch(k=[3, 4]), ONE, second)]
-        with pytest.raises(OperatorError, match=f"two rows of input in have the sequence {second}"):
+        with pytest.raises(
+            OperatorError, match=f"input in has the duplicate sequence number {second}"
+        ):
             sort_rows("in", arrived(given, 0))
 
 
 def test_rows_with_other_columns_are_refused() -> None:
     given = [pack(batch(k=[1]), ONE, 0), pack(batch(v=[1]), ONE, 1)]
-    with pytest.raises(OperatorError, match="come with the columns k int64 and with v int64"):
+    with pytest.raises(OperatorError, match="arrive with the columns k int64 and with v int64"):
         sort_rows("in", arrived(given, 0))
 
 

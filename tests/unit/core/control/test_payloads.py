@@ -178,12 +178,12 @@ def test_two_types_with_one_name_and_types_that_are_no_dataclasses_are_refused()
 
     with pytest.raises(ControlError, match="two payload types have the name Part"):
         Payloads([Part, Other])
-    with pytest.raises(ControlError, match="payload type int is no dataclass"):
+    with pytest.raises(ControlError, match="payload type int is not a dataclass"):
         Payloads([int])
 
 
 def test_a_type_that_refuses_its_values_is_heard() -> None:
-    with pytest.raises(ControlError, match="Checked is refused by its type: x is negative"):
+    with pytest.raises(ControlError, match="Checked is rejected by its type: x is negative"):
         Payloads([Checked]).decode(received("Checked", '{"x":-1}'))
 
 

@@ -61,7 +61,7 @@ def test_at_one_place_tuples_stay_in_the_order_of_their_emission() -> None:
 
 def test_a_place_is_within_its_epoch_and_its_end_is() -> None:
     assert deduplicate_indexed([(5, one())], 5, "it", "q") == [(5, one())]
-    with pytest.raises(ControlError, match="behind 6 rows of batch 3, which has 5"):
+    with pytest.raises(ControlError, match="after 6 rows of batch 3, which has 5"):
         deduplicate_indexed([(6, one())], 5, "batch 3", "q")
 
 

@@ -67,5 +67,5 @@ def test_more_rows_than_there_is_room_for_are_refused_by_name() -> None:
     assert bits == 4
     one = space_positions(pa.array([BASE]), bits)
     assert len(derive_positions(one, 4, "f")) == 4
-    with pytest.raises(OperatorError, match="f made 5 rows of 1, and there is no room"):
+    with pytest.raises(OperatorError, match="f returned 5 rows for 1, and there is no room"):
         derive_positions(one, 5, "f")

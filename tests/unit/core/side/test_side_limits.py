@@ -38,9 +38,7 @@ def run(join: SideJoin, *windows: list[list[Any]]) -> Runner:
 
 
 def test_values_of_a_stream_have_a_limit_of_bytes_also_while_they_are_staged() -> None:
-    says = (
-        r"`rates`: bytes of its values in one bucket: [\d,]+, the limit is 1,000; key it, so that"
-    )
+    says = r"`rates`: bytes of its values in one bucket: [\d,]+, the limit is 1,000; give it a key"
     with pytest.raises(SideTooLargeError, match=says):
         run(SideJoin(schema=TRADES, inputs=(rates(max_bytes=1000),)), values(100))
     with pytest.raises(SideTooLargeError, match=says):
@@ -66,7 +64,7 @@ def test_rows_that_wait_have_a_limit_of_bytes() -> None:
     join = SideJoin(schema=TRADES, inputs=(rates(),), max_waiting_bytes=1000)
     says = (
         r"`rates`: bytes of rows that wait in one bucket: [\d,]+, the limit is 1,000; is its stream"
-        r" running\? Say timeout=, or ready='not required', or raise the limit"
+        r" running\? Set timeout=, or ready='not required', or raise the limit"
     )
     with pytest.raises(SideTooLargeError, match=says):
         run(join, trades(200))

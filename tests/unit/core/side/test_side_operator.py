@@ -66,11 +66,11 @@ def test_explain_names_every_policy_and_which_are_defaults() -> None:
     side = rates(timeout=60, on_timeout="error", default=1.0)
     enrich = Enrich(input="rates", on=("currency",), missing="wait")
     assert SideOperator(joined(side, enrich=(enrich,))).explain() == [
-        "Rows of all inputs are taken in the order in which they come.",
+        "Rows of all inputs are processed in the order of arrival.",
         "Side input `rates`: map by currency, in every bucket; one global window; a further value"
         " replaces the one before (by default); rows wait for the first data (by default); after"
-        " 60 s they go to the output `errors`; where there is no value it is 1.0; rows that are not"
-        " taken stop the query.",
+        " 60 s they go to the output `errors`; where there is no value it is 1.0; rows that are"
+        " rejected stop the query.",
         "Columns rate of `rates` are added on currency; a row without a value waits for its key.",
     ]
 
@@ -79,9 +79,9 @@ def test_explain_names_every_policy_and_which_are_defaults() -> None:
     ("kind", "static", "update", "ready"),
     [
         ("singleton", False, "replaces the one before", "first data"),
-        ("list", False, "put after the others", "first data"),
+        ("list", False, "added to the existing ones", "first data"),
         ("map", True, "replaces the one before", "until it is complete"),
-        ("multimap", True, "put after the others", "until it is complete"),
+        ("multimap", True, "added to the existing ones", "until it is complete"),
     ],
 )
 def test_defaults_are_those_of_the_kind(kind: Any, static: bool, update: str, ready: str) -> None:
@@ -182,7 +182,7 @@ def test_state_of_another_definition_is_refused_and_not_misread(
     runner.window([rate("EUR", 1.1)], watermark=None, now=0)
     told = {"schema": TRADES, "inputs": (rates(**side),), **join}
     operator = SideOperator(SideJoin(**told))
-    says = f"`{told['inputs'][0].name if name == 'rates' else name}` is of another definition"
+    says = f"`{told['inputs'][0].name if name == 'rates' else name}` has another definition"
     with pytest.raises(StateError, match=says):
         operator.restore(1, runner.blobs[0])
 
@@ -280,7 +280,8 @@ def test_what_is_complete_for_no_side_input_is_an_error_row_and_refused_where_it
     [(output, rows)] = sink.given
     assert (output, rows["code"].to_pylist()) == ("errors", ["SideUnknown"])
     assert (
-        "for `nosuch`, which is no side input here; there are: rates" in rows["message"][0].as_py()
+        "for `nosuch`, which is not a side input here; there are: rates"
+        in rows["message"][0].as_py()
     )
     addressed = replace(unknown, id="other", target=Target(operator="rated"))
     with pytest.raises(
@@ -329,7 +330,7 @@ def test_views_answer_for_whole_columns_and_cannot_be_changed() -> None:
 )
 def test_a_function_that_gives_no_batches_is_told_what_it_gave(given: Any, found: str) -> None:
     runner = Runner(lambda: SideOperator(joined(rates()), lambda batch, _: given(batch)))
-    with pytest.raises(SideError, match=f"gave {found}; let it give Arrow record batches"):
+    with pytest.raises(SideError, match=f"returned {found}; return Arrow record batches"):
         runner.window([rate("EUR", 1.1), row("m1", "EUR")], watermark=None, now=0)
 
 
@@ -477,10 +478,10 @@ def test_a_value_without_a_time_is_older_than_any_that_has_one() -> None:
     [
         (
             {"timeout": float("inf")},
-            "a timeout of inf s is none; give more than 0 seconds, at most",
+            "a timeout of inf s is not valid; use more than 0 seconds, at most",
         ),
-        ({"timeout": 1e300}, "a timeout of 1e+300 s is none"),
-        ({"timeout": float("nan")}, "a timeout of nan s is none"),
+        ({"timeout": 1e300}, "a timeout of 1e+300 s is not valid"),
+        ({"timeout": float("nan")}, "a timeout of nan s is not valid"),
         ({"key": ("currency", "currency")}, "column currency is in its key twice; name it once"),
     ],
 )

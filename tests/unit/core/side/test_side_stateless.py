@@ -105,7 +105,7 @@ def test_a_function_is_called_with_rows_and_gives_rows_or_nothing() -> None:
         list(join_rows(join, lambda batch, _: called.append(batch), rows.slice(0, 0), views)) == []
     )
     assert called == []
-    with pytest.raises(SideError, match="The function with side inputs gave int"):
+    with pytest.raises(SideError, match="The function with side inputs returned int"):
         list(join_rows(join, lambda batch, views: 7, rows, views))
 
 
@@ -117,11 +117,17 @@ ENRICH = Enrich(input="rates", on=("k",))
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ({"inputs": (STREAM,)}, "`rates`: what came of a stream is kept .*make it a table of a"),
+        (
+            {"inputs": (STREAM,)},
+            "`rates`: rows that arrived on a stream are kept .*make it a table of a",
+        ),
         ({"inputs": (replace(TABLE, timeout=1.0),)}, "timeout is for rows that wait .* leave tim"),
         ({"inputs": (replace(TABLE, ready="not required"),)}, "ready is for rows that wait"),
         ({"inputs": (replace(TABLE, on_timeout="error"),)}, "on_timeout is for rows that wait"),
-        ({"inputs": (replace(TABLE, on_refused="output"),)}, "on_refused is for rows .* or are no"),
+        (
+            {"inputs": (replace(TABLE, on_refused="output"),)},
+            "on_refused is for rows .* or are rej",
+        ),
         ({"windows": fixed(10)}, "windows of rows are kept in state.*leave window and apply out"),
         ({"grouped": True}, "windows of rows are kept in state"),
         ({"order": "event time"}, "order is for rows that wait, .*; leave order out, or leave sta"),
@@ -151,10 +157,10 @@ def test_what_could_never_work_is_refused_as_with_state() -> None:
 def test_what_holds_is_told_without_what_does_not_apply() -> None:
     told = explain(replace(join_of("with default"), enrich=(ENRICH,)))
     assert told == [
-        "Rows meet tables where they are, without state: there is no shuffle and no order, and no"
-        " row waits.",
-        "A micro-batch has one version of each table, pinned when its first row meets it: all of"
-        " its tasks see that one, and so does a replay; versions are swapped between two"
+        "Rows are joined with tables where the rows are, without state: there is no shuffle and no"
+        " order, and no row waits.",
+        "A micro-batch has one version of each table, pinned when its first row is joined: all of"
+        " its tasks see that version, and so does a replay; versions are swapped between two"
         " micro-batches.",
         "Side input `rates`: map by k, a table, once per process, replaced version by version; a"
         " further value replaces the one before (by default); where there is no value it is 0.5.",

@@ -90,8 +90,10 @@ class MatchFunction:
         taken = [name for name in _LEAD_COLUMNS if name in self.schema.names]
         if taken:
             raise PatternArgumentError(
-                f"a function's rows have a column {taken[0]} of their own",
-                remedy=f"rename it: {' and '.join(_LEAD_COLUMNS)} are put before the columns",
+                f"the rows of a function have the reserved column {taken[0]}",
+                remedy=(
+                    f"rename it: {' and '.join(_LEAD_COLUMNS)} are added in front of the columns"
+                ),
             )
 
 
@@ -116,7 +118,7 @@ class OutputWriter:
         for name in functions:
             if name in OUTPUTS or not name.strip():
                 raise PatternArgumentError(
-                    f"a function for matches is called {name!r}",
+                    f"a function for matches has the name {name!r}",
                     remedy=f"its rows need an output of their own, other than {', '.join(OUTPUTS)}",
                 )
         self._functions, self._timeouts = dict(functions), timeouts

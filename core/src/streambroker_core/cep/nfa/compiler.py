@@ -92,7 +92,7 @@ def _check_pattern(pattern: Pattern, window: int) -> None:
     if skip.stage is not None and skip.stage not in targets:
         inside = skip.stage in names
         raise PatternError(
-            f"{skip.strategy} names a stage {'in a group' if inside else 'that is not there'}",
+            f"{skip.strategy} names a stage {'in a group' if inside else 'that does not exist'}",
             stage=skip.stage,
             remedy=f"name one of {', '.join(f'`{name}`' for name in sorted(targets))}",
         )
@@ -101,27 +101,27 @@ def _check_pattern(pattern: Pattern, window: int) -> None:
         raise PatternError(
             "not_followed_by is the last stage and there is no window",
             stage=element_name(last),
-            remedy="say with within() until when no such event may come",
+            remedy="set with within() the time in which no such event may arrive",
         )
 
 
 def _check_stage(stage: PatternStage, window: int, names: set[str]) -> None:
     limits = {
-        "window from the event before": stage.within_previous,
+        "window from the previous event": stage.within_previous,
         "gap": stage.quantifier.inner_gap,
     }
     for what, limit in limits.items():
         if limit and window and limit > window:
             raise PatternError(
-                f"the {what}, {format_micros(limit)}, is longer than the window of the whole match,"
-                f" {format_micros(window)}",
+                f"the {what}, {format_micros(limit)}, is longer than the window of the whole"
+                f" match, {format_micros(window)}",
                 stage=stage.name,
                 remedy="make it shorter, or leave it out",
             )
     for term in (*list_terms(stage.condition), *list_terms(stage.until)):
         if term.stage is not None and term.stage not in names:
             raise PatternError(
-                f"`{name_of_term(term)}` asks for a stage that is not there",
+                f"`{name_of_term(term)}` refers to a stage that does not exist",
                 stage=stage.name,
                 remedy=f"the stages are {', '.join(f'`{name}`' for name in sorted(names))}",
             )
@@ -179,14 +179,14 @@ class _NfaCompiler:
         windows = {each.within for each in self.pattern.elements if each.within is not None}
         if len(windows) > 1:
             self.warnings.append(
-                f"windows of the whole match differ; the least counts: {format_micros(window)}"
+                "the window of the whole match is set more than once with different lengths; the"
+                f" shortest applies: {format_micros(window)}"
             )
         first = self.pattern.elements[0]
         if first.within_previous and first.quantifier.kind == "one":
             self.warnings.append(
-                f"stage `{element_name(first)}` is the first, and no event is before it, so its"
-                f" window"
-                " from the event before is ignored; give it to the next stage"
+                f"stage `{element_name(first)}` is the first, so no event precedes it and its"
+                " window from the previous event is ignored; set it on the next stage"
             )
         self._warn_of_greedy()
         for stage in self.pattern.stages():
@@ -194,13 +194,13 @@ class _NfaCompiler:
                 continue
             if stage.quantifier.kind != "one":
                 self.warnings.append(
-                    f"stage `{stage.name}` is taken several times, so its window from the event"
-                    " before is ignored; give the quantifier a gap"
+                    f"stage `{stage.name}` is taken several times, so its window from the"
+                    " previous event is ignored; give the quantifier a gap"
                 )
             if stage.contiguity == "not_followed_by" and stage != self.pattern.elements[-1]:
                 self.warnings.append(
                     f"stage `{stage.name}` ends with the event that the next stage takes, so its"
-                    " window from the event before is ignored; give it to that stage"
+                    " window from the previous event is ignored; set it on that stage"
                 )
 
     def _warn_of_greedy(self) -> None:

@@ -164,7 +164,7 @@ def _decode(data: bytes) -> list[Any]:
     text = data.decode()
     value, end = _raw(text)
     if end != len(text):
-        raise ValueError(f"more than one value: it goes on at {end}")
+        raise ValueError(f"more than one value: data continues at {end}")
     fields: list[Any] = value
     return fields
 

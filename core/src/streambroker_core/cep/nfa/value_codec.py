@@ -107,8 +107,8 @@ class ValueWriter:
             self.write_integer(value.toordinal())
         else:
             raise StateError(
-                f"a {type(value).__name__} cannot be kept in state: leave its column out of what"
-                " the rules see."
+                f"a {type(value).__name__} cannot be stored in state: leave its column out of"
+                " what the rules see."
             )
 
 
@@ -183,7 +183,9 @@ class ValueReader:
                 time = _EPOCH + self.read_integer() * _MICROSECOND
                 return time if kind == _TIME else time.replace(tzinfo=timezone.utc)
             case _:
-                raise StateError(f"state of patterns is damaged: {kind} is no kind of value.")
+                raise StateError(
+                    f"state of patterns is damaged: {kind} is an unknown kind of value."
+                )
 
     def _read_byte(self) -> int:
         if self._at >= len(self._data):

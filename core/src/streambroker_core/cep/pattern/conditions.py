@@ -223,7 +223,7 @@ def _parse_term(text: str, term_match: re.Match[str]) -> Term:
             return Term(function, stage, parts["field"])
     raise _make_error(
         text, term_match.start(), f"`{term_match[0]}`", f"`{_FORMS[function]}`",
-        'a stage whose name is no word is written in quotes, as in `count("a b")`',
+        'write a stage whose name is not a word in quotes, as in `count("a b")`',
     )  # fmt: skip
 
 

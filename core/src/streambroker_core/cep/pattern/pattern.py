@@ -146,12 +146,12 @@ class Skip:
     def __post_init__(self) -> None:
         if self.strategy not in SKIPS:
             raise PatternArgumentError(
-                f"`{self.strategy}` is no skip strategy", remedy=f"use one of {', '.join(SKIPS)}"
+                f"`{self.strategy}` is not a skip strategy", remedy=f"use one of {', '.join(SKIPS)}"
             )
         if self.strategy.startswith(("skip_to_first", "skip_to_last")) != (self.stage is not None):
             raise PatternArgumentError(
                 f"{self.strategy} {'takes no' if self.stage else 'needs a'} stage",
-                remedy="name the stage with skip_to_first and skip_to_last, and only there",
+                remedy="set a stage with skip_to_first and skip_to_last, and only there",
             )
 
 
@@ -226,7 +226,7 @@ class Pattern:
         """End the loop of the last stage at an event that fulfils a condition."""
         last = self.elements[-1]
         if last.until is not None:
-            raise self._make_error("until is given twice", "join the two with `||`")
+            raise self._make_error("until is set twice", "join the two with `||`")
         if last.quantifier.kind != "at_least":
             raise self._make_error(
                 "until is for loops", "write one_or_more() or times_or_more(n) before it"
@@ -268,11 +268,9 @@ class Pattern:
         """Allow a match to leave out the last stage."""
         self._check_not_negated("optional")
         if self._last_quantifier().optional:
-            raise self._make_error("optional is given twice", "once is enough")
+            raise self._make_error("optional is set twice", "once is enough")
         if len(self.elements) > 1 and self.elements[-2].quantifier.greedy:
-            raise self._make_error(
-                "an optional stage stands after a greedy one", "give up one of them"
-            )
+            raise self._make_error("an optional stage follows a greedy one", "remove one of them")
         return self._with_quantifier(replace(self._last_quantifier(), optional=True))
 
     def consecutive(self) -> Pattern:
@@ -294,9 +292,7 @@ class Pattern:
                 "greedy is for stages that are taken several times", _COUNT_FIRST
             )
         if quantifier.inner == "combinations":
-            raise self._make_error(
-                "greedy and allow_combinations exclude each other", "give up one"
-            )
+            raise self._make_error("greedy and allow_combinations exclude each other", "remove one")
         return self._with_quantifier(replace(quantifier, greedy=True))
 
     def within(
@@ -316,13 +312,13 @@ class Pattern:
         limit = to_microseconds(time, stage=element_name(last))
         if of not in ("first_and_last", "previous_and_current"):
             raise PatternArgumentError(
-                f"{of!r} is no kind of window", remedy="first_and_last or previous_and_current"
+                f"{of!r} is not a kind of window", remedy="first_and_last or previous_and_current"
             )
         is_whole_match = of == "first_and_last"
         known = last.within if is_whole_match else last.within_previous
         if known is not None and known != limit:
             raise self._make_error(
-                f"within is given twice, as {format_micros(known)} and as {format_micros(limit)}",
+                f"within is set twice, as {format_micros(known)} and as {format_micros(limit)}",
                 "keep one",
             )
         if is_whole_match:
@@ -342,7 +338,7 @@ class Pattern:
     def _add(self, added: str | Pattern, contiguity: Contiguity) -> Pattern:
         if self.elements and contiguity in NEGATED and self._last_quantifier().optional:
             raise PatternUnsupportedError(
-                f"{contiguity} stands after an optional stage",
+                f"{contiguity} follows an optional stage",
                 stage=added if isinstance(added, str) else None,
                 remedy="write two patterns, with and without the stage",
             )
@@ -357,9 +353,9 @@ class Pattern:
         duplicates = new & {stage.name for stage in self.stages()}
         if duplicates:
             raise PatternError(
-                "the name is given twice",
+                "the name is used twice",
                 stage=min(duplicates),
-                remedy="stages have names of their own",
+                remedy="each stage needs its own name",
             )
         return replace(self, elements=(*self.elements, element))
 
@@ -385,11 +381,11 @@ class Pattern:
         self._check_not_negated("a quantifier")
         before, last = self._last_quantifier(), self.elements[-1]
         if before.kind != "one":
-            raise self._make_error("a quantifier is given twice", "one says how often")
+            raise self._make_error("a quantifier is set twice", "set only one")
         invalid = type(low) is not int or (high is not None and type(high) is not int)
         if invalid or low < 1 or (high is not None and high < low) or (high or low) > _MAX_COPIES:
             raise PatternArgumentError(
-                f"{low} to {'any number' if high is None else high} times is no number of times",
+                f"{low} to {'any number' if high is None else high} times is not a number of times",
                 stage=element_name(last),
                 remedy=f"give whole numbers from 1 to {_MAX_COPIES}, the lower one first",
             )
@@ -397,7 +393,7 @@ class Pattern:
             to_microseconds(one, stage=element_name(last)) for one in (gap, gap_between)
         )
         if limit and between:
-            raise self._make_error("gap and gap_between exclude each other", "give up one of them")
+            raise self._make_error("gap and gap_between exclude each other", "remove one of them")
         counted = replace(before, kind=kind, low=low, high=high, gap=limit, gap_between=between)
         return self._with_quantifier(counted)
 
@@ -408,11 +404,9 @@ class Pattern:
                 f"{call} is for stages that are taken several times", _COUNT_FIRST
             )
         if quantifier.has_inner:
-            raise self._make_error("the inner contiguity is given twice", "choose one")
+            raise self._make_error("the inner contiguity is set twice", "choose one")
         if quantifier.greedy and inner == "combinations":
-            raise self._make_error(
-                "greedy and allow_combinations exclude each other", "give up one"
-            )
+            raise self._make_error("greedy and allow_combinations exclude each other", "remove one")
         return self._with_quantifier(replace(quantifier, inner=inner, has_inner=True))
 
     def _check_not_negated(self, call: str) -> None:

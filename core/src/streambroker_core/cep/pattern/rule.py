@@ -67,19 +67,20 @@ class PatternProcessor:
         object.__setattr__(self, "scheduled", to_instant(self.scheduled))
         if not isinstance(self.pattern, Pattern):
             raise PatternArgumentError(
-                f"{self.pattern!r} is no pattern", remedy="begin one with Pattern.begin(name)"
+                f"{self.pattern!r} is not a pattern", remedy="begin one with Pattern.begin(name)"
             )
         if self.on_error not in ("fail", "disable"):
             raise PatternArgumentError(
-                f"{self.on_error!r} is no answer to errors", remedy="give fail or disable"
+                f"{self.on_error!r} is not a reaction to errors", remedy="give fail or disable"
             )
         if self.limits.policy not in POLICIES:
             raise PatternArgumentError(
-                f"{self.limits.policy!r} is no policy", remedy=f"give one of {', '.join(POLICIES)}"
+                f"{self.limits.policy!r} is not a policy",
+                remedy=f"give one of {', '.join(POLICIES)}",
             )
         if self.limits.runs is not None and self.limits.runs < 1:
             raise PatternArgumentError(
-                f"{self.limits.runs} runs are no limit", remedy="allow at least 1"
+                f"{self.limits.runs} runs is not a valid limit", remedy="allow at least 1"
             )
 
     @property

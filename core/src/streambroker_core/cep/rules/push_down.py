@@ -53,15 +53,15 @@ def compute_relevance(rules: RuleSet, schema: Schema) -> Relevance:
 def _find_problem(automaton: Nfa, schema: Schema) -> str:
     """Return why a rule needs every row; empty if it does not."""
     if automaton.event_need != "matching":
-        return "takes any row, or asks what stands between its rows (`next`, `consecutive`, …)"
+        return "matches any row, or depends on what is between its rows (`next`, `consecutive`, …)"
     for each in automaton.conditions:
         part = local_part(each)
         if part is None or part.tree is None:
-            return "has a condition that no row decides by itself, such as a function"
+            return "has a condition that cannot be decided by one row, such as a function"
         try:
             check_filter(parse(str(part), "filter"), schema)
         except (FilterError, ExpressionError) as error:
-            return f"asks `{part}`, which is no filter on these columns: {error}".rstrip(".")
+            return f"uses `{part}`, which is not a filter on these columns: {error}".rstrip(".")
     return ""
 
 

@@ -333,7 +333,7 @@ def _check_rule(rule: PatternProcessor, context: RuleContext) -> None:
         copied = ", ".join(sorted(f"({', '.join(each)})" for each in context.selectors))
         key = f"({', '.join(rule.key)})"
         if_fixed = (
-            f"the query has the key {copied} for good, and the rule has {key}; begin a new query"
+            f"the query has the fixed key {copied}, and the rule has {key}; start a new query"
             " without `key`, whose rules may have any keys"
         )
         if_added = (
@@ -352,7 +352,7 @@ def _check_fields(rule: PatternProcessor, fields: frozenset[str]) -> None:
                 raise RuleError(
                     rule.id,
                     "FieldUnknown",
-                    f"stage `{stage.name}` asks for `{name}`, and the stream has no such column",
+                    f"stage `{stage.name}` refers to `{name}`, and the stream has no such column",
                 )
 
 
@@ -377,7 +377,9 @@ def _check_key(rule: PatternProcessor, fields: frozenset[str]) -> None:
             raise RuleError(
                 rule.id,
                 "KeyInvalid",
-                f"the stream has no column `{part}`, and it is no expression: {error}".rstrip("."),
+                f"the stream has no column `{part}`, and it is not an expression: {error}".rstrip(
+                    "."
+                ),
             ) from error
         for name in sorted(names - fields):
             raise RuleError(rule.id, "KeyUnknown", f"the stream has no column `{name}`")
@@ -394,17 +396,18 @@ def _add_version(
                 raise RuleError(
                     rule.id,
                     "ContentDiffers",
-                    f"version {rule.version} stands with other content; give it a higher one",
+                    f"version {rule.version} already exists with other content; use a higher"
+                    " version",
                 )
             return before, "kept"
     if before and rule.version < before[-1].version:
         raise RuleError(
             rule.id,
             "VersionTooLow",
-            f"version {rule.version} is lower than {before[-1].version}, which is in force",
+            f"version {rule.version} is lower than {before[-1].version}, which is active",
         )
     if before and rule.version == before[-1].version:
-        raise RuleError(rule.id, "ContentDiffers", f"version {rule.version} is given twice")
+        raise RuleError(rule.id, "ContentDiffers", f"version {rule.version} is listed twice")
     time = rule.starts
     if before and time is not None:
         earlier = tuple(each for each in before if each.starts is None or each.starts < time)

@@ -101,7 +101,7 @@ def _render_like(tested: Any, form: Token, scope: Scope) -> str:
     inner = text.strip("%")
     if "%" in inner or "_" in inner:
         raise RowPatternError(
-            f"LIKE {form} is not supported; `%` may stand at the ends alone, `_` nowhere",
+            f"LIKE {form} is not supported; `%` is allowed only at the ends, `_` not at all",
             position=locate(scope.text, form.start_pos or 0),
         )
     function = {(True, True): "contains", (True, False): "endsWith", (False, True): "startsWith"}
@@ -113,7 +113,7 @@ def _render_like(tested: Any, form: Token, scope: Scope) -> str:
 
 def _render_operand(node: Any, scope: Scope) -> str:
     if node.data not in ("column", "qualified", "call"):
-        raise RowPatternError("IS NULL and LIKE are for columns, not for what is computed")
+        raise RowPatternError("IS NULL and LIKE apply to columns, not to computed values")
     return render(node, scope)
 
 
@@ -143,7 +143,7 @@ def _render_qualified(children: list[Any], scope: Scope) -> str:
 def _check_variable(token: Token, scope: Scope) -> None:
     if unquote_name(token) not in scope.variables:
         raise RowPatternError(
-            f"`{token}` is no variable of the pattern; there are {', '.join(scope.variables)}",
+            f"`{token}` is not a variable of the pattern; there are {', '.join(scope.variables)}",
             position=locate(scope.text, token.start_pos or 0),
         )
 
@@ -165,7 +165,8 @@ def _render_call(children: list[Any], scope: Scope) -> str:
         return f"last({variable}.{column})"
     if number not in (None, 0):
         raise RowPatternError(
-            f"{token} with an offset is not supported, but LAST({scope.variable}.x, 1)", position=at
+            f"{token} with an offset is not supported, except LAST({scope.variable}.x, 1)",
+            position=at,
         )
     if not own:
         return f"count({variable})" if function == "count" else f"{function}({variable}.{column})"

@@ -169,12 +169,13 @@ def _build_dynamic(
     option, factory = parts["factory"].children
     if unquote_name(option).lower() != _FACTORY:
         raise RowPatternError(
-            f"`{option}` is no option; write {_FACTORY} = name",
+            f"`{option}` is not an option; write {_FACTORY} = name",
             position=locate(text, option.start_pos),
         )
     if parts["measures"].children != [None]:
         raise RowPatternError(
-            "MEASURES in MATCH_RECOGNIZE_DYNAMIC is not supported; the rules' functions make rows"
+            "MEASURES in MATCH_RECOGNIZE_DYNAMIC is not supported; the functions of the rules"
+            " create rows"
         )
     _check_name(text, factory, factories, "factory")
     return DynamicRowPattern(**arguments, factory=unquote_name(factory))
@@ -259,7 +260,7 @@ def _apply_quantifier(text: str, pattern: Pattern, quantifier: Any, factor: Any)
     if reluctant is None and low != high:
         if factor.data == "group":
             raise RowPatternError(
-                "a greedy quantifier on a group is not supported; write `?` behind it to take as"
+                "a greedy quantifier on a group is not supported; write `?` after it to take as"
                 " few as possible",
                 position=locate(text, factor.meta.start_pos),
             )
@@ -293,8 +294,8 @@ def _check_end(text: str, body: Any) -> None:
     if reluctant is None and low != high:
         at: Any = inner.start_pos if isinstance(inner, Token) else inner.meta.start_pos
         raise RowPatternError(
-            "a greedy quantifier at the end is not supported, as no row says that it is over; add"
-            " a variable behind it, or write `?` behind the quantifier",
+            "a greedy quantifier at the end is not supported, because no row ends it; add a"
+            " variable after it, or write `?` after the quantifier",
             position=locate(text, at),
         )
 
@@ -303,7 +304,7 @@ def _read_interval(text: str, interval: Token, unit: Any) -> str:
     number = interval.value[1:-1].strip()
     if not re.fullmatch(r"\d+(\.\d+)?", number):
         raise RowPatternError(
-            f"{interval} is no number", position=locate(text, interval.start_pos or 0)
+            f"{interval} is not a number", position=locate(text, interval.start_pos or 0)
         )
     word = unit.children[0].lower().rstrip("s")
     letters = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}

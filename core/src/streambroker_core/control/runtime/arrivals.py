@@ -113,7 +113,7 @@ class ArrivedControl:
                 f"input {port} of operator {stage.operator} has {len(own)} control tuples of"
                 f" {size} bytes that operators of its query emitted in one window; the limit is"
                 f" {limits.tuples} tuples, {limits.bytes} bytes. {count} are from {most}. Let it"
-                " send rows instead, or one tuple that says it for many."
+                " send rows instead, or one tuple in place of many."
             )
 
 

@@ -45,7 +45,7 @@ class Layout:
         if self.key and self.broadcast:
             raise OperatorError(
                 f"input {self.port} has a key and is broadcast: with a key each row has one"
-                " bucket; leave one of both out."
+                " bucket; remove one of the two."
             )
 
     def text(self) -> str:

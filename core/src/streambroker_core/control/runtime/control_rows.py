@@ -137,7 +137,7 @@ def _check_batch(batch: pa.RecordBatch) -> None:
     if version is None or not batch.schema.equals(schema()):
         raise ControlError(
             f"rows with the columns {', '.join(batch.schema.names)} are not control tuples: a"
-            " control column has been changed on the way. Let control go around that step."
+            " step in between changed a control column. Let control bypass that step."
         )
 
 

@@ -178,7 +178,8 @@ class EmitBuffer:
         if size > most:
             raise ControlLimitError(
                 f"the payload of control tuple {kind} has {size} bytes, the limit is {most}:"
-                " control tuples are few and small. Send the data as rows, or where they lie."
+                " control tuples are few and small. Send the data as rows, or send their"
+                " location."
             )
         stem, seq = f"{self._stage.query}.{self._stage.operator}", 0
         if once is None:
@@ -237,14 +238,14 @@ class EmitBuffer:
                 f"operator {self._stage.operator} emits more control tuples in window"
                 f" {self._window.number} than one bucket may: {limits.tuples} tuples,"
                 f" {limits.bytes} bytes; the last one was a {control.type}. Emit rows instead, or"
-                " one tuple that says it for many."
+                " one tuple in place of many."
             )
 
     def _check_thread(self) -> None:
         if self._thread() != self._owner_thread:
             raise OperatorError(
                 f"operator {self._stage.operator} emits from another thread than the one that"
-                " calls it: collect there, and emit in the next callback."
+                " calls it: collect in that thread, and emit in the next callback."
             )
 
     def _output(self, output: str | None) -> str:

@@ -34,9 +34,9 @@ def sort_rows(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     for batch in batches[1:]:
         if not batch.schema.equals(batches[0].schema):
             raise OperatorError(
-                f"rows of input {port} come with the columns {_describe_columns(batches[0])} and"
-                f" with"
-                f" {_describe_columns(batch)}: all rows of an input have the same columns."
+                f"rows of input {port} arrive with the columns {_describe_columns(batches[0])}"
+                f" and with {_describe_columns(batch)}: all rows of an input have the same"
+                " columns."
             )
     spans = sorted(
         (
@@ -55,8 +55,8 @@ def sort_rows(port: str, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     if pc.any(same).as_py():
         duplicate = seq[pc.index(same, True).as_py()].as_py()
         raise OperatorError(
-            f"two rows of input {port} have the sequence {duplicate}: a sequence is of one row. Do"
-            " two sources of a union have one rank?"
+            f"input {port} has the duplicate sequence number {duplicate}: each row needs its own."
+            " Do two sources of a union have the same rank?"
         )
     return table
 

@@ -96,7 +96,7 @@ def sequence(*, rank: int = 0, part: int = 0, number: int = 0) -> int:
         ("rows of a task in one window", number, RUNNING_BITS),
     ):
         if not 0 <= value < 1 << bits:
-            raise OperatorError(f"{value} is no number for {name}: there can be {1 << bits}.")
+            raise OperatorError(f"{value} is out of range for {name}: there can be {1 << bits}.")
     return (((rank << PART_BITS) | part) << RUNNING_BITS) | number
 
 
@@ -253,13 +253,13 @@ def _open_payload(packed: Packed) -> tuple[Mapping[bytes, bytes], pa.RecordBatch
                     what="packed row",
                 )
             if _PORT not in metadata or not version:
-                raise ControlError("a payload is no packed row: its schema names no port.")
+                raise ControlError("a payload is not a packed row: its schema names no port.")
             batch = reader.read_next_batch()
     except (pa.ArrowException, StopIteration) as error:
-        raise ControlError(f"a payload is no packed row: {error or 'it ends early'}.") from error
+        raise ControlError(f"a payload is not a packed row: {error or 'it ends early'}.") from error
     if batch.num_rows != packed.n:
         raise ControlError(
-            f"a payload has {batch.num_rows} rows and its packed row says {packed.n}."
+            f"a payload has {batch.num_rows} rows, but its packed row declares {packed.n}."
         )
     return metadata, batch
 
@@ -275,8 +275,8 @@ def _check_ascending(seq: pa.Array, layout: Layout) -> pa.Array:
     rises = pc.less(seq.slice(0, max(len(seq) - 1, 0)), seq.slice(1))
     if seq.null_count or not pc.all(rises, min_count=0).as_py():
         raise OperatorError(
-            f"the sequence of input {layout.port} does not rise from row to row: sort the batch by"
-            " it, and give each row a number of its own."
+            f"the sequence of input {layout.port} does not increase from row to row: sort the"
+            " batch by it, and give each row its own number."
         )
     return seq
 

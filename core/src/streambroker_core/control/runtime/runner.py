@@ -236,8 +236,7 @@ class AlignedRunner:
         if runner_state.clock is not None and now < runner_state.clock:
             raise OperatorError(
                 f"the watermark of operator {self._stage.operator} went back from"
-                f" {runner_state.clock} to"
-                f" {now} in window {window.number}."
+                f" {runner_state.clock} to {now} in window {window.number}."
             )
         for at, port, control in self._due_tuples(runner_state, now):
             if runner_state.clock is None or at > runner_state.clock:
@@ -270,7 +269,7 @@ class AlignedRunner:
                     raise ControlError(
                         f"control tuple {control.id} is IMMEDIATE, and the inputs of operator"
                         f" {self._stage.operator} are merged by {self._stage.order_by}: it has no"
-                        " place there. Deliver it with BEGIN, END_WINDOW or AT_TIME."
+                        " position in that order. Deliver it with BEGIN, END_WINDOW or AT_TIME."
                     )
                 yield port, control
         yield from iter_by_column(arrived.tables, self._stage.order_by, self._ports)
@@ -344,7 +343,7 @@ class _Deliverer:
         if not isinstance(consumed, bool):
             raise OperatorError(
                 f"process_control of operator {self._stage.operator} returned {consumed!r} for"
-                f" {control.type}: return False to let it go on, True to keep it."
+                f" {control.type}: return False to forward it, True to consume it."
             )
         if not consumed:
             self._emissions.forward(control)

@@ -102,9 +102,10 @@ class RunnerState:
         old = [one for key, one in self.waiting.items() if key not in self._new]
         if len(old) > limit:
             raise ControlLimitError(
-                f"{len(old)} control tuples of windows before wait for their time at operator"
-                f" {stage.operator}, the limit is {limit}. Does its watermark move? The last one is"
-                f" a {old[-1].type} for {old[-1].at}. More may wait with limits=Limits(tuples=…)."
+                f"{len(old)} control tuples of earlier windows wait for their time at operator"
+                f" {stage.operator}, the limit is {limit}. Does its watermark advance? The last"
+                f" one is a {old[-1].type} for {old[-1].at}. Raise the limit with"
+                " limits=Limits(tuples=…)."
             )
 
     def remove_waiting(self, port: str, control: ControlTuple) -> None:
@@ -199,7 +200,7 @@ def _check_meta(meta: Mapping[str, Any], stage: Stage, state_version: int) -> No
     if meta["v"] > VERSION:
         raise _state_error(stage, f"has form {meta['v']}, of a newer release; this reads {VERSION}")
     if meta["operator"] != stage.operator:
-        raise _state_error(stage, f"is that of operator {meta['operator']}")
+        raise _state_error(stage, f"belongs to operator {meta['operator']}")
     if meta["buckets"] != stage.buckets:
         raise _state_error(stage, f"has {meta['buckets']} buckets and the query {stage.buckets}")
     if meta["hash"] != HASH:
@@ -218,12 +219,12 @@ def check_layouts(runner_state: RunnerState, layouts: Mapping[str, str], stage: 
         stored = runner_state.layouts.setdefault(port, layout)
         if stored != layout:
             raise _state_error(
-                stage, f"has input {port} spread as {stored} and the query as {layout}"
+                stage, f"has input {port} distributed as {stored} and the query as {layout}"
             )
 
 
 def _state_error(stage: Stage, reason: str) -> StateError:
     return StateError(
-        f"state of operator {stage.operator} in this checkpoint {reason}. Nothing was overwritten:"
-        " go back to what wrote it, or begin a new checkpoint."
+        f"state of operator {stage.operator} in this checkpoint {reason}. Nothing was"
+        " overwritten: go back to the release or query that wrote it, or start a new checkpoint."
     )

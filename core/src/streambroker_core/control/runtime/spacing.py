@@ -60,9 +60,8 @@ def derive_positions(positions: pa.Array, count: int, function_name: str) -> pa.
     step = (combined & -combined).bit_length() - 1 - (rows_per_slot - 1).bit_length()
     if step < 1:
         raise OperatorError(
-            f"{function_name} made {count} rows of {len(positions)}, and there is no room for so"
-            f" many between"
-            " control tuples: return fewer rows for each, or set a smaller"
+            f"{function_name} returned {count} rows for {len(positions)}, and there is no room"
+            " for so many between control tuples: return fewer rows for each, or set a smaller"
             " spark.sql.execution.arrow.maxRecordsPerBatch."
         )
     order = consecutive_numbers(0, count)

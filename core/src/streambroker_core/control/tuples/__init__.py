@@ -44,8 +44,8 @@ class UndeliverableError(ControlError):
     def __init__(self, why: str) -> None:
         self.why = why
         super().__init__(
-            f"{why} The window fails whenever it is tried: mend the operator, or let such tuples"
-            " pass it, with on_invalid='pass'."
+            f"{why} The window fails at each retry: correct the operator, or let such tuples pass"
+            " it, with on_invalid='pass'."
         )
 
 
@@ -88,8 +88,8 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.payload <= MAX_PAYLOAD:
             raise ControlError(
-                f"a payload may have 1 to {MAX_PAYLOAD} bytes, not {self.payload}: what reads it"
-                " elsewhere takes no more."
+                f"a payload may have 1 to {MAX_PAYLOAD} bytes, not {self.payload}: receivers"
+                " accept no larger ones."
             )
 
 
@@ -193,7 +193,8 @@ class ControlTuple:
         if (self.at is None) == (self.delivery is Delivery.AT_TIME):
             raise ControlError(
                 f"control tuple {self.type} has delivery {self.delivery.value} and event time"
-                f" {self.at}: AT_TIME, and it alone, needs one, in microseconds."
+                f" {self.at}: an event time, in microseconds, is required with AT_TIME and"
+                " allowed only there."
             )
 
     def differs_from(self, other: ControlTuple) -> bool:

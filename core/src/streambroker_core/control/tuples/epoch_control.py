@@ -52,8 +52,8 @@ def deduplicate_indexed(
     for index, control in indexed:
         if not 0 <= index <= rows:
             raise ControlError(
-                f"control tuple {control.id} stands behind {index} rows of {epoch_name}, which has"
-                f" {rows}."
+                f"control tuple {control.id} is placed after {index} rows of {epoch_name}, which"
+                f" has {rows}."
             )
         existing = first.get(control.id)
         if existing is not None and existing[1].differs_from(control):
@@ -91,9 +91,9 @@ def check_epoch(
         return
     (name, most), *_ = Counter(one.emitter for one in new).most_common(1)
     raise ControlLimitError(
-        f"{epoch_name} has {len(new)} new control tuples of {size} bytes; the limit is {MAX_TUPLES}"
-        f" tuples, {MAX_EPOCH_BYTES} bytes. {most} are from {name}. Let it send rows instead, or"
-        " one tuple that says it for many."
+        f"{epoch_name} has {len(new)} new control tuples of {size} bytes; the limit is"
+        f" {MAX_TUPLES} tuples, {MAX_EPOCH_BYTES} bytes. {most} are from {name}. Let it send rows"
+        " instead, or one tuple in place of many."
     )
 
 
@@ -130,11 +130,13 @@ def parse_indexed(data: Any) -> list[IndexedControl]:
         ControlError: it is not such a list.
     """
     if not isinstance(data, list):
-        raise ControlError("control tuples have to be a list of places and tuples.")
+        raise ControlError("control tuples have to be a list of positions and tuples.")
     result: list[IndexedControl] = []
     for number, entry in enumerate(data):
         if not isinstance(entry, list) or len(entry) != 2 or not _is_row_index(entry[0]):
-            raise ControlError(f"entry {number} is no place and control tuple: {entry!r:.80}")
+            raise ControlError(
+                f"entry {number} is not a position and a control tuple: {entry!r:.80}"
+            )
         if not isinstance(entry[1], Mapping):
             raise ControlError(f"entry {number} has no control tuple: {entry[1]!r:.80}")
         result.append((entry[0], envelope.decode(entry[1], f"control[{number}]")))

@@ -61,7 +61,7 @@ class Payloads:
         self._last: dict[tuple[str, str], Any] = {}
         for payload_type in payload_types:
             if not dataclasses.is_dataclass(payload_type):
-                raise ControlError(f"payload type {payload_type.__qualname__} is no dataclass.")
+                raise ControlError(f"payload type {payload_type.__qualname__} is not a dataclass.")
             if self._known.setdefault(type_name(payload_type), payload_type) is not payload_type:
                 raise ControlError(
                     f"two payload types have the name {type_name(payload_type)}: give one of them"
@@ -118,7 +118,7 @@ def list_mergeable(payload_types: Iterable[type]) -> frozenset[str]:
 
 def _write(value: object, path: str, depth: int) -> Any:
     if depth > _DEPTH:
-        raise ControlError(f"{path} is nested deeper than {_DEPTH}: is it part of itself?")
+        raise ControlError(f"{path} is nested deeper than {_DEPTH}: does it contain itself?")
     if value is None or isinstance(value, bool | str):
         return _check_text(value, path)
     if isinstance(value, int | float):
@@ -259,7 +259,7 @@ class _PayloadReader:
         try:
             return payload_type(**arguments)
         except (TypeError, ValueError) as error:
-            raise ControlError(f"{path} is refused by its type: {error}.") from error
+            raise ControlError(f"{path} is rejected by its type: {error}.") from error
 
     def _read_union(self, value: Any, hints: Sequence[Any], path: str) -> Any:
         if value is None and type(None) in hints:

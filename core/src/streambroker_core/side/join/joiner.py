@@ -438,7 +438,6 @@ def iter_batches(result: Any) -> Iterator[pa.RecordBatch]:
 def _result_error(actual: str) -> SideError:
     return SideError(
         MAIN,
-        f"The function with side inputs gave {actual}; let it give Arrow record batches, a table,"
-        f" or"
-        " nothing.",
+        f"The function with side inputs returned {actual}; return Arrow record batches, a table,"
+        " or nothing.",
     )

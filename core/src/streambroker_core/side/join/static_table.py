@@ -22,7 +22,7 @@ from streambroker_core.side.state.row_log import RowLog
 from streambroker_core.side.state.sorted_runs import run_from_rows, run_of_lists
 
 MAX_VERSIONS = 3
-_REMEDY = "take fewer columns or rows: Arrow has no larger ones"
+_REMEDY = "use fewer columns or rows: Arrow has no larger ones"
 
 
 class TableCache:
@@ -100,7 +100,7 @@ def build_content(side: SideInput, table: pa.Table) -> Content:
             side,
             rows.filter(repeated),
             "a table with several rows for one value, and the policy is refuse",
-            "send each once, or say update='replace'",
+            "send each once, or set update='replace'",
         ).error
     _check_size(side, run.nbytes)
     return PagedMap.from_run(run)

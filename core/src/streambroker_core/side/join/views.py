@@ -187,7 +187,7 @@ class _KeyedView(View):
         return SideSchemaError(
             self.name,
             f"they are looked up by {actual}, and their key is: {known}",
-            "give one part for each part of the key, cast to such a type",
+            "pass one value for each part of the key, cast to such a type",
         )
 
     def _read_all(self) -> SortedRun:

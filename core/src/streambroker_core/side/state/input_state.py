@@ -189,7 +189,7 @@ class SideState:
         if whole and self.side.readiness != "complete":
             raise SideError(
                 name,
-                f"Side input `{name}` is seen row by row, so nothing can be replaced as a whole;"
+                f"Side input `{name}` is seen row by row, so it cannot be replaced as a whole;"
                 " define it with ready='complete'.",
             )
         if start is not None and not is_start(self.side.windows, start):
@@ -340,7 +340,7 @@ class SideState:
             what = f"a second {again}, and the policy of the {self.side.kind} is refuse"
             rejected = rows.filter(duplicate)
             latest = " or 'latest'" if self.side.event_time is not None else ""
-            remedy = f"send each once, or say update='replace'{latest}"
+            remedy = f"send each once, or set update='replace'{latest}"
             self._reject(reject_rows(self.side, rejected, what, remedy))
             rows = rows.filter(pc.invert(duplicate))
         if len(rows):
@@ -408,7 +408,10 @@ class SideState:
         )
 
 
-_REMEDY = "key it, so that it lies in many buckets, send less, give it windows, or raise the limit"
+_REMEDY = (
+    "give it a key, so that it is distributed over many buckets, send less, give it windows, or"
+    " raise the limit"
+)
 
 
 def _window_name(start: int) -> str:

@@ -45,7 +45,7 @@ def select_columns(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Re
             raise SideSchemaError(
                 name,
                 f"column {field.name} is missing; there are: {', '.join(batch.schema.names)}",
-                "has the table changed? Start a new checkpoint to take other columns",
+                "has the table changed? Start a new checkpoint to use other columns",
             )
         if pa.types.is_null(batch.column(at).type):  # no value, so of any type
             arrays.append(pa.nulls(batch.num_rows, field.type))
@@ -54,7 +54,7 @@ def select_columns(name: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.Re
             raise SideSchemaError(
                 name,
                 f"column {field.name} is {batch.column(at).type}, and was defined as {field.type}",
-                "cast it, or start a new checkpoint to take another type",
+                "cast it, or start a new checkpoint to use another type",
             )
         arrays.append(batch.column(at))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

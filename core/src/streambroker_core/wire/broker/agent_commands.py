@@ -59,7 +59,7 @@ class AgentCommand:
         try:
             return dict(Fields(json.loads(self.text)).raw())
         except (ValueError, RecursionError) as error:
-            raise ManifestError(path="body", reason=f"is no JSON: {error}") from error
+            raise ManifestError(path="body", reason=f"is not JSON: {error}") from error
 
 
 def make_command(action: str, body: Mapping[str, Any], id_: str | None = None) -> AgentCommand:

@@ -114,7 +114,7 @@ def verify(
             expired; the error's ``reason`` is that word.
     """
     if not token:
-        raise CapabilityError("missing", f"no capability for {export} was shown")
+        raise CapabilityError("missing", f"no capability for {export} was presented")
     body = _open(key, token)
     capability = _read(body)
     if capability.reader_import != reader_import:
@@ -123,11 +123,11 @@ def verify(
         )
     if capability.export != export:
         raise CapabilityError(
-            "wrong export", f"the capability opens {capability.export}, not {export}"
+            "wrong export", f"the capability is for {capability.export}, not {export}"
         )
     if capability.expires is not None and now is not None and now >= capability.expires:
         raise CapabilityError(
-            "expired", f"the capability for {export} ended {now - capability.expires:.0f} s ago"
+            "expired", f"the capability for {export} expired {now - capability.expires:.0f} s ago"
         )
     return capability
 

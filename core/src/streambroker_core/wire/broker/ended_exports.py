@@ -69,5 +69,5 @@ def decode(text: str) -> EndedExports:
     ports = names[:-1] if more else names
     for name in ports:
         if not is_port_name(name):
-            raise ManifestError(path=HEADER, reason=f"names {name[:64]!r}, which is no port")
+            raise ManifestError(path=HEADER, reason=f"names {name[:64]!r}, which is not a port")
     return EndedExports(ports=frozenset(ports), more=more)

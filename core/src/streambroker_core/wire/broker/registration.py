@@ -239,7 +239,7 @@ def _find_address_problem(address: _Ip) -> str:
     if address.is_link_local:
         return "a link-local address"
     if address.is_unspecified:
-        return "no address of one machine"
+        return "not an address of one machine"
     if str(address) == "255.255.255.255":
         return "the broadcast address"
     return ""

@@ -106,7 +106,7 @@ def verify(
     """
     mac = _mac(key, signature.agent, signature.instance, signature.time_us, method, path, body)
     if not hmac.compare_digest(mac, signature.mac):
-        raise SignatureError("forged", f"it is not that of the agent of {signature.agent}")
+        raise SignatureError("forged", f"it does not belong to the agent of {signature.agent}")
     age = now - signature.time_us / 1e6
     if abs(age) > WINDOW_S:
         raise SignatureError(
@@ -152,7 +152,7 @@ class ReplayGuard:
         used = self._agents.setdefault(key, _UsedTimes())
         index = bisect_left(used.times, signature.time_us)
         if signature.time_us <= used.floor or signature.time_us in used.times[index : index + 1]:
-            raise SignatureError("repeated", "this very request was sent before")
+            raise SignatureError("repeated", "this exact request was sent before")
         used.times.insert(index, signature.time_us)
         if len(used.times) > MAX_REMEMBERED:
             used.floor = used.times.pop(0)

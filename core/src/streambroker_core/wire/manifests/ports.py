@@ -240,7 +240,7 @@ def _read_port_key(fields: Fields, namespace: str, key: PortKey | None) -> PortK
     if key is not None and port != key:
         name = next(n for n in ("job", "pe", "port") if getattr(port, n) != getattr(key, n))
         raise fields.error_at(
-            name, f"is {getattr(port, name)!r}, but the address says {getattr(key, name)!r}"
+            name, f"is {getattr(port, name)!r}, but the address has {getattr(key, name)!r}"
         )
     return port
 
@@ -313,7 +313,7 @@ def read_streams(fields: Fields, key: str) -> tuple[StreamName, ...]:
             stream_id=entry.text("streamId"),
         )
         if name in streams:
-            raise ManifestError(path=entry.path, reason="stands there twice")
+            raise ManifestError(path=entry.path, reason="occurs twice")
         streams.append(name)
     return tuple(streams)
 

@@ -83,7 +83,7 @@ def read_rule_spec(
     if key is not None and rule_key != key:
         wrong = "job" if rule_key.job != key.job else "id"
         raise fields.error_at(
-            wrong, f"is {getattr(rule_key, wrong)!r}, but the address says {getattr(key, wrong)!r}"
+            wrong, f"is {getattr(rule_key, wrong)!r}, but the address has {getattr(key, wrong)!r}"
         )
     members = fields.raw().items()
     document = {n: value for n, value in members if n not in RESOURCE_FIELDS and value is not None}

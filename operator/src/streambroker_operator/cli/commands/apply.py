@@ -28,8 +28,8 @@ def add(commands: Any) -> None:
     cuts = apply.add_mutually_exclusive_group()
     add_guard(
         cuts,
-        "cut at most N routes, else change nothing and end with 3; without it, apply asks before it"
-        " cuts a route, and refuses where it cannot ask",
+        "cut at most N routes, else change nothing and exit with 3; without it, apply asks"
+        " before it cuts a route, and refuses where it cannot ask",
     )
     cuts.add_argument("-y", "--yes", action="store_true", help="cut routes without asking")
     apply.add_argument("words", nargs="*", help=argparse.SUPPRESS)
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     whatif.add_argument(
         "--delete", action="append", default=[], metavar="KIND/NAME", help="as if this were deleted"
     )
-    add_guard(whatif, "end with 3 if more than N routes would be cut; default 0")
+    add_guard(whatif, "exit with 3 if more than N routes would be cut; default 0")
     add_output(whatif, "table", "json", "yaml")
     whatif.set_defaults(run=_whatif)
 
@@ -50,7 +50,7 @@ def _apply(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"Files are given with -f. Did you mean `-f {options.words[0]}`?")
     if not options.file:
-        raise UsageError("Give -f FILE; it may be given several times, and may be a directory.")
+        raise UsageError("Give -f FILE; it may be repeated, and may be a directory.")
     documents = read_resources(options.file, options.namespace)
     print_notes(documents.notes)
     if options.dry_run == "client":

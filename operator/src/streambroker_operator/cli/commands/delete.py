@@ -56,11 +56,11 @@ def add(commands: Any) -> None:
     add_dry_run(delete)
     add_guard(
         delete,
-        "cut at most N routes, else change nothing and end with 3; default any number",
+        "cut at most N routes, else change nothing and exit with 3; default any number",
     )
     delete.add_argument("words", nargs="*", metavar=RESOURCE)
     delete.add_argument(
-        "--ignore-not-found", action="store_true", help="what is not there is no failure"
+        "--ignore-not-found", action="store_true", help="a missing resource is not a failure"
     )
     delete.add_argument(
         "--all", action="store_true", help="`delete pes --all`: without ports, never registered"
@@ -144,7 +144,7 @@ def resolve_target(
         items = find_items(client, target, namespace)
         if len(items) > 1:
             both = " and ".join(f"{kind.removesuffix('s')}/{name}" for kind, _ in items)
-            raise UsageError(f"{name!r} may be {both}; say which.")
+            raise UsageError(f"{name!r} may be {both}; write one of them.")
         kinds = (items[0][0],)
     if kinds[0] in KIND_WORDS:
         return [Removal(KIND_WORDS[kinds[0]], find_port(client, kinds[0], name, namespace))], []

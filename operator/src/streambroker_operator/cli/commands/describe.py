@@ -53,10 +53,10 @@ REMEDIES = {
     "ExportedByName": "The Export has a streamId; import it by streams.",
     "StreamIdDiffers": "Make the Import's streamId that of the Export.",
     "ApplicationDiffers": "Make applicationName that of the Export's application, or leave it out.",
-    "SubscriptionInvalid": "Correct the subscription; the message points at the place.",
+    "SubscriptionInvalid": "Correct the subscription; the message shows the place.",
     "SubscriptionFalse": "Change the subscription, or the Export's properties.",
     "SubscriptionUnknown": "The Export lacks a property or has it as another type: set-properties.",
-    "Revoked": "Take the importing job and its namespace out of the Export's revoked.",
+    "Revoked": "Remove the importing job and its namespace from the Export's revoked.",
     "FilterForbidden": "Clear the filter, or set allowFilter at the Export.",
     "FilterInvalid": "Let the filter name columns that the Export has, with their types.",
     "SchemaMismatch": "Let the Import's schema ask only for columns that the Export has.",
@@ -136,7 +136,7 @@ def _status(status: Item) -> list[str]:
     if status.get("message"):
         lines.append(f"Message:  {status['message']}")
     if status.get("ended"):
-        lines.append("Ended:    yes, its program has said that nothing will follow")
+        lines.append("Ended:    yes, its program has finished the stream")
     if status.get("damaged"):
         lines.append(f"Damaged:  {status['damaged']}")
     if status.get("ring"):
@@ -178,7 +178,7 @@ def _advice(
     if has_route or has_findings:
         reasons = [reason for reason in reasons if reason in NEAR]
     if not reasons and not has_route and not has_findings:
-        return ["Nothing is there to be connected to yet: `streambroker get exports,imports`."]
+        return ["There is nothing to connect to yet: `streambroker get exports,imports`."]
     return [f"{reason}: {REMEDIES.get(reason, 'see the message above.')}" for reason in reasons[:3]]
 
 
@@ -214,7 +214,7 @@ def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
         f"View:      {item.get('version') or '-'}",
         f"Exports:   {', '.join(item['exports']) or '-'}",
         f"Imports:   {', '.join(item['imports']) or '-'}",
-        f"Fellows:   {shard_agents_text(item.get('fellows', ()))}",
+        f"Shards:    {shard_agents_text(item.get('fellows', ()))}",
         *_block(
             "Routes",
             _truncate([f"{r['export']} -> {r['import']}  {r['policy']}" for r in routes], "routes"),
@@ -226,7 +226,9 @@ def _describe_pe(client: BrokerClient, kind: str, item: Item) -> str:
 
 def _away_advice(item: Item) -> list[str]:
     return [
-        one_line(f"Its fellow {one['pe']} is away: {one['away']} What lies there cannot be read.")
+        one_line(
+            f"Its shard agent {one['pe']} is away: {one['away']} Data stored there cannot be read."
+        )
         for one in item.get("fellows", ())
         if one["away"]
     ]
@@ -236,9 +238,9 @@ def _silence_advice(item: Item) -> list[str]:
     if not item["location"]:
         problem = "has never registered"
     elif not item.get("seen"):
-        problem = "was not heard of since the broker started; agents report every 30 seconds"
+        problem = "has not reported since the broker started; agents report every 30 seconds"
     elif seconds_since(item["seen"]) > SILENT_S:
-        problem = f"was not heard of for {format_age(item['seen'])}"
+        problem = f"has not reported for {format_age(item['seen'])}"
     else:
         return []
     return [f"Its agent {problem}: is the job running, and does it reach the broker?"]

@@ -25,7 +25,7 @@ WHAT = "IMPORT [EXPORT] | import X | export X"
 def add(commands: Any) -> None:
     """Add the commands."""
     explain = add_remote_command(
-        commands, "explain", "say why an import and exports are connected or not"
+        commands, "explain", "show why an import and exports are connected or not"
     )
     explain.add_argument("words", nargs="+", metavar=WHAT, help="each as NAME or JOB/PE/PORT")
     explain.add_argument(
@@ -34,11 +34,11 @@ def add(commands: Any) -> None:
     add_output(explain, "text", "json", "yaml")
     explain.set_defaults(run=_explain)
     lint = add_remote_command(
-        commands, "lint", "find what can never match, and properties of two types"
+        commands, "lint", "find what can never match, and properties with two types"
     )
     add_output(lint, "text", "json", "yaml")
     add_everywhere(lint)
-    lint.add_argument("--strict", action="store_true", help="end with 1 if anything was found")
+    lint.add_argument("--strict", action="store_true", help="exit with 1 if anything was found")
     lint.set_defaults(run=_lint)
 
 
@@ -78,7 +78,9 @@ def read_pair(words: Sequence[str]) -> dict[str, str]:
         else:
             kind = _kind_prefix(word) or ("exports" if "imports" in pair else "imports")
         if kind in pair:
-            raise UsageError(f"One import and one export can be explained; {word!r} is too much.")
+            raise UsageError(
+                f"One import and one export can be explained; {word!r} is one too many."
+            )
         pair[kind] = word
     return pair
 

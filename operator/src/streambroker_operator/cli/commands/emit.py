@@ -69,7 +69,7 @@ def add(commands: Any) -> None:
         help="for the bucket that holds this key; once for each key column",
     )
     command.add_argument(
-        "--wait", action="store_true", help="until all who read control have applied it"
+        "--wait", action="store_true", help="wait until all readers of control have applied it"
     )
     command.add_argument(
         "--timeout",
@@ -79,7 +79,9 @@ def add(commands: Any) -> None:
         help=f"for the agent's answer, and for --wait; default {TIMEOUT_S:g}",
     )
     command.add_argument(
-        "--request-id", metavar="ID", help="the same one again emits nothing more; default random"
+        "--request-id",
+        metavar="ID",
+        help=("repeating the same id emits nothing more; default random"),
     )
     add_output(command, "text", "json")
     command.set_defaults(run=_emit)
@@ -125,7 +127,7 @@ def _parse_time(text: str) -> int:
         parsed = datetime.fromisoformat(text.removesuffix("Z"))
     except ValueError as error:
         raise UsageError(
-            f"{text!r} is no time: write microseconds, or 2013-01-01T12:00:00Z."
+            f"{text!r} is not a time: write microseconds, or 2013-01-01T12:00:00Z."
         ) from error
     zoned = parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)
     elapsed = zoned - datetime.fromtimestamp(0, timezone.utc)
@@ -139,7 +141,7 @@ def _resolve_destination(client: BrokerClient, options: argparse.Namespace) -> _
         try:
             pe = PeKey.parse(f"{options.namespace}/{rest}")
         except ManifestError as error:
-            raise UsageError(f"{rest!r} is no JOB/PE: {error.reason}.") from error
+            raise UsageError(f"{rest!r} is not JOB/PE: {error.reason}.") from error
         return _Destination(name=f"pe {pe}", path=f"{pe_path(pe)}/control", namespace=pe.namespace)
     key = find_port(client, "exports", word, options.namespace)
     path = f"{port_path('export', key)}/control"
@@ -200,7 +202,7 @@ def _wait_applied(
                 0,
                 "NotApplied",
                 f"{answer['id']} is emitted, and {_pending_text(answer)} after {timeout:g} s."
-                f" `--request-id {request_id} --wait` waits on.",
+                f" `--request-id {request_id} --wait` continues to wait.",
             )
         time.sleep(pause)
         pause = min(MAX_PAUSE_S, 2 * pause)
@@ -217,4 +219,4 @@ def _pending_text(answer: dict[str, Any]) -> str:
     late = [r.get("import") or r["reader"] for r in answer["readers"] if not r["applied"]]
     if late:
         return f"not applied by {', '.join(sorted(set(late)))}"
-    return "nobody reads control there"
+    return "no reader reads control there"

@@ -59,9 +59,9 @@ def add(commands: Any) -> None:
     get.add_argument("words", nargs="*", metavar=WHAT, help="exports, imports, pes, routes, all")
     add_output(get)
     add_everywhere(get)
-    get.add_argument("-w", "--watch", action="store_true", help="go on with what changes")
+    get.add_argument("-w", "--watch", action="store_true", help="keep running and show changes")
     get.add_argument(
-        "--match", metavar="EXPR", help="only exports of whose properties this subscription is true"
+        "--match", metavar="EXPR", help="only exports whose properties satisfy this subscription"
     )
     get.add_argument("--no-headers", action="store_true", help="rows only")
     get.set_defaults(run=_get)
@@ -114,7 +114,7 @@ def _match_filter(text: str | None, targets: Sequence[Target]) -> Callable[[Item
     if text is None:
         return lambda _: True
     if any(target.kinds != ("exports",) for target in targets):
-        raise UsageError("--match asks the properties of exports: `get exports --match EXPR`.")
+        raise UsageError("--match tests the properties of exports: `get exports --match EXPR`.")
     try:
         expression = parse(text, "subscription")
     except SubscriptionError as error:
@@ -182,7 +182,7 @@ def _watch_namespace(targets: Sequence[Target], namespace: str) -> str:
     if namespace == "*":
         return namespace
     if len(namespaces) > 1:
-        raise UsageError("Name what is of one namespace, or watch all of them with -A.")
+        raise UsageError("Name resources of one namespace, or watch all of them with -A.")
     return namespaces.pop()
 
 

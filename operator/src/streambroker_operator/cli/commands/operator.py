@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         default="kopf",
         type=one_of("kopf", "reflector"),
         metavar="kopf|reflector",
-        help="who follows the API server",
+        help="implementation that watches the API server",
     )
     run.add_argument(
         "--watch-namespaces", default="own", metavar="own|A,B|*", help="default own; * for all"
@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
         type=_parse_drain,
         default=3.0,
         metavar="SECONDS",
-        help="for how long it still answers when it is to end; default 3",
+        help="seconds for which it still serves after SIGTERM; default 3",
     )
     run.add_argument(
         "--statuses-per-s",
@@ -126,7 +126,7 @@ def _parse_drain(text: str) -> float:
         seconds = -1.0
     if not 0 <= seconds <= MAX_DRAIN_S:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of seconds from 0 to {MAX_DRAIN_S}"
+            f"{text!r} is not a number of seconds from 0 to {MAX_DRAIN_S}"
         )
     return seconds
 

@@ -52,7 +52,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--force",
         action="store_true",
-        help="in a cluster, take fields over that a manifest declares; warns of it",
+        help="in a cluster, take over fields that a manifest declares; prints a warning",
     )
     add_output(command, "table", "json", "yaml")
     command.set_defaults(run=_run)
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
             f" {', '.join(ACTIONS)}.{did_you_mean(options.action, ACTIONS)}"
         )
     if bool(options.files) != (options.action == "put"):
-        raise UsageError("`patterns put JOB -f FILE` takes files, and the others take none.")
+        raise UsageError("`patterns put JOB -f FILE` takes files, the other actions take none.")
     return action(options, client_for(options))
 
 
@@ -115,7 +115,7 @@ def _put(options: argparse.Namespace, client: BrokerClient) -> int:
 
 def _read_rule(document: Any, location: str) -> tuple[str, Any]:
     if not isinstance(document, Mapping):
-        raise ManifestError(path=location, reason="is no rule: write a mapping")
+        raise ManifestError(path=location, reason="is not a rule: write a mapping")
     if "kind" not in document:
         rule = document.get("id")
     elif document["kind"] == RULE:

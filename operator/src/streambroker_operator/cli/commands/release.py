@@ -18,7 +18,7 @@ from streambroker_operator.errors import RequestError
 
 def add(commands: Any) -> None:
     """Add the command."""
-    text = "give back what was changed at run time, so that the manifest holds again"
+    text = "undo changes made at run time, so that the manifest applies again"
     command = add_remote_command(commands, "release", text)
     command.add_argument("words", nargs="+", metavar=RESOURCE)
     command.set_defaults(run=_release)

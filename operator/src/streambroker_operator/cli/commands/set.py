@@ -45,7 +45,7 @@ def _add_force(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--force",
         action="store_true",
-        help="in a cluster, take fields over that a manifest declares; warns of it",
+        help="in a cluster, take over fields that a manifest declares; prints a warning",
     )
 
 
@@ -93,7 +93,7 @@ def _parse_properties(words: Sequence[str]) -> Any:
         if not equals:
             raise UsageError(f"{word!r} is not NAME=VALUE, as in `kind=trade`.")
         if name in properties:
-            raise UsageError(f"{name!r} is given twice; leave one out.")
+            raise UsageError(f"{name!r} is repeated; leave one out.")
         properties[name] = read_value(value)
     for name, value in properties.items():
         check_not_null(name, value)

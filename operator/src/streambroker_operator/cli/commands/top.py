@@ -99,7 +99,9 @@ def add(commands: Any) -> None:
     """Add the command."""
     top = add_remote_command(commands, "top", "show routes with rates, lag and congestion, live")
     top.add_argument("words", nargs="*", metavar="[routes] [JOB/PE/PORT…]", help="only of these")
-    top.add_argument("--once", action="store_true", help="do not go on; so without a terminal")
+    top.add_argument(
+        "--once", action="store_true", help=("print once and exit; the default without a terminal")
+    )
     top.add_argument("--interval", type=_interval, default=INTERVAL_S, metavar="SECONDS")
     top.add_argument(
         "--sort", type=one_of(*_SORT_KEYS), default="state", metavar="|".join(_SORT_KEYS)
@@ -115,7 +117,7 @@ def _interval(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= 3_600.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
     return seconds
 
 
@@ -149,7 +151,7 @@ def _targets(words: Sequence[str]) -> list[Target]:
         return [Target(kinds=("routes",))]
     targets = [target for word in words for target in read_targets([word])]
     if any(target.name is None and target.kinds != ("routes",) for target in targets):
-        raise UsageError("`top` shows routes; name ports as JOB/PE/PORT, or give no word.")
+        raise UsageError("`top` shows routes; name ports as JOB/PE/PORT, or pass no argument.")
     named = [target for target in targets if target.name is not None]
     return named or targets
 
@@ -219,7 +221,7 @@ def _run_live(fetch: Callable[[], TopSnapshot], interval_s: float, url: str) -> 
         except RequestError as error:
             if error.status not in (0, 429, 503):
                 raise
-            note = f"{error.code}: figures stand still; trying again"
+            note = f"{error.code}: metrics are not updated; trying again"
 
 
 def render_screen(
@@ -276,7 +278,8 @@ def shard_agent_lines(shard_agents: Mapping[str, Sequence[Item]]) -> list[str]:
     away = [agent for agents in shard_agents.values() for agent in agents if agent["away"]]
     away_lines = [f"{agent['pe']} is away: {agent['away']}" for agent in away]
     lines = [
-        f"fellows of {home}: {shard_agents_text(agents)}" for home, agents in shard_agents.items()
+        f"shard agents of {home}: {shard_agents_text(agents)}"
+        for home, agents in shard_agents.items()
     ]
     return [one_line(line) for line in (*away_lines, *lines)]
 

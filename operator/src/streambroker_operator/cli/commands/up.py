@@ -70,7 +70,7 @@ def add_limits(command: argparse.ArgumentParser) -> None:
 def tcp_port(text: str) -> int:
     """Parse a TCP port; 0 means any free port."""
     if not (text.isascii() and text.isdigit() and int(text[:9]) <= MAX_TCP_PORT):
-        raise argparse.ArgumentTypeError(f"{text!r} is no TCP port; write 0 to {MAX_TCP_PORT}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a TCP port; write 0 to {MAX_TCP_PORT}")
     return int(text)
 
 

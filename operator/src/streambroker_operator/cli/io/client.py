@@ -117,9 +117,9 @@ class BrokerClient:
             raise RequestError(
                 0,
                 "BrokerUnavailable",
-                f"The broker at {self.url} took the request and gave no answer: "
-                f"{error.facts.get('reason', error)}. It is not known whether the change was "
-                f"made; ask with `streambroker get`. {error.facts.get('tls', '')}".rstrip(),
+                f"The broker at {self.url} received the request and did not answer:"
+                f" {error.facts.get('reason', error)}. It is not known whether the change was"
+                f" made; check with `streambroker get`. {error.facts.get('tls', '')}".rstrip(),
             ) from error
 
     def _call_with_retry(
@@ -138,7 +138,7 @@ class BrokerClient:
                 time.sleep(pause)
             except ValueError as error:
                 raise RequestError(
-                    0, "Http200", f"What answers at {self.url} is no broker: {error}."
+                    0, "Http200", f"The server at {self.url} is not a broker: {error}."
                 ) from error
 
     def open(
@@ -195,7 +195,7 @@ class BrokerClient:
             try:
                 handlers.append(urllib.request.HTTPSHandler(context=self._credentials.tls()))
             except OSError as error:  # ssl errors are OSErrors
-                reason = "it is no PEM" if isinstance(error, ssl.SSLError) else error.strerror
+                reason = "it is not PEM" if isinstance(error, ssl.SSLError) else error.strerror
                 raise UsageError(
                     f"The file {self._ca} of certificates to trust cannot be used: {reason}."
                     " Correct --ca or STREAMBROKER_CA."
@@ -224,18 +224,18 @@ class BrokerClient:
         scheme, _, rest = self.url.partition("://")
         if isinstance(reason, ssl.SSLCertVerificationError):
             if reason.verify_code in _HOSTNAME_MISMATCH:
-                return "Its certificate is for another name: use one of those that it is for."
+                return "Its certificate is for another name: use one of the names in it."
             return (
-                "Its certificate comes from nobody who is trusted here: give the CA's file with"
-                " --ca or STREAMBROKER_CA."
+                "Its certificate is not signed by a trusted CA: give the CA's file with --ca or"
+                " STREAMBROKER_CA."
             )
         if isinstance(reason, ssl.SSLError):
-            return f"If it speaks no TLS, use http://{rest}."
+            return f"If it does not use TLS, use http://{rest}."
         # A TLS port closes an HTTP connection, without a response or after a TLS alert.
         if scheme == "http" and isinstance(
             reason, ConnectionResetError | http.client.BadStatusLine
         ):
-            return f"If it speaks TLS, use https://{rest}."
+            return f"If it uses TLS, use https://{rest}."
         return ""
 
     def items(self, path: str, **query: str) -> list[dict[str, Any]]:
@@ -278,7 +278,7 @@ def _read_all(answer: Any) -> bytes:
         raise RequestError(
             0,
             "BrokerUnavailable",
-            f"The broker's answer broke off: {reason}. Try again.",
+            f"The broker's answer was cut off: {reason}. Try again.",
             facts={"lost": True, "reason": reason},
         ) from error
 
@@ -291,7 +291,7 @@ def _parse_error(error: urllib.error.HTTPError, url: str) -> RequestError:
             body = None
     if not isinstance(body, Mapping) or not isinstance(body.get("code"), str):
         return RequestError(
-            error.code, f"Http{error.code}", f"What answers at {url} is no broker ({error.code})."
+            error.code, f"Http{error.code}", f"The server at {url} is not a broker ({error.code})."
         )
     problem = problems.decode(body, status=error.code)
     facts = dict(problem.facts)

@@ -61,7 +61,7 @@ def read_resources(files: Sequence[str], namespace: str) -> Documents:
     if with_ignored:
         result.notes.append(f"labels and annotations are not kept ({_summarise(with_ignored)})")
     if read_only:
-        result.notes.append(f"PEs and Routes are passed over ({_summarise(read_only)})")
+        result.notes.append(f"PEs and Routes are skipped ({_summarise(read_only)})")
     return result
 
 
@@ -96,7 +96,8 @@ def _check_duplicates(read: Sequence[tuple[str, Resource]]) -> None:
             first = locations.setdefault(key, location)
             if first != location:
                 reason = (
-                    f"is {what}, which {_relative_location(first, location)} has; leave one out"
+                    f"is {what}, which {_relative_location(first, location)} also declares; leave"
+                    " one out"
                 )
                 raise ManifestError(path=location, reason=reason)
 
@@ -141,7 +142,7 @@ def _is_list(document: Mapping[str, Any]) -> bool:
 def _files(files: Sequence[str]) -> Iterator[str]:
     for number, file in enumerate(files):
         if file in files[:number]:
-            raise UsageError(f"-f {file} stands there twice; leave one out.")
+            raise UsageError(f"-f {file} is repeated; leave one out.")
         if file != "-" and Path(file).is_dir():
             paths = sorted(x for x in Path(file).iterdir() if x.suffix in SUFFIXES)
             if not paths:
@@ -157,7 +158,7 @@ def _text(file: str) -> str:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} cannot be read: it is no text in UTF-8.") from error
+        raise UsageError(f"{file} cannot be read: it is not UTF-8 text.") from error
 
 
 def _read(document: Any, location: str, namespace: str) -> Resource:

@@ -35,7 +35,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text.partition("=")[0] in _KUBECTL_OUTPUTS:
-            raise argparse.ArgumentTypeError(f"{text!r} is not known; use json, and jq to select")
+            raise argparse.ArgumentTypeError(f"{text!r} is not known; use json, and select with jq")
         if text in _TEXT_OUTPUTS and text not in words:
             text = next((word for word in words if word in _TEXT_OUTPUTS), text)
         if text not in words:
@@ -81,7 +81,7 @@ def add_shared(command: argparse.ArgumentParser, *, root: bool = False) -> None:
         type=parse_seconds,
         metavar="SECONDS",
         default=TIMEOUT_S if root else no_default,
-        help=f"how long the broker may be silent; default {TIMEOUT_S:g}",
+        help=f"seconds without a response before a request fails; default {TIMEOUT_S:g}",
     )
 
 
@@ -134,7 +134,7 @@ def _read_token(file: Path | None) -> str | None:
         if not text:
             raise UsageError(f"The token file {file} is empty; it holds the token alone.")
     if not text.isascii() or any(c.isspace() or not c.isprintable() for c in text):
-        raise UsageError(f"{where} is no token: it has to be one word of ASCII.")
+        raise UsageError(f"{where} is not a token: it has to be one word of ASCII.")
     return text or None
 
 
@@ -145,5 +145,5 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.0 < seconds < 86_400.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write seconds, such as 5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write seconds, such as 5")
     return seconds

@@ -214,8 +214,8 @@ def not_found_error(target: Target, namespace: str, candidates: Sequence[str]) -
         404,
         NOT_FOUND_CODES.get(target.kinds[0], "UnknownRoute"),
         f"There is no {words} {target.name!r} in"
-        f" {where}.{did_you_mean(target.name or '', candidates)} "
-        f"`streambroker get {kinds}` lists what there is.",
+        f" {where}.{did_you_mean(target.name or '', candidates)} `streambroker get {kinds}` lists"
+        " the existing ones.",
     )
 
 
@@ -233,13 +233,13 @@ def find_port(client: BrokerClient, kind: str, word: str, namespace: str) -> Por
     parts = word.split("/")
     prefix_kinds = KIND_ALIASES.get(first.lower(), ())
     if rest and len(prefix_kinds) == 1 and prefix_kinds != (kind,) and not parts[1].isdigit():
-        raise UsageError(f"{word!r} is no {SINGULAR[kind]}, which is wanted here.")
+        raise UsageError(f"{word!r} is not of kind {SINGULAR[kind]}, which is required here.")
     if KIND_ALIASES.get(first.lower()) == (kind,) and not (len(parts) == 3 and parts[1].isdigit()):
         word = rest
     try:
         key = read_port(word, namespace)
     except ManifestError as error:
-        raise UsageError(f"{word!r} is no JOB/PE/PORT: {error.reason}.") from error
+        raise UsageError(f"{word!r} is not JOB/PE/PORT: {error.reason}.") from error
     if key is not None:
         return key
     if "/" in word:
@@ -264,8 +264,9 @@ def _find_by_name(
         raise RequestError(
             404,
             error.code,
-            f"There is no {SINGULAR[kind]} {word!r} in namespace {namespace}; it is an "
-            f"{SINGULAR[other]}: write {SINGULAR[other]}/{word} where one is wanted.",
+            f"There is no {SINGULAR[kind]} {word!r} in namespace {namespace}; it is an"
+            f" {SINGULAR[other]}: write {SINGULAR[other]}/{word} where an {SINGULAR[other]} is"
+            " accepted.",
         ) from error
 
 

@@ -37,7 +37,7 @@ class Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands there twice", key_node.start_mark
+                    None, None, f"the key {key!r} occurs twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
@@ -47,14 +47,14 @@ class Loader(yaml.SafeLoader):
         text = str(self.construct_scalar(node))
         if _INT.fullmatch(text) is None:
             raise yaml.constructor.ConstructorError(
-                None, None, f"{text!r} is no integer", node.start_mark
+                None, None, f"{text!r} is not an integer", node.start_mark
             )
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
     def refuse_ambiguous(self, node: yaml.ScalarNode) -> NoReturn:
         """Refuse a number that kubectl reads differently."""
         text = str(self.construct_scalar(node))
-        problem = f"{text!r} is something else for kubectl; put it in quotes or write it plainly"
+        problem = f"kubectl reads {text!r} differently; put it in quotes or write it plainly"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 

@@ -52,7 +52,7 @@ def add_file(command: argparse.ArgumentParser) -> None:
         "--filename",
         action="append",
         default=[],
-        help="a file, a directory, or - for standard input; may be given several times",
+        help="a file, a directory, or - for standard input; may be repeated",
     )
 
 
@@ -65,8 +65,10 @@ def add_dry_run(command: argparse.ArgumentParser) -> None:
         const="server",
         default="none",
         metavar="none|client|server",
-        help="client: only check the file; server: show what it would do, as whatif, and end "
-        "with 3 if a route would be cut, unless --max-removed allows it",
+        help=(
+            "client: only check the file; server: show what it would do, as whatif, and exit"
+            " with 3 if a route would be cut, unless --max-removed allows it"
+        ),
     )
 
 
@@ -77,7 +79,7 @@ def add_guard(command: Any, help_text: str) -> None:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise argparse.ArgumentTypeError(f"{text!r} is no count")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count")
     return int(text)
 
 
@@ -93,8 +95,8 @@ def show_forecast(
     """Show the forecast of changes; return the exit code that rates it."""
     if max(len(resources), len(deleted)) > MAX_CHANGES:
         raise UsageError(
-            f"A what-if takes at most {MAX_CHANGES:,} changes, these are "
-            f"{max(len(resources), len(deleted)):,}: ask in parts."
+            f"A what-if takes at most {MAX_CHANGES:,} changes, these are"
+            f" {max(len(resources), len(deleted)):,}: split them."
         )
     body = _proposal(resources, deleted)
     answer = client.call("POST", "/whatif", body, namespace=options.namespace)
@@ -163,7 +165,10 @@ def apply_all(
             middle = len(part) // 2
             parts.extendleft((part[middle:], part[:middle]))
             print_notes(
-                [f"{len(part):,} changes concern too many routes at once; they go in halves"]
+                [
+                    f"{len(part):,} changes affect too many routes at once; they are sent in two"
+                    " halves"
+                ]
             )
         else:
             done += len(part)
@@ -180,13 +185,13 @@ def check_parts(options: argparse.Namespace, parts: Sequence[Sequence[object]]) 
     total = sum(map(len, parts))
     if options.max_removed is not None:
         raise UsageError(
-            "--max-removed counts the routes of all changes together, and "
-            f"{total:,} are too many to make at once; {len(parts[0]):,} are not."
+            f"--max-removed counts the routes of all changes together, and {total:,} are too many"
+            f" for one request; {len(parts[0]):,} are not."
         )
     print_notes(
         [
-            f"{total:,} changes are too many to make at once; they go in {len(parts)} parts of"
-            f" at most {MAX_CHANGES:,}, each of them whole or not at all"
+            f"{total:,} changes are too many for one request; they are sent in {len(parts)} parts"
+            f" of at most {MAX_CHANGES:,}, each applied completely or not at all"
         ]
     )
 
@@ -209,7 +214,7 @@ def change_all(
     body = _proposal(resources, deleted)
     answer = client.change("POST", "/apply", body, namespace=options.namespace, **query)
     if answer is None:
-        print_text("done; what it did to routes is told once only, and the answer was lost\n")
+        print_text("done; the effect on routes is reported only once, and that answer was lost\n")
         return
     for change in answer["results"]:
         outcome = _RESULT_WORDS.get(change["became"], change["became"])

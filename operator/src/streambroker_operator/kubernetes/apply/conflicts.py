@@ -140,8 +140,8 @@ def object_etag(document: Document | None) -> str | None:
 
 
 _TAKEOVER_ADVICE = (
-    "Its next apply may fail with a conflict, or undo this without a word: leave the field out of"
-    " that manifest, or release the resource in time."
+    "Its next apply may fail with a conflict, or silently undo this: leave the field out of that"
+    " manifest, or release the resource in time."
 )
 
 
@@ -160,16 +160,15 @@ def _change_advice(conflict: FieldConflict) -> str:
         return "Nothing was changed. Repeat with force=true to take it over."
     return (
         "A change here would be undone at its next apply. Remove"
-        f" {conflict.description.removeprefix('property ')} from that manifest to steer it at run"
-        f" time, or"
-        " repeat with force=true to take it until then."
+        f" {conflict.description.removeprefix('property ')} from that manifest to change it at"
+        " run time, or repeat with force=true to override it until then."
     )
 
 
 def _removal_advice(conflict: FieldConflict) -> str:
     where = "there" if conflict.is_manual else "in that manifest"
     return (
-        f"What others hold cannot be taken away from here, with force=true neither: remove it"
+        "Fields that others own cannot be removed here, not even with force=true: remove it"
         f" {where}."
     )
 

@@ -90,8 +90,8 @@ async def read_secret(
         document = await objects.read_secret(namespace, name)
     if document is None:
         raise StoreError(
-            f"{where} is not there. Make it, let the broker make it with --make-secret, or name"
-            " another with --secret-name."
+            f"{where} does not exist. Create it, let the broker create it with --make-secret, or"
+            " name another with --secret-name."
         )
     text = (document.get("data") or {}).get(ENTRY, "")
     try:
@@ -429,7 +429,7 @@ def _partly_made_error(done: list[StoredResource], error: RequestError) -> Reque
         error.status,
         "PartlyMade",
         f"{len(changed)} changes were made, then one was refused: {error} A cluster has no"
-        " transactions: look at what is there, and send the rest again.",
+        " transactions: check which changes exist, and send the rest again.",
         headers=error.headers,
         facts={"made": changed, "refused": error.code},
     )
@@ -452,9 +452,9 @@ def _check_port(target: ObjectPath, live: Document, key: PortKey) -> None:
     raise RequestError(
         409,
         "NameTaken",
-        f"The name {target.name!r} is that of another {target.kind}, of the port"
-        f" {target.namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec.get('port')}. Give {key}"
-        " another one, or delete that one first.",
+        f"The name {target.name!r} belongs to another {target.kind}, of the port"
+        f" {target.namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec.get('port')}. Give"
+        f" {key} another one, or delete that one first.",
     )
 
 

@@ -138,7 +138,12 @@ class Registrations:
             except RequestError as error:
                 retry.on_failed()
                 level = logging.WARNING if retry.failures == 1 else logging.DEBUG
-                _log.log(level, "the resources of %s do not say where its agent is: %s", pe, error)
+                _log.log(
+                    level,
+                    "the address of the agent is not written to the resources of %s: %s",
+                    pe,
+                    error,
+                )
 
     async def _announce(
         self,

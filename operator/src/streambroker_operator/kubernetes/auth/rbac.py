@@ -250,7 +250,7 @@ def judge(
         return Verdict(allowed=True)
     policy = POLICIES.get(("GET" if method == "HEAD" else method, path))
     if policy is None:
-        return Verdict(reason=f"Nobody may {method} {path}: it is not known who might.")
+        return Verdict(reason=f"{method} {path} is not allowed: it has no access policy.")
     if force:
         return _judge_forced(policy, path, _judge_plain(policy, caller, pe, bound))
     return _judge_plain(policy, caller, pe, bound)
@@ -259,7 +259,7 @@ def judge(
 def _judge_forced(rule: PathPolicy, path: str, usual: Verdict) -> Verdict:
     """Return the verdict on a forced request, derived from the one without force."""
     if not rule.steers:
-        return Verdict(reason="Nothing here can be taken from others: leave out force.")
+        return Verdict(reason="Nothing here can be taken over from others: leave out force.")
     if not usual.allowed and not usual.requests:
         return usual
     resource = "exports" if path.startswith(_EXPORT) else "imports"

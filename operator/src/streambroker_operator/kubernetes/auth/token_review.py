@@ -301,8 +301,8 @@ class ReviewClient:
         return RequestError(
             503,
             "ReviewFailed",
-            f"The Kubernetes API server {failure} to the {kind}, so nobody can say whether this is"
-            " allowed. Routes stay; try again.",
+            f"The Kubernetes API server {failure} to the {kind}, so it is not known whether this"
+            " is allowed. Routes stay; try again.",
             headers={"Retry-After": str(retry_after)},
         )
 
@@ -451,8 +451,8 @@ class Authenticator:
             raise RequestError(
                 401,
                 "TokenMissing",
-                "This broker wants a token of the cluster: send the header `Authorization: Bearer"
-                " <token>`. Jobs and the command line take it from STREAMBROKER_TOKEN.",
+                "This broker requires a token of the cluster: send the header `Authorization:"
+                " Bearer <token>`. Jobs and the command line take it from STREAMBROKER_TOKEN.",
                 headers=_REALM,
             )
         return await self._reviews.review_token(token.strip(), on_unknown, reading=reading)

@@ -48,7 +48,9 @@ def read_exec(
             f" {command!r} and {version!r}."
         )
     if entry.get("interactiveMode") == "Always":
-        raise ClusterError(f"{path}: {command} asks its user for input, and a broker has none.")
+        raise ClusterError(
+            f"{path}: {command} asks its user for input, and a broker cannot answer."
+        )
     if os.sep in command and not Path(command).is_absolute():
         command = str(path.parent / command)
     spec: dict[str, Any] = {"interactive": False}
@@ -146,5 +148,5 @@ class ExecLogin:
     def _error(self, reason: str) -> OSError:
         hint = f" {self._settings['hint']}" if self._settings["hint"] else ""
         return OSError(
-            f"{self._settings['command'][0]} gives no token for the cluster: {reason}.{hint}"
+            f"{self._settings['command'][0]} returned no token for the cluster: {reason}.{hint}"
         )

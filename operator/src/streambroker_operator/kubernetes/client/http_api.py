@@ -136,7 +136,7 @@ def _parse_object(status: int, text: bytes) -> Mapping[str, Any]:
     if isinstance(result, dict):
         return result
     if status < 400:
-        raise ValueError(f"the answer {status} is no JSON object")
+        raise ValueError(f"the answer {status} is not a JSON object")
     return {"message": text[:_MAX_ERROR_CHARS].decode(errors="replace").strip()}
 
 

@@ -76,8 +76,8 @@ def find_access(environ: Mapping[str, str] = os.environ) -> Access:
     if default_path.exists():
         return from_kubeconfig(default_path)
     raise ClusterError(
-        "No Kubernetes API server is known here: this is no pod, KUBECONFIG is not set "
-        "and ~/.kube/config is not there."
+        "No Kubernetes API server is configured: this is not a pod, KUBECONFIG is not set and"
+        " ~/.kube/config does not exist."
     )
 
 
@@ -91,8 +91,8 @@ def in_pod(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT_DIR) ->
     for name in ("token", "ca.crt"):
         if not (directory / name).exists():
             raise ClusterError(
-                f"{directory / name} is not there: the pod has no service account token mounted "
-                "(automountServiceAccountToken)."
+                f"{directory / name} does not exist: the pod has no service account token mounted"
+                " (automountServiceAccountToken)."
             )
     namespace = directory / "namespace"
     return Access(
@@ -114,7 +114,7 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     except (OSError, yaml.YAMLError) as error:
         raise ClusterError(f"{path} cannot be read as a kubeconfig: {error}") from error
     if not isinstance(document, dict):
-        raise ClusterError(f"{path} is no kubeconfig.")
+        raise ClusterError(f"{path} is not a kubeconfig.")
     name = context or document.get("current-context")
     selected = _find_entry(path, document, "contexts", "context", name)
     cluster = _find_entry(path, document, "clusters", "cluster", selected.get("cluster"))
@@ -122,8 +122,8 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
     for method in ("auth-provider", "username"):
         if method in user:
             raise ClusterError(
-                f"{path} lets user {selected['user']!r} in by {method!r}, which is not supported; "
-                "give a token, a client certificate or `exec`."
+                f"{path} authenticates user {selected['user']!r} by {method!r}, which is not"
+                " supported; give a token, a client certificate or `exec`."
             )
     ca_file, token_file = cluster.get("certificate-authority"), user.get("tokenFile")
     token = user.get("token")
@@ -157,7 +157,7 @@ def _decode_inline(path: Path, entry: dict[str, Any], field: str) -> str | None:
     try:
         return base64.b64decode(str(entry[field]), validate=True).decode()
     except (binascii.Error, ValueError) as error:
-        raise ClusterError(f"{path}: {field} is not base64 of a PEM text.") from error
+        raise ClusterError(f"{path}: {field} is not PEM in base64.") from error
 
 
 def _read_pem(path: Path, entry: dict[str, Any], field: str) -> str | None:
@@ -185,8 +185,8 @@ def parse_namespaces(words: str, own_namespace: str) -> tuple[str, ...]:
     for name in names:
         if not is_label(name):
             raise ClusterError(
-                f"{words!r} names no namespaces: {name!r} is none. "
-                "Say own, * for all, or names with commas between them."
+                f"{words!r} does not list namespaces: {name!r} is not one. Write own, * for all,"
+                " or names with commas between them."
             )
     return tuple(dict.fromkeys(own_namespace if name == "own" else name for name in names))
 

@@ -115,8 +115,8 @@ class Objects:
         raise RequestError(
             503,
             "ChangedMeanwhile",
-            f"{target} was changed by others {1 + RETRIES} times while it was to be changed here;"
-            " nothing was done. Try again.",
+            f"{target} was changed by others {1 + RETRIES} times during this change; nothing was"
+            " done. Try again.",
             headers={"Retry-After": "1"},
         )
 
@@ -286,7 +286,7 @@ class Objects:
             return await self._api.call(method, path, **more)
         except ApiUnreachableError as error:
             # A write without a response may have been done; repeating it is harmless.
-            unsure = "" if method == "GET" else " It may have been done: ask again, or repeat it."
+            unsure = "" if method == "GET" else " It may have been done: check, or repeat it."
             raise _unavailable_error(
                 f"The API server gave no answer to: {what} ({error}).{unsure}"
             ) from error
@@ -315,7 +315,7 @@ def _unavailable_error(message: str, retry_after_s: float | None = None) -> Requ
     return RequestError(
         503,
         "ApiServerAway",
-        f"{message} Routes go on as they are.",
+        f"{message} Routes stay as they are.",
         headers={"Retry-After": f"{max(after, 1.0):.0f}"},
     )
 

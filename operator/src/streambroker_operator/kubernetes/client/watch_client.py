@@ -169,9 +169,9 @@ class ApiClient:
         try:
             body = json.loads(text)
         except ValueError as error:
-            raise ApiError(0, f"{path}: the answer is no JSON: {error}") from error
+            raise ApiError(0, f"{path}: the answer is not JSON: {error}") from error
         if not isinstance(body, dict):
-            raise ApiError(0, f"{path}: the answer is no object")
+            raise ApiError(0, f"{path}: the answer is not an object")
         return body
 
     async def pages(
@@ -189,7 +189,7 @@ class ApiClient:
             metadata, items = body.get("metadata"), _list_items(body)
             if not isinstance(metadata, dict) or not isinstance(items, list):
                 raise ApiError(
-                    0, f"{path}: the answer is no list: {str(body)[:_MAX_MESSAGE_CHARS]}"
+                    0, f"{path}: the answer is not a list: {str(body)[:_MAX_MESSAGE_CHARS]}"
                 )
             yield items, _list_version(path, metadata)
             if not metadata.get("continue"):
@@ -283,7 +283,7 @@ def _parse_event(path: str, line: bytes) -> WatchEvent:
         event = json.loads(line)
         kind, body = event["type"], event["object"]
     except (ValueError, KeyError, TypeError) as error:
-        raise GoneError(0, f"{path}: the watch has a line that is no event") from error
+        raise GoneError(0, f"{path}: the watch has a line that is not an event") from error
     if kind == "ERROR":
         raise GoneError(int(body.get("code", 0)), f"{path}: {body.get('message')}")
     return kind, body

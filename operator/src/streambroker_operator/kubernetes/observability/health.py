@@ -68,7 +68,7 @@ def check_ready(state: BrokerState) -> Probe:
     return _probe(
         [
             ("synced", state.synced, "resources have not been read yet"),
-            ("running", not state.closing, "it is stopping"),
+            ("running", not state.closing, "the broker is stopping"),
         ],
         lines,
     )

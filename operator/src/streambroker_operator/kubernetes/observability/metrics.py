@@ -88,7 +88,10 @@ def families(gauges: BrokerGauges) -> Iterator[Metric]:
     yield _gauge("routes", "Routes on the board.", (), {(): gauges.routes})
     yield _gauge("board_version", "Processed version.", ("kind",), _by_kind(gauges.board_versions))
     yield _gauge(
-        "watch_age_seconds", "Since the last sign of life.", ("kind",), _by_kind(gauges.watch_age_s)
+        "watch_age_seconds",
+        "Seconds since the last sign of life.",
+        ("kind",),
+        _by_kind(gauges.watch_age_s),
     )
     followed = {
         (OBJECTS[kind], watched): float(is_followed)
@@ -104,13 +107,18 @@ def families(gauges: BrokerGauges) -> Iterator[Metric]:
     yield _gauge("reported_routes", "Routes that agents report.", ("state",), reported)
     yield _counter("hints_sent", "Hints handed to the network.", (), {(): gauges.hints_sent})
     yield _counter("hints_lost", "Hints that did not arrive.", (), {(): gauges.hints_lost})
-    yield _counter("sweeps", "Comparisons with a list.", (), {(): gauges.resyncs})
+    yield _counter("sweeps", "Comparisons of the cache with a list.", (), {(): gauges.resyncs})
     differences = {
         (OBJECTS[kind], difference): n
         for (kind, difference), n in gauges.resync_differences.items()
     }
     differences = {**dict.fromkeys(_DIFFERENCES, 0), **differences}
-    yield _counter("sweep_differences", "What a sweep found.", ("kind", "difference"), differences)
+    yield _counter(
+        "sweep_differences",
+        "Differences that the comparisons found.",
+        ("kind", "difference"),
+        differences,
+    )
     yield _counter("relists", "Lists after the first.", ("kind",), _by_kind(gauges.relists))
     yield _counter("feeder_restarts", "Starts of the feeder.", (), {(): gauges.feeder_restarts})
     writes = {**dict.fromkeys(_WRITES, 0), **gauges.writes}
@@ -150,13 +158,15 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
-        self._match = self._histogram("match_seconds", "To match one change.", _MATCH_S)
+        self._match = self._histogram("match_seconds", "Time to match one change.", _MATCH_S)
         self._applied = self._histogram(
-            "change_applied_seconds", "From a changed view until its agent runs it.", _APPLIED_S
+            "change_applied_seconds",
+            "Time from a changed view until its agent runs it.",
+            _APPLIED_S,
         )
         self._requests = Histogram(
             "streambroker_rest_request_seconds",
-            "To answer a REST request, long polls and streams of events apart.",
+            "Time to answer a REST request, without long polls and streams of events.",
             ("method",),
             registry=self.registry,
             buckets=_REQUEST_S,
@@ -175,7 +185,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
         yield from families(self._read_gauges())
-        yield _counter("rest_requests", "Answers of REST.", ("method", "code"), self._answers)
+        yield _counter(
+            "rest_requests", "Responses of the REST API.", ("method", "code"), self._answers
+        )
 
     def observe_match(self, seconds: float) -> None:
         """Record the duration of matching one change."""

@@ -102,7 +102,7 @@ class LeaderCommands:
         """
         leader = self._leader_address()
         if not leader:
-            raise agent_away_error("No replica of the broker leads at the moment.")
+            raise agent_away_error("No replica of the broker is the leader at the moment.")
         body = json.dumps({"at": time.time(), **message}).encode()
         headers = {"Authorization": relay.sign(self._secret, body)}
         if self._session is None:
@@ -116,11 +116,11 @@ class LeaderCommands:
                 retry_headers = {"Retry-After": response.headers.get("Retry-After", "2")}
         except _TRANSPORT_ERRORS as error:
             reason = str(error) or type(error).__name__
-            raise agent_away_error(f"The replica that leads does not answer: {reason}.") from error
+            raise agent_away_error(f"The leading replica does not answer: {reason}.") from error
         if problem is None:
             return result
         if response.status not in (429, 503):
-            raise agent_away_error(f"The replica that leads refuses this one: {problem[1]}")
+            raise agent_away_error(f"The leading replica refuses this one: {problem[1]}")
         raise RequestError(response.status, *problem, headers=retry_headers)
 
 
@@ -134,7 +134,7 @@ def handler(
             authorization = request.headers.get("Authorization", "")
             message = relay.verify(secret, authorization, await request.read(), time.time())
             if not leads():
-                raise agent_away_error("Another replica of the broker leads now.")
+                raise agent_away_error("Another replica of the broker is the leader now.")
             return web.json_response(await _answer(local_queue, message))
         except (RequestError, ManifestError) as error:
             failure = error if isinstance(error, RequestError) else agent_away_error(str(error))

@@ -101,7 +101,7 @@ class Lease:
             except ApiUnreachableError as error:
                 self._election.on_failed()
                 self.writes["failed"] += 1
-                trouble = f"the API server is not reached: {error}"
+                trouble = f"the API server cannot be reached: {error}"
             self._log_trouble(trouble)
             self._update_leadership()
             await asyncio.sleep(self._pause())
@@ -124,7 +124,7 @@ class Lease:
         await asyncio.wait([releasing], timeout=RELEASE_S)
         if not releasing.done() or not releasing.result():
             releasing.cancel()
-            _log.info("the Lease %s could not be released; it runs out by itself", self._name)
+            _log.info("the Lease %s could not be released; it expires by itself", self._name)
 
     async def _release(self) -> bool:
         """Release the Lease, including one that a pending renewal changed meanwhile."""
@@ -219,7 +219,7 @@ class Lease:
         if trouble and not self._trouble:
             _log.warning("the Lease %s/%s: %s", self._namespace, self._name, trouble)
         elif self._trouble and not trouble:
-            _log.info("the Lease %s/%s is kept again", self._namespace, self._name)
+            _log.info("the Lease %s/%s is renewed again", self._namespace, self._name)
         self._trouble = trouble
 
 

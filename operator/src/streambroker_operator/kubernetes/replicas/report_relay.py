@@ -156,13 +156,15 @@ class ReportRelay:
         """Log one line each time the state of the connection changes."""
         if trouble and not self._trouble:
             _log.warning(
-                "%s, which leads, cannot be told which agents ask here, and will take them to be"
-                " away: %s",
+                "cannot report to the leader %s which agents poll this replica; the leader will"
+                " treat them as away: %s",
                 leader,
                 trouble,
             )
         elif self._trouble and not trouble:
-            _log.info("%s is told again which agents ask here", leader)
+            _log.info(
+                "reporting to the leader %s which agents poll this replica works again", leader
+            )
         self._trouble = bool(trouble)
 
 
@@ -266,4 +268,4 @@ def verify(secret: bytes, authorization: str, body: bytes, now: float) -> dict[s
 
 
 def _unauthorised_error() -> RequestError:
-    return RequestError(401, "TokenWrong", "Only replicas of this broker may say that.")
+    return RequestError(401, "TokenWrong", "Only replicas of this broker may send these reports.")

@@ -111,14 +111,13 @@ _ENDED_CONDITION = Condition(
     type="Ended",
     status="True",
     reason="Finished",
-    message="Its program has said that nothing will follow, and nothing has.",
+    message="Its program has finished the stream, and no more rows follow.",
 )
 _HELD_CONDITION = Condition(
     type="Held",
     status="True",
     reason="EarlierUnknown",
-    message="It is not known which generation was accepted before: agents keep the routes that they"
-    " have.",
+    message="The generation accepted before is not known: agents keep their current routes.",
 )
 
 
@@ -360,7 +359,7 @@ def _retained_programmed(published: PublishedStatus, routes: str) -> Condition:
         type="Programmed",
         status="Unknown",
         reason="NotHeard",
-        message="Not all agents have been heard of since the broker started.",
+        message="Not all agents have reported since the broker started.",
     )
 
 

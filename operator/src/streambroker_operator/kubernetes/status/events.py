@@ -142,7 +142,7 @@ _FIRST_TRANSITIONS = {("Accepted", "False"), ("Matched", "True"), *_ALARMS}
 """Transitions that deserve an Event for a resource without a previous status."""
 _SENTENCES = {
     ("Accepted", "True"): "It is accepted now.",
-    ("Matched", "False"): "It is connected to nothing any more.",
+    ("Matched", "False"): "It is no longer connected to anything.",
 }
 _MAX_PEERS = 3
 """Number of peers that an Event names."""
@@ -169,7 +169,7 @@ def steering_overwritten_note(resource: Resource, fields: str, owner: str) -> Ev
 
     `fields` is a text such as ``filter, properties.limit``.
     """
-    text = f"What was set at run time ({fields}) was overwritten by {owner}."
+    text = f"Fields set at run time ({fields}) were overwritten by {owner}."
     return replace(_note(resource, "SteeringOverwritten", "Steer", text), event_type="Warning")
 
 

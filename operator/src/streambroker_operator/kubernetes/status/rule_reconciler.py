@@ -289,16 +289,19 @@ def _accepted_condition(status: Status, reported: RuleStatus | None) -> Conditio
 
 def _active_condition(status: Status, reported: RuleStatus | None) -> Condition:
     if reported is None:
-        message = "" if not status.accepted else "No query of the job has told of it yet."
+        message = "" if not status.accepted else "No query of the job has reported it yet."
         return Condition(type="Active", status="Unknown", reason="NotHeard", message=message)
     if reported.version is None:
         return Condition(type="Active", status="False", reason="Absent")
     version = f"Version {reported.version}"
     if reported.state == "disabled":
-        message = f"{version} is off after an error, until a new version or an enabling."
+        message = (
+            f"{version} is disabled after an error; a new version of the rule, or enabling it,"
+            " activates it again."
+        )
         return Condition(type="Active", status="False", reason="Disabled", message=message)
     if reported.since is None:
-        message = f"{version} is on its way to the query."
+        message = f"{version} has not reached the query yet."
         return Condition(type="Active", status="False", reason="Pending", message=message)
     scheduled = (
         "" if reported.scheduled is None else f"; version {reported.scheduled} waits for its time"

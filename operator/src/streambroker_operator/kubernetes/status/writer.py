@@ -205,7 +205,7 @@ class StatusWriter:
         try:
             write = self._source.build(name) if self._may_write(name) else None
         except Exception:
-            _log.exception("the status of %s %s cannot be made", *name)
+            _log.exception("cannot build the status of %s %s", *name)
             write = None
         if write is None:
             self.metrics.unchanged += 1
@@ -278,7 +278,9 @@ class StatusWriter:
         try:
             self._source.on_written(write, answer.body)
         except Exception:
-            _log.exception("what was written of %s %s was not taken in", write.kind, write.name)
+            _log.exception(
+                "cannot process the answer to the status write of %s %s", write.kind, write.name
+            )
 
     def _retry(self, name: Name, after_s: float = 0.0, *, pause: bool = False) -> None:
         """Retry later; if the API server fails, all writes pause."""

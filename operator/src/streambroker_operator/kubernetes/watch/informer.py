@@ -175,7 +175,7 @@ class KindFeed:
         """Record a sign of life."""
         self._last_alive = asyncio.get_running_loop().time()
         if self.last_error:
-            _log.info("following %ss works again", self.kind)
+            _log.info("watching %ss works again", self.kind)
         self.last_error = ""
 
     def stale_for_s(self) -> float:
@@ -185,7 +185,7 @@ class KindFeed:
     def on_failed(self, error: Exception) -> None:
         """Record a failure; logged once until the feed works again."""
         if not self.last_error:
-            _log.warning("following %ss: %s", self.kind, error)
+            _log.warning("watching %ss failed: %s", self.kind, error)
         self.last_error = str(error)
 
     def mark_lost(self, reason: str) -> None:
@@ -263,7 +263,7 @@ class KindFeed:
             raise
         metadata = body.get("metadata")
         if not isinstance(metadata, dict) or not metadata.get("uid"):
-            raise ApiError(0, f"{self._crd_path}: the answer is no definition")
+            raise ApiError(0, f"{self._crd_path}: the answer is not a definition")
         if metadata.get("deletionTimestamp"):
             raise CrdMissingError
         return str(metadata["uid"])
@@ -557,7 +557,7 @@ class ApiFeeder(ABC):
             except CrdMissingError:
                 if feed.reason != "CrdMissing":
                     _log.warning(
-                        "the definition of %ss is gone: what was known of them stays", feed.kind
+                        "the definition of %ss was deleted: keeping the last known ones", feed.kind
                     )
                 feed.mark_lost("CrdMissing")
             except ApiError as error:
@@ -575,7 +575,7 @@ class ApiFeeder(ABC):
         try:
             await with_timeout(_RULES_TIMEOUT_S, self._rules_tried.wait())
         except asyncio.TimeoutError:
-            _log.warning("the list of %ss takes long: views come without them at first", RULE)
+            _log.warning("listing %ss takes long: the first views do not contain them", RULE)
 
     async def _relist(self, feed: KindFeed) -> int:
         try:

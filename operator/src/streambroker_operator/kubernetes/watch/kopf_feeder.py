@@ -253,7 +253,7 @@ class KopfFeeder(ApiFeeder):
 def _require_pipe(pipe: _P | None) -> _P:
     """Return the pipe, which must exist because it was requested."""
     if pipe is None:
-        raise RuntimeError("a process without the pipe it was given")
+        raise RuntimeError("the process was not given its pipe")
     return pipe
 
 

@@ -23,8 +23,8 @@ Refusal: TypeAlias = Literal["Forbidden", "NamespaceGone"]
 """Why a watched namespace is not followed."""
 
 _EFFECTS: Mapping[Refusal, str] = {
-    "Forbidden": "cannot be listed (403); they stay as they were seen last",
-    "NamespaceGone": "are gone with it",
+    "Forbidden": "cannot be listed (403); their last known state is kept",
+    "NamespaceGone": "were deleted with it",
 }
 
 
@@ -44,4 +44,4 @@ def log_changes(kind: AnyKind, before: Mapping[str, Refusal], after: Mapping[str
         if before.get(namespace) != why:
             _log.warning("namespace %s: %ss %s", namespace, kind, _EFFECTS[why])
     for namespace in before.keys() - after.keys():
-        _log.info("namespace %s: %ss are followed again", namespace, kind)
+        _log.info("namespace %s: %ss are watched again", namespace, kind)

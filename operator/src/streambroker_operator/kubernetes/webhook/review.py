@@ -42,7 +42,7 @@ def review(document: object, board: Board, namespaces: Sequence[str] = ()) -> di
     """
     request = document.get("request") if isinstance(document, Mapping) else None
     if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
-        raise ValueError("the document is no AdmissionReview with a request")
+        raise ValueError("the document is not an AdmissionReview with a request")
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
     candidate = _new_spec(request)
     if candidate is not None and (not namespaces or request.get("namespace") in namespaces):

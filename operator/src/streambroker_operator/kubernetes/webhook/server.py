@@ -156,7 +156,7 @@ class Webhook:
 
 
 def _missing_error(what: str) -> RequestError:
-    return RequestError(404, "NotFound", f"The {what} is not there. The chart makes it.")
+    return RequestError(404, "NotFound", f"The {what} does not exist. The chart creates it.")
 
 
 def _client_host(client: Mapping[str, Any]) -> str:

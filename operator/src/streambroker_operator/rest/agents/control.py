@@ -96,7 +96,7 @@ def _with_operator(body: Any, operator: str | None) -> Any:
     target = fields.child("target")
     if target.has("operator") and target.get("operator") != operator:
         raise target.error_at(
-            "operator", f"is {target.get('operator')!r}, but the address says {operator!r}"
+            "operator", f"is {target.get('operator')!r}, but the address has {operator!r}"
         )
     return {**fields.raw(), "target": {**target.raw(), "operator": operator}}
 
@@ -135,8 +135,8 @@ def _not_emitted(pe: PeKey, id_: str) -> RequestError:
     return RequestError(
         404,
         "NotEmitted",
-        f"The agent of {pe} knows no control tuple {id_[:128]!r} here: it was not emitted, was so"
-        " long ago that it is forgotten, or the agent has lost its disk.",
+        f"The agent of {pe} knows no control tuple {id_[:128]!r} here: it was never emitted, is"
+        " too old to be remembered, or the agent has lost its disk.",
     )
 
 

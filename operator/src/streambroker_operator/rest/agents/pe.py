@@ -85,7 +85,7 @@ def _parse_running_for(request: web.Request) -> float:
     text = request.headers.get("Running-For", "0")
     if _SECONDS.fullmatch(text) is None:
         raise RequestError(
-            400, "HeaderInvalid", f"Running-For is no number of seconds: {text[:64]!r}."
+            400, "HeaderInvalid", f"Running-For is not a number of seconds: {text[:64]!r}."
         )
     return float(text)
 
@@ -149,8 +149,8 @@ def _exchange(
         raise RequestError(
             400,
             "KeyInClear",
-            "The answer has the agent's key, and others can read this connection. Use https://, or"
-            " send `exchange`, an X25519 public key.",
+            "The answer contains the agent's key, and others can read this connection. Use"
+            " https://, or send `exchange`, an X25519 public key.",
         )
     private, public = request.app[EXCHANGE_KEYS]
     purpose = registration.key_purpose(pe, agent.instance)

@@ -331,7 +331,9 @@ def _read_shard_agents(fields: Fields, home: PeKey | None) -> tuple[ShardAgentIn
         entry_fields = fields.entry("fellows", number, entry)
         pe = PeKey.parse(entry_fields.text("pe"))
         if home is not None and (pe.namespace, pe.job) != (home.namespace, home.job):
-            raise entry_fields.error_at("pe", f"is {pe}, which is not of the job of {home}")
+            raise entry_fields.error_at(
+                "pe", f"is {pe}, which does not belong to the job of {home}"
+            )
         away = entry_fields.optional_text("away", longest=1_000)
         shard_agents.append(
             ShardAgentInfo(pe=pe, active=entry_fields.boolean("active", True), away_reason=away)

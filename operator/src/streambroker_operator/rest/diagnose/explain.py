@@ -96,7 +96,7 @@ def _port(request: web.Request, name: str) -> PortKey | None:
         return PortKey.parse(text)
     except ManifestError as error:
         raise RequestError(
-            400, "QueryInvalid", f"{name}={text!r} is no NAMESPACE/JOB/PE/PORT: {error.reason}."
+            400, "QueryInvalid", f"{name}={text!r} is not NAMESPACE/JOB/PE/PORT: {error.reason}."
         ) from error
 
 
@@ -119,7 +119,7 @@ def _require_visible(
     if not caller.can_read(key.namespace):
         raise not_yours_error(
             f"The token {caller.name!r} does not read the namespace {key.namespace!r}, and no"
-            f" {kind} {key} is shown to its own."
+            f" {kind} {key} is visible to its own namespace."
         )
     raise RequestError(404, "UnknownPort", f"There is no {kind} {key}.")
 

@@ -171,8 +171,8 @@ def limit_forecast(seconds: float) -> Callable[[int], None]:
             raise RequestError(
                 422,
                 "ForecastTooLarge",
-                f"These changes concern more than {MAX_ROUTES:,} routes, or take longer than"
-                f" {seconds:g} s to foretell. Send fewer of them at once.",
+                f"These changes affect more than {MAX_ROUTES:,} routes, or take longer than"
+                f" {seconds:g} s to predict. Send fewer of them at once.",
             )
 
     return watch
@@ -206,7 +206,7 @@ def _check_namespaces(request: web.Request, keys: Iterable[PortKey]) -> None:
         if not caller.can_read(key.namespace):
             raise not_yours_error(
                 f"The token {caller.name!r} does not read the namespace {key.namespace!r}, so it"
-                " cannot ask what a change there would do."
+                " cannot ask for the effect of a change there."
             )
 
 

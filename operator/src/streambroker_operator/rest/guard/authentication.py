@@ -135,14 +135,14 @@ def _check_names(request: web.Request) -> None:
         raise RequestError(
             403,
             "HostRefused",
-            f"This broker has no tokens and answers to names of this machine alone, not to"
+            "This broker has no tokens and accepts only names of this machine, not"
             f" {host[:128]!r}. Use 127.0.0.1 or localhost, give it tokens, or start it with"
             " --insecure.",
         )
     origin = request.headers.get("Origin")
     if origin is not None and not is_reading(request) and not is_loopback(_parse_host(origin)):
         raise RequestError(
-            403, "HostRefused", f"A page of {origin[:128]!r} may change nothing in this broker."
+            403, "HostRefused", f"Cross-origin writes from {origin[:128]!r} are not allowed."
         )
 
 
@@ -163,8 +163,8 @@ def _caller(request: web.Request) -> Principal:
         raise RequestError(
             401,
             "TokenMissing",
-            "This broker wants a token: send the header `Authorization: Bearer <token>`. Jobs and"
-            " the command line take it from STREAMBROKER_TOKEN.",
+            "This broker requires a token: send the header `Authorization: Bearer <token>`. Jobs"
+            " and the command line take it from STREAMBROKER_TOKEN.",
             headers=_REALM,
         )
     principal = tokens.current().find(token.strip())
@@ -172,8 +172,8 @@ def _caller(request: web.Request) -> Principal:
         raise RequestError(
             401,
             "TokenWrong",
-            "The broker does not know this token. Was it replaced? Ask whoever keeps the broker's"
-            " token file.",
+            "The broker does not know this token. Was it replaced? Ask the operator of the"
+            " broker for a current one.",
             headers={"WWW-Authenticate": _REALM["WWW-Authenticate"] + ', error="invalid_token"'},
         )
     return principal
@@ -214,7 +214,7 @@ def _check_access(request: web.Request, caller: Principal) -> None:
         return
     if caller.role == "reader":
         raise not_yours_error(
-            f"The token {caller.name!r} may read and change nothing; use another one."
+            f"The token {caller.name!r} may neither read nor change anything; use another one."
         )
     mine = ", ".join(sorted("/".join(entry) for entry in caller.jobs))
     aim = f"job {namespace}/{job}" if job is not None else request.path

@@ -40,9 +40,9 @@ BACKLOG = 1_024
 MAX_ADDRESSES = 64
 """Addresses counted for one log line, at most."""
 
-LATE, EVICTED, REFUSED = "were silent for too long", "made room for others", "found no room"
+LATE, EVICTED, REFUSED = "were silent for too long", "made room for others", "were over the limit"
 FAILED, STARVED = "failed in the TLS handshake", "could not be accepted by the system"
-NOT_HTTP = "sent what is no HTTP"
+NOT_HTTP = "sent data that is not HTTP"
 
 _log = logging.getLogger("streambroker.connections")
 

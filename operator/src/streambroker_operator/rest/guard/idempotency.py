@@ -77,7 +77,7 @@ async def _run_once(request: web.Request, handler: Handler, key: RequestKey) -> 
         raise RequestError(
             422,
             "RequestIdReused",
-            f"Request-Id {key.id} stood for another request less than 10 minutes ago.",
+            f"Request-Id {key.id} was used for another request less than 10 minutes ago.",
         )
     if previous is not None and (replayed := _replay_response(request, previous)) is not None:
         return replayed
@@ -107,7 +107,7 @@ def _store_response(request: web.Request, key: RequestKey, response: web.StreamR
         request.app[RUNTIME].responses.store(key, response.status, headers, body)
     except sqlite3.Error:
         # The change is stored with its id: a repetition can still report that it was made.
-        _log.exception("the answer of request %s could not be kept", key.id)
+        _log.exception("the answer of request %s could not be stored", key.id)
 
 
 def _is_replayable(response: web.Response) -> bool:

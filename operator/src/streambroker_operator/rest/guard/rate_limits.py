@@ -93,7 +93,7 @@ def read_limit(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     defaults = {field.name.replace("_", "-"): field.default for field in fields(RateLimits)}
     if name not in defaults:
-        raise ValueError(f"{name!r} is no limit; there are {', '.join(defaults)}")
+        raise ValueError(f"{name!r} is not a limit; there are {', '.join(defaults)}")
     is_int = isinstance(defaults[name], int)
     try:
         limit = int(value) if is_int else float(value)
@@ -172,9 +172,7 @@ class CallerLimits:
         self._registrations = TokenBuckets(limits.writes_per_s, limits.write_burst)
         self._refusals = TokenBuckets(limits.refusals_per_s, limits.refusal_burst)
         self._pending_guesses: Counter[str] = Counter()
-        self._refusals_text = (
-            f"{limits.refusals_per_s:g} requests per second without a token that is known"
-        )
+        self._refusals_text = f"{limits.refusals_per_s:g} requests per second without a known token"
         self._followers = ConcurrencyLimit(limits.followers_each, "streams of events")
         self._polls = ConcurrencyLimit(limits.polls_each, "requests that wait for views")
 
@@ -257,9 +255,9 @@ class CallerLimits:
             raise RequestError(
                 422,
                 "LimitReached",
-                f"{pe} is beyond the {self.limits.pes} PEs that a job may have here: their numbers"
-                f" are below {self.limits.pes}. Whoever runs the broker may allow more"
-                " (--limit pes=…).",
+                f"{pe} is beyond the {self.limits.pes} PEs that a job may have here: their"
+                f" numbers are below {self.limits.pes}. The operator of the broker can raise the"
+                " limit (--limit pes=…).",
             )
 
     def check_ports(self, board: Board, ports: Iterable[tuple[Kind, PortKey]]) -> None:
@@ -274,9 +272,9 @@ class CallerLimits:
                 raise RequestError(
                     422,
                     "LimitReached",
-                    f"{key.owner} would have more than {self.limits.ports} {kind.lower()}s, as many"
-                    " as a PE may have here. Use another PE, or delete some. Whoever runs the"
-                    " broker may allow more (--limit ports=…).",
+                    f"{key.owner} would have more than {self.limits.ports} {kind.lower()}s, as"
+                    " many as a PE may have here. Use another PE, or delete some. The operator"
+                    " of the broker can raise the limit (--limit ports=…).",
                 )
             port_names.add(key.port)
 

@@ -40,7 +40,7 @@ def _check(request: web.Request, name: str, allowed: Mapping[str, bool]) -> None
             f"The parameter {name[:64]!r} is not known here; known are: {names}.{suggestion}",
         )
     if not allowed[name] and len(request.query.getall(name)) > 1:
-        raise RequestError(400, "QueryInvalid", f"The parameter {name!r} is given more than once.")
+        raise RequestError(400, "QueryInvalid", f"The parameter {name!r} is repeated.")
 
 
 @lru_cache(maxsize=256)

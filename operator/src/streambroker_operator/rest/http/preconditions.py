@@ -49,10 +49,10 @@ def check_etag(request: web.Request, current: str | None) -> None:
     none_match_tags = _strip_status(request.headers.get("If-None-Match"))
     if match_tags and (current is None or not ({current, "*"} & match_tags)):
         now = "it does not exist" if current is None else f'it is "{current}" now'
-        raise RequestError(412, "ConditionFailed", f"If-Match does not hold: {now}.")
+        raise RequestError(412, "ConditionFailed", f"If-Match is not satisfied: {now}.")
     if current is not None and {current, "*"} & none_match_tags:
         raise RequestError(
-            412, "ConditionFailed", f'If-None-Match does not hold: it exists as "{current}".'
+            412, "ConditionFailed", f'If-None-Match is not satisfied: it exists as "{current}".'
         )
 
 
@@ -76,7 +76,7 @@ async def conditional(request: web.Request, handler: Handler) -> web.StreamRespo
     match_tags = parse_etags(request.headers.get("If-Match"))
     if match_tags and not {current, current.partition("+")[0], "*"} & match_tags:
         raise RequestError(
-            412, "ConditionFailed", f'If-Match does not hold: it is "{current}" now.'
+            412, "ConditionFailed", f'If-Match is not satisfied: it is "{current}" now.'
         )
     if {current, "*"} & parse_etags(request.headers.get("If-None-Match")):
         retained = {name: headers[name] for name in ("ETag", "Cache-Control")}

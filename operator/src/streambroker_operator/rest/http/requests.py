@@ -66,7 +66,7 @@ def parse_integer(request: web.Request, name: str, least: int, most: int) -> int
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not least <= number <= most:
         raise RequestError(
-            400, "QueryInvalid", f"{name}={text!r} is no whole number from {least} to {most}."
+            400, "QueryInvalid", f"{name}={text!r} is not a whole number from {least} to {most}."
         )
     return number
 
@@ -80,7 +80,7 @@ def parse_namespace(request: web.Request) -> str:
     """Return the selected namespace; refuse anything but a DNS label with 400."""
     namespace = requested_namespace(request)
     if not is_label(namespace):
-        raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is no DNS label.")
+        raise RequestError(400, "QueryInvalid", f"The namespace {namespace!r} is not a DNS label.")
     return namespace
 
 
@@ -174,7 +174,7 @@ def parse_wait(request: web.Request) -> float:
     seconds = parse_duration(text)
     if seconds is None:
         raise RequestError(
-            400, "QueryInvalid", f"wait={text!r} is no duration; write 30s or 500ms."
+            400, "QueryInvalid", f"wait={text!r} is not a duration; write 30s or 500ms."
         )
     return min(seconds, MAX_WAIT_S)
 
@@ -199,7 +199,9 @@ async def raw_body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_long(request) from error
     except (web.RequestPayloadError, ConnectionError) as error:
-        raise RequestError(400, "NotJson", "The body does not end as it says.") from error
+        raise RequestError(
+            400, "NotJson", "The body ended before its declared length, or its connection broke."
+        ) from error
     return raw if encoding == "identity" else _decompress(request, raw)
 
 
@@ -212,7 +214,9 @@ def _decompress(request: web.Request, raw: bytes) -> bytes:
     if len(data) > request.client_max_size:
         raise _too_long(request)
     if not decompressor.eof:
-        raise RequestError(400, "NotJson", "The body cannot be unpacked as it says.")
+        raise RequestError(
+            400, "NotJson", "The body is not valid gzip, although Content-Encoding declares it."
+        )
     return data
 
 
@@ -265,7 +269,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise ValueError(f"the key {key!r} stands there twice")
+            raise ValueError(f"the key {key!r} occurs twice")
         result[key] = value
     return result
 

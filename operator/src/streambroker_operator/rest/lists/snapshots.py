@@ -118,7 +118,8 @@ class Snapshots:
             raise RequestError(
                 410,
                 "ListExpired",
-                "The list that this continues is kept no longer; begin it anew, without continue.",
+                "The list that this request continues is no longer stored; start again, without"
+                " continue.",
             )
         snapshot.read_at = now
         mine.move_to_end(name)
@@ -173,7 +174,9 @@ class Snapshots:
             if (list_name, namespace) == (selection.list_name, selection.namespace):
                 return str(name), int(start)
         raise RequestError(
-            400, "QueryInvalid", "continue= is not what the last page of this list answered."
+            400,
+            "QueryInvalid",
+            "continue= is not the value that the last page of this list returned.",
         )
 
 

@@ -119,7 +119,9 @@ async def withdraw(request: web.Request, kind: Kind) -> web.Response:
     options = parse_write_options(request)
     written = await request.app[RUNTIME].delete(kind, stored.resource.key, options=options)
     if written is None:
-        raise RequestError(404, "UnknownPort", f"{stored.resource.key} has gone meanwhile.")
+        raise RequestError(
+            404, "UnknownPort", f"{stored.resource.key} has been deleted in the meantime."
+        )
     return written_answer(written)
 
 
@@ -152,8 +154,8 @@ def parse_owners(body: Any) -> tuple[Mapping[str, Any], ...]:
         if owner.text("kind") == "Pod":
             raise owner.error_at(
                 "kind",
-                "is Pod, which a restart of the driver replaces: name what outlives it, for"
-                " instance the SparkApplication",
+                "is Pod, which a restart of the driver replaces: name an object that outlives"
+                " it, for instance the SparkApplication",
             )
     return tuple(references)
 
@@ -172,11 +174,11 @@ def _read(kind: Kind, body: Any, key: PortKey) -> Resource:
         return read_spec(kind, body, key=key)
     fields = Fields(body)
     if fields.get("kind") in list(PORTS) and fields.get("kind") != kind:
-        raise fields.error_at("kind", f"is {fields.get('kind')}, but the address says {kind}")
+        raise fields.error_at("kind", f"is {fields.get('kind')}, but the address has {kind}")
     document = read_manifest(body, namespace=key.namespace)
     if document.key.namespace != key.namespace:
         raise fields.child("metadata").error_at(
-            "namespace", f"is {document.key.namespace!r}, but the address says {key.namespace!r}"
+            "namespace", f"is {document.key.namespace!r}, but the address has {key.namespace!r}"
         )
     return replace(read_spec(kind, body["spec"], key=key, path="spec"), name=document.name)
 

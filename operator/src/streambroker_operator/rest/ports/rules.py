@@ -122,7 +122,7 @@ def _read(body: Any, key: RuleKey) -> Rule:
     if document.key.namespace != key.namespace:
         raise ManifestError(
             path="metadata.namespace",
-            reason=f"is {document.key.namespace!r}, but the address says {key.namespace!r}",
+            reason=f"is {document.key.namespace!r}, but the address has {key.namespace!r}",
         )
     return replace(read_rule_spec(body["spec"], key=key, path="spec"), name=document.name)
 

@@ -51,7 +51,7 @@ class CommandRunner:
 
     def start(self) -> None:
         """Start the thread; it fetches nothing before `wake`."""
-        threading.Thread(target=self._run, daemon=True, name="broker errands").start()
+        threading.Thread(target=self._run, daemon=True, name="broker commands").start()
 
     def wake(self) -> None:
         """Fetch now: the broker has commands."""
@@ -69,7 +69,7 @@ class CommandRunner:
                 self.run_pending()
             except Exception as error:
                 # The commands stay at the broker, which announces them again.
-                log.info("errands of the broker cannot be fetched or answered: %s", error)
+                log.info("cannot fetch or answer commands of the broker: %s", error)
             self._closed.wait(POLL_SPACING_S)
 
     def run_pending(self) -> None:
@@ -85,11 +85,13 @@ class CommandRunner:
     def _perform(self, command: AgentCommand) -> CommandResult:
         try:
             if command.action not in ACTIONS:
-                raise UnknownCommandError(f"this agent does no {command.action!r} for a broker.")
+                raise UnknownCommandError(
+                    f"this agent does not support the broker command {command.action!r}."
+                )
             return CommandResult(id=command.id, answer=self._actions[command.action](command.body))
         except StreambrokerError as error:
             return CommandResult(id=command.id, code=error.code, detail=str(error))
         except Exception as error:
-            log.exception("errand failed", extra={"errand": command.action})
-            why = f"the agent failed, its log says why: {type(error).__name__}: {error}"
+            log.exception("command failed", extra={"errand": command.action})
+            why = f"the agent failed, see its log: {type(error).__name__}: {error}"
             return CommandResult(id=command.id, code=FAILED, detail=why)

@@ -186,13 +186,13 @@ class BrokerLink:
                 self._agent.broker_last_seen = wall_clock()
                 pause = min(pause, self._acknowledge_delay()) if self._acknowledge_due else pause
                 if self._away:
-                    log.info("broker is back", extra={"broker": self._client.url})
+                    log.info("broker is reachable again", extra={"broker": self._client.url})
                 self._away, self._refused, self._busy_retries = False, None, 0
                 self._reporter.on_poll()
             except Exception as error:
                 # The next round is the remedy for any error; without this thread there is none.
                 if not isinstance(error, StreambrokerError):
-                    log.exception("the round with the broker failed")
+                    log.exception("communication with the broker failed")
                 else:
                     self._log_failure(error)
                 self._away = True
@@ -227,7 +227,7 @@ class BrokerLink:
         if refused is not None and refused != self._refused:
             log.error("the broker refuses this agent, routes stay: %s", refused)
         elif refused is None and not (self._away and self._refused is None):
-            log.warning("broker away, routes stay: %s", error)
+            log.warning("broker is unreachable, routes stay: %s", error)
         self._refused = refused
 
     def _sync(self) -> None:
@@ -237,7 +237,7 @@ class BrokerLink:
         except BrokerRefusedError as error:
             if error.status != 401 or not self._signer.on_refused(error.challenge):
                 raise
-            log.info("the broker refuses the agent's signature, its token is shown: %s", error)
+            log.info("the broker refuses the agent's signature, sending the token: %s", error)
             self._register()
             self._register_and_poll()
 
@@ -403,8 +403,8 @@ class BrokerLink:
         state["differs"] = differs or None
         if differs:
             log.warning(
-                "the resource exists and differs from the code; it stays as it is"
-                " (redeclare=True overwrites): %s: %s",
+                "resource exists and differs from the code, keeping it as it is (redeclare=True"
+                " overwrites): %s: %s",
                 name,
                 differs,
             )
@@ -459,7 +459,7 @@ def _build_declaration(pe: PeKey, name: str, state: dict[str, Any]) -> dict[str,
 
 def _describe_differences(declared: dict[str, Any], existing: dict[str, Any]) -> str:
     parts = [
-        f"{k} is {existing.get(k)!r}, the code says {v!r}"
+        f"{k} is {existing.get(k)!r}, in the code it is {v!r}"
         for k, v in sorted(declared.items())
         if existing.get(k) != v
     ]

@@ -201,6 +201,6 @@ class StatusReporter:
             return min(MAX_INTERVAL_SECONDS, max(0.5, float(response["again"])))
         except Exception as error:
             # Reports are informational: no error may disturb anything else.
-            log.debug("report not taken: %s", error)
+            log.debug("report not accepted: %s", error)
             self._polled.clear()
             return MAX_INTERVAL_SECONDS if getattr(error, "status", 0) else 0.5

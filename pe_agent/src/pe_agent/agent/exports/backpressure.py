@@ -51,7 +51,7 @@ class Backpressure(ExportState):
             self._save_reader(reader.id)
             log.warning(
                 "export %s has waited for %s for as long as buffer.waitLimit allows: reader %s"
-                " drops until it has caught up",
+                " drops rows until it has caught up",
                 self.key,
                 reader.import_,
                 reader.id,
@@ -99,11 +99,12 @@ class Backpressure(ExportState):
         ring = next((h for h in holders if h.ring is not None), None)
         if ring is not None:
             raise SelfWaitError(
-                f"export {self.key} is full of rows that {ring.import_} has not finished; the query"
-                f" that reads that import waits for {', '.join(ring.ring or ('it',))}, which waits"
-                " for this export in turn. They wait for each other in a ring, and nothing in it"
-                f" has moved for {RING_SECONDS:.0f} s. Read one of the imports in the ring under"
-                " `drop`, or give an export in it a buffer.waitLimit or a larger buffer.maxBytes."
+                f"export {self.key} is full of rows that {ring.import_} has not finished; the"
+                f" query that reads that import waits for {', '.join(ring.ring or ('it',))},"
+                " which waits for this export in turn. They wait for each other in a ring, and"
+                f" nothing in it has progressed for {RING_SECONDS:.0f} s. Read one of the imports"
+                " in the ring under `drop`, or give an export in it a buffer.waitLimit or a"
+                " larger buffer.maxBytes."
             )
         job = job_of(self.key)
         idle = now - max(self.wait_times.since(now) or now, *(h.last_progress for h in holders))
@@ -111,7 +112,7 @@ class Backpressure(ExportState):
             names = ", ".join(sorted({h.import_ for h in holders}))
             raise SelfWaitError(
                 f"export {self.key} has been full for {idle:.0f} s of rows that {names} of the"
-                " same job did not finish, and none of them has moved: their queries seem to wait"
-                " for the tasks of this one. Give the job more cores, a larger buffer.maxBytes, or"
-                " read these imports under `drop`."
+                " same job did not finish, and none of them has progressed: their queries seem"
+                " to wait for the tasks of this one. Give the job more cores, a larger"
+                " buffer.maxBytes, or read these imports under `drop`."
             )

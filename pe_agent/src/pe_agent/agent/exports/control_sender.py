@@ -117,8 +117,8 @@ class ControlSender(ExportPublisher):
         if holders:
             names = ", ".join(f"{h.import_} ({h.bytes:,} bytes)" for h in holders)
             raise ExportFullError(
-                f"the log of export {self.key} is full of what {names} has not finished, and takes"
-                " no control tuples before it has. Nothing was emitted; try again later."
+                f"the log of export {self.key} is full of rows that {names} has not finished, and"
+                " accepts no control tuples until it has. Nothing was emitted; try again later."
             )
 
     @property

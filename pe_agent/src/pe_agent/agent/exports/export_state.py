@@ -180,7 +180,7 @@ class ExportState:
         try:
             self._store.set(f"limits/{self.key}", json.dumps(asdict(limits)))
         except sqlite3.Error:
-            log.exception("limits hold, but could not be kept", extra={"export": self.key})
+            log.exception("limits are active, but could not be stored", extra={"export": self.key})
 
     def close(self) -> None:
         """Close the logs."""

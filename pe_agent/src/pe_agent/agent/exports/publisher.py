@@ -63,10 +63,10 @@ class StageTooLargeError(StreambrokerError):
 
     def __init__(self, batch: int, target: str, *, staged: int, requested: int, limit: int) -> None:
         super().__init__(
-            f"batch {batch} of {target} has staged {staged:,} bytes and wants {requested:,} more;"
-            f" it may"
-            f" have {limit:,} there. Nothing of it is published: let the query take less at once"
-            " (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the export's buffer.maxBytes."
+            f"batch {batch} of {target} has staged {staged:,} bytes and requests {requested:,}"
+            f" more; it may have {limit:,} there. Nothing of it is published: let the query read"
+            " less at once (maxBytesPerBatch, maxOffsetsPerTrigger), or raise the export's"
+            " buffer.maxBytes."
         )
 
 

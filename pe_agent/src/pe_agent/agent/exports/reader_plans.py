@@ -132,7 +132,9 @@ class ReaderPlans(ShardCoordinator):
             order = tuple(s for s in self.ledger.streams if s in ranges)
             control = {s: self._epochs_with_control(s, blocks[s]) for s in ranges}
         for name, skipped in missing.items():
-            log.warning("reader %s goes on without epochs %s of %s", request.reader, skipped, name)
+            log.warning(
+                "reader %s continues without epochs %s of %s", request.reader, skipped, name
+            )
         return RegisteredPlan(
             blocks=blocks, missing=missing, agents=tuple(agents), order=order, control=control
         )
@@ -152,7 +154,7 @@ class ReaderPlans(ShardCoordinator):
         """Return the epochs omitted from a plan; stored before the reader gets the response."""
         planned = self._planned_ranges(request.reader)
         if any(planned.get(s) != ranges[s] for s in ranges if s in self.ledger.streams):
-            raise OvertakenError(f"reader {request.reader} has another plan by now.")
+            raise OvertakenError(f"reader {request.reader} has another plan now.")
         delivery = self.deliveries.for_reader(request.reader)
         missing: dict[str, list[MissingRange]] = {}
         if request.skip_lost:

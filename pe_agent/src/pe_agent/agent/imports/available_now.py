@@ -55,8 +55,8 @@ class AvailableNowTarget(ImportState):
             self._notifier.wait(seen, min(left, RETRY_SECONDS), (key,))
         if import_ is None:
             raise RoutesUnknownError(
-                f"it is not known yet what import {key} is connected to: has its agent reached the"
-                " broker? `away` of pe.status()['broker'] says why not."
+                f"the routes of import {key} are not known yet: has its agent reached the broker?"
+                " `away` of pe.status()['broker'] shows why not."
             )
         self.missing_exports[port] = missing
         return {**result._asdict(), "control": self.control_log.next_seq}

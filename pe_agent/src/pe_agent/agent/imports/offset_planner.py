@@ -290,7 +290,7 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
             at = control_log.first_retained() if end.control or earliest else control_log.next_seq
             if end.control:
                 log.warning(
-                    "import %s goes on with control log %s; the one before is gone",
+                    "import %s continues with control log %s; the previous one is gone",
                     reader.import_,
                     control_log.id,
                 )
@@ -361,7 +361,7 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
             except AgentRefusedError as error:
                 if error.code == CapabilityError.code:
                     continue  # the exporter has its route still: report after it is removed
-                log.info("export %s keeps nothing for us: %s", export, error)
+                log.info("export %s retains nothing for this reader: %s", export, error)
                 reader.finished.add(export)
             else:
                 if not response["routed"]:
@@ -472,7 +472,7 @@ class OffsetPlanner(SlicePlanner, AvailableNowTarget):
     def _note_refusal(self, reader: ImportReader, export: str, reason: str) -> None:
         """Record why an export sends nothing; log it once per change."""
         if reason and reader.refused.get(export) != reason:
-            log.warning("nothing is read of export %s: %s", export, reason)
+            log.warning("export %s sends nothing: %s", export, reason)
         if reason:
             reader.refused[export] = reason
         else:

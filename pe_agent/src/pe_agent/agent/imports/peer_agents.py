@@ -161,7 +161,9 @@ class PeerAgents:
                 if not isinstance(error, StreambrokerError):
                     log.exception("watch failed", extra={"location": watched.location})
                 elif watched.location not in self._away:
-                    log.warning("agent away: %s", error, extra={"location": watched.location})
+                    log.warning(
+                        "agent is unreachable: %s", error, extra={"location": watched.location}
+                    )
                 self._away[watched.location] = str(error)
             watched.stopped.wait(pause)
             pause = min(1.0, pause * 2)
@@ -257,7 +259,7 @@ class PeerAgents:
         )
         head = response["exports"][export]
         if head.get("heads") is None:
-            why = str(head.get("error", "it has no key to open it with"))
+            why = str(head.get("error", "its agent has no key to verify the capability"))
             raise AgentRefusedError(str(head.get("code", CapabilityError.code)), why)
         return dict(head["heads"]), bool(head.get("ended"))
 
@@ -268,7 +270,7 @@ class PeerAgents:
         try:
             AgentClient(location).call("peer.leave", timeout=1.0, **body)
         except StreambrokerError as error:
-            log.info("leave not delivered: %s", error)
+            log.info("cannot report that a reader has left: %s", error)
 
     def close(self) -> None:
         """Stop all watches."""

@@ -27,8 +27,9 @@ class ReaderInUseError(StreambrokerError):
 
     def __init__(self, reader: str) -> None:
         super().__init__(
-            f"reader {reader} is in use by another living query: was the checkpoint copied, or is"
-            " the query running twice? Stop the other one, or start this one with a new checkpoint."
+            f"reader {reader} is in use by another active query: was the checkpoint copied, or is"
+            " the query running twice? Stop the other one, or start this one with a new"
+            " checkpoint."
         )
 
 
@@ -194,8 +195,8 @@ class ImportReaders:
             away = [r for r in self._readers.values() if r.lease_expires <= now]
             if not away:
                 raise ReadersExceededError(
-                    f"{len(self._readers):,} readers of this PE's imports live; a query on"
-                    f" {import_} finds no place. Stop some, or start it in another job."
+                    f"{len(self._readers):,} readers of this PE's imports are active; cannot add"
+                    f" a reader of {import_}. Stop some, or start the query in another job."
                 )
             oldest = min(away, key=lambda r: r.lease_expires)
             del self._readers[oldest.id]

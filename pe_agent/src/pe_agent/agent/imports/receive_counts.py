@@ -40,8 +40,8 @@ class ReceiveCounts:
                 self.successors += 1
                 self.successor = {"export": export, "stream": plan.stream}
                 log.warning(
-                    "export %s goes on in stream %s: its checkpoint or its log is a new one, or it"
-                    " has other columns",
+                    "export %s continues in stream %s: its checkpoint or its log is a new one,"
+                    " or it has other columns",
                     export,
                     plan.stream,
                 )

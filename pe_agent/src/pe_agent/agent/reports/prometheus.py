@@ -98,12 +98,12 @@ _SIDE_METRICS: Mapping[str, _Metric] = {
         "For how long the first of them has waited.",
         lambda s: s["waitingSeconds"] or 0.0,
     ),
-    "side_entries": ("gauge", "Values that are seen.", lambda s: s["entries"]),
+    "side_entries": ("gauge", "Values that functions can see.", lambda s: s["entries"]),
     "side_bytes": ("gauge", "Their bytes.", lambda s: s["size"]),
     "side_windows": ("gauge", "Windows with values.", lambda s: s["windows"]),
     "side_staged_rows": ("gauge", "Rows of a load that is not complete.", lambda s: s["staged"]),
     "side_version_seconds": ("gauge", "Age of its version.", lambda s: s["versionSeconds"]),
-    "side_reported_seconds": ("gauge", "Age of these figures.", lambda s: s["age"]),
+    "side_reported_seconds": ("gauge", "Age of these metrics.", lambda s: s["age"]),
     "side_rows_total": ("counter", "Rows taken.", lambda s: s["rows"]),
     "side_late_rows_total": ("counter", "Rows that came too late.", lambda s: s["late"]),
     "side_refused_rows_total": ("counter", "Rows not taken.", lambda s: s["refused"]),
@@ -117,7 +117,7 @@ _RULE_METRICS: Mapping[str, _Metric] = {
     "rule_errors_total": ("counter", "How often it failed.", lambda r: r["errors"]),
     "rule_runs": ("gauge", "Partial matches alive.", lambda r: r["alive"]),
     "rule_seconds_total": ("counter", "Time spent on it.", lambda r: r["nanoseconds"] / 1e9),
-    "rule_reported_seconds": ("gauge", "Age of these figures.", lambda r: r["age"]),
+    "rule_reported_seconds": ("gauge", "Age of these metrics.", lambda r: r["age"]),
 }
 _RULE_WAITING_METRICS: Mapping[str, _Metric] = {
     "rule_waiting_rows": ("gauge", "Rows that wait for the watermark.", lambda r: r["rows"]),
@@ -199,7 +199,9 @@ def _render_sides(sides: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for side in sides
         if side["version"] is not None
     ]
-    yield from _render_family("side_version", "gauge", "1 for the version that holds.", versions)
+    yield from _render_family(
+        "side_version", "gauge", "1 for the version that is active.", versions
+    )
 
 
 def _render_each(
@@ -224,15 +226,15 @@ def _sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 _EXPORT_CONTROL_METRICS = {
     "accepted": "Control tuples from outside.",
-    "published": "Control tuples in epochs, whoever emitted them.",
+    "published": "Control tuples in epochs, from all sources.",
 }
 _CONTROL_LOG_METRICS = {
     "accepted": "Control tuples for the job's own operators.",
-    "applied": "Those that queries have finished a window with.",
+    "applied": "Control tuples whose windows all queries have finished.",
 }
-_WAITING_HELP = "Control tuples that the query farthest behind has before it."
+_WAITING_HELP = "Control tuples that the slowest query has still to process."
 _AGENT_HELP = {
-    "recovery_seconds": "What reading the logs at the start took.",
+    "recovery_seconds": "Seconds spent reading the logs at the start.",
     "scrub_verified_bytes_total": "Bytes of the logs verified since the start.",
     "scrub_waiting_segments": "Segments that are not verified yet.",
 }
@@ -307,8 +309,8 @@ def _create_handler(read: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             try:
                 body = read().encode()
             except Exception as error:
-                rate_limited_log.warning(f"no figures: {error!r:.500}")
-                self.send_error(500, "the figures cannot be read, see the agent's log")
+                rate_limited_log.warning(f"cannot read metrics: {error!r:.500}")
+                self.send_error(500, "cannot read the metrics, see the agent's log")
                 return
             self.send_response(200)
             self.send_header("Content-Type", TYPE)

@@ -103,7 +103,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if self._agent.notifier.closed:
             # A consequence of closed files; the caller should ask the next agent of the directory.
             log.info("request ends with the agent", extra={"request": request_name}, exc_info=error)
-            return flight.FlightUnavailableError("the agent ends")
+            return flight.FlightUnavailableError("the agent is stopping")
         if isinstance(error, StreambrokerError):
             return to_flight(error)
         if has_token:

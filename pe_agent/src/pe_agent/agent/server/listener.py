@@ -124,7 +124,7 @@ class Listener:
                 self.reload()
             except Exception:
                 # Without this thread no certificate would ever be reloaded.
-                log.exception("the certificate was not looked at")
+                log.exception("cannot check the certificate files")
 
     def reload(self) -> None:
         """Reload changed files; an unusable certificate changes nothing."""
@@ -144,7 +144,7 @@ class Listener:
             self._shut_down(self._start_server(0, chain))
         except (TrustError, pa.ArrowException, OSError) as error:
             self._error = str(error)
-            log.warning("the certificate before stays: %s", error)
+            log.warning("cannot reload the certificate, keeping the previous one: %s", error)
             return
         self._replace_server(chain)
 
@@ -158,11 +158,11 @@ class Listener:
                 if not logged and time.monotonic() - began > WARN_AFTER_SECONDS:
                     logged = True
                     self._error = f"the agent cannot listen again at {self.location}: {error}"
-                    log.error("%s; trying on", self._error)
+                    log.error("%s; retrying", self._error)
                 self._ended.wait(0.01 if not logged else 1.0)
             else:
                 self._chain, self._error = chain, None
-                log.info("the certificate was taken in anew, %s", chain.fingerprint)
+                log.info("reloaded the certificate: %s", chain.fingerprint)
                 return
 
     def _shut_down(self, server: flight.FlightServerBase | None) -> None:
@@ -200,9 +200,9 @@ def load_chain(certificate: AgentCertificate) -> CertificateChain:
         peer = _handshake(client, server)
     except (OSError, ValueError) as error:  # ssl errors are OSErrors
         raise TrustError(
-            f"{certificate.chain} and {certificate.key} are no certificate of an agent with its"
-            f" key: {error}. Give both as PEM with `agent_certificate=` and `agent_key=`; the"
-            f" certificate has to carry the DNS name {AGENT_NAME}."
+            f"{certificate.chain} and {certificate.key} are not a certificate of an agent with"
+            f" its key: {error}. Give both as PEM with `agent_certificate=` and `agent_key=`; the"
+            f" certificate has to contain the DNS name {AGENT_NAME}."
         ) from error
     der = ssl.PEM_cert_to_DER_cert(_first_certificate(chain.decode("ascii")))
     return CertificateChain(

@@ -57,9 +57,8 @@ def parse_plan_request(body: Mapping[str, Any], request_name: str) -> PlanReques
         )
     except ManifestError as error:
         raise BodyInvalidError(
-            f"the fields of {request_name} are not as they have to be: {error} Nothing was"
-            f" planned; are"
-            " both agents of one release?"
+            f"the fields of {request_name} are invalid: {error} Nothing was planned; are both"
+            " agents of one release?"
         ) from None
 
 
@@ -100,7 +99,7 @@ def read_chains(body: Mapping[str, Any]) -> dict[str, list[str]]:
         fields = Fields(body).child("waits")
         return {r: _read_texts(fields, r, MAX_CHAIN) or [] for r in fields.names()}
     except ManifestError as error:
-        raise BodyInvalidError(f"`waits` of peer.watch is not as it has to be: {error}") from None
+        raise BodyInvalidError(f"`waits` of peer.watch is invalid: {error}") from None
 
 
 def _check_filter_and_columns(fields: Fields) -> None:
@@ -135,7 +134,9 @@ def _read_call(fields: Fields) -> tuple[str, int] | None:
         or [type(v) for v in value] != [str, int]
         or not (len(value[0]) <= MAX_READER_ID and _is_number(value[1]))
     ):
-        raise fields.error_at("call", "has to be a life of an agent and the number of a call in it")
+        raise fields.error_at(
+            "call", "has to be an incarnation of an agent and the number of a call in it"
+        )
     return value[0], value[1]
 
 
@@ -166,5 +167,5 @@ def _read_seconds(fields: Fields, key: str) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise fields.error_at(key, "has to be a number of seconds")
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise fields.error_at(key, f"is {seconds}, which is no time to live")
+        raise fields.error_at(key, f"is {seconds}, which is not a valid lifetime")
     return float(seconds)

@@ -109,7 +109,7 @@ def verify(token: str, text: object) -> Grant:
         body = b""
     if not body or not hmac.compare_digest(mac.encode(), _mac(token, body).encode()):
         raise GrantError(
-            "the read shows no grant of its export's home for this agent; the next batch brings a"
+            "the read has no grant of its export's home for this agent; the next batch brings a"
             " new one (was the agent's data directory replaced?)."
         )
     fields: dict[str, Any] = json.loads(body)

@@ -71,7 +71,8 @@ class _ShardAgent:
         except AgentRefusedError as error:
             if error.code == "TokenWrong":
                 raise AgentUnreachableError(
-                    f"agent {self.pe} is not at {self.location} any more: another one is."
+                    f"agent {self.pe} is no longer at {self.location}: the address belongs to"
+                    " another agent."
                 ) from None
             raise
 
@@ -96,7 +97,7 @@ class ShardAgents:
 
     def _start_thread(self, shard_agent: _ShardAgent) -> None:
         threading.Thread(
-            target=self._run, args=(shard_agent,), daemon=True, name=f"fellow {shard_agent.pe}"
+            target=self._run, args=(shard_agent,), daemon=True, name=f"shard agent {shard_agent.pe}"
         ).start()
 
     def set_agents(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,8 +194,8 @@ class ShardAgents:
         shard_agent = self._agents.get(pe)
         if shard_agent is None:
             raise AgentUnreachableError(
-                f"agent {pe}, which has rows of agent {self._pe}, is not known there: start the job"
-                " with as many agents as before."
+                f"agent {pe}, which has rows of agent {self._pe}, is not registered there: start"
+                " the job with as many agents as before."
             )
         return shard_agent
 
@@ -207,9 +208,11 @@ class ShardAgents:
                 shard_agent.away, shard_agent.last_seen = "", time.monotonic()
             except Exception as error:
                 if not isinstance(error, StreambrokerError):
-                    log.exception("fellow not kept in order", extra={"fellow": shard_agent.pe})
+                    log.exception(
+                        "cannot reconcile a shard agent", extra={"fellow": shard_agent.pe}
+                    )
                 elif not shard_agent.away:
-                    log.warning("fellow away: %s", error)
+                    log.warning("shard agent is unreachable: %s", error)
                 shard_agent.away = str(error)
             shard_agent.stopped.wait(ROUND_SECONDS)
 

@@ -282,7 +282,7 @@ class ShardStore:
         try:
             grant = grants.verify(self._store.get("token") or "", request.get("grant"))
         except GrantError as error:
-            raise GrantError(f"agent {self._pe} does not give {wanted}: {error}") from None
+            raise GrantError(f"agent {self._pe} does not send {wanted}: {error}") from None
         if grant.export != request["export"] or stream not in grant.ranges:
             raise GrantError(f"the grant is for {grant.export}, not for {wanted}")
         stored = self._find(grant.export, stream)
@@ -314,7 +314,9 @@ class ShardStore:
                     count_passing_rows(stored.stream, block, filter_) if cached is None else cached
                 )
             except LogError as error:
-                log.warning("part of epoch %s of %s: %s", epoch, stored.stream.id, error)
+                log.warning(
+                    "cannot count part of epoch %s of %s: %s", epoch, stored.stream.id, error
+                )
                 return None
         return total
 

@@ -73,7 +73,7 @@ class ShardVerifier:
         part = None if stream is None else stream.manifests.get(epoch)
         while stream is not None and part is not None:
             if shard_identity(part) != expected:
-                return "what is there under its number is not what was published"
+                return "the part stored under its number differs from the published one"
             with self._lock:
                 if self._verified.get(stream.id, {}).get(epoch) is part:
                     return None
@@ -88,4 +88,4 @@ class ShardVerifier:
             with self._lock:
                 self._verified.setdefault(stream.id, {})[epoch] = part
             return None
-        return "it is not there; was the agent's data directory replaced?"
+        return "it is missing; was the agent's data directory replaced?"

@@ -152,9 +152,9 @@ class ControlLog:
             return
         reader = min(self._active_positions().items(), key=lambda r: r[1])[0]
         raise ControlLogFullError(
-            f"reader {reader} has {count} entries of the control log before it, {bytes_} bytes; the"
-            f" limit is {MAX_TUPLES} entries, {MAX_BYTES} bytes. Nothing was appended: let its"
-            " query run, or stop it for good."
+            f"reader {reader} has {count} entries of the control log still to read, {bytes_}"
+            f" bytes; the limit is {MAX_TUPLES} entries, {MAX_BYTES} bytes. Nothing was appended:"
+            " let its query run, or stop it for good."
         )
 
     def _active_positions(self) -> dict[str, int]:
@@ -241,8 +241,8 @@ class ControlLog:
             missing = next_ - first - len(present)
             why = f"{missing} control tuples of this agent's control log, now {self.id}"
             if not skip_lost:
-                raise DataLossError(f"control log {id_}", first, next_, f"{why}, are not there")
-            log.warning("goes on without %s", why)
+                raise DataLossError(f"control log {id_}", first, next_, f"{why}, are missing")
+            log.warning("continuing without %s", why)
         return [
             parse_control_request(json.loads(what)).with_identity(id_, seq) for seq, what in present
         ]

@@ -49,7 +49,7 @@ class RouteTable:
             self.view = wire.decode(json.loads(self._path.read_text()))
         except (StreambrokerError, ValueError) as error:
             raise RouteFileError(
-                f"the route file {self._path} cannot be read: {error} Mend it, or delete it so"
+                f"the route file {self._path} cannot be read: {error} Correct it, or delete it so"
                 " that the agent asks the broker."
             ) from error
 
@@ -74,7 +74,7 @@ class RouteTable:
             try:
                 replace_file(self._path, json.dumps(wire.encode(view)), durable=True)
             except OSError:
-                log.exception("the routes hold, but could not be kept for the next start")
+                log.exception("routes are active, but could not be stored for the next start")
             self.view = view
             for listener in self._listeners:
                 listener(view)

@@ -149,8 +149,8 @@ def decode_control(data: bytes) -> ControlTuple | list[notes.ProgressMessage]:
         decoded: Any = json.loads(data)
     except (TypeError, ValueError) as error:
         raise ControlError(
-            f"a control row holds no control tuple: {error}. Did something on the way change the"
-            f" column {CONTROL}? Let control go around it, with through()."
+            f"a control row contains no control tuple: {error}. Did a step in between change the"
+            f" column {CONTROL}? Let control bypass that step, with through()."
         ) from error
     if isinstance(decoded, list):
         return notes.decode(data)
@@ -159,7 +159,7 @@ def decode_control(data: bytes) -> ControlTuple | list[notes.ProgressMessage]:
     except StreambrokerError as error:
         if error.code != "ManifestInvalid":
             raise
-        raise ControlError(f"a control row holds no control tuple: {error}") from error
+        raise ControlError(f"a control row contains no control tuple: {error}") from error
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.RecordBatch:
@@ -168,9 +168,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.Recor
         return batch
     if batch.schema.names != schema.names:
         raise OperatorError(
-            f"{producer} gives the columns {', '.join(batch.schema.names) or 'none'}, and declared"
-            f" are"
-            f" {', '.join(schema.names)}: mend one of both."
+            f"{producer} returns the columns {', '.join(batch.schema.names) or 'none'}, but"
+            f" {', '.join(schema.names)} are declared: correct one of the two."
         )
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
@@ -178,9 +177,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, producer: str) -> pa.Recor
             columns.append(column.cast(field.type))
         except pa.ArrowException as error:
             raise OperatorError(
-                f"{producer} gives column {field.name} as {column.type}, and declared is"
-                f" {field.type}:"
-                f" {error}."
+                f"{producer} returns column {field.name} as {column.type}, but {field.type} is"
+                f" declared: {error}."
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

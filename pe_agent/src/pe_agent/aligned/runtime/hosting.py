@@ -142,9 +142,9 @@ def make_lazy_operator(config: OperatorConfig, spark: SparkSession) -> LazyOpera
     limit = int(context._jvm.PythonUtils.getBroadcastThreshold(context._jsc))
     if lazy.size() + FRAME_BYTES > limit:
         raise AlignedError(
-            f"operator {config.name} has {lazy.size()} bytes with all that it refers to, and Spark"
-            f" takes {limit - FRAME_BYTES}. Read large data from a file in begin_window, or set"
-            f" {BROADCAST_THRESHOLD} to more, such as 64m, when the session is made."
+            f"operator {config.name} has {lazy.size()} bytes with all that it refers to, and"
+            f" Spark accepts {limit - FRAME_BYTES}. Read large data from a file in begin_window,"
+            f" or set {BROADCAST_THRESHOLD} to more, such as 64m, when the session is created."
         )
     return lazy
 

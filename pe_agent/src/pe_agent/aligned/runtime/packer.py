@@ -178,9 +178,9 @@ def move_to_end(position: int) -> int:
 def immediate_error(control: ControlTuple, where: str) -> ControlError:
     """Return the error for an ``IMMEDIATE`` tuple that is not among the rows."""
     return ControlError(
-        f"control tuple {control.id} is IMMEDIATE and comes beside the rows of {where}, so it has"
-        " no place between them. Deliver it with BEGIN, END_WINDOW or AT_TIME, or say"
-        " through(…, immediate='end')."
+        f"control tuple {control.id} is IMMEDIATE and does not arrive in sequence with the rows"
+        f" of {where}, so it has no position among them. Deliver it with BEGIN, END_WINDOW or"
+        " AT_TIME, or use through(…, immediate='end')."
     )
 
 

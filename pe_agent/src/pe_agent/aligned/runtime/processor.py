@@ -445,9 +445,9 @@ def check_start(config: OperatorConfig) -> None:
     """Raise OperatorError if the query is one too many for the operator."""
     if config.mark and _local_property(REFUSED_PROPERTY) == config.mark:
         raise OperatorError(
-            f"operator {config.name} was started in another query already: start what to_df gave"
-            " once. This query would run it once more, with a state of its own: write to several"
-            " sinks with foreachBatch, or ask for another DataFrame with to_df(again=True)."
+            f"operator {config.name} was already started in another query: start the result of"
+            " to_df once. This query would run it once more, with a state of its own: write to"
+            " several sinks with foreachBatch, or get another DataFrame with to_df(again=True)."
         )
 
 

@@ -69,8 +69,8 @@ def decode(data: bytes) -> list[ProgressMessage]:
         return [_KINDS[kind](**fields) for kind, fields in json.loads(data)]
     except (KeyError, TypeError, ValueError) as error:
         raise OperatorError(
-            f"a row between two operators is not what this release writes: {error!r}. Was the"
-            " query changed under its checkpoint?"
+            f"a row between two operators is not in the format of this release: {error!r}. Was"
+            " the query changed under its checkpoint?"
         ) from error
 
 

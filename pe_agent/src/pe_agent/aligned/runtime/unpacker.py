@@ -185,8 +185,8 @@ class BatchMapper:
         for batch in [result] if isinstance(result, pa.RecordBatch) else result:
             if not isinstance(batch, pa.RecordBatch):
                 raise OperatorError(
-                    f"the function of map_batches gave a {type(batch).__name__}: it has to return"
-                    " a pyarrow.RecordBatch, or several."
+                    f"the function of map_batches returned a {type(batch).__name__}: it has to"
+                    " return a pyarrow.RecordBatch, or several."
                 )
             if batch.num_rows:
                 yield batch

@@ -75,10 +75,10 @@ class BrokerDiscoverer:
                     self._reporter.start()
                     return self._accept_rules(answer)
         except StreambrokerError as error:
-            raise DiscoveryError(f"the agent cannot say which rules there are: {error}") from error
+            raise DiscoveryError(f"cannot get the rules from the agent: {error}") from error
         raise DiscoveryError(
-            "the broker has not said yet which rules the job is to have: is it there, and has the"
-            " cluster the resource PatternProcessor?"
+            "the broker has not sent the rules of the job yet: is it running, and does the"
+            " cluster have the resource PatternProcessor?"
         )
 
     def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
@@ -108,7 +108,7 @@ class BrokerDiscoverer:
         try:
             self._agent().call("rules.leave", timeout=2.0, discoverer=self._name)
         except StreambrokerError as error:
-            log.debug("the agent is not told that nobody asks for rules any more: %s", error)
+            log.debug("cannot notify the agent that this discoverer has left: %s", error)
 
     # ---- rules -----------------------------------------------------------
 
@@ -140,15 +140,15 @@ class BrokerDiscoverer:
     def _on_answer(self, *, broker_away: bool) -> None:
         if broker_away:
             self._set_problem(
-                "the broker does not answer the agent; rules are those that it said last"
+                "the broker does not answer the agent; the rules are the last ones received"
             )
         elif self.problem is not None:
-            log.info("it is known again which rules there are")
+            log.info("fetching rules works again")
             self.problem = None
 
     def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
-            log.warning("rules cannot be asked for, those so far stay: %s", problem)
+            log.warning("cannot fetch rules, keeping the current set: %s", problem)
         self.problem = problem
 
     # ---- reports ---------------------------------------------------------
@@ -173,7 +173,7 @@ class BrokerDiscoverer:
                 self._send_report(*current)
                 sent, sent_at = current, time.monotonic()
             except StreambrokerError as error:
-                log.debug("the agent is not told of rules: %s", error)
+                log.debug("cannot report rules to the agent: %s", error)
                 self._closed.wait(RETRY_SECONDS)
 
     def _send_report(

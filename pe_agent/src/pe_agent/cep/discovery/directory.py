@@ -57,7 +57,7 @@ class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
             except Exception as error:  # a problem with one file does not affect the others
                 problems.append(UnreadableRule(rule=name, problem=str(error).rstrip(".")))
                 rules_by_file[name] = self._last_rules.get(name, [])
-                log.warning("rules of %s stay as they were: %s", name, error)
+                log.warning("cannot read rules of %s, keeping the current ones: %s", name, error)
         self._last_stamps, self._last_rules = stamps, rules_by_file
         return [*(rule for each in rules_by_file.values() for rule in each), *problems]
 

@@ -140,11 +140,11 @@ class PeriodicPatternProcessorDiscoverer(ABC):
         except Exception as error:  # the rules stay, whatever the error
             problem = f"{type(error).__name__}: {error}"
             if problem != self.problem:
-                log.warning("rules cannot be taken in, those so far stay: %s", problem)
+                log.warning("cannot apply rules, keeping the current set: %s", problem)
             self.problem = problem
             return
         if self.problem is not None:
-            log.info("rules can be taken in again")
+            log.info("applying rules works again")
             self.problem = None
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Discovery:
             self._discoverer.discover_pattern_processor_updates(self._manager)
         except Exception as error:
             self._problem = f"{type(error).__name__}: {error}"
-            log.exception("rules are no longer watched, those so far stay")
+            log.exception("stopped watching rules, keeping the current set")
 
     def close(self, timeout: float = 10.0) -> None:
         """Stop watching, and wait for the thread."""

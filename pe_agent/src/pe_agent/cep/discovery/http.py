@@ -65,7 +65,7 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
         super().__init__(interval)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address of rules: give http://… or https://…")
+            raise ValueError(f"{url!r} is not an address of rules: give http://… or https://…")
         self._url, self._token = url, token or Token()
         self._trust = (trust or BrokerTrust()) if parts.scheme == "https" else None
         self._etag: str | None = None
@@ -88,7 +88,7 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
             rule
             if isinstance(rule, dict)
             else UnreadableRule(
-                rule=f"number {number}", problem=f"it is {rule!r:.80}, and no mapping"
+                rule=f"number {number}", problem=f"it is {rule!r:.80}, not a mapping"
             )
             for number, rule in enumerate(items)
         ]
@@ -136,7 +136,7 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
     def _read(self, answer: Any, headers: Mapping[str, str]) -> list[Any] | None:
         body = answer.read(MAX_BYTES + 1)
         if len(body) > MAX_BYTES:
-            raise DiscoveryError(f"{self._url} answers more than {MAX_BYTES} bytes")
+            raise DiscoveryError(f"the answer of {self._url} has more than {MAX_BYTES} bytes")
         digest = hashlib.sha256(body).digest()
         documents = None if digest == self._digest else self._parse_rules(body, headers)
         self._etag, self._digest = headers.get("ETag"), digest
@@ -146,7 +146,7 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
         try:
             text = body.decode()
         except UnicodeDecodeError as error:
-            raise DiscoveryError(f"{self._url} answers what is no UTF-8") from error
+            raise DiscoveryError(f"the answer of {self._url} is not UTF-8") from error
         documents = read_documents(text, self._url, yaml="yaml" in headers.get("Content-Type", ""))
         if (
             len(documents) == 1

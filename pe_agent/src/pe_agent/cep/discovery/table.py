@@ -81,7 +81,7 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         super().__init__(interval)
         parts = table.split(".")
         if not all(part.isidentifier() for part in parts):
-            raise ValueError(f"{table!r} is no name of a table: give letters, digits, _ and dots")
+            raise ValueError(f"{table!r} is not a name of a table: use letters, digits, _ and dots")
         self._connect, self._table = connect, table
         self._classes = dict(classes or {})
         self._fetched_rows: list[dict[str, Any]] | None = None
@@ -143,7 +143,7 @@ class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
         values = [_parse_param(each) for each in params]
         rule = self._classes[name](row["id"], row["version"], *values)
         if (rule.id, rule.version) != (row["id"], row["version"]):
-            raise ValueError(f"class {name} made rule {rule.id} {rule.version}")
+            raise ValueError(f"class {name} created rule {rule.id} {rule.version}")
         return rule
 
 
@@ -162,7 +162,9 @@ def _parse_param(param: Mapping[str, Any]) -> Any:
     kind, value = param["type"], param["value"]
     fits = isinstance(value, _PARAM_TYPES.get(kind, ()))
     if not fits or (isinstance(value, bool) and kind != "boolean"):
-        raise ValueError(f"{value!r} is no {kind}; the types are {', '.join(_PARAM_TYPES)}")
+        raise ValueError(
+            f"{value!r} is not of type {kind}; the types are {', '.join(_PARAM_TYPES)}"
+        )
     return float(value) if kind == "double" else value
 
 

@@ -44,7 +44,7 @@ class CachedTables:
                 except FileNotFoundError as error:
                     missing = version_path(folder, version)
                     raise OSError(
-                        f"{missing} is not there, or this worker does not see it"
+                        f"{missing} does not exist, or this worker does not see it"
                     ) from error
 
             _CACHES[key] = TableCache(read)

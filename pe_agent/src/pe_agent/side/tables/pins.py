@@ -67,8 +67,8 @@ def current_batch() -> MicroBatch | None:
         raise PinError(
             None,
             "its task belongs to none",
-            "run the rows of foreachBatch in the thread in which it is called, or give others"
-            " its properties, with pyspark.inheritable_thread_target(spark)",
+            "process the rows of foreachBatch in the thread in which it is called, or pass its"
+            " properties to other threads, with pyspark.inheritable_thread_target(spark)",
         )
     return MicroBatch(query=query, run=context.getLocalProperty(_RUN) or "", number=int(batch))
 
@@ -88,11 +88,11 @@ def pin_for(folder: Path, batch: MicroBatch) -> Pin:
     try:
         pin = _read_or_create(folder, path)
     except FileNotFoundError as error:
-        missing = f"{error.filename} is not there, or this worker does not see it"
+        missing = f"{error.filename} does not exist, or this worker does not see it"
         raise PinError(folder.name, missing, _ACCESS_REMEDY) from error
     except OSError as error:
         raise PinError(
-            folder.name, f"{path} cannot be had here: {error}", _ACCESS_REMEDY
+            folder.name, f"{path} cannot be loaded here: {error}", _ACCESS_REMEDY
         ) from error
     _PIN_CACHE[key] = (batch, pin)
     return pin
@@ -201,5 +201,5 @@ def _read_pin(table: str, path: Path) -> Pin:
         raise PinError(
             table,
             f"{path} is damaged: {error!r}",
-            "stop the query, remove it, and the micro-batch has the newest version",
+            "stop the query and delete it, and the micro-batch uses the newest version",
         ) from error

@@ -81,9 +81,9 @@ class FolderSource:
         for name in TABLE_LOGS:
             if (self.path / name).exists():
                 raise TableUnreadable(
-                    f"{self.path} has a log, {name}, that says which of its files are of the table;"
-                    " read it with what knows that log:"
-                    " store.frame(…, lambda: spark.read.format(…).load(…))"
+                    f"{self.path} has a log, {name}, that determines which of its files belong to"
+                    " the table; read it with the format of that log: store.frame(…, lambda:"
+                    " spark.read.format(…).load(…))"
                 )
         if self.marker is not None and not (self.path / self.marker).exists():
             raise TableUnreadable(f"{self.path} has no file {self.marker} yet")

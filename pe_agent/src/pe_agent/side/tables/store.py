@@ -256,7 +256,7 @@ class Table:
 
     def _set_error(self, error: str | None) -> None:
         if error is not None and error != self._error and self._versions.last is not None:
-            log.warning("table %s is not read, the version before stays: %s", self.name, error)
+            log.warning("cannot read table %s, keeping the previous version: %s", self.name, error)
         self._error = error
 
 
@@ -316,7 +316,7 @@ class TableStore:
         if "://" in str(path):
             raise TableError(
                 name,
-                f"{path} is no folder of files that are seen here; read it by Spark, with"
+                f"{path} is not a folder of files that are visible here; read it by Spark, with"
                 f" store.frame({name!r}, lambda: spark.read.…)",
             )
         declared = None if schema is None else as_arrow_schema(schema)
@@ -396,7 +396,7 @@ class TableStore:
 
     def _add(self, name: str, source: TableSource, every: float | None) -> Table:
         if not name.isidentifier() or name in (*_RESERVED_NAMES, *self._tables):
-            raise TableError(name, "take a name of letters, digits and _ that is not taken yet")
+            raise TableError(name, "use a name of letters, digits and _ that is not in use yet")
         table = Table(self, name, source, every)
         self._tables[name] = table
         self._repeat(f"table-{name}", lambda: POLL_SECONDS, table.poll_if_due)

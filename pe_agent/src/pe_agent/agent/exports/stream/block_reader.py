@@ -216,7 +216,7 @@ class BlockReader:
     ) -> pa.RecordBatch:
         stream = export.streams.get(read.stream)
         if stream is None:
-            raise NotPlannedError(f"stream {read.stream} is not in the log of this agent any more.")
+            raise NotPlannedError(f"stream {read.stream} is no longer in the log of this agent.")
         block, epoch = manifest.local_blocks[index], manifest.epoch
         load = cache(partial(stream.read, block))
         if read.latest is not None:

@@ -228,9 +228,9 @@ class ExportStream:
             return batch.cast(self.schema)
         except (pa.ArrowException, ValueError, KeyError) as error:
             raise RowsDifferError(
-                f"rows of columns ({_describe_columns(batch.schema)}) came for stream {self.id},"
-                f" which has"
-                f" ({_describe_columns(self.schema)}): {error}. Nothing of the stage is kept."
+                f"rows of columns ({_describe_columns(batch.schema)}) arrived for stream"
+                f" {self.id}, which has ({_describe_columns(self.schema)}): {error}. Nothing of"
+                " the stage is kept."
             ) from error
 
     def finish(self, stage: Stage) -> None:
@@ -322,7 +322,7 @@ class ExportStream:
             try:
                 self._rewrite_segment(victim)
             except LogError as error:
-                log.warning("segment %s of stream %s stays: %s", victim, self.id, error)
+                log.warning("cannot rewrite segment %s of stream %s: %s", victim, self.id, error)
                 return
             floor = self._drop_segments()
 
@@ -369,7 +369,12 @@ class ExportStream:
                 try:
                     self.log.read(address)
                 except LogError as error:
-                    log.warning("segment %s of stream %s stays: %s", segment, self.id, error)
+                    log.warning(
+                        "cannot read segment %s of stream %s, keeping it: %s",
+                        segment,
+                        self.id,
+                        error,
+                    )
                     self._unmovable[segment] = epoch
                     return False
         return True
