@@ -183,7 +183,7 @@ def test_rows_are_joined_with_each_value_of_their_key(
     assert [(row["id"], row["rate"]) for row in rows] == expected
     again: Any = OwnKeysFunction(join)(batch, views)
     assert again.to_pylist() == rows
-    assert OwnKeysFunction(join).own_keys, "whoever calls it looks for that"
+    assert OwnKeysFunction(join).own_keys, "its caller reads this attribute"
 
 
 @pytest.mark.parametrize("how", ["left", "inner"])

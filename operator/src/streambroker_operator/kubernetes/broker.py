@@ -40,7 +40,7 @@ from streambroker_operator.kubernetes.observability.probes import (
     count_answers,
     create_probes,
 )
-from streambroker_operator.kubernetes.replicas import command_relay as errands
+from streambroker_operator.kubernetes.replicas import command_relay
 from streambroker_operator.kubernetes.replicas import report_relay as relay
 from streambroker_operator.kubernetes.replicas.election import LeaseTiming
 from streambroker_operator.kubernetes.replicas.garbage import PeGarbage
@@ -177,7 +177,7 @@ class ClusterBroker:
         limits = settings.limits or RateLimits()
         wait_s = limits.agent_wait_s
         own = CommandQueue(command_hinter(self.runtime), wait_s)
-        self._commands = errands.LeaderCommands(
+        self._commands = command_relay.LeaderCommands(
             own, secret, self._leads, lambda: self.lease.leader_address, wait_s
         )
         app = create_app(
@@ -197,7 +197,9 @@ class ClusterBroker:
             self.url = await self._listen(app, settings.port, "--port", connection_limits, tls)
             probes = create_probes(self._read_state, self.metrics)
             probes.router.add_post(relay.PATH, self._relay_handler(secret))
-            probes.router.add_post(errands.PATH, errands.handler(own, secret, self._leads))
+            probes.router.add_post(
+                command_relay.PATH, command_relay.handler(own, secret, self._leads)
+            )
             connection_limits = limits.connection_limits(probe_share)
             port = settings.metrics_port
             self.probes_url = await self._listen(probes, port, "--metrics-port", connection_limits)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.queries import jvm_prefilter as ahead
+from pe_agent.aligned.queries import jvm_prefilter
 from pe_agent.aligned.runtime import hosting
 from pe_agent.aligned.runtime.frames import CONTROL, spark_to_arrow
 from pe_agent.aligned.runtime.hosting import Feed
@@ -443,7 +443,7 @@ def _build_row_feed(
     column, delay = time or (None, None)
     pack = FramePacker(layout=layout, schema=schema, event_time=column, row_filter=rows.row_filter)
     if rows.row_filter is not None and time is not None and not idle:
-        fewer = ahead.prefilter(rows.frame, rows.row_filter, time, CONTROL)
+        fewer = jvm_prefilter.prefilter(rows.frame, rows.row_filter, time, CONTROL)
         if fewer is not None:
             return Feed(frame=fewer, pack=replace(pack, event_time=None))
     return Feed(frame=rows.frame, pack=pack, delay=delay, port=layout.port)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.queries import start_guard as starts
+from pe_agent.aligned.queries import start_guard
 from pe_agent.aligned.queries.plan_check import is_plain_projection, python_functions
 from pe_agent.aligned.runtime.frames import (
     CONTROL,
@@ -430,7 +430,7 @@ class Stream:
             )
         for node in self.nodes.values():
             node.is_used = True
-            starts.allow_query(self.spark, node.mark)
+            start_guard.allow_query(self.spark, node.mark)
 
     def require_pe(self, what: str) -> PE:
         """Return the PE of the stream; raise AlignedError if it was made without one."""

@@ -11,9 +11,8 @@ from aiohttp import web
 
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.broker import agent_commands as errand
+from streambroker_core.wire.broker import agent_commands, key_exchange, registration, view
 from streambroker_core.wire.broker import ended_exports as ends
-from streambroker_core.wire.broker import key_exchange, registration, view
 from streambroker_core.wire.broker.hints import point_text
 from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.agents.control import COMMAND_TRANSPORT
@@ -71,7 +70,7 @@ async def get_view(request: web.Request) -> web.Response:
         if runtime.needs_acknowledgements:
             headers["Acknowledge"] = "at-once"
         if request.app[COMMAND_TRANSPORT].has_pending(pe):
-            headers[errand.HEADER] = "waiting"
+            headers[agent_commands.HEADER] = "waiting"
     if version in known_tags or "*" in known_tags:
         return web.Response(status=304, headers=headers)
     visible = visible_view(request, runtime.view(pe))

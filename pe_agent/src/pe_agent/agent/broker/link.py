@@ -32,8 +32,13 @@ from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import HintError, StreambrokerError
 from streambroker_core.model import PeKey
-from streambroker_core.wire.broker import agent_commands as errand
-from streambroker_core.wire.broker import capability, hints, key_exchange, registration
+from streambroker_core.wire.broker import (
+    agent_commands,
+    capability,
+    hints,
+    key_exchange,
+    registration,
+)
 from streambroker_core.wire.broker import ended_exports as ends
 from streambroker_core.wire.broker.view import View, decode
 from streambroker_core.wire.manifests.ports import API_VERSION
@@ -325,7 +330,7 @@ class BrokerLink:
         self._note_reported_ended(ended)
         self._registration_tag = response.headers.get("agent")
         self._signer.on_answer(response.headers)
-        if errand.HEADER.lower() in response.headers:
+        if agent_commands.HEADER.lower() in response.headers:
             self._commands.wake()
         self._acknowledge_due = False
         if response.status == 304:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime import progress_messages
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.packing import (
     PART_BITS,
@@ -143,7 +143,7 @@ def encode_control(control: ControlTuple) -> bytes:
     return canonical(envelope.encode(control))
 
 
-def decode_control(data: bytes) -> ControlTuple | list[notes.ProgressMessage]:
+def decode_control(data: bytes) -> ControlTuple | list[progress_messages.ProgressMessage]:
     """Decode a ``_control`` value; raise if it is neither a tuple nor progress messages."""
     try:
         decoded: Any = json.loads(data)
@@ -153,7 +153,7 @@ def decode_control(data: bytes) -> ControlTuple | list[notes.ProgressMessage]:
             f" column {CONTROL}? Let control bypass that step, with through()."
         ) from error
     if isinstance(decoded, list):
-        return notes.decode(data)
+        return progress_messages.decode(data)
     try:
         return envelope.decode(decoded, CONTROL)
     except StreambrokerError as error:

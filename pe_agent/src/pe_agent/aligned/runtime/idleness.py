@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime import progress_messages
 from streambroker_core.control.runtime.packing import PACKED, Packed, packed_rows
 
 if TYPE_CHECKING:
@@ -51,9 +51,13 @@ class EventTimeReporter:
                 latest = int(newest)
             yield batch
         if latest is not None:
-            payload = notes.encode([notes.LatestEventTime(port=self.port, at=latest)])
-            note = Packed(seq=0, n=notes.PROGRESS_ROW, payload=payload)
-            yield packed_rows((bucket, note) for bucket in range(notes.CLOCK_BUCKET, self.buckets))
+            payload = progress_messages.encode(
+                [progress_messages.LatestEventTime(port=self.port, at=latest)]
+            )
+            note = Packed(seq=0, n=progress_messages.PROGRESS_ROW, payload=payload)
+            yield packed_rows(
+                (bucket, note) for bucket in range(progress_messages.CLOCK_BUCKET, self.buckets)
+            )
 
 
 def _cast_packed(batch: pa.RecordBatch) -> pa.RecordBatch:

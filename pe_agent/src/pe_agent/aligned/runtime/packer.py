@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime import progress_messages
 from pe_agent.aligned.runtime.frames import (
     CONTROL,
     END_POSITION,
@@ -55,7 +55,7 @@ class _TaskInput:
     """What one task sends to every bucket; ``control`` is keyed by identity."""
 
     control: dict[str, PositionedControl] = field(default_factory=dict)
-    progress: list[notes.ProgressMessage] = field(default_factory=list)
+    progress: list[progress_messages.ProgressMessage] = field(default_factory=list)
     latest_event_time: int | None = None
     has_input: bool = False
     positions: PositionAssigner = field(default_factory=PositionAssigner)
@@ -104,7 +104,10 @@ class FramePacker:
         return batch.drop_columns([CONTROL])
 
     def _add_control(
-        self, position: int, decoded: ControlTuple | list[notes.ProgressMessage], task: _TaskInput
+        self,
+        position: int,
+        decoded: ControlTuple | list[progress_messages.ProgressMessage],
+        task: _TaskInput,
     ) -> None:
         if not isinstance(decoded, ControlTuple):
             task.progress += decoded
@@ -163,7 +166,7 @@ class Repacker:
                 for rows, seq in read_positioned_rows(payload, first):
                     yield from row_packer.add(rows, seq)
             elif kind == PROGRESS:
-                task.progress += notes.decode(payload)
+                task.progress += progress_messages.decode(payload)
             else:
                 merge_control(Packed(seq=0, n=n, payload=payload), task.control)
         yield from row_packer.flush()
@@ -209,8 +212,10 @@ def _compiled_filter(text: str, schema: pa.Schema) -> CompiledFilter:
     return compile_filter(parse(text, "filter"), schema)
 
 
-def _pack_progress(messages: list[notes.ProgressMessage]) -> Packed:
-    return Packed(seq=0, n=notes.PROGRESS_ROW, payload=notes.encode(messages))
+def _pack_progress(messages: list[progress_messages.ProgressMessage]) -> Packed:
+    return Packed(
+        seq=0, n=progress_messages.PROGRESS_ROW, payload=progress_messages.encode(messages)
+    )
 
 
 def _update_latest(task: _TaskInput, column: pa.Array) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pe_agent.aligned.queries.start_guard import REFUSED_PROPERTY
-from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime import progress_messages
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
     NOW,
@@ -127,7 +127,7 @@ EventTimes = tuple[int | None, int | None]
 @dataclass(slots=True)
 class _BucketInput:
     packed: list[Packed] = field(default_factory=list)
-    progress: list[notes.ProgressMessage] = field(default_factory=list)
+    progress: list[progress_messages.ProgressMessage] = field(default_factory=list)
     time: int = 0
 
 
@@ -225,7 +225,10 @@ class BucketProcessor(StatefulProcessor):
         if outcome.held_at != state.held_at:
             state.held_at = outcome.held_at
             output.add_progress(
-                bucket, notes.WatermarkHold(operator=config.name, bucket=bucket, at=state.held_at)
+                bucket,
+                progress_messages.WatermarkHold(
+                    operator=config.name, bucket=bucket, at=state.held_at
+                ),
             )
         self._log_refusals(outcome)
         output.add_emitted(bucket, outcome)
@@ -275,7 +278,8 @@ class BucketProcessor(StatefulProcessor):
         if watermark is not None and watermark != state.last_watermark:
             state.last_watermark = watermark
             output.add_progress(
-                CLOCK_BUCKET, notes.WatermarkUpdate(operator=config.name, watermark=watermark)
+                CLOCK_BUCKET,
+                progress_messages.WatermarkUpdate(operator=config.name, watermark=watermark),
             )
 
     def _set_timer(
@@ -315,8 +319,10 @@ class _OutputBuffer:
         self._config = config
         self._rows: list[tuple[str | None, str, int, int, int, bytes]] = []
 
-    def add_progress(self, bucket: int, message: notes.ProgressMessage) -> None:
-        self._rows.append((None, PROGRESS, bucket, 0, PROGRESS_ROW, notes.encode([message])))
+    def add_progress(self, bucket: int, message: progress_messages.ProgressMessage) -> None:
+        self._rows.append(
+            (None, PROGRESS, bucket, 0, PROGRESS_ROW, progress_messages.encode([message]))
+        )
 
     def add_emitted(self, bucket: int, outcome: WindowResult) -> None:
         rows: dict[str, list[EmittedRows]] = {}
@@ -386,7 +392,7 @@ def _read_input(rows: Iterable[pd.DataFrame]) -> _BucketInput:
         ):
             received.time = int(time)
             if n == PROGRESS_ROW:
-                received.progress += notes.decode(payload)
+                received.progress += progress_messages.decode(payload)
             elif n:
                 received.packed.append(Packed(seq=int(seq), n=int(n), payload=bytes(payload)))
     return received

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.runtime.state_store import read_bucket_state
-from streambroker_core.control.runtime import runner_state as keeping
+from streambroker_core.control.runtime import runner_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ def read_states(
             row.key.bucket: read_bucket_state(bytes(row.value.blob), operator)
             for row in _read_variable(spark, checkpoint, number, "own").collect()
         }
-        names = {keeping.operator_name(own.blobs) for own in owns.values()} - {None}
+        names = {runner_state.operator_name(own.blobs) for own in owns.values()} - {None}
         if names != {operator}:
             known |= names
             continue

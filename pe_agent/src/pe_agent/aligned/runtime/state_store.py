@@ -21,7 +21,7 @@ from pe_agent.aligned.runtime.progress_messages import (
     WatermarkUpdate,
 )
 from streambroker_core.control.operators.operator import Changes, StateError
-from streambroker_core.control.runtime import runner_state as keeping
+from streambroker_core.control.runtime import runner_state
 from streambroker_core.wire.encoding.canonical import canonical
 
 VERSION = 1
@@ -165,7 +165,7 @@ class SparkBlobs(Mapping[str, bytes]):
         self._state, self._values = state, values
 
     def __getitem__(self, name: str) -> bytes:
-        if name.startswith(keeping.RUNNER_PREFIX):
+        if name.startswith(runner_state.RUNNER_PREFIX):
             return self._state.blobs[name]
         value = self._values.getValue((name,))
         if value is None:
@@ -175,7 +175,7 @@ class SparkBlobs(Mapping[str, bytes]):
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
-        if name.startswith(keeping.RUNNER_PREFIX):
+        if name.startswith(runner_state.RUNNER_PREFIX):
             return name in self._state.blobs
         return bool(self._values.containsKey((name,)))
 
@@ -189,7 +189,7 @@ class SparkBlobs(Mapping[str, bytes]):
     def apply(self, changes: Changes) -> None:
         """Write the changes of a window; None removes a blob."""
         for name, blob in changes.items():
-            if name.startswith(keeping.RUNNER_PREFIX):
+            if name.startswith(runner_state.RUNNER_PREFIX):
                 if blob is None:
                     self._state.blobs.pop(name, None)
                 else:

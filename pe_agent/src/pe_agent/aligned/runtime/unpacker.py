@@ -13,7 +13,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.aligned.runtime import progress_messages as notes
+from pe_agent.aligned.runtime import progress_messages
 from pe_agent.aligned.runtime.frames import (
     CONTROL,
     ROWS,
@@ -75,7 +75,9 @@ class OutputRowsReader:
             elif kind == TUPLES:
                 tuples[bucket] = unpack_tuples(n, payload)
             else:
-                yield mixed_control_row(0, notes.encode(notes.decode(payload)), self.schema)
+                yield mixed_control_row(
+                    0, progress_messages.encode(progress_messages.decode(payload)), self.schema
+                )
         for placed in tuples.values():
             yield from self._read_bucket([], placed)
 
