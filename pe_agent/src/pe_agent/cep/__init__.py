@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pe_agent.cep.discovery.broker import BrokerDiscoverer
-    from pe_agent.cep.discovery.directory import DirectoryDiscoverer
     from pe_agent.cep.discovery.discoverer import (
         Discovery,
         DiscoveryError,
@@ -22,9 +21,13 @@ if TYPE_CHECKING:
         ReportedDiscoverer,
         Wanted,
     )
-    from pe_agent.cep.discovery.http import HttpDiscoverer
     from pe_agent.cep.discovery.manager import PatternProcessorManager
-    from pe_agent.cep.discovery.table import TableDiscoverer, sqlite_table
+    from pe_agent.cep.discovery.polling import (
+        DirectoryDiscoverer,
+        HttpDiscoverer,
+        TableDiscoverer,
+        sqlite_table,
+    )
     from pe_agent.cep.dry_runs import dry_run
     from pe_agent.cep.functions import MatchFunction
     from pe_agent.cep.query_rules import Processors
@@ -37,10 +40,10 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "BrokerDiscoverer": "pe_agent.cep.discovery.broker",
-    "DirectoryDiscoverer": "pe_agent.cep.discovery.directory",
+    "DirectoryDiscoverer": "pe_agent.cep.discovery.polling",
     "Discovery": "pe_agent.cep.discovery.discoverer",
     "DiscoveryError": "pe_agent.cep.discovery.discoverer",
-    "HttpDiscoverer": "pe_agent.cep.discovery.http",
+    "HttpDiscoverer": "pe_agent.cep.discovery.polling",
     "MatchFunction": "pe_agent.cep.functions",
     "Pattern": "streambroker_core.cep.pattern.pattern",
     "PatternProcessor": "streambroker_core.cep.pattern.rule",
@@ -55,14 +58,14 @@ _WHERE = {
     "ReportedDiscoverer": "pe_agent.cep.discovery.discoverer",
     "RuleReport": "pe_agent.cep.rule_progress",
     "Skip": "streambroker_core.cep.pattern.pattern",
-    "TableDiscoverer": "pe_agent.cep.discovery.table",
+    "TableDiscoverer": "pe_agent.cep.discovery.polling",
     "Wanted": "pe_agent.cep.discovery.discoverer",
     "dry_run": "pe_agent.cep.dry_runs",
     "explain": "pe_agent.cep.run_state",
     "pattern": "pe_agent.streams.pattern_stream",
     "pattern_processors": "pe_agent.streams.pattern_stream",
     "sql": "pe_agent.streams.sql_patterns",
-    "sqlite_table": "pe_agent.cep.discovery.table",
+    "sqlite_table": "pe_agent.cep.discovery.polling",
 }
 
 __all__ = [

@@ -7,11 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pe_agent.cep.discovery.discoverer import (
-    DiscoveryError,
-    PeriodicPatternProcessorDiscoverer,
-    Wanted,
-)
+from pe_agent.cep.discovery.discoverer import DiscoveryError, Fetched
 from streambroker_core.cep.rules.rule_set import UnreadableRule
 from streambroker_core.model import RULE
 from streambroker_core.wire.manifests.rules import RESOURCE_FIELDS
@@ -23,32 +19,19 @@ FileStamp: TypeAlias = "tuple[int, int, int]"
 """Changes whenever a file is written: time in nanoseconds, size, inode."""
 
 
-class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
-    """Reads the files of a directory whose names end with ``.json``, ``.yaml`` or ``.yml``.
+class DirectorySource:
+    """Reads the rules of a directory's files; a file that cannot be read keeps its rules."""
 
-    A file that cannot be read keeps its previous rules, and is reported as a refused rule. Write
-    files under another name and rename them, so that none is read incomplete. YAML needs PyYAML.
-    """
-
-    def __init__(self, path: str | Path, interval: float = 10.0) -> None:
-        """Set the directory.
-
-        Args:
-            path: the directory; names that begin with a dot are ignored.
-            interval: seconds between two polls.
-        """
-        super().__init__(interval)
+    def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._last_stamps: dict[str, FileStamp] | None = None
         self._last_rules: dict[str, list[Any]] = {}
 
-    def check_pattern_processor_update(self) -> bool:
-        """Return whether a file was added, removed or written."""
-        return self._read_stamps() != self._last_stamps
-
-    def latest_pattern_processors(self) -> Wanted:
-        """Return all files' rules by file name; raise DiscoveryError without the directory."""
+    def fetch(self, known: str | None) -> Fetched | None:
+        """Return the rules of all files, by file name, if a file was added, removed or written."""
         stamps = self._read_stamps()
+        version = str(sorted(stamps.items()))
+        if version == known:
+            return None
         problems: list[UnreadableRule] = []
         rules_by_file: dict[str, list[Any]] = {}
         for name in sorted(stamps):
@@ -58,8 +41,9 @@ class DirectoryDiscoverer(PeriodicPatternProcessorDiscoverer):
                 problems.append(UnreadableRule(rule=name, problem=str(error).rstrip(".")))
                 rules_by_file[name] = self._last_rules.get(name, [])
                 log.warning("cannot read rules of %s, keeping the current ones: %s", name, error)
-        self._last_stamps, self._last_rules = stamps, rules_by_file
-        return [*(rule for each in rules_by_file.values() for rule in each), *problems]
+        self._last_rules = rules_by_file
+        rules = [rule for each in rules_by_file.values() for rule in each]
+        return Fetched([*rules, *problems], version)
 
     def _read_stamps(self) -> dict[str, FileStamp]:
         stamps: dict[str, FileStamp] = {}

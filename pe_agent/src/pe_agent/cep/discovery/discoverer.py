@@ -10,6 +10,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from pe_agent.cep.discovery.manager import PatternProcessorManager
@@ -23,9 +24,29 @@ Wanted: TypeAlias = "Sequence[Any]"
 
 
 class DiscoveryError(StreambrokerError):
-    """A source of rules that cannot be read."""
+    """A source of rules that cannot be read.
+
+    Attributes:
+        retry_after: seconds that the source asks its callers to wait; 0 if it does not ask.
+    """
 
     code = "RulesUnavailable"
+    retry_after: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """All rules of a source, as rules or documents, and a text that identifies their version."""
+
+    documents: list[Any]
+    version: str
+
+
+class RuleSource(Protocol):
+    """Where a `PollingDiscoverer` gets rules from."""
+
+    def fetch(self, known: str | None) -> Fetched | None:
+        """Return all rules, or None if their version is the known one; raise DiscoveryError."""
 
 
 class PatternProcessorDiscoverer(Protocol):
@@ -105,6 +126,8 @@ class PeriodicPatternProcessorDiscoverer(ABC):
             raise ValueError(f"an interval of {interval} s: it has to be above 0")
         self.interval = interval
         self.problem: str | None = None
+        self._error: Exception | None = None
+        self._failures = 0
         self._closed = threading.Event()
         self._pending: Wanted | None = None
 
@@ -141,11 +164,12 @@ class PeriodicPatternProcessorDiscoverer(ABC):
             problem = f"{type(error).__name__}: {error}"
             if problem != self.problem:
                 log.warning("cannot apply rules, keeping the current set: %s", problem)
-            self.problem = problem
+            self.problem, self._error = problem, error
+            self._failures += 1
             return
         if self.problem is not None:
             log.info("applying rules works again")
-            self.problem = None
+            self.problem, self._error, self._failures = None, None, 0
 
     def close(self) -> None:
         """Stop."""

@@ -17,113 +17,49 @@ from urllib.request import (
 )
 
 from pe_agent.cep.discovery.directory import read_documents, unwrap_rule
-from pe_agent.cep.discovery.discoverer import (
-    DiscoveryError,
-    PeriodicPatternProcessorDiscoverer,
-    Wanted,
-)
-from pe_agent.cep.discovery.manager import PatternProcessorManager
+from pe_agent.cep.discovery.discoverer import DiscoveryError, Fetched
 from pe_agent.transport.broker_trust import BrokerTrust
 from pe_agent.transport.tokens import Token
 from streambroker_core.cep.rules.rule_set import UnreadableRule
 
 TIMEOUT_SECONDS = 10.0
 MAX_BYTES = 16 << 20
-MAX_PAUSE_SECONDS = 300.0
-MAX_DOUBLINGS = 8
 RULES_KEY = "patterns"
 """Key of the list of rules in a response that is an object."""
 
 
-class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
-    """Polls a URL, with the ETag of the last response.
+class HttpSource:
+    """Reads rules from a URL, with the ETag of the known ones."""
 
-    If the server is unreachable, refuses, or returns no list of rules, the rules stay; ``problem``
-    has the reason. It is then polled less often, down to every five minutes. An item that is no
-    rule is refused alone.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        interval: float = 10.0,
-        *,
-        token: Token | None = None,
-        trust: BrokerTrust | None = None,
-    ) -> None:
-        """Set the URL.
-
-        Args:
-            url: ``http://`` or ``https://``; redirects are not followed.
-            interval: seconds between two polls.
-            token: token for ``Authorization: Bearer``; None for no such header.
-            trust: trusted CA certificates of the server; None for those that the system trusts.
-
-        Raises:
-            ValueError: it is no such URL.
-        """
-        super().__init__(interval)
+    def __init__(self, url: str, token: Token | None, trust: BrokerTrust | None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an address of rules: give http://… or https://…")
         self._url, self._token = url, token or Token()
         self._trust = (trust or BrokerTrust()) if parts.scheme == "https" else None
         self._etag: str | None = None
-        self._digest: bytes | None = None
-        self._fetched: list[Any] | None = None
-        self._failures, self._retry_after = 0, 0.0
 
-    def check_pattern_processor_update(self) -> bool:
-        """Return whether the server has other rules."""
-        self._fetched = self._fetch()
-        return self._fetched is not None
-
-    def latest_pattern_processors(self) -> Wanted:
-        """Return the server's rules; raise DiscoveryError if it returns no list of rules."""
-        if self._fetched is None:
-            self._etag = self._digest = None
-            self._fetched = self._fetch()
-        items, self._fetched = self._fetched or [], None
-        return [
-            rule
-            if isinstance(rule, dict)
-            else UnreadableRule(
-                rule=f"number {number}", problem=f"it is {rule!r:.80}, not a mapping"
-            )
-            for number, rule in enumerate(items)
-        ]
-
-    def poll(self, manager: PatternProcessorManager) -> None:
-        """Poll once, and count consecutive failures."""
-        self._retry_after = 0.0
-        super().poll(manager)
-        self._failures = 0 if self.problem is None else self._failures + 1
-
-    def pause(self) -> float:
-        """Return the interval; longer after failures, or if the server asked for it."""
-        longer = self.interval * 2.0 ** min(self._failures, MAX_DOUBLINGS)
-        bounded = max(self.interval, min(longer, MAX_PAUSE_SECONDS))
-        return max(bounded, min(self._retry_after, MAX_PAUSE_SECONDS))
-
-    def _fetch(self) -> list[Any] | None:
+    def fetch(self, known: str | None) -> Fetched | None:
+        """Return the server's rules if they are not the known ones."""
         try:
-            with self._open() as answer:
-                return self._read(answer, answer.headers)
+            with self._open(None if known is None else self._etag) as answer:
+                return self._read(answer, answer.headers, known)
         except HTTPError as error:
             with error:
                 if error.code == 304:
                     return None
-                self._retry_after = _parse_retry_after(error.headers.get("Retry-After"))
-                raise DiscoveryError(f"{self._url} answers {error.code} {error.reason}") from error
+                problem = DiscoveryError(f"{self._url} answers {error.code} {error.reason}")
+                problem.retry_after = _parse_retry_after(error.headers.get("Retry-After"))
+                raise problem from error
         except (OSError, URLError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
             raise DiscoveryError(f"{self._url} does not answer: {reason}") from error
 
-    def _open(self) -> Any:
+    def _open(self, etag: str | None) -> Any:
         request = Request(self._url)  # noqa: S310 - its scheme is checked, and no other is handled
         request.add_header("Accept", "application/json, application/yaml;q=0.9")
-        if self._etag is not None:
-            request.add_header("If-None-Match", self._etag)
+        if etag is not None:
+            request.add_header("If-None-Match", etag)
         token = self._token.current()
         if token is not None:
             request.add_header("Authorization", f"Bearer {token}")
@@ -133,14 +69,16 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
             opener.add_handler(handler)
         return opener.open(request, timeout=TIMEOUT_SECONDS)
 
-    def _read(self, answer: Any, headers: Mapping[str, str]) -> list[Any] | None:
+    def _read(self, answer: Any, headers: Mapping[str, str], known: str | None) -> Fetched | None:
         body = answer.read(MAX_BYTES + 1)
         if len(body) > MAX_BYTES:
             raise DiscoveryError(f"the answer of {self._url} has more than {MAX_BYTES} bytes")
-        digest = hashlib.sha256(body).digest()
-        documents = None if digest == self._digest else self._parse_rules(body, headers)
-        self._etag, self._digest = headers.get("ETag"), digest
-        return documents
+        version = hashlib.sha256(body).hexdigest()
+        rules = None if version == known else self._parse_rules(body, headers)
+        self._etag = headers.get("ETag")
+        if rules is None:
+            return None
+        return Fetched([_check_rule(*each) for each in enumerate(rules)], version)
 
     def _parse_rules(self, body: bytes, headers: Mapping[str, str]) -> list[Any]:
         try:
@@ -155,6 +93,13 @@ class HttpDiscoverer(PeriodicPatternProcessorDiscoverer):
         ):
             return [unwrap_rule(each) for each in documents[0][RULES_KEY]]
         return documents
+
+
+def _check_rule(number: int, rule: Any) -> Any:
+    if isinstance(rule, dict):
+        return rule
+    problem = f"it is {rule!r:.80}, not a mapping"
+    return UnreadableRule(rule=f"number {number}", problem=problem)
 
 
 class _StatusErrorProcessor(HTTPErrorProcessor):

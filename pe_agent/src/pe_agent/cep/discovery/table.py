@@ -7,21 +7,16 @@ rule are optional. They have the field's name in documents, or that with undersc
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Protocol
 
-from pe_agent.cep.discovery.discoverer import (
-    DiscoveryError,
-    PeriodicPatternProcessorDiscoverer,
-    Wanted,
-)
+from pe_agent.cep.discovery.discoverer import DiscoveryError, Fetched
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document_schema import RULE_FIELDS
 from streambroker_core.cep.rules.rule_set import UnreadableRule
@@ -48,55 +43,27 @@ class Connection(Protocol):
         """Close the connection."""
 
 
-def sqlite_table(path: str | Path) -> Callable[[], Connection]:
-    """Return a function that opens an SQLite file read-only."""
-    return lambda: sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
-
-
-class TableDiscoverer(PeriodicPatternProcessorDiscoverer):
-    """Polls a table; each poll has a connection of its own, so a database may come and go.
-
-    A row that cannot be read is refused alone, like any invalid rule; the reason names it.
-    """
+class TableSource:
+    """Reads a table, with a connection for each read."""
 
     def __init__(
         self,
         connect: Callable[[], Connection],
-        *,
-        table: str = "pattern_processors",
-        classes: Mapping[str, RuleFactory] | None = None,
-        interval: float = 10.0,
+        table: str,
+        classes: Mapping[str, RuleFactory],
     ) -> None:
-        """Set the table.
-
-        Args:
-            connect: returns a new connection of any DB-API driver; see `sqlite_table`.
-            table: its name, with its schema if it needs one.
-            classes: classes that ``class_name`` may name; no others are used.
-            interval: seconds between two polls.
-
-        Raises:
-            ValueError: the name is not one of a table.
-        """
-        super().__init__(interval)
         parts = table.split(".")
         if not all(part.isidentifier() for part in parts):
             raise ValueError(f"{table!r} is not a name of a table: use letters, digits, _ and dots")
-        self._connect, self._table = connect, table
-        self._classes = dict(classes or {})
-        self._fetched_rows: list[dict[str, Any]] | None = None
-        self._last_rows: list[dict[str, Any]] | None = None
+        self._connect, self._table, self._classes = connect, table, dict(classes)
 
-    def check_pattern_processor_update(self) -> bool:
-        """Return whether a row was added, removed or changed."""
-        self._fetched_rows = self._read()
-        return self._fetched_rows != self._last_rows
-
-    def latest_pattern_processors(self) -> Wanted:
-        """Return the table's rules; raise DiscoveryError if it is unreadable or lacks a column."""
-        rows = self._read() if self._fetched_rows is None else self._fetched_rows
-        self._fetched_rows, self._last_rows = None, rows
-        return [self._parse_row(row) for row in rows]
+    def fetch(self, known: str | None) -> Fetched | None:
+        """Return the table's rules if a row was added, removed or changed."""
+        rows = self._read()
+        version = hashlib.sha256(repr(rows).encode()).hexdigest()
+        if version == known:
+            return None
+        return Fetched([self._parse_row(row) for row in rows], version)
 
     def _read(self) -> list[dict[str, Any]]:
         try:
