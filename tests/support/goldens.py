@@ -57,7 +57,7 @@ from streambroker_operator.rest.http.openapi import description
 from streambroker_operator.rest.http.responses import problem_answer
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store as BrokerStore
-from support import charts, scans
+from support import charts, golden_rpc, scans
 from support import golden_formats as formats
 
 ROOT = Path(__file__).parents[2]
@@ -416,6 +416,15 @@ def actions() -> str:
     )
 
 
+def rpc() -> Any:
+    """Return the JSON of each action, and fail if one is not among the calls."""
+    with formats.folder() as place:
+        calls = golden_rpc.recorded(place)
+    missing = set(_agent()[0]) - {call["action"] for call in calls}
+    assert not missing, f"no call of {missing}"
+    return calls
+
+
 def error_codes() -> Any:
     """Return the exit code of each error code, and the HTTP statuses it is answered with."""
     refused, found = scans.statuses(), {}
@@ -479,6 +488,7 @@ GOLDENS: Mapping[str, Callable[[], Any]] = {
     "environment.txt": lambda: _lines(scans.variables()),
     "loggers.txt": lambda: _lines(scans.loggers()),
     "agent-actions.txt": actions,
+    "agent-rpc.json": rpc,
     "spark.json": spark,
     "conditions.json": conditions,
     "manifests.json": formats.manifests,
