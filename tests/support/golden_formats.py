@@ -35,13 +35,13 @@ from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.state.control_log import ControlLog
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store as AgentStore
-from pe_agent.aligned.control_source import ControlFile
 from pe_agent.aligned.file_ends import EndOfFile
 from pe_agent.aligned.runtime import progress_messages as notes
 from pe_agent.aligned.runtime.state_store import BucketState
 from pe_agent.aligned.timeout_ticks import TickPlan
 from pe_agent.cep import metrics_reporter as figuring
 from pe_agent.log.commit import Committer
+from pe_agent.log.control_file import ControlFile
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import Address, StreamLog
 from pe_agent.side.tables import pins, versions

@@ -13,6 +13,7 @@
     ├── ManifestError              code ManifestInvalid: a document with a bad field
     │   └── FormatTooNewError      code FormatTooNew
     ├── TakenError                 code NameTaken or PortTaken: another resource has it
+    ├── AlignedError               code AlignedInvalid: a stream or operator cannot be built or run
     ├── HintError                  code HintInvalid
     ├── CapabilityError            code CapabilityInvalid
     └── SignatureError             code SignatureInvalid
@@ -192,6 +193,12 @@ class TakenError(StreambrokerError):
     def __init__(self, code: str, message: str) -> None:
         self.code = code
         super().__init__(message)
+
+
+class AlignedError(StreambrokerError):
+    """A graph of aligned operators that cannot be built or run."""
+
+    code = "AlignedInvalid"
 
 
 class HintError(StreambrokerError):

@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 _MOVED = {
-    "pe_agent.aligned.control_file": "pe_agent.aligned.control_source",
+    "pe_agent.aligned.control_file": "pe_agent.log.control_file",
     "pe_agent.aligned.operators": "pe_agent.streams.operator_stream",
     "pe_agent.aligned.streams": "pe_agent.streams.stream",
     "pe_agent.broker_client": "pe_agent.transport.broker_client",

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.aligned import AlignedError, ControlFile, Limits
-from pe_agent.aligned import control_source as control_file
 from pe_agent.aligned.control_source import ControlFileReader
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
@@ -44,6 +43,7 @@ from pe_agent.aligned.runtime.unpacker import (
 )
 from pe_agent.datasource.packer import ImportPacker as PackerOfImport
 from pe_agent.datasource.packer import Packing
+from pe_agent.log import control_file
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl, to_batch
@@ -494,7 +494,7 @@ def test_an_append_reads_the_end_of_the_file_and_a_window_what_it_takes(
     assert reader.latestOffset({}, None)["next"] == 51
     read_bytes = 0
     assert reader.latestOffset({"next": 50}, None)["next"] == 51
-    assert len(read(reader, reader._offset(49), reader._offset(51))) == 2
+    assert len(read(reader, reader._file._offset(49), reader._file._offset(51))) == 2
     assert read_bytes < 2_000
 
 

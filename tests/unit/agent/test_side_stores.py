@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pe_agent.aligned import ControlFile
+from pe_agent.log.line_tail import Lines
 from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side.tables import store as tables_module
 from pe_agent.side.tables import versions as versions_module
@@ -241,10 +242,10 @@ def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes
     table, reader, done = begun(store, tmp_path)
     put(tmp_path / "in", EUR=1.0)
     table.refresh()
-    count = VersionsReader._count_tuples
+    count = Lines.count
     values = iter(range(2, 9))
 
-    def meanwhile(self: VersionsReader) -> int:
+    def meanwhile(self: Lines) -> int:
         found = count(self)
         put(tmp_path / "in", EUR=float(next(values)))
         table.refresh()
@@ -252,7 +253,7 @@ def test_a_version_that_a_window_is_about_to_have_stays_while_the_next_one_comes
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(VersionsReader, "_count_tuples", meanwhile)
+        patched.setattr(Lines, "count", meanwhile)
         if once:
             reader.prepareForTriggerAvailableNow()
         planned = reader.latestOffset(done, None)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pe_agent.aligned import control_source as control_file
+from pe_agent.log import control_file
 from pe_agent.side import SideVersion, Table, TableError, TableStore
 from pe_agent.side.tables.announcements import (
     CONTROL_FILE,

@@ -12,19 +12,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_agent.aligned.control_source import ControlFile, control_stream
-    from pe_agent.aligned.errors import AlignedError
+    from pe_agent.aligned.control_source import control_stream
+    from pe_agent.log.control_file import ControlFile
     from pe_agent.streams.operator_stream import OperatorStream, control_aware
     from pe_agent.streams.stream import Stream, stream
     from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator
     from streambroker_core.control.operators.typed_operator import TypedOperator, handles
     from streambroker_core.control.tuples import ControlTuple, Delivery, Limits, Target
+    from streambroker_core.errors import AlignedError
 
 _MODULES = {
-    "AlignedError": "pe_agent.aligned.errors",
+    "AlignedError": "streambroker_core.errors",
     "Blobs": "streambroker_core.control.operators.operator",
     "Changes": "streambroker_core.control.operators.operator",
-    "ControlFile": "pe_agent.aligned.control_source",
+    "ControlFile": "pe_agent.log.control_file",
     "ControlTuple": "streambroker_core.control.tuples",
     "Delivery": "streambroker_core.control.tuples",
     "Input": "streambroker_core.control.operators.operator",

@@ -1,163 +1,27 @@
-"""Control tuples from a file: for streams that are not imported, and for experiments.
+"""Spark sources of control tuples alone, for streams that are not imported, and for experiments.
 
-A program appends tuples to the file; a union adds their stream to streams of rows. The file has an
-id, and its lines never change. So the number of lines is an offset that Spark can pin, and a replay
-reads the same tuples. A line is durable when ``append`` returns.
+A union adds them to streams of rows.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.runtime.frames import CONTROL, encode_control
-from pe_agent.log.line_tail import Lines, last_line
+from pe_agent.aligned.runtime.frames import CONTROL
+from pe_agent.log.control_file import ControlFileOffsets, read_log_id
 from pe_agent.spark.session import active_session, register_source
 from pe_agent.streams.stream import ControlFrame, Stream
-from streambroker_core.control.tuples import (
-    ALL_TARGETS,
-    ControlLimitError,
-    ControlTuple,
-    Delivery,
-    Limits,
-    Target,
-    envelope,
-    make_logged_tuple,
-    parse_delivery,
-)
-from streambroker_core.control.tuples.payloads import encode
-from streambroker_core.wire.encoding.canonical import canonical
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-VERSION = 1
 FORMAT = "streambroker-control-file"
-WINDOW_LIMITS = Limits().tuples * 9 // 10, Limits().bytes * 9 // 10
-"""Tuples, and bytes of their lines, for one window; the rest is reserved for other sources."""
-
-
-class ControlFile:
-    """A file of control tuples, to which programs append."""
-
-    def __init__(self, path: str | Path) -> None:
-        """Open the file, or create it.
-
-        Raises:
-            AlignedError: it is no file of control tuples.
-        """
-        self.path = Path(path)
-        with self._open_locked() as file:
-            if not file.read(1):
-                head = {"v": VERSION, "log": f"file-{uuid.uuid4().hex}"}
-                self._write(file, canonical(head))
-        self.log = read_log_id(self.path)
-
-    def append(
-        self,
-        payload: object,
-        *,
-        delivery: Delivery | str = Delivery.BEGIN,
-        at: int | None = None,
-        target: Target = ALL_TARGETS,
-    ) -> ControlTuple:
-        """Append a control tuple; it goes into the next window of each query that reads the file.
-
-        Args:
-            payload: a dataclass.
-            delivery: when it is delivered, also by name; not ``IMMEDIATE``.
-            at: event time in microseconds, with ``AT_TIME``.
-            target: the operators that it is for.
-
-        Returns:
-            The tuple with its identity.
-
-        Raises:
-            AlignedError: it is ``IMMEDIATE``: it has no position between rows of another stream.
-            ControlError: the payload cannot be written, or delivery, event time and target do not
-                fit; nothing was appended.
-            ControlLimitError: it is too large.
-        """
-        delivery = parse_delivery(delivery)
-        if delivery is Delivery.IMMEDIATE:
-            raise AlignedError(
-                "a tuple of a control file cannot be IMMEDIATE: it has no position among the"
-                " rows of another stream. Use BEGIN, END_WINDOW or AT_TIME."
-            )
-        kind, text = encode(payload)
-        if len(text.encode()) > Limits().payload:
-            raise ControlLimitError(
-                f"the payload of control tuple {kind} has {len(text.encode())} bytes, the limit is"
-                f" {Limits().payload}: send data as rows."
-            )
-        with self._open_locked() as file:
-            seq = _next_seq(file)
-            control = make_logged_tuple(
-                self.log, seq, type_=kind, text=text, delivery=delivery, at=at, target=target
-            )
-            self._write(file, encode_control(control))
-        return control
-
-    def tuples(self) -> list[ControlTuple]:
-        """Return the tuples of the file in order, without a last one that a crash truncated."""
-        lines = Lines(self.path)
-        return [self._read(line) for line in lines.read_range(0, lines.count())]
-
-    def newest_first(self) -> Iterator[ControlTuple]:
-        """Yield the tuples of the file, the last one first; reads lazily."""
-        for line in Lines(self.path).backwards():
-            yield self._read(line)
-
-    def _read(self, line: bytes) -> ControlTuple:
-        return envelope.decode(json.loads(line), str(self.path))
-
-    def _open_locked(self) -> IO[bytes]:
-        file = self.path.open("a+b")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        return file
-
-    def _write(self, file: IO[bytes], line: bytes) -> None:
-        file.seek(0, os.SEEK_END)
-        file.write(line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _next_seq(file: IO[bytes]) -> int:
-    """Return the number of the next tuple; removes a last line that a crash truncated."""
-    line, end = last_line(file)
-    if end < file.seek(0, os.SEEK_END):
-        file.truncate(end)
-    return int(json.loads(line).get("seq", -1)) + 1
-
-
-def read_log_id(path: Path) -> str:
-    """Return the id of a control file; raise AlignedError if it is none, or of a newer release."""
-    try:
-        with path.open("rb") as file:
-            head = json.loads(file.readline())
-        version, log = int(head["v"]), str(head["log"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise AlignedError(
-            f"{path} is not a file of control tuples: {error!r}. Create one with"
-            f" ControlFile({str(path)!r})."
-        ) from error
-    if version > VERSION:
-        raise AlignedError(
-            f"{path} has form {version}, of a newer release; this reads {VERSION}: start that one."
-        )
-    return log
 
 
 def control_stream(spark: SparkSession, path: str | Path) -> Stream:
@@ -205,72 +69,38 @@ class ControlFileSource(ControlSource):
 
 
 class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads whole lines; the offset is the file's id and the number of tuples read."""
+    """Reads windows of a control file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines = Lines(path)
-        self._available_count: int | None = None
+        self._file = ControlFileOffsets(path)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the offset before the first tuple."""
-        return self._offset(0)
+        return self._file.first()
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any], limit: Any
     ) -> dict[str, Any]:
         """Return the end offset of the next window; raise AlignedError if lines are lost."""
         del limit
-        count = self._count_tuples() if self._available_count is None else self._available_count
-        first = start.get("next", count)
-        if first > count and start.get("log") == read_log_id(self._path):
-            raise self._lost_lines_error(count, first)
-        return self._offset(self._window_end(first, count) if first < count else count)
+        return self._file.latest(start)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Limit reading to the current end of the file."""
-        self._available_count = self._count_tuples()
+        self._file.freeze_end()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Return the tuples between two offsets; raise AlignedError if the file does not fit."""
-        log = read_log_id(self._path)
-        for offset in (start, end):
-            if offset["log"] != log:
-                raise AlignedError(
-                    f"{self._path} is the control file {log}, but the checkpoint has read"
-                    f" {offset['log']}: restore that one, or start a new checkpoint."
-                )
-        count = self._count_tuples()
-        if count < end["next"]:
-            raise self._lost_lines_error(count, end["next"])
-        chosen = self._lines.read_range(start["next"], end["next"])
-        for line in chosen:
-            envelope.decode(json.loads(line), str(self._path))
-        return [InputPartition(chosen)] if chosen else []
+        lines = self._file.read(start, end)
+        return [InputPartition(lines)] if lines else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the tuples of a batch; they are part of the task, so it needs no file."""
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(partition.value, pa.binary())], schema=pa.schema([(CONTROL, pa.binary())])
-        )
+        return read_control(partition)
 
-    def _offset(self, count: int) -> dict[str, Any]:
-        return {"log": read_log_id(self._path), "next": count, "v": VERSION}
 
-    def _window_end(self, first: int, count: int) -> int:
-        tuples, room = WINDOW_LIMITS
-        until = min(count, first + tuples)
-        for taken, size in enumerate(self._lines.sizes(first, until)):
-            room -= size
-            if room < 0 and taken:
-                return first + taken
-        return until
-
-    def _lost_lines_error(self, count: int, planned: int) -> AlignedError:
-        return AlignedError(
-            f"{self._path} has {count} tuples, but the checkpoint has planned {planned}: lines"
-            " have been removed. Restore them."
-        )
-
-    def _count_tuples(self) -> int:
-        return self._lines.count()
+def read_control(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Yield the tuples of a partition as rows."""
+    yield pa.RecordBatch.from_arrays(
+        [pa.array(partition.value, pa.binary())], schema=pa.schema([(CONTROL, pa.binary())])
+    )

@@ -23,7 +23,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.runtime.frames import (
     CONTROL,
     EMITTED,
@@ -35,16 +34,17 @@ from pe_agent.aligned.runtime.frames import (
     conform,
     decode_control,
     read_positioned_rows,
-    spark_to_arrow,
 )
 from pe_agent.aligned.runtime.packer import AT_END, immediate_error, unpack_tuples
 from pe_agent.datasource.options import Options
+from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.datasource.sink import StreambrokerStreamWriter
 from pe_agent.datasource.unpacker import Unpacker
 from pe_agent.job.publish import Sink
 from pe_agent.spark.session import register_source
 from streambroker_core.control.runtime.packing import NO_BUCKET, RUNNING_BITS
 from streambroker_core.control.tuples import ControlTuple, Delivery
+from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

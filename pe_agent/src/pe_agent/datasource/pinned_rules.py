@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pe_agent.log.control_file import ControlFileOffsets
 from pe_agent.log.line_tail import Lines
-
-if TYPE_CHECKING:
-    from pe_agent.aligned.control_source import ControlFileReader
 
 
 def open_rules_file(path: str | None) -> PinnedRulesFile | None:
@@ -29,17 +26,12 @@ class PinnedRulesFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
+        self._file = ControlFileOffsets(self._path)
         self._pinned: dict[str, Any] = {"next": -1}
-
-    @cached_property
-    def _file(self) -> ControlFileReader:
-        from pe_agent.aligned.control_source import ControlFileReader  # tasks do without
-
-        return ControlFileReader(self._path)
 
     def freeze_end(self) -> None:
         """Limit reading to the current end of the file."""
-        self._file.prepareForTriggerAvailableNow()
+        self._file.freeze_end()
 
     def request_fields(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rule fields of the request to the agent.
@@ -55,7 +47,7 @@ class PinnedRulesFile:
             (the reason for None). ``limit`` is empty, which allows no rows, if rules remain unread.
         """
         before = start.get("rules") or {"next": 0}
-        at = self._file.latestOffset(before, None)
+        at = self._file.latest(before)
         if at["next"] != self._pinned["next"]:
             self._pinned = {"log": at["log"], "next": at["next"], **self._last_relevant(at["next"])}
         fields = {"rules": dict(self._pinned)}
@@ -74,7 +66,7 @@ class PinnedRulesFile:
     def has_read_all(self, start: Mapping[str, Any]) -> bool:
         """Return whether an offset includes all rules in the file."""
         pinned = start.get("rules")
-        return pinned is not None and pinned["next"] == self._file.latestOffset({}, None)["next"]
+        return pinned is not None and pinned["next"] == self._file.latest({})["next"]
 
     def add_rule_slices(
         self,
@@ -92,8 +84,8 @@ class PinnedRulesFile:
             if event_time is not None and one["filter"] != pinned["own"]:
                 one["latest"] = {"column": event_time, "filter": pinned["own"]}
         before = start.get("rules") or {"log": pinned["log"], "next": 0}
-        for part in self._file.partitions(before, pinned):
-            tuples = [[0, json.loads(line)] for line in part.value]
+        if lines := self._file.read(before, pinned):
+            tuples = [[0, json.loads(line)] for line in lines]
             slices.append(
                 {"control": True, "tuples": tuples, "part": 0, "before": [0], "filter": None}
             )

@@ -29,9 +29,23 @@ def as_arrow_schema(schema: Columns) -> pa.Schema:
     """Return columns as an Arrow schema; raise SchemaError if unreadable."""
     if isinstance(schema, pa.Schema):
         return schema
-    from pe_agent.aligned.runtime.frames import spark_to_arrow
-
     return spark_to_arrow(as_spark_schema(schema))
+
+
+def spark_to_arrow(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of columns; all are nullable, times are in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    converted = to_arrow_schema(schema, timezone="UTC")
+    return pa.schema([one.with_nullable(True) for one in converted])
+
+
+def as_nullable(schema: StructType) -> StructType:
+    """Return the columns as nullable, because they are null in control rows."""
+    nullable = StructType()
+    for one in schema:
+        nullable.add(one.name, one.dataType, True)
+    return nullable
 
 
 def as_ddl(schema: Columns) -> str:

@@ -17,7 +17,6 @@ import pyspark
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-import pe_agent
 import streambroker_core
 
 if TYPE_CHECKING:
@@ -35,7 +34,11 @@ _LIBRARIES = re.compile(
     r"^<|\.zip/|/(site-packages|dist-packages|lib/python3\.\d+|python/pyspark)/"
 )
 _PACKAGES = tuple(
-    f"{Path(str(package.__file__)).parent}/" for package in (pe_agent, pyspark, streambroker_core)
+    f"{folder}/"
+    for folder in (
+        Path(__file__).parents[1],
+        *(Path(str(package.__file__)).parent for package in (pyspark, streambroker_core)),
+    )
 )
 
 

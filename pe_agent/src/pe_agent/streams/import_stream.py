@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.runtime.frames import as_nullable, mixed_schema, spark_to_arrow
+from pe_agent.aligned.runtime.frames import mixed_schema
 from pe_agent.aligned.runtime.unpacker import PackedRowsReader
 from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import SOURCE_FIELD, format_ddl
+from pe_agent.datasource.schemas import as_nullable, spark_to_arrow
 from streambroker_core.control.runtime.buckets import Layout
+from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

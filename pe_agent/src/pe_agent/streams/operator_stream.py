@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.queries import jvm_prefilter
 from pe_agent.aligned.runtime import hosting
-from pe_agent.aligned.runtime.frames import CONTROL, spark_to_arrow
+from pe_agent.aligned.runtime.frames import CONTROL
 from pe_agent.aligned.runtime.hosting import Feed
 from pe_agent.aligned.runtime.idleness import InputTiming, delay_micros
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import APPLIED_SCHEMA, COUNTS_SCHEMA, OperatorConfig
-from pe_agent.datasource.schemas import Columns
+from pe_agent.datasource.schemas import Columns, spark_to_arrow
 from pe_agent.job import publish as publishing
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams.import_stream import ImportFrame, choose_carrier
@@ -28,6 +27,7 @@ from pe_agent.streams.stream import OutputFrame, RowsFrame, Stream, select_outpu
 from streambroker_core.control.operators.operator import Input, Operator
 from streambroker_core.control.runtime.buckets import Layout, make_layout
 from streambroker_core.control.tuples import Limits
+from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,7 +23,6 @@ from pyspark import SparkFiles, TaskContext
 from pe_agent import aligned
 from pe_agent.aligned import AlignedError, OperatorStream, Stream
 from pe_agent.aligned.queries.query_listener import watch_queries
-from pe_agent.aligned.runtime.frames import spark_to_arrow
 from pe_agent.aligned.runtime.hosting import parse_columns
 from pe_agent.aligned.timeout_ticks import TickFile, tick_seconds, tick_stream
 from pe_agent.cep.accumulators import AccumulatorValue, MetricsAccumulator
@@ -40,6 +39,7 @@ from pe_agent.cep.metrics_reporter import RuleMetricsReporter
 from pe_agent.cep.query_rules import Processors
 from pe_agent.cep.rules_log import ImportedRules, RulesFile, RulesLog, to_pattern_rules
 from pe_agent.datasource.options import format_ddl
+from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.filters import compile_filter
 from pe_agent.streams.operator_stream import DEFAULT_BUCKETS
 from pe_agent.streams.stream import RowsFrame

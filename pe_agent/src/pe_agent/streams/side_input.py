@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from pe_agent.aligned.runtime.frames import spark_to_arrow
+from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.side.tables.store import Table
 from pe_agent.streams.stream import Stream
 from streambroker_core.model.durations import FORMS, in_microseconds

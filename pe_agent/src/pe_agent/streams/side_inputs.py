@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pe_agent.aligned.runtime.frames import spark_to_arrow
 from pe_agent.aligned.timeout_ticks import TickPlan, tick_seconds, tick_stream
+from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.side.metrics_reporter import SideMetricsReporter
 from pe_agent.side.operator import FIGURES_SCHEMA, METRICS_OUTPUT, SideOperatorFactory
 from pe_agent.side.tables.cache import cached_tables_for

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from pe_agent import aligned
 from pe_agent.aligned import AlignedError, Stream
-from pe_agent.aligned.runtime.frames import spark_to_arrow
 from pe_agent.cep.discovery.discoverer import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
 )
+from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.streams.pattern_stream import Functions, pattern, pattern_processors
 from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.operator import MatchFunction

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.queries import start_guard
 from pe_agent.aligned.queries.plan_check import is_plain_projection, python_functions
 from pe_agent.aligned.runtime.frames import (
@@ -23,7 +22,6 @@ from pe_agent.aligned.runtime.frames import (
     add_sequence,
     mixed_schema,
     shift_sequence,
-    spark_to_arrow,
 )
 from pe_agent.aligned.runtime.hosting import parse_columns
 from pe_agent.aligned.runtime.packer import AT_END, REFUSE
@@ -33,9 +31,11 @@ from pe_agent.aligned.runtime.unpacker import (
     OutputDataReader,
     OutputRowsReader,
 )
+from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.job import publish as publishing
 from pe_agent.streams.import_stream import Import, ImportFrame, choose_carrier
 from streambroker_core.control.runtime.packing import RANK_BITS, RESERVED
+from streambroker_core.errors import AlignedError
 from streambroker_core.model.durations import FORMS, Duration, in_microseconds
 
 if TYPE_CHECKING:

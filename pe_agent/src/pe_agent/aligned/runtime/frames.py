@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.runtime import progress_messages
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.packing import (
@@ -32,7 +31,7 @@ from streambroker_core.control.runtime.packing import (
     sequence,
 )
 from streambroker_core.control.tuples import ControlError, ControlTuple, envelope
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import AlignedError, StreambrokerError
 from streambroker_core.wire.encoding.canonical import canonical
 
 if TYPE_CHECKING:
@@ -112,22 +111,6 @@ def _partition_id() -> int:
 
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
-
-
-def spark_to_arrow(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of columns; all are nullable, times are in UTC."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    converted = to_arrow_schema(schema, timezone="UTC")
-    return pa.schema([one.with_nullable(True) for one in converted])
-
-
-def as_nullable(schema: StructType) -> StructType:
-    """Return the columns as nullable, because they are null in control rows."""
-    nullable = StructType()
-    for one in schema:
-        nullable.add(one.name, one.dataType, True)
-    return nullable
 
 
 def mixed_schema(schema: StructType) -> StructType:

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pe_agent.aligned.errors import AlignedError
-from pe_agent.aligned.runtime.frames import (
-    EMITTED_DDL,
-    NOW,
-    PACKED_DDL,
-    as_nullable,
-    spark_to_arrow,
-)
+from pe_agent.aligned.runtime.frames import EMITTED_DDL, NOW, PACKED_DDL
 from pe_agent.aligned.runtime.idleness import EventTimeReporter
 from pe_agent.aligned.runtime.lazy_operator import LazyOperator
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import OperatorConfig
-from pe_agent.datasource.schemas import Columns, as_spark_schema, check_ddl
+from pe_agent.datasource.schemas import (
+    Columns,
+    as_nullable,
+    as_spark_schema,
+    check_ddl,
+    spark_to_arrow,
+)
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.runtime.emitter import Stage
 from streambroker_core.control.runtime.runner import AlignedRunner
+from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

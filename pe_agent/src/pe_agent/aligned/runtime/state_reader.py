@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe_agent.aligned.errors import AlignedError
 from pe_agent.aligned.runtime.state_store import read_bucket_state
 from streambroker_core.control.runtime import runner_state
+from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

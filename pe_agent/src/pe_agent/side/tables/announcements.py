@@ -13,17 +13,16 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import InputPartition
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from pe_agent.aligned.control_source import (
-    ControlFileReader,
-    ControlFileSource,
-    control_source_stream,
-)
+from pe_agent.aligned.control_source import ControlSource, control_source_stream, read_control
+from pe_agent.log.control_file import ControlFileOffsets
 from pe_agent.side.tables.versions import ReadPosition, write_atomically
 from pe_agent.streams.stream import Stream
 from streambroker_core.control.tuples import Delivery, envelope
@@ -65,7 +64,7 @@ def _read_position(path: Path) -> ReadPosition:
         return ReadPosition(0)
 
 
-class VersionsSource(ControlFileSource):
+class VersionsSource(ControlSource):
     """``format("streambroker-side-versions")``."""
 
     FORMAT = FORMAT
@@ -76,18 +75,22 @@ class VersionsSource(ControlFileSource):
         return VersionsReader(Path(self.options["path"]))
 
 
-class VersionsReader(ControlFileReader):
-    """Reads a control file, and reports its position."""
+class VersionsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a control file, and reports its position.
+
+    A window ends at the end of the file: it drops hidden versions, which may be removed already. So
+    it has one version of each side input, however many there are since the last one.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self._file = ControlFileOffsets(path, whole=True)
         self._readers = path.with_name(READERS)
         self._reported: tuple[ReadPosition, float] = (ReadPosition(-1), 0.0)
         self._available_now = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the offset before the first tuple, with a new reader id."""
-        return {**super().initialOffset(), "reader": uuid.uuid4().hex}
+        return {**self._file.first(), "reader": uuid.uuid4().hex}
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Any], limit: Any
@@ -97,14 +100,15 @@ class VersionsReader(ControlFileReader):
         Before the end is determined, the reader reports that its planned window is unknown. So no
         version that may be in the window is removed meanwhile.
         """
+        del limit
         reader, finished = str(start["reader"]), int(start["next"])
-        end = super().latestOffset(start, limit)
+        end = self._file.latest(start)
         if self._available_now or ReadPosition(finished, int(end["next"])) != self._reported[0]:
             self._report(reader, ReadPosition(finished))
             if self._available_now:
-                super().prepareForTriggerAvailableNow()
+                self._file.freeze_end()
                 self._available_now = False
-            end = super().latestOffset(start, limit)
+            end = self._file.latest(start)
         self._report(reader, ReadPosition(finished, int(end["next"])))
         return {**end, "reader": start["reader"]}
 
@@ -114,18 +118,12 @@ class VersionsReader(ControlFileReader):
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """Return the tuples between two offsets, with only the last version of each side input."""
-        return [
-            InputPartition(drop_hidden_versions(part.value))
-            for part in super().partitions(start, end)
-        ]
+        lines = self._file.read(start, end)
+        return [InputPartition(drop_hidden_versions(lines))] if lines else []
 
-    def _window_end(self, first: int, count: int) -> int:
-        """Return the end of the file: a window drops hidden versions, which may be removed already.
-
-        So a window has one version of each side input, however many there are since the last one.
-        """
-        del first
-        return count
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the tuples of a batch."""
+        return read_control(partition)
 
     def _report(self, reader: str, position: ReadPosition) -> None:
         now = time.time()

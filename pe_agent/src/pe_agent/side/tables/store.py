@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pe_agent.aligned.control_source import ControlFile
 from pe_agent.datasource.schemas import Columns, as_arrow_schema
+from pe_agent.log.control_file import ControlFile
 from pe_agent.side.errors import PinError, TableError
 from pe_agent.side.tables import pins
 from pe_agent.side.tables import type_check as types
