@@ -22,8 +22,8 @@ from streambroker_core.diagnose import (
     Proposal,
     collect_lint_input,
     collect_offered,
-    explain_import,
     explain_pair,
+    explain_port,
     forecast,
     lint,
     lint_import,
@@ -48,7 +48,7 @@ def milliseconds(work: Callable[[], Any]) -> float:
 def explained(board: Board, asked: Import) -> Any:
     """Do what the broker does for one import: look at the board, rank, explain, lint."""
     known = take_snapshot(board)
-    ranking = explain_import(known, asked, limit=LIMIT)
+    ranking = explain_port(known, asked, limit=LIMIT)
     lint_import(asked, collect_offered(known), matched=bool(ranking.matched))
     return ranking.pairs
 

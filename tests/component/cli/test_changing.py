@@ -11,7 +11,7 @@ import yaml
 
 from streambroker_operator.cli import main
 from streambroker_operator.cli.output import changes as forecast
-from streambroker_operator.rest.diagnose import whatif
+from streambroker_operator.rest import diagnose
 from support.brokers import Rest
 from support.commands import DOCUMENTS, Cli
 
@@ -254,7 +254,7 @@ async def test_a_file_with_more_documents_than_a_what_if_takes_is_applied(
 async def test_what_concerns_too_many_routes_goes_in_halves_unless_they_are_counted(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whatif, "MAX_ROUTES", -1)
+    monkeypatch.setattr(diagnose, "MAX_ROUTES", -1)
     guarded = await cli("apply", "-f", str(cli.file), "--max-removed", "0")
     before = await names(cli.rest, "exports")
     code, out, err = await cli("apply", "-f", str(cli.file))

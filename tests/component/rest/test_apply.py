@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streambroker_operator.rest.diagnose import whatif
+from streambroker_operator.rest import diagnose
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.ports import apply as module
 from streambroker_operator.storage.responses import MAX_BODY
@@ -252,7 +252,7 @@ async def test_what_would_be_there_without_effect_is_no_refusal(rest: Rest) -> N
 async def test_too_much_at_once_is_refused_but_never_a_single_change(
     pair: Rest, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(whatif if limit == "MAX_ROUTES" else module, limit, -1)
+    monkeypatch.setattr(diagnose if limit == "MAX_ROUTES" else module, limit, -1)
     before = await everything(pair)
     answer = await pair("POST", "/apply", TOGETHER)
 
@@ -332,10 +332,10 @@ async def test_the_guard_sees_what_others_changed_meanwhile(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(*arguments: Any) -> whatif.Proposed:
+    def slow(*arguments: Any) -> diagnose.Proposed:
         begun.set()
         assert go_on.wait(10.0)
-        return whatif.read_proposal(*arguments)
+        return diagnose.read_proposal(*arguments)
 
     monkeypatch.setattr(module, "read_proposal", slow)
     await pair("DELETE", X)

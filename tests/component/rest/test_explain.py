@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.diagnose import Forecast, forecast
-from streambroker_operator.rest.diagnose import whatif
+from streambroker_operator.rest import diagnose
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from support.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, bearer, running_broker
 
@@ -216,7 +216,7 @@ async def test_a_what_if_keeps_nobody_waiting_and_is_of_one_moment(
         assert answered.wait(60.0)
         return forecast(*arguments, **named)
 
-    monkeypatch.setattr(whatif, "forecast", slow)
+    monkeypatch.setattr(diagnose, "forecast", slow)
     gone = {"delete": [{"kind": "Export", "job": "feed", "port": "trades"}]}
     asked = asyncio.create_task(pair("POST", "/whatif", gone))
     await asyncio.to_thread(begun.wait, 60.0)
@@ -259,7 +259,7 @@ async def test_what_ifs_of_one_principal_are_not_counted_for_another(guarded: Re
 async def test_a_what_if_of_too_much_is_ended(
     pair: Rest, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(whatif, limit, -1)
+    monkeypatch.setattr(diagnose, limit, -1)
     answer = await pair("POST", "/whatif", {"resources": [manifest("Import", "a", "p", **IMPORT)]})
 
     assert (answer.status, answer.code) == (422, "ForecastTooLarge")

@@ -18,12 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_operator.broker import Broker
-from streambroker_operator.rest.guard.rate_limits import (
-    MAX_BUCKETS,
-    RateLimits,
-    TokenBuckets,
-    read_limit,
-)
+from streambroker_operator.rest.guard.rate_limits import RateLimits, read_limit
+from streambroker_operator.security.token_buckets import MAX_BUCKETS, TokenBuckets
 from support.brokers import EXPORT, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streambroker_operator.broker import Broker
-from streambroker_operator.rest.guard.fair_queue import FairQueue
+from streambroker_operator.rest.guard.rate_limits import FairQueue
 from streambroker_operator.rest.http.responses import json_answer, long_answer
 from streambroker_operator.rest.lists import list_cache as pictures
 from streambroker_operator.rest.lists.list_cache import ROUTES_SOURCE, ListCache, build_routes

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.diagnose import whatif
-from streambroker_operator.rest.diagnose.whatif import Proposed
+from streambroker_operator.rest import diagnose
+from streambroker_operator.rest.diagnose import Proposed
 from streambroker_operator.rest.ports import apply
 from streambroker_operator.storage.responses import MAX_BODY, RETENTION_S, RequestKey
 from streambroker_operator.storage.sqlite_store import Store
@@ -69,7 +69,7 @@ async def test_a_repetition_that_overtakes_the_answer_waits_for_it(
 ) -> None:
     await rest("PUT", X, EXPORT)
     begun, go_on = asyncio.Event(), threading.Event()
-    loop, read = asyncio.get_running_loop(), whatif.read_proposal
+    loop, read = asyncio.get_running_loop(), diagnose.read_proposal
 
     def held(document: object, namespace: str) -> Proposed:
         loop.call_soon_threadsafe(begun.set)

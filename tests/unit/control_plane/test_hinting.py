@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streambroker_operator.agents import hint_sender as hinting
-from streambroker_operator.agents.hint_sender import DatagramRate, DatagramRateLimiter, HintSender
+from streambroker_operator.agents.hint_sender import DatagramRateLimiter, HintSender
 from support.brokers import received, udp_ear
 from support.resources import pe
 
@@ -27,18 +27,17 @@ async def turn() -> None:
 
 
 def test_each_place_has_its_own_pace() -> None:
-    pace = DatagramRate(2.0, 3)
+    pace = DatagramRateLimiter((2.0, 3), (1_000.0, 1_000))
     for _ in range(3):
-        assert pace.has_token("a", 0.0)
-        pace.take_token("a", 0.0)
+        assert pace.try_take("a", "host", 0.0)
 
-    assert not pace.has_token("a", 0.4)
-    assert pace.has_token("a", 0.5)
-    assert pace.has_token("b", 0.4)
+    assert not pace.try_take("a", "host", 0.4)
+    assert pace.try_take("a", "host", 0.5)
+    assert pace.try_take("b", "host", 0.4)
 
 
 def test_many_ports_of_one_address_share_its_pace() -> None:
-    paces = DatagramRateLimiter(DatagramRate(1.0, 1), DatagramRate(1.0, 5))
+    paces = DatagramRateLimiter((1.0, 1), (1.0, 5))
     taken = [paces.try_take(f"10.0.0.1:{port}", "10.0.0.1", 0.0) for port in range(1, 9)]
 
     assert taken == [True] * 5 + [False] * 3

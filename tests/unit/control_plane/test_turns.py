@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.fair_queue import MAX_WAITING, FairQueue
+from streambroker_operator.rest.guard.rate_limits import MAX_WAITING, FairQueue
 
 
 class Desk:

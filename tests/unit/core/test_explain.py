@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from streambroker_core.diagnose import (
     Pair,
-    explain_export,
-    explain_import,
     explain_pair,
-    render_export,
-    render_import,
+    explain_port,
     render_pair,
+    render_ranking,
     take_snapshot,
 )
 from streambroker_core.diagnose.distance import MAX_SEARCHES, SubscriptionDistance
@@ -241,7 +239,7 @@ def test_an_import_ranks_all_exports_and_explains_the_nearest() -> None:
         import_of(subscription='kind == "trade" && live'),
     )
     import_ = board.imports()[0]
-    ranking = explain_import(take_snapshot(board), import_, limit=3)
+    ranking = explain_port(take_snapshot(board), import_, limit=3)
 
     assert (ranking.total, ranking.matched) == (4, 1)
     assert [(pair.export.job, pair.distance) for pair in ranking.pairs] == [
@@ -249,7 +247,7 @@ def test_an_import_ranks_all_exports_and_explains_the_nearest() -> None:
         ("a", 1),
         ("b", 1),
     ]
-    assert render_import(import_.key, ranking).splitlines() == [
+    assert render_ranking(import_, ranking).splitlines() == [
         "default/alerts/0/trades: 1 of 4 exports matches",
         "  matches     default/c/0/p",
         "  1 change    default/a/0/p  needs kind = trade, has quote",
@@ -263,10 +261,10 @@ def test_an_export_ranks_all_imports() -> None:
         export_of(), import_of("b/p", subscription="kind == 5"), import_of("c/p"), import_of("a/p")
     )
     export = board.exports()[0]
-    ranking = explain_export(take_snapshot(board), export, limit=9)
+    ranking = explain_port(take_snapshot(board), export, limit=9)
 
     assert [pair.import_.job for pair in ranking.pairs] == ["a", "c", "b"]
-    assert render_export(export.key, ranking).splitlines()[::3] == [
+    assert render_ranking(export, ranking).splitlines()[::3] == [
         "default/feed/0/trades: 2 of 3 imports match",
         "  1 change    default/b/0/p  needs kind = 5, has trade",
     ]
@@ -280,21 +278,21 @@ def test_a_resource_without_its_port_or_stream_id_is_not_connected_and_says_why(
     named = import_of("m/p", uid="k", streams=[{"streamId": "s"}])
     known = take_snapshot(board_of(first, second, one, two, mine, late, named))
 
-    by_kind = explain_import(known, mine, limit=2)
+    by_kind = explain_port(known, mine, limit=2)
     assert [(pair.export_uid, pair.reason) for pair in by_kind.pairs] == [
         ("a", None),
         ("b", "PortTaken"),
     ]
-    by_name = explain_import(known, named, limit=2)
+    by_name = explain_port(known, named, limit=2)
     assert [(pair.export_uid, pair.reason) for pair in by_name.pairs] == [
         ("c", None),
         ("d", "StreamIdTaken"),
     ]
-    lost = explain_import(known, late, limit=1)
+    lost = explain_port(known, late, limit=1)
     assert (lost.matched, lost.pairs[0].reason) == (0, "PortTaken")
-    back = explain_export(known, second, limit=1)
+    back = explain_port(known, second, limit=1)
     assert (back.matched, back.pairs[0].reason) == (0, "PortTaken")
-    assert explain_export(known, first, limit=5).matched == 1
+    assert explain_port(known, first, limit=5).matched == 1
 
 
 EXPORTS: list[dict[str, Any]] = [
@@ -355,14 +353,14 @@ def test_explanations_agree_with_the_board_and_ranks_with_explanations(
             outcome = match(export, import_)
             if not {export.uid, import_.uid} & set(taken):
                 assert pair.reason == (None if isinstance(outcome, Match) else outcome.reason)
-        ranking = explain_import(known, import_, limit=limit)
+        ranking = explain_port(known, import_, limit=limit)
         found = [(pair.distance, pair.export) for pair in ranking.pairs]
         nearest = sorted(all_pairs, key=order)[:limit]
         assert found == [(pair.distance, pair.export) for pair in nearest]
         assert ranking.matched == sum(pair.matched for pair in all_pairs)
     for export in exports:
         others = [explained(export, import_) for import_ in imports]
-        back = explain_export(known, export, limit=limit)
+        back = explain_port(known, export, limit=limit)
         nearest = sorted(others, key=order)[:limit]
         assert [(pair.distance, pair.import_) for pair in back.pairs] == [
             (pair.distance, pair.import_) for pair in nearest

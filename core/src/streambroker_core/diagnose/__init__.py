@@ -8,11 +8,9 @@ from streambroker_core.diagnose.explain_pair import Obstacle, Pair, explain_pair
 from streambroker_core.diagnose.explain_port import (
     BoardSnapshot,
     Ranking,
-    explain_export,
-    explain_import,
+    explain_port,
     take_snapshot,
 )
-from streambroker_core.diagnose.explain_text import render_export, render_import, render_pair
 from streambroker_core.diagnose.forecast import (
     ChangedRoute,
     Forecast,
@@ -21,7 +19,6 @@ from streambroker_core.diagnose.forecast import (
     Removal,
     forecast,
 )
-from streambroker_core.diagnose.forecast_text import render_forecast
 from streambroker_core.diagnose.lint import (
     LintFinding,
     LintInput,
@@ -31,8 +28,13 @@ from streambroker_core.diagnose.lint import (
     lint_export,
     lint_import,
 )
-from streambroker_core.diagnose.lint_text import render_findings
 from streambroker_core.diagnose.offered_properties import OfferedProperties
+from streambroker_core.diagnose.render import (
+    render_findings,
+    render_forecast,
+    render_pair,
+    render_ranking,
+)
 
 __all__ = [
     "BoardCopy",
@@ -54,18 +56,16 @@ __all__ = [
     "collect_offered",
     "contradiction",
     "cut_reason",
-    "explain_export",
-    "explain_import",
     "explain_pair",
+    "explain_port",
     "find_put_problem",
     "forecast",
     "lint",
     "lint_export",
     "lint_import",
-    "render_export",
     "render_findings",
     "render_forecast",
-    "render_import",
     "render_pair",
+    "render_ranking",
     "take_snapshot",
 ]

@@ -23,7 +23,7 @@ from streambroker_core.diagnose.explain_pair import (
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import Match, is_namespace_allowed
 from streambroker_core.matching.decide import parse_cached
-from streambroker_core.model import Export, Import, Kind, resource_order
+from streambroker_core.model import Export, Import, Kind, Resource, resource_order
 from streambroker_core.model.schema import Schema
 
 R = TypeVar("R", Export, Import)
@@ -44,6 +44,15 @@ class BoardSnapshot:
     export_conflicts: Mapping[str, Obstacle]
     import_conflicts: Mapping[str, Obstacle]
     is_complete: bool = True
+
+    def explain(self, export: Export, import_: Import) -> Pair:
+        """Explain a pair; neither resource need be in the snapshot."""
+        return explain_pair(
+            export,
+            import_,
+            export_conflict=self.export_conflicts.get(export.uid),
+            import_conflict=self.import_conflicts.get(import_.uid),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,59 +113,41 @@ def _find_conflicts(board: Board, kind: Kind) -> dict[str, Obstacle]:
     }
 
 
-def explain_import(snapshot: BoardSnapshot, import_: Import, *, limit: int) -> Ranking:
-    """Rank all Exports by their distance to an Import, and explain at most `limit` pairs.
+def explain_port(snapshot: BoardSnapshot, resource: Resource, *, limit: int) -> Ranking:
+    """Rank all resources of the other kind by their distance; explain at most `limit` pairs.
 
-    The Import need not be in the snapshot.
+    The resource need not be in the snapshot.
     """
-    counter = _DistanceCounter(import_)
-    conflicts = snapshot.export_conflicts
-
-    def changes(export: Export) -> int:
-        return counter.count_changes(export) + (export.uid in conflicts)
-
-    def explain(export: Export) -> Pair:
-        return explain_pair(
-            export,
-            import_,
-            export_conflict=conflicts.get(export.uid),
-            import_conflict=snapshot.import_conflicts.get(import_.uid),
+    export_conflicts, import_conflicts = snapshot.export_conflicts, snapshot.import_conflicts
+    if isinstance(resource, Import):
+        import_, counter = resource, _DistanceCounter(resource)
+        exports, matched = _nearest(
+            snapshot.exports,
+            lambda export: counter.count_changes(export) + (export.uid in export_conflicts),
+            limit,
         )
-
-    has_conflict = import_.uid in snapshot.import_conflicts
-    return _rank(snapshot.exports, changes, explain, limit=limit, has_conflict=has_conflict)
-
-
-def explain_export(snapshot: BoardSnapshot, export: Export, *, limit: int) -> Ranking:
-    """Rank all Imports by their distance to an Export, and explain at most `limit` pairs.
-
-    The Export need not be in the snapshot.
-    """
-    conflicts = snapshot.import_conflicts
-
-    def changes(import_: Import) -> int:
-        return _DistanceCounter(import_).count_changes(export) + (import_.uid in conflicts)
-
-    def explain(import_: Import) -> Pair:
-        return explain_pair(
-            export,
-            import_,
-            export_conflict=snapshot.export_conflicts.get(export.uid),
-            import_conflict=conflicts.get(import_.uid),
+        total, conflicts = len(snapshot.exports), import_conflicts
+        pairs = [snapshot.explain(export, import_) for export in exports]
+    else:
+        export = resource
+        imports, matched = _nearest(
+            snapshot.imports,
+            lambda import_: (
+                _DistanceCounter(import_).count_changes(export) + (import_.uid in import_conflicts)
+            ),
+            limit,
         )
+        total, conflicts = len(snapshot.imports), export_conflicts
+        pairs = [snapshot.explain(export, import_) for import_ in imports]
+    if resource.uid in conflicts:
+        matched = 0
+    return Ranking(total=total, matched=matched, pairs=tuple(pairs))
 
-    has_conflict = export.uid in snapshot.export_conflicts
-    return _rank(snapshot.imports, changes, explain, limit=limit, has_conflict=has_conflict)
 
-
-def _rank(
-    resources: tuple[R, ...],
-    changes: Callable[[R], int],
-    explain: Callable[[R], Pair],
-    *,
-    limit: int,
-    has_conflict: bool,
-) -> Ranking:
+def _nearest(
+    resources: tuple[R, ...], changes: Callable[[R], int], limit: int
+) -> tuple[list[R], int]:
+    """Return the resources with the fewest changes, and the number of those without any."""
     by_changes: dict[int, list[R]] = {}
     for resource in resources:
         by_changes.setdefault(changes(resource), []).append(resource)
@@ -165,11 +156,7 @@ def _rank(
         nearest += nsmallest(limit - len(nearest), by_changes[count], key=resource_order)
         if len(nearest) == limit:
             break
-    return Ranking(
-        total=len(resources),
-        matched=0 if has_conflict else len(by_changes.get(0, ())),
-        pairs=tuple(explain(resource) for resource in nearest),
-    )
+    return nearest, len(by_changes.get(0, ()))
 
 
 class _DistanceCounter:

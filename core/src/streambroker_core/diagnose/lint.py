@@ -18,7 +18,7 @@ from streambroker_core.diagnose.offered_properties import (
     suggest_name,
     types_text,
 )
-from streambroker_core.diagnose.predicate_text import format_value
+from streambroker_core.diagnose.predicate_text import count_text, format_value
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, ExpressionKind, tree
 from streambroker_core.expression.evaluate import compile_test
@@ -251,8 +251,7 @@ def _pair_findings(
     refused = Counter(o.reason for o in outcomes.values() if not isinstance(o, Match))
     if refused and not matched:
         reason, count = refused.most_common(1)[0]
-        exports = f"{count} export{'' if count == 1 else 's'}"
-        message = f"{exports} would match, except for {reason}; no other does"
+        message = f"{count_text(count, 'export')} would match, except for {reason}; no other does"
         yield LintFinding(code=reason, about=import_, message=message)
     schemas = {export.schema for export in matched if export.schema}
     types: dict[str, set[str]] = {}

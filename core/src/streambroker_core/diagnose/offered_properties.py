@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from streambroker_core.diagnose.predicate_text import format_value
+from streambroker_core.diagnose.predicate_text import count_text, format_value
 from streambroker_core.expression import tree
 from streambroker_core.expression.evaluate import compile_test
 from streambroker_core.matching import is_namespace_allowed
@@ -175,7 +175,7 @@ def types_text(types: dict[str, int]) -> str:
     """Return ``int64 in 3 exports and double in 1``, the most common type first."""
     counted = sorted(types.items(), key=lambda one: (-one[1], one[0]))
     first = counted[0]
-    parts = [f"{first[0]} in {first[1]} export{'' if first[1] == 1 else 's'}"]
+    parts = [f"{first[0]} in {count_text(first[1], 'export')}"]
     parts += [f"{kind} in {count}" for kind, count in counted[1:]]
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 

@@ -99,6 +99,11 @@ def _describe_actual(subject: tree.Operand, values: Mapping[str, Any]) -> str:
     return f"has no value for {print_tree(subject)}"
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless it is 1."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def format_value(value: Any) -> str:
     """Return a value as text: a string without quotes if it is unambiguous."""
     if isinstance(value, str) and _PLAIN.match(value) and value not in _WORDS:

@@ -15,6 +15,7 @@ from streambroker_core.errors import ManifestError
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.hints import POLL_SPACING_S
 from streambroker_core.wire.broker.registration import is_hint_target, split_address
+from streambroker_operator.security.token_buckets import TokenBuckets
 
 PER_PORT_S, PORT_BURST = 1 / POLL_SPACING_S, 50
 """Datagrams per second, and burst, to one address and port: as often as an agent polls."""
@@ -29,42 +30,19 @@ MAX_ADDRESSES = 20_000
 _log = logging.getLogger("streambroker.hints")
 
 
-class DatagramRate:
-    """Token buckets by address: `per_s` tokens are added per second, up to `burst`."""
-
-    def __init__(self, per_s: float, burst: int) -> None:
-        self._per_s, self._burst = per_s, float(burst)
-        self._levels: dict[str, tuple[float, float]] = {}
-
-    def has_token(self, address: str, now: float) -> bool:
-        """Return whether an address has a token."""
-        return self._level(address, now) >= 1.0
-
-    def take_token(self, address: str, now: float) -> None:
-        """Take a token of an address."""
-        level = self._level(address, now) - 1.0
-        self._levels.pop(address, None)
-        self._levels[address] = (level, now)
-        if len(self._levels) > MAX_ADDRESSES:
-            del self._levels[next(iter(self._levels))]
-
-    def _level(self, address: str, now: float) -> float:
-        level, at = self._levels.get(address, (self._burst, now))
-        return min(self._burst, level + (now - at) * self._per_s)
-
-
 class DatagramRateLimiter:
-    """Rate limits per port and per address."""
+    """Rate limits per port and per address: datagrams per second, and burst."""
 
-    def __init__(self, port: DatagramRate, host: DatagramRate) -> None:
-        self._port, self._host = port, host
+    def __init__(self, port: tuple[float, int], host: tuple[float, int]) -> None:
+        self._port = TokenBuckets(*port, MAX_ADDRESSES)
+        self._host = TokenBuckets(*host, MAX_ADDRESSES)
 
     def try_take(self, address: str, host: str, now: float) -> bool:
         """Take a token if a datagram may be sent; return whether it may."""
-        if not (self._port.has_token(address, now) and self._host.has_token(host, now)):
+        if self._port.wait(address, now) or self._host.wait(host, now):
             return False
-        self._port.take_token(address, now)
-        self._host.take_token(host, now)
+        self._port.take(address, now)
+        self._host.take(host, now)
         return True
 
 
@@ -85,12 +63,10 @@ class HintSender:
         self._flushing: asyncio.Handle | None = None
         self._closed = False
         self._sockets: dict[socket.AddressFamily, socket.socket] = {}
-        self._hint_rates = DatagramRateLimiter(
-            DatagramRate(PER_PORT_S, PORT_BURST), DatagramRate(PER_HOST_S, HOST_BURST)
-        )
+        self._hint_rates = DatagramRateLimiter((PER_PORT_S, PORT_BURST), (PER_HOST_S, HOST_BURST))
         self._challenge_rates = DatagramRateLimiter(
-            DatagramRate(CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST),
-            DatagramRate(CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST),
+            (CHALLENGES_PER_PORT_S, CHALLENGE_PORT_BURST),
+            (CHALLENGES_PER_HOST_S, CHALLENGE_HOST_BURST),
         )
         self.sent = 0
         self.failed = 0

@@ -9,9 +9,8 @@ from aiohttp import web
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest import events
+from streambroker_operator.rest import diagnose, events
 from streambroker_operator.rest.agents import control, pe, reports
-from streambroker_operator.rest.diagnose import explain, lint, whatif
 from streambroker_operator.rest.guard.authentication import (
     GUARD,
     LOCAL,
@@ -23,7 +22,6 @@ from streambroker_operator.rest.guard.authentication import (
     authorise,
     identify,
 )
-from streambroker_operator.rest.guard.fair_queue import FAIR_QUEUE, FairQueue
 from streambroker_operator.rest.guard.idempotency import UNDER_WAY, replay
 from streambroker_operator.rest.guard.rate_limits import (
     CALLER_LIMITS,
@@ -66,9 +64,7 @@ ROUTE_TABLES = (
     health.routes,
     lists.routes,
     events.routes,
-    explain.routes,
-    lint.routes,
-    whatif.routes,
+    diagnose.routes,
     apply.routes,
     pe.routes,
     reports.routes,
@@ -116,11 +112,10 @@ def create_app(
         command_hinter(runtime), limits.agent_wait_s
     )
     app[SNAPSHOTS] = create_snapshots(runtime)
-    app[FAIR_QUEUE] = FairQueue()
     app[UNDER_WAY] = {}
     app[LIST_CACHES] = ListCaches(runtime)
     app[pe.EXCHANGE_KEYS] = pe.new_keys()
-    app[whatif.FORECASTS] = whatif.Forecasts(app[CALLER_LIMITS].limits)
+    app[diagnose.FORECASTS] = diagnose.Forecasts()
     app[reports.REPORTS] = reports.Reports()
     if tokens is not None:
         app[TOKENS] = tokens

@@ -49,7 +49,7 @@ async def get_events(request: web.Request) -> web.StreamResponse:
         )
     if changes.reader_count >= limits.limits.followers:
         raise too_many_error(f"There are already {limits.limits.followers} readers of events.", 5.0)
-    with limits.hold_follower(request):
+    with limits.followers.hold(request):
         return await _answer(request, changes, namespace, limits.limits.keepalive_s)
 
 

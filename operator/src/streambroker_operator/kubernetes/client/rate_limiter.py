@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.guard.rate_limits import TokenBuckets
+from streambroker_operator.security.token_buckets import TokenBuckets
 
 FIRST_IN_FLIGHT = 2
 """Initial requests in flight; about 130 fast responses reach the maximum."""

@@ -19,7 +19,7 @@ from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.kubernetes.client.http_api import Api, ApiUnreachableError, micro_time
 from streambroker_operator.kubernetes.client.objects import MERGE
 from streambroker_operator.kubernetes.status.writer import StatusWrite
-from streambroker_operator.rest.guard.rate_limits import TokenBuckets
+from streambroker_operator.security.token_buckets import TokenBuckets
 
 EventType: TypeAlias = Literal["Normal", "Warning"]
 

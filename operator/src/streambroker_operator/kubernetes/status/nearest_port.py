@@ -13,13 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from streambroker_core.board import Board
-from streambroker_core.diagnose import (
-    BoardSnapshot,
-    Ranking,
-    explain_export,
-    explain_import,
-    take_snapshot,
-)
+from streambroker_core.diagnose import BoardSnapshot, explain_port, take_snapshot
 from streambroker_core.matching import is_namespace_allowed
 from streambroker_core.model import Import, Resource
 from streambroker_core.wire.broker.hints import Point
@@ -182,17 +176,12 @@ def _visible_from(candidates: BoardSnapshot, namespace: str) -> BoardSnapshot:
 
 def nearest_sentence(candidates: BoardSnapshot, resource: Resource) -> str:
     """Return the message for a resource; `candidates` are what users of its namespace may see."""
-    if isinstance(resource, Import):
-        ranking = explain_import(candidates, resource, limit=1)
-        return _format_sentence(ranking, "Export", [str(pair.export) for pair in ranking.pairs])
-    ranking = explain_export(candidates, resource, limit=1)
-    return _format_sentence(ranking, "Import", [str(pair.import_) for pair in ranking.pairs])
-
-
-def _format_sentence(ranking: Ranking, kind: str, nearest: Sequence[str]) -> str:
+    kind = "Export" if isinstance(resource, Import) else "Import"
+    ranking = explain_port(candidates, resource, limit=1)
     if not ranking.pairs:
         return f"There is no {kind} in reach of its namespace."
-    pair = ranking.pairs[0]
+    (pair,) = ranking.pairs
+    nearest = pair.export if kind == "Export" else pair.import_
     changes = f"{pair.distance} change{'' if pair.distance == 1 else 's'}"
     reason = pair.message.rstrip(".")
-    return f"No {kind} matches. The nearest is {nearest[0]}, {changes} away: {reason}."
+    return f"No {kind} matches. The nearest is {nearest}, {changes} away: {reason}."

@@ -53,7 +53,7 @@ async def get_view(request: web.Request) -> web.Response:
     if request[CALLER].can_change(pe.namespace, pe.job):
         _apply_ends(request, pe, polls=bool(known_tags))
     if wait_s and _current_version(request, pe) in known_tags:
-        with request.app[CALLER_LIMITS].hold_poll(request):
+        with request.app[CALLER_LIMITS].polls.hold(request):
             await runtime.wait_changed(pe, wait_s)
     version = _current_version(request, require_pe(request))
     headers = {
@@ -123,8 +123,9 @@ async def register(request: web.Request) -> web.Response:
     owner = binding(request, pe, body)
     same = runtime.board.registration(pe) == body and owner in (None, runtime.owner(pe))
     if not same:
-        request.app[CALLER_LIMITS].check_pe(pe)
-        request.app[CALLER_LIMITS].count_registration(pe)
+        limits = request.app[CALLER_LIMITS]
+        limits.check_pe(pe)
+        limits.registrations.count(f"{pe.namespace}/{pe.job}")
     registered = await runtime.register(pe, body, owner)
     if body.hint != requested.hint:
         registered = replace(registered, hinted=False)

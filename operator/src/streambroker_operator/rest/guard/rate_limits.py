@@ -1,4 +1,4 @@
-"""Rate limits per caller: token buckets by address and by principal.
+"""Limits of callers, by address and by principal: rates, concurrency and fair queues.
 
 - Requests that agents repeat (views, registrations, reports) count as reads: thousands of agents
   may share one address.
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 
 from aiohttp import web
@@ -24,12 +24,13 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import CALLER, PRINCIPAL, is_reading
 from streambroker_operator.rest.http.paths import COMMANDS, PE, REPORT
 from streambroker_operator.rest.http.requests import route_path
+from streambroker_operator.security.token_buckets import TokenBuckets
 from streambroker_operator.security.token_file import ANONYMOUS
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-MAX_BUCKETS = 10_000
-"""Callers remembered; the least recently seen one is forgotten and restarts with a full bucket."""
+MAX_WAITING = 8
+"""Waiting requests of one caller in a queue, at most."""
 
 _LARGEST = 1_000_000_000
 _AGENT_POLLS = (("PUT", PE), ("PUT", REPORT), ("POST", COMMANDS))
@@ -104,37 +105,21 @@ def read_limit(text: str) -> tuple[str, float]:
     return name.replace("-", "_"), limit
 
 
-class TokenBuckets:
-    """One token bucket per caller: `per_s` tokens are added per second, up to `burst`."""
+class RateLimit(TokenBuckets):
+    """Token buckets whose error names the limit: `description` is the unit of the rate."""
 
-    def __init__(self, per_s: float, burst: int) -> None:
-        self._per_s = per_s
-        self._burst = float(burst)
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    def __init__(self, per_s: float, burst: int, description: str) -> None:
+        super().__init__(per_s, burst)
+        self._text = f"This is more than {per_s:g} {description}."
 
-    def take(self, caller: str, now: float) -> float:
-        """Take a token at monotonic time `now`; return 0, or the seconds until there is one."""
-        level = self._level(caller, now)
-        wait = 0.0 if level >= 1.0 else (1.0 - level) / self._per_s
-        self._levels[caller] = (level if wait else level - 1.0, now)
-        self._levels.move_to_end(caller)
-        if len(self._levels) > MAX_BUCKETS:
-            self._levels.popitem(last=False)
-        return wait
+    def count(self, caller: str) -> None:
+        """Count a request of a caller; raise 429 above the limit."""
+        self.check(self.take(caller, asyncio.get_running_loop().time()))
 
-    def wait(self, caller: str, now: float, reserved: int) -> float:
-        """Return the seconds until a token is free after `reserved` others, without taking one."""
-        return max(0.0, (1.0 + reserved - self._level(caller, now)) / self._per_s)
-
-    def _level(self, caller: str, now: float) -> float:
-        level, at = self._levels.get(caller, (self._burst, now))
-        return min(self._burst, level + (now - at) * self._per_s)
-
-    def charge(self, caller: str, tokens: int) -> None:
-        """Take more tokens for a request already admitted; the level may become negative."""
-        level = self._levels.get(caller)
-        if level is not None:
-            self._levels[caller] = (level[0] - tokens, level[1])
+    def check(self, wait_s: float) -> None:
+        """Raise 429 if a caller has to wait for a token."""
+        if wait_s:
+            raise too_many_error(self._text, wait_s)
 
 
 class ConcurrencyLimit:
@@ -146,8 +131,9 @@ class ConcurrencyLimit:
         self._in_use: Counter[str] = Counter()
 
     @contextmanager
-    def hold(self, callers: Sequence[str]) -> Iterator[None]:
-        """Reserve a slot of each caller while the block runs; raise 429 if none is left."""
+    def hold(self, request: web.Request) -> Iterator[None]:
+        """Reserve a slot of the caller while the block runs; raise 429 if none is left."""
+        callers = _counted_names(request)
         if any(self._in_use[caller] >= self._limit for caller in callers):
             raise too_many_error(
                 f"One caller may have {self._limit} {self._description} at the same time.", 5.0
@@ -162,42 +148,101 @@ class ConcurrencyLimit:
                     del self._in_use[caller]
 
 
+class FairQueue:
+    """Runs one request at a time; the next is of the caller that was not served for longest.
+
+    A caller with many requests delays others by one request at most.
+    """
+
+    def __init__(self, limit: int = MAX_WAITING) -> None:
+        self._limit = limit
+        self._busy = False
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, caller: str) -> AsyncIterator[None]:
+        """Hold the caller's turn while the block runs; raise 429 if too many requests wait."""
+        await self._wait(caller)
+        try:
+            yield
+        finally:
+            self._next()
+
+    async def _wait(self, caller: str) -> None:
+        if not self._busy:
+            self._busy = True
+            return
+        mine = self._waiting.get(caller, ())
+        if len(mine) >= self._limit:
+            raise too_many_error(
+                f"{self._limit} such requests of one caller are waiting already.", 1.0
+            )
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._cancel(caller, turn)
+            else:
+                self._next()
+            raise
+
+    def _cancel(self, caller: str, turn: asyncio.Future[None]) -> None:
+        mine = self._waiting[caller]
+        mine.remove(turn)
+        if not mine:
+            del self._waiting[caller]
+
+    def _next(self) -> None:
+        while self._waiting:
+            caller, mine = self._waiting.popitem(last=False)
+            turn = mine.popleft()
+            if mine:
+                self._waiting[caller] = mine
+            turn.set_result(None)
+            return
+        self._busy = False
+
+
 class CallerLimits:
-    """Request counts of each caller, by address and by principal."""
+    """Limits of rate, concurrency and waiting requests of each caller.
+
+    Callers are counted by address and by principal.
+
+    Attributes:
+        limits: the numbers.
+        scans: orders requests that scan all resources, so that others keep most of the CPU.
+        writes: changes.
+        reads: reads and agent polls.
+        registrations: new or different registrations, by job: a whole cluster may start behind one
+            address.
+        forecasts: what-ifs.
+        refusals: requests without a known token, by address.
+        followers: event streams.
+        polls: requests that wait for views.
+    """
 
     def __init__(self, limits: RateLimits) -> None:
         self.limits = limits
-        self._writes = TokenBuckets(limits.writes_per_s, limits.write_burst)
-        self._reads = TokenBuckets(limits.reads_per_s, limits.read_burst)
-        self._registrations = TokenBuckets(limits.writes_per_s, limits.write_burst)
-        self._refusals = TokenBuckets(limits.refusals_per_s, limits.refusal_burst)
-        self._pending_guesses: Counter[str] = Counter()
-        self._refusals_text = f"{limits.refusals_per_s:g} requests per second without a known token"
-        self._followers = ConcurrencyLimit(limits.followers_each, "streams of events")
-        self._polls = ConcurrencyLimit(limits.polls_each, "requests that wait for views")
-
-    def hold_follower(self, request: web.Request) -> AbstractContextManager[None]:
-        """Count the request as an event stream while the block runs; raise 429 above the limit."""
-        return self._followers.hold(_counted_names(request))
-
-    def hold_poll(self, request: web.Request) -> AbstractContextManager[None]:
-        """Count the request as a view poll while the block runs; raise 429 above the limit."""
-        return self._polls.hold(_counted_names(request))
-
-    def count_registration(self, pe: PeKey) -> None:
-        """Count a new or different registration as a change of its job; raise 429 above the limit.
-
-        The limit is per job, because a whole cluster may start behind one address.
-        """
-        self._take_token(
-            self._registrations,
-            f"{pe.namespace}/{pe.job}",
-            f"{self.limits.writes_per_s:g} registrations per second of one job",
+        self.scans = FairQueue()
+        writes = limits.writes_per_s, limits.write_burst
+        self.writes = RateLimit(*writes, "changes per second of one caller")
+        self.registrations = RateLimit(*writes, "registrations per second of one job")
+        self.reads = RateLimit(
+            limits.reads_per_s, limits.read_burst, "requests per second of one caller"
         )
-
-    def count_refusal(self, request: web.Request) -> None:
-        """Count a request of an unknown caller; raise 429 above the limit."""
-        self._take_token(self._refusals, _address(request), self._refusals_text)
+        self.forecasts = RateLimit(
+            limits.forecasts_per_s, limits.forecast_burst, "what-ifs per second"
+        )
+        self.refusals = RateLimit(
+            limits.refusals_per_s,
+            limits.refusal_burst,
+            "requests per second without a known token",
+        )
+        self.followers = ConcurrencyLimit(limits.followers_each, "streams of events")
+        self.polls = ConcurrencyLimit(limits.polls_each, "requests that wait for views")
+        self._pending_guesses: Counter[str] = Counter()
 
     @contextmanager
     def limit_guesses(self, request: web.Request) -> Iterator[Callable[[], None]]:
@@ -212,9 +257,7 @@ class CallerLimits:
         def ask() -> None:
             nonlocal checks
             now = asyncio.get_running_loop().time()
-            wait = self._refusals.wait(address, now, self._pending_guesses[address])
-            if wait:
-                raise too_many_error(f"This is more than {self._refusals_text}.", wait)
+            self.refusals.check(self.refusals.wait(address, now, self._pending_guesses[address]))
             if not closed:
                 self._pending_guesses[address] += 1
                 checks += 1
@@ -230,24 +273,12 @@ class CallerLimits:
     def charge(self, request: web.Request, changes: int) -> None:
         """Charge an admitted request for this number of changes instead of one."""
         for caller in _counted_names(request):
-            self._writes.charge(caller, changes - 1)
+            self.writes.charge(caller, changes - 1)
 
-    def check(self, request: web.Request, caller: str) -> None:
+    def count(self, request: web.Request, caller: str) -> None:
         """Count a request of a caller; raise 429 above the limit."""
-        self._count(caller, writes=not is_reading(request) and not _is_agent_poll(request))
-
-    def _count(self, caller: str, *, writes: bool) -> None:
-        if writes:
-            limit_text = f"{self.limits.writes_per_s:g} changes per second of one caller"
-            self._take_token(self._writes, caller, limit_text)
-        else:
-            limit_text = f"{self.limits.reads_per_s:g} requests per second of one caller"
-            self._take_token(self._reads, caller, limit_text)
-
-    def _take_token(self, buckets: TokenBuckets, caller: str, limit_text: str) -> None:
-        wait = buckets.take(caller, asyncio.get_running_loop().time())
-        if wait:
-            raise too_many_error(f"This is more than {limit_text}.", wait)
+        is_read = is_reading(request) or (request.method, route_path(request)) in _AGENT_POLLS
+        (self.reads if is_read else self.writes).count(caller)
 
     def check_pe(self, pe: PeKey) -> None:
         """Refuse a PE number above the limit of a job with 422 `LimitReached`."""
@@ -313,10 +344,6 @@ def _counted_names(request: web.Request) -> list[str]:
     return [_address(request), *([] if principal is None else [principal])]
 
 
-def _is_agent_poll(request: web.Request) -> bool:
-    return (request.method, route_path(request)) in _AGENT_POLLS
-
-
 @web.middleware
 async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse an address that sends too many requests without a known token.
@@ -327,14 +354,14 @@ async def limit_unknown(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except RequestError as error:
         if error.status == 401:
-            request.app[CALLER_LIMITS].count_refusal(request)
+            request.app[CALLER_LIMITS].refusals.count(_address(request))
         raise
 
 
 @web.middleware
 async def limit_addresses(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse an address above its rate, once the caller is known."""
-    request.app[CALLER_LIMITS].check(request, _address(request))
+    request.app[CALLER_LIMITS].count(request, _address(request))
     return await handler(request)
 
 
@@ -346,5 +373,5 @@ async def limit_principals(request: web.Request, handler: Handler) -> web.Stream
     """
     principal = _principal(request)
     if principal is not None:
-        request.app[CALLER_LIMITS].check(request, principal)
+        request.app[CALLER_LIMITS].count(request, principal)
     return await handler(request)

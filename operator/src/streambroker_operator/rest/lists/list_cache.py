@@ -25,7 +25,7 @@ from streambroker_core.model import (
 )
 from streambroker_core.wire.broker.hints import Point
 from streambroker_core.wire.broker.registration import Registration
-from streambroker_operator.rest.guard.fair_queue import FairQueue
+from streambroker_operator.rest.guard.rate_limits import FairQueue
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.backend import StoredResource, port_sort_key
 

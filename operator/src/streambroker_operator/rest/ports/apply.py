@@ -11,7 +11,7 @@ from aiohttp import web
 from streambroker_core.diagnose import Forecast, render_forecast
 from streambroker_core.model import PortKey, kind_of, name_of
 from streambroker_operator.errors import RequestError
-from streambroker_operator.rest.diagnose.whatif import (
+from streambroker_operator.rest.diagnose import (
     Proposed,
     forecast_body,
     limit_forecast,
@@ -19,7 +19,6 @@ from streambroker_operator.rest.diagnose.whatif import (
     read_proposal,
 )
 from streambroker_operator.rest.guard.authentication import CALLER, not_yours_error
-from streambroker_operator.rest.guard.fair_queue import FAIR_QUEUE
 from streambroker_operator.rest.guard.rate_limits import CALLER_LIMITS, caller_name
 from streambroker_operator.rest.http.paths import APPLY
 from streambroker_operator.rest.http.requests import (
@@ -47,11 +46,11 @@ async def apply(request: web.Request) -> web.Response:
     body = await json_body(request)
     namespace = parse_namespace(request)
     max_removed = parse_integer(request, "maxRemoved", 0, MAX_COUNT)
-    async with request.app[FAIR_QUEUE].turn(caller_name(request)):
+    runtime, limits = request.app[RUNTIME], request.app[CALLER_LIMITS]
+    async with limits.scans.turn(caller_name(request)):
         proposed = await asyncio.to_thread(read_proposal, body, namespace)
         changes = len(proposed.parsed) + len(proposed.proposal.deletes)
         _check_owner(request, proposed.keys)
-        runtime, limits = request.app[RUNTIME], request.app[CALLER_LIMITS]
         limits.charge(request, max(changes, 1))
         puts = [(kind_of(one), one.key) for one in proposed.proposal.puts]
         limits.check_ports(

@@ -1,0 +1,96 @@
+"""Render explanations, forecasts and lint findings as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streambroker_core.diagnose.explain_pair import Pair
+from streambroker_core.diagnose.explain_port import Ranking
+from streambroker_core.diagnose.forecast import ChangedRoute, Forecast
+from streambroker_core.diagnose.lint import LintFinding
+from streambroker_core.diagnose.predicate_text import count_text
+from streambroker_core.model import Import, Resource, Route
+
+_VALUES = {True: "true", False: "false", None: "unknown"}
+
+
+def render_ranking(resource: Resource, ranking: Ranking) -> str:
+    """Return the pairs of a resource's ranking, one per line."""
+    if isinstance(resource, Import):
+        kind, others = "export", [str(pair.export) for pair in ranking.pairs]
+    else:
+        kind, others = "import", [str(pair.import_) for pair in ranking.pairs]
+    verb = "matches" if ranking.matched == 1 else "match"
+    width = max(map(len, others), default=0)
+    lines = [f"{resource.key}: {ranking.matched} of {count_text(ranking.total, kind)} {verb}"]
+    for other, pair in zip(others, ranking.pairs, strict=True):
+        message = "" if pair.matched else f"  {pair.message}"
+        lines.append(f"  {_render_distance(pair):10}  {other:{width}}{message}".rstrip())
+    omitted = ranking.total - len(ranking.pairs)
+    if omitted:
+        lines.append(f"  and {omitted} more")
+    return "\n".join(lines)
+
+
+def _render_distance(pair: Pair) -> str:
+    return "matches" if pair.matched else count_text(pair.distance, "change")
+
+
+def render_pair(pair: Pair) -> str:
+    """Return the complete explanation of one pair."""
+    verb = "feeds" if pair.matched else "does not feed"
+    away = "" if pair.matched else f" ({_render_distance(pair)} away)"
+    lines = [f"{pair.export} {verb} {pair.import_}{away}"]
+    lines += [f"  {obstacle.reason}: {obstacle.message}" for obstacle in pair.obstacles]
+    lines += [
+        f"  {_VALUES[finding.value]:9}{finding.text}: {finding.why}" for finding in pair.predicates
+    ]
+    lines += [f"  to match: {miss}" for miss in pair.nearest]
+    return "\n".join(lines)
+
+
+def render_forecast(forecast: Forecast) -> str:
+    """Return one line for each changed route or problem, and a line with counts.
+
+    Lines start with ``+`` if added, ``-`` if cut, ``~`` if changed, ``!`` if a change is refused,
+    and ``?`` if a change is accepted but has a problem.
+    """
+    lines = [f"  + {_format_route(route)}" for route in forecast.added]
+    lines += [f"  - {_format_route(cut.route)}: {cut.reason}" for cut in forecast.cut]
+    lines += [
+        f"  ~ {_format_route(changed.route)}: {_describe_change(changed)}"
+        for changed in forecast.changed
+    ]
+    for problem in forecast.problems:
+        sign = "!" if problem.refused else "?"
+        lines.append(f"  {sign} {problem.change}: {problem.code}: {problem.detail}")
+    counts = (
+        f"{len(forecast.added)} added, {len(forecast.cut)} cut, {forecast.unchanged} kept, "
+        f"{len(forecast.changed)} changed"
+    )
+    return "\n".join([*lines, counts])
+
+
+def _format_route(route: Route) -> str:
+    return f"{route.export} -> {route.import_}"
+
+
+def _describe_change(changed: ChangedRoute) -> str:
+    now, was = changed.route, changed.old_route
+    parts = [("filter", was.filter, now.filter), ("policy", was.policy, now.policy)]
+    return ", ".join(f"{name} {old} => {new}" for name, old, new in parts if old != new)
+
+
+def render_findings(findings: Sequence[LintFinding], total: int) -> str:
+    """Return one line for each finding, and a line with the count.
+
+    `total` also counts findings that are not rendered.
+    """
+    lines = [
+        f"{finding.code}: {finding.resource or 'everywhere'}: {finding.message}"
+        for finding in findings
+    ]
+    if not total:
+        return "nothing found"
+    more = f", {len(findings)} of them shown" if len(findings) < total else ""
+    return "\n".join([*lines, f"{count_text(total, 'finding')}{more}"])

@@ -1,1 +1,0 @@
-"""Explain routes, preview changes and find mistakes."""
