@@ -23,7 +23,7 @@ from processes import Child
 from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
-from streambroker_core.ledger.ledger import RetentionLimits
+from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.model import PeKey
 
 PURPOSE = "an agent's start over a log of 10 GB, with its indexes and without"

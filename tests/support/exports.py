@@ -15,7 +15,8 @@ from pe_agent.agent.exports.export import AgentExport
 from pe_agent.agent.exports.reader_plans import RegisteredPlan
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
-from streambroker_core.ledger.ledger import Plan, PlanRequest, RetentionLimits
+from streambroker_core.ledger.plan import Plan, PlanRequest
+from streambroker_core.ledger.retention import RetentionLimits
 
 IMPORT = "default/alerts/0/trades"
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])

@@ -70,7 +70,7 @@ from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.diagnose.forecast import ProposalProblem as ForecastProblem
 from streambroker_core.errors import SubscriptionError
 from streambroker_core.expression import parse
-from streambroker_core.ledger import ledger
+from streambroker_core.ledger import retention
 from streambroker_core.ledger.offset import Offset, PinnedRules, Position
 from streambroker_core.ledger.publisher import Published, Publisher
 from streambroker_core.model import PeKey, Rule
@@ -362,8 +362,8 @@ def agent_tables() -> dict[str, Any]:
     publisher = Publisher(export="default/feed/0/out", query="q", schema="a int", runs={"u": 1})
     publisher.last = Published(batch=4, rows=9, schema="a int", control=1)
     publisher.earlier, publisher.aborted = {"p": publisher.last}, ("u", 5)
-    reader = ledger.Reader(id="r", import_="default/alerts/0/in", policy="wait", start="latest",
-        lease_expires=0.0, cursors={"s": ledger.Cursor(next=1, planned=(1, 3))}, resume={"s": 1},
+    reader = retention.Reader(id="r", import_="default/alerts/0/in", policy="wait", start="latest",
+        lease_expires=0.0, cursors={"s": retention.Cursor(next=1, planned=(1, 3))}, resume={"s": 1},
     )  # fmt: skip
     with folder() as place:
         store = AgentStore(place / "state.sqlite")
@@ -547,7 +547,7 @@ def side_tables() -> dict[str, Any]:
 
 
 FIELDS: Mapping[str, Any] = {
-    "limits of an export, in the agent's table meta": ledger.RetentionLimits,
+    "limits of an export, in the agent's table meta": retention.RetentionLimits,
     "batch that was published, in the agent's table publishers": Published,
     "delivery, in the agent's table readers": Delivered,
     "pinned rules, in offsets": PinnedRules,

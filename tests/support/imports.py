@@ -14,7 +14,7 @@ from pe_agent.agent.notifier import Notifier
 from pe_agent.agent.state.route_table import RouteTable
 from pe_agent.agent.state.store import Store
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.ledger.ledger import BlockingReader
+from streambroker_core.ledger.retention import BlockingReader
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.broker.view import ImportPort, ImportRoute, View, with_version
 

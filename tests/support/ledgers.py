@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streambroker_core.ledger.ledger import Epoch, Ledger, Plan, PlanRequest, RetentionLimits
+from streambroker_core.ledger.epochs import Epoch
+from streambroker_core.ledger.ledger import Ledger
+from streambroker_core.ledger.plan import Plan, PlanRequest
+from streambroker_core.ledger.retention import RetentionLimits
 
 IMPORT = "default/alerts/0/trades"
 QUERY = "query-1"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.exports.backpressure import SELF_WAIT_SECONDS, SelfWaitError
-from streambroker_core.ledger.ledger import PlanRequest
+from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.wait_chains import RING_SECONDS
 from support.exports import Bench, bench, rows
 

@@ -12,7 +12,7 @@ from pe_agent.agent.server.plan_request import (
     parse_plan_request,
     read_ranges,
 )
-from streambroker_core.ledger.ledger import PlanRequest
+from streambroker_core.ledger.plan import PlanRequest
 
 BODY: dict[str, Any] = {
     "reader": "0" * 32,

@@ -14,7 +14,7 @@ from pe_agent.agent.broker import link as broker_link
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.broker_client import BrokerAnswer
 from streambroker_core.errors import CapabilityError
-from streambroker_core.ledger.ledger import PlanRequest
+from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.model import PeKey, PortKey
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.capability import DAY_S

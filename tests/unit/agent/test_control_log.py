@@ -22,7 +22,7 @@ from pe_agent.agent.state.control_log import (
 from pe_agent.agent.state.store import Store
 from streambroker_core.control.tuples import ControlLimitError
 from streambroker_core.errors import ManifestError
-from streambroker_core.ledger.ledger import DataLossError
+from streambroker_core.ledger.losses import DataLossError
 
 ROUNDS = 8
 KEPT = 20

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streambroker_core.ledger.ledger import DataLossError
+from streambroker_core.ledger.losses import DataLossError
 from support.exports import Bench, rows
 
 EPOCHS = 12

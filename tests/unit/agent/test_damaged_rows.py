@@ -10,7 +10,7 @@ import pytest
 
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.state.store import StoreError
-from streambroker_core.ledger.ledger import PlanRequest
+from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.model import PeKey
 from support.exports import DDL, rows
 

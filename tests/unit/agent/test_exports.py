@@ -18,8 +18,9 @@ from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import Store
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import DataLossError, NotRoutedError
+from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.publisher import LEASE_SECONDS, BatchDiffersError
+from streambroker_core.ledger.routes import NotRoutedError
 from support.exports import DDL, Bench, bench, killed_in, rows
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import RetentionLimits
 from streambroker_core.ledger.publisher import LEASE_SECONDS
+from streambroker_core.ledger.retention import RetentionLimits
 from support.exports import Bench, bench, rows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.imports import backpressure as gates
-from streambroker_core.ledger.ledger import BlockingReader
+from streambroker_core.ledger.retention import BlockingReader
 from support.imports import A, Bench, answer, bench, plan
 from support.waiting import until
 

@@ -14,8 +14,9 @@ from pe_agent.agent.imports.offset_planner import PortNotDeclaredError
 from pe_agent.agent.imports.peer_agents import PeerAgents
 from pe_agent.agent.imports.readers import ReaderInUseError
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
-from streambroker_core.ledger.ledger import NotRoutedError, ReadersExceededError
 from streambroker_core.ledger.offset import Offset, ranges
+from streambroker_core.ledger.planner import ReadersExceededError
+from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.wire.broker.view import ImportRoute, with_version
 from support.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
 from support.waiting import until

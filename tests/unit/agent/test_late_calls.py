@@ -17,7 +17,7 @@ from pe_agent.agent.server.plan_request import (
 )
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import OvertakenError
+from streambroker_core.ledger.planner import OvertakenError
 from support import exports, imports
 from support.imports import A, away
 

@@ -70,14 +70,14 @@ def test_an_epoch_takes_no_more_memory_than_is_counted(
 
 def test_an_export_of_tiny_epochs_waits_and_says_what_it_waits_for(made: Bench) -> None:
     made.publish(0, rows(0, 1))
-    made.export.ledger.max_memory = 20 * made.export.ledger.streams[made.stream].memory
+    made.export.ledger.retention.max_memory = 20 * made.export.ledger.streams[made.stream].memory
     made.plan({made.stream: 0}, budget=1)
     for batch in range(1, 20):
         made.publish(batch, rows(batch, 1))
     waiting = made.admit(20)["waiting"]
 
     assert waiting["held"] < waiting["limit"] // 1000
-    assert waiting["memory"] == waiting["memory_limit"] == made.export.ledger.max_memory
+    assert waiting["memory"] == waiting["memory_limit"] == made.export.ledger.retention.max_memory
     assert [h["import"] for h in waiting["holders"]] == [IMPORT]
     assert made.export.status()["readers"]["reader"]["congestion"] == 100
 
@@ -91,7 +91,7 @@ def test_under_drop_the_oldest_tiny_epochs_go_also_after_a_restart(made: Bench) 
     made.reopen()
     made.route("drop")
     assert len(made.export.ledger.streams[made.stream].epochs) == 20
-    made.export.ledger.max_memory = 5 * one
+    made.export.ledger.retention.max_memory = 5 * one
     made.export.tick()
     assert list(made.export.ledger.streams[made.stream].epochs) == [15, 16, 17, 18, 19]
     assert list(made.export.streams[made.stream].manifests) == [15, 16, 17, 18, 19]

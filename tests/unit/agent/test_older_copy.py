@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from streambroker_core.ledger.ledger import DataLossError, Plan
+from streambroker_core.ledger.losses import DataLossError
+from streambroker_core.ledger.plan import Plan
 from support.exports import Bench, rows
 
 

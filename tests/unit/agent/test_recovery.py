@@ -10,8 +10,10 @@ import pytest
 
 from pe_agent.agent.agent import Agent, HomeForeignError
 from pe_agent.agent.exports.export import AgentExport, steady_clock
-from streambroker_core.ledger.ledger import NotRoutedError, PlanRequest, RetentionLimits
+from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.publisher import LEASE_SECONDS, FencedError
+from streambroker_core.ledger.retention import RetentionLimits
+from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import Buffer, PeKey
 from streambroker_core.wire.broker.view import ExportPort, View, with_version
 from support.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
@@ -206,27 +208,27 @@ def test_a_deleted_export_that_is_declared_anew_is_kept_though_the_view_lacks_it
 def test_what_a_view_allows_holds_after_a_restart_without_one(tmp_path: Path) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
-    limits = hosts.get_export("trades").ledger.limits
+    limits = hosts.get_export("trades").ledger.retention.limits
     assert limits.max_bytes == BUFFER.max_bytes
     publish(hosts.get_export("trades"), 0)
     hosts.close()
     (tmp_path / "routes.json").unlink()
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.get_export("trades").ledger.limits == limits
+    assert hosts.get_export("trades").ledger.retention.limits == limits
     hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": {"properties": {}}})
-    assert hosts.get_export("trades").ledger.limits == limits
+    assert hosts.get_export("trades").ledger.retention.limits == limits
     hosts.close()
 
 
 def test_what_is_declared_may_be_kept_until_a_view_comes(tmp_path: Path) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    limits = declared(hosts).ledger.limits
+    limits = declared(hosts).ledger.retention.limits
     assert (limits.max_bytes, limits.max_age, limits.grace) == (10 << 30, 86400.0, 60.0)
     hosts.close()
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.get_export("trades").ledger.limits == limits
+    assert hosts.get_export("trades").ledger.retention.limits == limits
     hosts.close()
 
 

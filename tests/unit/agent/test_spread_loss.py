@@ -10,7 +10,7 @@ import pytest
 
 from pe_agent.agent.shards.shard_store import ShardMissingError
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from streambroker_core.ledger.ledger import OvertakenError
+from streambroker_core.ledger.planner import OvertakenError
 from support.exports import bench, rows
 from support.spread import HOME, ONE, TWO, Job
 

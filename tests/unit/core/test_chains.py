@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streambroker_core.ledger.ledger import BlockingReader
+from streambroker_core.ledger.retention import BlockingReader
 from streambroker_core.ledger.wait_chains import FRESH_SECONDS, RING_SECONDS, WaitChains
 
 E, F = "default/a/0/out", "default/b/0/out"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from streambroker_core.ledger import epochs
 from streambroker_core.ledger.epochs import Epoch, Stream
-from streambroker_core.ledger.ledger import Ledger, RetentionLimits
+from streambroker_core.ledger.ledger import Ledger
+from streambroker_core.ledger.retention import RetentionLimits
 from support.counting import lines
 from support.ledgers import IMPORT, ask, ledger, planned, put, retained
 
@@ -78,7 +79,7 @@ def test_a_sum_that_is_forgotten_counts_no_row_too_much() -> None:
         made = ledger(max_bytes=100)
         for _ in range(20):
             put(made, "A", 5, rows=2)
-            made.sweep(0)
+            made.retention.sweep(0)
         stream = made.streams["A"]
         assert stream.rows_between(0, 100) == 200
         assert not stream.has_sum(50)
@@ -92,13 +93,13 @@ def test_a_log_is_as_full_as_its_epochs_are_large_however_many_there_are() -> No
     with few_sums():
         made = ledger(max_bytes=100 * 100)
         put(made, "A", 1)
-        made.plan(ask(), 0)
+        made.planner.plan(ask(), 0)
         for count in range(2, 101):
-            assert not made.blocking_readers(0)
+            assert not made.retention.blocking_readers(0)
             put(made, "A", 1)
-            made.sweep(0)
-            assert made.lag(made.readers["r"])[:3] == (count, 10 * count, 100 * count)
-        assert [h.bytes for h in made.blocking_readers(0)] == [100 * 100]
+            made.retention.sweep(0)
+            assert made.retention.lag(made.readers["r"])[:3] == (count, 10 * count, 100 * count)
+        assert [h.bytes for h in made.retention.blocking_readers(0)] == [100 * 100]
 
 
 def test_what_readers_dropped_is_counted_to_the_row_however_long_they_were_away() -> None:
@@ -106,16 +107,16 @@ def test_what_readers_dropped_is_counted_to_the_row_however_long_they_were_away(
         made = ledger(max_bytes=100)
         made.set_routes({IMPORT: "drop"})
         for name in ("r", "s"):
-            made.plan(ask(reader=name), 0)
+            made.planner.plan(ask(reader=name), 0)
         put(made, "A", 2, rows=3)
         for at, name in enumerate(("r", "s")):
-            made.plan(ask({"A": at}, reader=name, budget=100), 0)
+            made.planner.plan(ask({"A": at}, reader=name, budget=100), 0)
         for rows in range(100):
             put(made, "A", 1, rows=rows)
-            made.sweep(1000)
+            made.retention.sweep(1000)
         below = 2 * 3 + sum(range(99))
         for position in (1, 2):
-            answer = made.plan(
+            answer = made.planner.plan(
                 ask({"A": position}, reader=f"{'rs'[position - 1]}", has_opened=True), 1000
             )
             assert answer.planned[0].dropped == (101 - position, below - 3 * position)
@@ -138,7 +139,7 @@ def epoch(number: int, *, rows: int, bytes_: int) -> Epoch:
 def with_epochs(count: int, **limits: int) -> Ledger:
     made = ledger(max_bytes=limits.get("max_bytes", 10**9))
     put(made, "A", count)
-    made.plan(ask({"A": count}), 0)
+    made.planner.plan(ask({"A": count}), 0)
     return made
 
 
@@ -147,18 +148,20 @@ def test_a_plan_of_a_reader_that_has_everything_costs_as_much_with_many_epochs(
     retained: int,
 ) -> None:
     few, many = with_epochs(100), with_epochs(retained)
-    cost = lines(lambda: few.plan(ask({"A": 100}, has_opened=True), 1))
-    assert lines(lambda: many.plan(ask({"A": retained}, has_opened=True), 1)) == cost
-    assert lines(lambda: many.blocking_readers(1)) == lines(lambda: few.blocking_readers(1))
+    cost = lines(lambda: few.planner.plan(ask({"A": 100}, has_opened=True), 1))
+    assert lines(lambda: many.planner.plan(ask({"A": retained}, has_opened=True), 1)) == cost
+    assert lines(lambda: many.retention.blocking_readers(1)) == lines(
+        lambda: few.retention.blocking_readers(1)
+    )
 
 
 @pytest.mark.parametrize("retained", [1_000, 10_000])
 def test_a_sweep_of_a_full_log_costs_as_much_with_many_epochs(retained: int) -> None:
     few, many = (with_epochs(n, max_bytes=1) for n in (100, retained))
     for made in (few, many):
-        made.plan(ask({"A": 0}, reader="slow"), 0)
-    cost = lines(lambda: few.sweep(1))
-    assert lines(lambda: many.sweep(1)) == cost
+        made.planner.plan(ask({"A": 0}, reader="slow"), 0)
+    cost = lines(lambda: few.retention.sweep(1))
+    assert lines(lambda: many.retention.sweep(1)) == cost
     assert len(many.streams["A"].epochs) == retained
 
 
@@ -168,8 +171,8 @@ def test_a_sweep_passes_over_a_long_plan_at_once() -> None:
         made = Ledger(RetentionLimits(max_bytes=1))
         made.set_routes({IMPORT: "drop"})
         put(made, "A", count)
-        made.plan(ask(policy="drop", budget=100 * (count - 2)), 0)
-        costs.append(lines(lambda made=made: made.sweep(0)))  # type: ignore[misc]
+        made.planner.plan(ask(policy="drop", budget=100 * (count - 2)), 0)
+        costs.append(lines(lambda made=made: made.retention.sweep(0)))  # type: ignore[misc]
         assert retained(made) == [*range(count - 2), count - 1]
     assert costs[0] == costs[1]
 
@@ -179,19 +182,21 @@ def test_an_epoch_to_many_readers_costs_each_of_them_the_same() -> None:
     for count in (50, 500):
         made = ledger(max_bytes=150)
         for number in range(count):
-            made.plan(ask(reader=f"r{number}"), 0)
+            made.planner.plan(ask(reader=f"r{number}"), 0)
         put(made, "A", 3)
         for number in range(count):
-            made.plan(ask(reader=f"r{number}", budget=100), 0)
+            made.planner.plan(ask(reader=f"r{number}", budget=100), 0)
 
         def acknowledge(made: Ledger = made, count: int = count) -> None:
             for number in range(count):
-                answer = made.plan(
+                answer = made.planner.plan(
                     ask({"A": 1}, reader=f"r{number}", budget=100, has_opened=True), 0
                 )
                 assert planned(answer) == {"A": (1, 2)}
-                made.blocking_readers(0) if number == count - 1 else made.held_bytes(0)
-                made.sweep(0)
+                made.retention.blocking_readers(
+                    0
+                ) if number == count - 1 else made.retention.held_bytes(0)
+                made.retention.sweep(0)
 
         costs.append(lines(acknowledge))
         assert retained(made) == [1, 2]
@@ -203,13 +208,13 @@ def test_a_reader_that_came_when_nobody_held_anything_claims_until_it_is_away_be
 ):
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 1)
-    assert made.held_bytes(0) == 0
-    made.plan(ask(lease=5), 0)
+    assert made.retention.held_bytes(0) == 0
+    made.planner.plan(ask(lease=5), 0)
     put(made, "A", 2)
-    assert made.held_bytes(15) == 300
-    assert made.held_bytes(15.1) == 0
-    made.plan(ask(lease=5), 16)
-    assert made.held_bytes(16) == 300
-    made.renew("r", 30)
-    assert made.held_bytes(40) == 300
-    assert made.held_bytes(40.1) == 0
+    assert made.retention.held_bytes(15) == 300
+    assert made.retention.held_bytes(15.1) == 0
+    made.planner.plan(ask(lease=5), 16)
+    assert made.retention.held_bytes(16) == 300
+    made.retention.renew("r", 30)
+    assert made.retention.held_bytes(40) == 300
+    assert made.retention.held_bytes(40.1) == 0

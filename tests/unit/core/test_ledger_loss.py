@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streambroker_core.ledger.ledger import DataLossError, Ledger, MissingRange
+from streambroker_core.ledger.ledger import Ledger
+from streambroker_core.ledger.losses import DataLossError, MissingRange, find_missing
 from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
@@ -12,9 +13,9 @@ def lost_some() -> Ledger:
     """Return a ledger whose reader was away for too long: epochs 1 to 3 of 0 to 4 are gone."""
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 1)
-    made.plan(ask(lease=5), 0)
+    made.planner.plan(ask(lease=5), 0)
     put(made, "A", 4)
-    made.sweep(100)
+    made.retention.sweep(100)
     assert retained(made) == [4]
     return made
 
@@ -22,52 +23,57 @@ def lost_some() -> Ledger:
 def test_a_lossy_reader_goes_on_behind_what_is_gone_and_hears_how_much_it_was() -> None:
     made = lost_some()
     for _ in range(2):
-        answer = made.plan(ask({"A": 1}, has_opened=True, skip_lost=True), 100)
+        answer = made.planner.plan(ask({"A": 1}, has_opened=True, skip_lost=True), 100)
         (plan,) = answer.planned
         assert (plan.from_, plan.next, plan.has_gap) == (4, 5, True)
         assert (plan.lost, plan.dropped) == ((3, 30), (0, 0))
         assert answer.unknown_streams == ()
-    made.plan(ask({"A": 5}, has_opened=True, skip_lost=True), 100)
+    made.planner.plan(ask({"A": 5}, has_opened=True, skip_lost=True), 100)
     put(made, "A", 1)
-    (plan,) = made.plan(ask({"A": 5}, has_opened=True, skip_lost=True), 100).planned
+    (plan,) = made.planner.plan(ask({"A": 5}, has_opened=True, skip_lost=True), 100).planned
     assert plan.lost == (0, 0)
 
 
 def test_a_reader_that_is_not_lossy_stops_as_before() -> None:
     made = lost_some()
     with pytest.raises(DataLossError):
-        made.plan(ask({"A": 1}, has_opened=True), 100)
+        made.planner.plan(ask({"A": 1}, has_opened=True), 100)
 
 
 def test_what_was_dropped_by_agreement_before_is_no_loss() -> None:
     made = ledger(max_bytes=100, grace=10)
     made.set_routes({IMPORT: "drop"})
     put(made, "A", 1)
-    made.plan(ask(policy="drop", lease=5), 0)
+    made.planner.plan(ask(policy="drop", lease=5), 0)
     put(made, "A", 2)
-    made.plan(ask({"A": 1}, policy="drop", has_opened=True, budget=1, at_least_one=False), 0)
-    made.sweep(0)
+    made.planner.plan(
+        ask({"A": 1}, policy="drop", has_opened=True, budget=1, at_least_one=False), 0
+    )
+    made.retention.sweep(0)
     made.set_routes({IMPORT: "wait"})
     put(made, "A", 3)
-    made.sweep(100)
+    made.retention.sweep(100)
     assert retained(made) == [5]
-    (plan,) = made.plan(ask({"A": 1}, has_opened=True, skip_lost=True), 100).planned
+    (plan,) = made.planner.plan(ask({"A": 1}, has_opened=True, skip_lost=True), 100).planned
     assert (plan.from_, plan.dropped, plan.lost) == (5, (1, 10), (3, 30))
 
 
 def test_planned_epochs_that_are_gone_are_told_by_range() -> None:
     made = ledger(max_bytes=100, grace=10)
     put(made, "A", 4)
-    made.plan(ask(lease=5), 0)
-    made.sweep(100)
+    made.planner.plan(ask(lease=5), 0)
+    made.retention.sweep(100)
     assert retained(made) == [3]
-    assert made.find_missing({"A": (0, 4), "B": (2, 5)}) == {"A": [(0, 3, 30)], "B": [(2, 5, None)]}
+    assert find_missing(made.streams, {"A": (0, 4), "B": (2, 5)}) == {
+        "A": [(0, 3, 30)],
+        "B": [(2, 5, None)],
+    }
     with pytest.raises(DataLossError):
-        made.register_plan(ask(), {"A": (0, 4)}, 100)
-    made.register_plan(ask(skip_lost=True), {"A": (0, 4), "B": (2, 5)}, 100)
-    assert made.is_planned("r", "A", 3, 100)
+        made.planner.register_plan(ask(), {"A": (0, 4)}, 100)
+    made.planner.register_plan(ask(skip_lost=True), {"A": (0, 4), "B": (2, 5)}, 100)
+    assert made.planner.is_planned("r", "A", 3, 100)
     assert list(made.readers["r"].cursors) == ["A"]
-    assert made.find_missing({"A": (3, 4)}) == {}
+    assert find_missing(made.streams, {"A": (3, 4)}) == {}
 
 
 def test_a_lossy_reader_of_a_lost_log_goes_on_with_what_was_published_since() -> None:
@@ -76,8 +82,8 @@ def test_a_lossy_reader_of_a_lost_log_goes_on_with_what_was_published_since() ->
     last = (QUERY, 4)
     asked = ask({"A": 5}, has_opened=True, own_streams=frozenset({"A"}), last=last)
     with pytest.raises(DataLossError):
-        made.plan(asked, 0)
-    answer = made.plan(
+        made.planner.plan(asked, 0)
+    answer = made.planner.plan(
         ask({"A": 5}, has_opened=True, own_streams=frozenset({"A"}), last=last, skip_lost=True), 0
     )
     assert planned(answer) == {"B": (0, 1)}
@@ -91,7 +97,7 @@ def test_how_much_of_a_lost_log_is_missing_is_not_known_where_another_query_publ
     asked = ask(
         {"A": 5}, has_opened=True, own_streams=frozenset({"A"}), last=(QUERY, 4), skip_lost=True
     )
-    assert made.plan(asked, 0).planned[0].lost == (1, None)
+    assert made.planner.plan(asked, 0).planned[0].lost == (1, None)
 
 
 def test_nothing_is_lost_where_the_next_batch_follows() -> None:
@@ -100,43 +106,51 @@ def test_nothing_is_lost_where_the_next_batch_follows() -> None:
     asked = ask(
         {"A": 5}, has_opened=True, own_streams=frozenset({"A"}), last=(QUERY, 4), skip_lost=True
     )
-    assert made.plan(asked, 0).planned[0].lost == (0, 0)
+    assert made.planner.plan(asked, 0).planned[0].lost == (0, 0)
 
 
 def test_a_lossy_reader_that_is_ahead_of_an_older_copy_of_the_log_waits_for_its_place() -> None:
     made = ledger()
     put(made, "A", 2)
     with pytest.raises(DataLossError):
-        made.plan(ask({"A": 3}, has_opened=True), 0)
-    assert planned(made.plan(ask({"A": 3}, has_opened=True, skip_lost=True), 0)) == {"A": (3, 3)}
-    assert made.held_bytes(0) == 0
+        made.planner.plan(ask({"A": 3}, has_opened=True), 0)
+    assert planned(made.planner.plan(ask({"A": 3}, has_opened=True, skip_lost=True), 0)) == {
+        "A": (3, 3)
+    }
+    assert made.retention.held_bytes(0) == 0
     put(made, "A", 2)
-    assert planned(made.plan(ask({"A": 3}, has_opened=True, skip_lost=True), 0)) == {"A": (3, 4)}
+    assert planned(made.planner.plan(ask({"A": 3}, has_opened=True, skip_lost=True), 0)) == {
+        "A": (3, 4)
+    }
 
 
 def test_what_cannot_be_read_is_gone_like_what_was_removed() -> None:
     made = lost_some()
     put(made, "A", 3)
-    assert made.find_missing({"A": (0, 8)}) == {"A": [(0, 4, 40)]}
+    assert find_missing(made.streams, {"A": (0, 8)}) == {"A": [(0, 4, 40)]}
     broken = {"A": [4, 6], "B": [1]}
-    assert made.find_missing({"A": (3, 8)}, broken=broken) == {"A": [(3, 5, 20), (6, 7, 10)]}
-    assert made.find_missing({"A": (5, 6)}, broken=broken) == {}
+    assert find_missing(made.streams, {"A": (3, 8)}, broken=broken) == {
+        "A": [(3, 5, 20), (6, 7, 10)]
+    }
+    assert find_missing(made.streams, {"A": (5, 6)}, broken=broken) == {}
 
 
 def test_what_was_left_out_before_stays_left_out_and_is_told_alike() -> None:
     made = ledger()
     put(made, "A", 6)
     before: dict[str, list[MissingRange]] = {"A": [(1, 3, 7)], "B": [(0, 2, None)]}
-    assert made.find_missing({"A": (0, 6)}, before=before) == {"A": [(1, 3, 7)]}
-    more = made.find_missing({"A": (0, 6)}, broken={"A": {0, 2, 5}}, before=before)
+    assert find_missing(made.streams, {"A": (0, 6)}, before=before) == {"A": [(1, 3, 7)]}
+    more = find_missing(made.streams, {"A": (0, 6)}, broken={"A": {0, 2, 5}}, before=before)
     assert more == {"A": [(0, 1, 10), (1, 3, 7), (5, 6, 10)]}
-    assert made.find_missing({"A": (3, 6)}, before=before) == {}
-    assert made.find_missing({"B": (0, 3)}, before=before) == {"B": [(0, 2, None), (2, 3, None)]}
+    assert find_missing(made.streams, {"A": (3, 6)}, before=before) == {}
+    assert find_missing(made.streams, {"B": (0, 3)}, before=before) == {
+        "B": [(0, 2, None), (2, 3, None)]
+    }
 
 
 def test_epochs_behind_the_end_of_an_older_copy_of_the_log_are_gone() -> None:
     made = ledger()
     put(made, "A", 3)
-    assert made.find_missing({"A": (2, 5)}) == {"A": [(3, 5, None)]}
+    assert find_missing(made.streams, {"A": (2, 5)}) == {"A": [(3, 5, None)]}
     with pytest.raises(DataLossError):
-        made.register_plan(ask({"A": 2}), {"A": (2, 5)}, 0)
+        made.planner.register_plan(ask({"A": 2}), {"A": (2, 5)}, 0)

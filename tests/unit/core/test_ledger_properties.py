@@ -16,14 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streambroker_core.ledger.ledger import (
-    DataLossError,
-    Epoch,
-    Ledger,
-    PlanRequest,
-    RetentionLimits,
-)
+from streambroker_core.ledger.epochs import Epoch
+from streambroker_core.ledger.ledger import Ledger
+from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.offset import Offset, advance, ranges
+from streambroker_core.ledger.plan import PlanRequest
+from streambroker_core.ledger.retention import RetentionLimits
 
 EXPORT = "default/feed/0/trades"
 GRACE = 20.0
@@ -105,15 +103,17 @@ class Claims(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         """Let go as the agent does: epochs, then streams that nobody misses."""
-        self.ledger.sweep(self.now)
+        self.ledger.retention.sweep(self.now)
         for stream in list(self.ledger.streams.values()):
-            if not stream.sealed or stream.epochs or self.ledger.is_unread(stream.id):
+            if not stream.sealed or stream.epochs or self.ledger.retention.is_unread(stream.id):
                 break
             self.ledger.forget_stream(stream.id)
 
     @rule(max_age=st.sampled_from([None, 5.0, 60.0]), max_bytes=st.sampled_from([1, 500, 5000]))
     def limit(self, max_age: float | None, max_bytes: int) -> None:
-        self.ledger.limits = RetentionLimits(max_bytes=max_bytes, max_age=max_age, grace=GRACE)
+        self.ledger.retention.limits = RetentionLimits(
+            max_bytes=max_bytes, max_age=max_age, grace=GRACE
+        )
 
     @rule(which=readers, policy=st.sampled_from(["wait", "drop", None]))
     def route(self, which: int, policy: str | None) -> None:
@@ -140,7 +140,7 @@ class Claims(RuleBasedStateMachine):
 
     def _renew(self, query: Query) -> None:
         query.until = self.now + LEASE
-        self.ledger.renew(query.id, query.until)
+        self.ledger.retention.renew(query.id, query.until)
 
     # -- the readers -------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Claims(RuleBasedStateMachine):
             query.origin = self._origin(query)
         ask = self._ask(query, start, budget=budget)
         try:
-            answer = self.ledger.plan(ask, self.now)
+            answer = self.ledger.planner.plan(ask, self.now)
         except DataLossError:
             assert not query.strict or query.restored, "loss that nobody agreed to"
             assert self.routes.get(query.import_) == "wait", "a loss stops only who waits"
@@ -216,7 +216,7 @@ class Claims(RuleBasedStateMachine):
         start, end = query.committed[-1], query.wal
         wanted = ranges(start, end)
         try:
-            self.ledger.register_plan(self._ask(query, start), wanted, self.now)
+            self.ledger.planner.register_plan(self._ask(query, start), wanted, self.now)
         except DataLossError:
             assert not query.safe, "a plan within grace can be replayed"
             del self.queries[which]
@@ -229,7 +229,7 @@ class Claims(RuleBasedStateMachine):
             for n in range(first, next_)
         ]
         for stream, number in got:
-            assert self.ledger.is_planned(query.id, self.streams[stream], number, self.now)
+            assert self.ledger.planner.is_planned(query.id, self.streams[stream], number, self.now)
         query.received.append([*query.received[-1], *got])
         query.committed.append(end)
         query.wal = None
@@ -260,7 +260,7 @@ class Claims(RuleBasedStateMachine):
         if which in self.queries:
             query = self.queries[which]
             query.alive, query.until = False, self.now
-            self.ledger.end_lease(query.id, self.now)
+            self.ledger.retention.end_lease(query.id, self.now)
 
     # -- what always holds -------------------------------------------------------------------
 
@@ -272,13 +272,13 @@ class Claims(RuleBasedStateMachine):
             for stream, (first, next_) in ranges(query.committed[-1], query.wal).items():
                 for number in range(first, next_):
                     assert number in self.ledger.streams[stream].epochs
-                    assert self.ledger.is_planned(query.id, stream, number, self.now)
+                    assert self.ledger.planner.is_planned(query.id, stream, number, self.now)
 
     @invariant()
     def what_is_held_is_what_one_finds_who_looks_at_all_readers(self) -> None:
         fresh = copy.deepcopy(self.ledger)
-        fresh.limits = self.ledger.limits  # forgets where the slowest stand
-        assert self.ledger.held_bytes(self.now) == fresh.held_bytes(self.now)
+        fresh.retention.limits = self.ledger.retention.limits  # forgets where the slowest stand
+        assert self.ledger.retention.held_bytes(self.now) == fresh.retention.held_bytes(self.now)
 
     @invariant()
     def epochs_come_once_and_in_order(self) -> None:
@@ -322,8 +322,10 @@ class Claims(RuleBasedStateMachine):
 
     @invariant()
     def a_full_log_names_somebody(self) -> None:
-        holders = self.ledger.blocking_readers(self.now)
-        assert bool(holders) == (self.ledger.held_bytes(self.now) >= self.ledger.limits.max_bytes)
+        holders = self.ledger.retention.blocking_readers(self.now)
+        assert bool(holders) == (
+            self.ledger.retention.held_bytes(self.now) >= self.ledger.retention.limits.max_bytes
+        )
         assert all(self.routes.get(h.import_) == "wait" for h in holders)
 
     def teardown(self) -> None:

@@ -2,8 +2,8 @@
 
 An export's log is a sequence of *streams*, each a sequence of numbered epochs. A *reader* has one
 cursor per stream: ``next`` is the first unfinished epoch, ``planned`` the epochs pinned for its
-current micro-batch. This module begins and ends streams, routes and leases;
-:mod:`retention <streambroker_core.ledger.retention>` has claims and removal,
+current micro-batch. This module opens and drops streams and applies routes;
+:mod:`retention <streambroker_core.ledger.retention>` has claims, leases and removal,
 :mod:`planner <streambroker_core.ledger.planner>` plans.
 
 All state transitions are in these three modules. Time is an argument, in seconds; only differences
@@ -15,28 +15,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from streambroker_core.ledger.epochs import Epoch, Stream
-from streambroker_core.ledger.planner import (
-    MAX_READERS,
-    DataLossError,
-    MissingRange,
-    NotRoutedError,
-    OvertakenError,
-    Plan,
-    Planner,
-    PlanRequest,
-    ReadersExceededError,
-    RevokedError,
-)
-from streambroker_core.ledger.retention import BlockingReader, Cursor, Lag, Reader, RetentionLimits
-
-MAX_CUT = 10_000
-"""Maximum imports remembered as cut."""
+from streambroker_core.ledger.planner import Planner
+from streambroker_core.ledger.retention import Reader, Retention, RetentionLimits
+from streambroker_core.ledger.routes import Routes
 
 
-class Ledger(Planner):
-    """The epochs of one export and the claims on them."""
+class Ledger:
+    """The epochs of one export and the claims on them.
 
-    # -- streams -----------------------------------------------------------------------------
+    Attributes:
+        streams: by id, in the order in which they were opened.
+        readers: by id.
+        retention: claims of the readers, and removal of epochs.
+        routes: the exporter's route table.
+        planner: plans for the readers.
+    """
+
+    def __init__(self, limits: RetentionLimits | None = None) -> None:
+        self.retention = Retention(limits)
+        self.streams, self.readers = self.retention.streams, self.retention.readers
+        self.routes = Routes()
+        self.planner = Planner(self.retention, self.routes)
 
     def open(self, stream: str) -> None:
         """Open a stream and seal its predecessors."""
@@ -53,119 +52,41 @@ class Ledger(Planner):
     def forget_stream(self, stream: str) -> None:
         """Drop a sealed stream without epochs, and its cursors; its id stays known."""
         del self.streams[stream]
-        self.forgotten.add(stream)
+        self.retention.forgotten.add(stream)
         for reader in self.readers.values():
             reader.cursors.pop(stream, None)
             reader.resume.pop(stream, None)
             reader.agreed_losses.pop(stream, None)
-        self._forget_fronts()
+        self.retention.forget_fronts()
 
-    # -- routes and leases -------------------------------------------------------------------
-
-    def set_routes(self, routes: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
+    def set_routes(self, policies: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
         """Apply the exporter's route table: policy (``wait`` or ``drop``) by import.
 
         - A reader whose import left the table claims only its plan.
         - A reader whose import returned resumes where its ``start`` policy places it now.
         - A revoked reader (by import, job or namespace) claims nothing.
         """
-        self._revoked = frozenset(revoked)
-        routes = {i: policy for i, policy in routes.items() if self._revoked_by(i) is None}
+        before = self.routes.replace(policies, revoked)
         for reader in self.readers.values():
-            if self._revoked_by(reader.import_) is not None:
-                self._revoke(reader)
-            if reader.import_ in routes:
-                policy = routes[reader.import_]
-                if policy != reader.policy:
-                    if reader.is_dropping:
-                        self._accept_losses(reader)
-                    reader.policy, reader.demoted = policy, False
-                if not reader.routed:
-                    self._resume(reader)
-            elif reader.import_ in self._routes:
+            policy = self.routes.policies.get(reader.import_)
+            if self.routes.revoked_by(reader.import_) is not None:
                 reader.routed = False
-        self.restore_cut(self._routes)
-        self._cut_imports = {
-            import_: None for import_ in self._cut_imports if import_ not in routes
-        }
-        self._routes = dict(routes)
-        self._forget_fronts()
+                for cursor in reader.cursors.values():
+                    cursor.planned, cursor.granted_until = None, 0
+            if policy is not None:
+                self._route(reader, policy)
+            elif reader.import_ in before:
+                reader.routed = False
+        self.retention.forget_fronts()
 
-    def has_route(self, import_: str) -> bool:
-        """Return whether an import is in the exporter's route table and not revoked."""
-        return import_ in self._routes
-
-    @property
-    def cut_imports(self) -> list[str]:
-        """Imports that lost their route, most recent last."""
-        return list(self._cut_imports)
-
-    def restore_cut(self, imports: Iterable[str]) -> None:
-        """Mark imports as cut until a route table has them; beyond `MAX_CUT` drop the oldest."""
-        for import_ in imports:
-            self._cut_imports[import_] = None
-        while len(self._cut_imports) > MAX_CUT:
-            del self._cut_imports[next(iter(self._cut_imports))]
-
-    def _revoke(self, reader: Reader) -> None:
-        reader.routed = False
-        for cursor in reader.cursors.values():
-            cursor.planned, cursor.granted_until = None, 0
-
-    def _resume(self, reader: Reader) -> None:
-        reader.routed = True
-        self._accept_losses(reader)
-        for stream in self.streams.values():
-            latest = reader.start == "latest"
-            reader.resume[stream.id] = stream.next if latest else stream.first_available()
-
-    def demote_slowest(self, now: float) -> list[Reader]:
-        """Demote the slowest readers to ``drop`` until the log has room; return them.
-
-        Called once the export has waited for ``limits.wait_limit``.
-        """
-        demoted = []
-        while holders := self.blocking_readers(now):
-            for holder in holders:
-                if holder.bytes == holders[0].bytes:
-                    reader = self.readers[holder.reader]
-                    reader.demoted, reader.demotions = True, reader.demotions + 1
-                    demoted.append(reader)
-            self._forget_fronts()
-        return demoted
-
-    def renew(self, reader: str, until: float) -> None:
-        """Extend a reader's lease; ignore an unknown reader."""
-        if reader in self.readers:
-            known = self.readers[reader]
-            if not self._has_claims(known, self._fronts_at):
-                self._forget_fronts()
-            known.lease_expires = max(known.lease_expires, until)
-
-    def end_lease(self, reader: str, now: float) -> None:
-        """End the lease of a reader that stopped cleanly; its claims last for grace."""
-        if reader in self.readers:
-            self.readers[reader].lease_expires = now
-            self._forget_fronts()
-
-
-__all__ = [
-    "MAX_CUT",
-    "MAX_READERS",
-    "BlockingReader",
-    "Cursor",
-    "DataLossError",
-    "Epoch",
-    "Lag",
-    "Ledger",
-    "MissingRange",
-    "NotRoutedError",
-    "OvertakenError",
-    "Plan",
-    "PlanRequest",
-    "Reader",
-    "ReadersExceededError",
-    "RetentionLimits",
-    "RevokedError",
-    "Stream",
-]
+    def _route(self, reader: Reader, policy: str) -> None:
+        if policy != reader.policy:
+            if reader.is_dropping:
+                self.retention.accept_losses(reader)
+            reader.policy, reader.demoted = policy, False
+        if not reader.routed:
+            reader.routed = True
+            self.retention.accept_losses(reader)
+            for stream in self.streams.values():
+                latest = reader.start == "latest"
+                reader.resume[stream.id] = stream.next if latest else stream.first_available()

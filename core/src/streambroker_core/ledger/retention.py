@@ -102,6 +102,11 @@ class Reader:
         """Whether the reader loses the oldest epochs instead of holding them."""
         return self.policy == "drop" or self.demoted
 
+    def next_epoch(self, stream: str) -> int:
+        """Return the first epoch of a stream that it has not finished and may read."""
+        cursor = self.cursors.get(stream)
+        return max(0 if cursor is None else cursor.next, self.resume.get(stream, 0))
+
     def referenced_epochs(self, stream: str) -> set[int]:
         """Return the epochs of a stream from which this reader may read or count losses."""
         known = {self.resume.get(stream, 0), self.agreed_losses.get(stream, 0)}
@@ -165,6 +170,11 @@ class Retention:
     A log is full at ``limits.max_bytes``, or at ``max_memory`` in memory: an agent could not hold
     the metadata of as many tiny epochs as fit into the log.
 
+    Attributes:
+        streams: by id, in the order in which they were opened.
+        readers: by id.
+        forgotten: ids of streams that were dropped.
+
     The front, which is the position of the slowest readers, is cached by stream, so that a plan
     does not scan all readers. Changes of routes, limits, streams or leases invalidate the cache.
     """
@@ -174,6 +184,7 @@ class Retention:
         self.max_memory = MEMORY_BYTES
         self.streams: dict[str, Stream] = {}
         self.readers: dict[str, Reader] = {}
+        self.forgotten: set[str] = set()
         self._fronts: dict[str, _Front] = {}
         self._fronts_until = math.inf
         self._fronts_at = -math.inf
@@ -186,25 +197,25 @@ class Retention:
     @limits.setter
     def limits(self, limits: RetentionLimits) -> None:
         self._limits = limits
-        self._forget_fronts()
+        self.forget_fronts()
 
-    def _has_claims(self, reader: Reader, now: float) -> bool:
+    def has_claims(self, reader: Reader, now: float) -> bool:
+        """Return whether a reader is live or within grace."""
         return now <= reader.lease_expires + self.limits.grace
 
-    def _can_hold(self, reader: Reader, now: float) -> bool:
+    def can_hold(self, reader: Reader, now: float) -> bool:
         """Return whether a reader prevents, or may come to prevent, that epochs are removed."""
-        if not self._has_claims(reader, now):
+        if not self.has_claims(reader, now):
             return False
         return reader.is_holding or any(c.planned for c in reader.cursors.values())
 
     def _first_unread(self, reader: Reader, stream: Stream) -> int:
         """Return the first epoch of ``stream`` to read, ``next`` if the reader skips the stream."""
-        if not self._reads_stream(reader, stream):
+        if not self.reads_stream(reader, stream):
             return stream.next
-        cursor = reader.cursors.get(stream.id)
-        return max(0 if cursor is None else cursor.next, reader.resume.get(stream.id, 0))
+        return reader.next_epoch(stream.id)
 
-    def _reads_stream(self, reader: Reader, stream: Stream) -> bool:
+    def reads_stream(self, reader: Reader, stream: Stream) -> bool:
         """Return whether the reader began with this stream or a predecessor of it."""
         known = next((name for name in self.streams if name in reader.cursors), None)
         if known is None:
@@ -245,21 +256,43 @@ class Retention:
 
     def released_readers(self, now: float) -> list[Reader]:
         """Return the readers that are away for longer than grace and hold nothing."""
-        return [r for r in self.readers.values() if not self._has_claims(r, now)]
+        return [r for r in self.readers.values() if not self.has_claims(r, now)]
 
     def _holding_readers(self, now: float) -> list[Reader]:
-        return [r for r in self.readers.values() if r.is_holding and self._has_claims(r, now)]
+        return [r for r in self.readers.values() if r.is_holding and self.has_claims(r, now)]
+
+    def accept_losses(self, reader: Reader) -> None:
+        """Count what was removed so far as agreed loss, but not what is missing from the log."""
+        for stream in self.streams.values():
+            reader.agreed_losses[stream.id] = stream.agreed_loss_end()
+
+    # -- leases ---------------------------------------------------------------------------
+
+    def renew(self, reader: str, until: float) -> None:
+        """Extend a reader's lease; ignore an unknown reader."""
+        if reader in self.readers:
+            known = self.readers[reader]
+            if not self.has_claims(known, self._fronts_at):
+                self.forget_fronts()
+            known.lease_expires = max(known.lease_expires, until)
+
+    def end_lease(self, reader: str, now: float) -> None:
+        """End the lease of a reader that stopped cleanly; its claims last for grace."""
+        if reader in self.readers:
+            self.readers[reader].lease_expires = now
+            self.forget_fronts()
 
     # -- positions of the slowest readers ----------------------------------------------------
 
-    def _forget_fronts(self) -> None:
+    def forget_fronts(self) -> None:
+        """Invalidate the cached fronts."""
         self._fronts.clear()
         self._fronts_until = math.inf
 
     def _first_held(self, stream: Stream, now: float) -> int:
         """Return the first epoch held by a ``wait`` reader, ``next`` if there is none."""
         if now > self._fronts_until:
-            self._forget_fronts()
+            self.forget_fronts()
         front = self._fronts.get(stream.id)
         if front is None:
             front = self._fronts[stream.id] = self._compute_front(stream, now)
@@ -270,31 +303,29 @@ class Retention:
         until = min((r.lease_expires for r in holding), default=math.inf)
         self._fronts_until = min(self._fronts_until, until + self.limits.grace)
         self._fronts_at = now
-        positions = [
-            self._first_unread(r, stream) for r in holding if self._reads_stream(r, stream)
-        ]
+        positions = [r.next_epoch(stream.id) for r in holding if self.reads_stream(r, stream)]
         slowest = min(positions, default=0)
         return _Front(slowest, positions.count(slowest))
 
     def _held_positions(self, id_: str, now: float) -> dict[str, int]:
         """Return the first epoch that a reader holds, by stream."""
         reader = self.readers.get(id_)
-        if reader is None or not reader.is_holding or not self._has_claims(reader, now):
+        if reader is None or not reader.is_holding or not self.has_claims(reader, now):
             return {}
         return {
-            s.id: self._first_unread(reader, s)
+            s.id: reader.next_epoch(s.id)
             for s in self.streams.values()
-            if self._reads_stream(reader, s)
+            if self.reads_stream(reader, s)
         }
 
     @contextlib.contextmanager
-    def _tracking_fronts(self, id_: str, now: float) -> Iterator[None]:
+    def tracking_fronts(self, id_: str, now: float) -> Iterator[None]:
         """Update the fronts after one reader was added, moved or renewed.
 
         If the body raises, a reader that it added is removed again.
         """
         if now > self._fronts_until:
-            self._forget_fronts()
+            self.forget_fronts()
         before, known = self._held_positions(id_, now), id_ in self.readers
         try:
             yield
@@ -353,6 +384,30 @@ class Retention:
         ]
         return sorted((h for h in holders if h.bytes), key=lambda h: -h.bytes)
 
+    def demote_slowest(self, now: float) -> list[Reader]:
+        """Demote the slowest readers to ``drop`` until the log has room; return them.
+
+        Called once the export has waited for ``limits.wait_limit``.
+        """
+        demoted = []
+        while holders := self.blocking_readers(now):
+            for holder in holders:
+                if holder.bytes == holders[0].bytes:
+                    reader = self.readers[holder.reader]
+                    reader.demoted, reader.demotions = True, reader.demotions + 1
+                    demoted.append(reader)
+            self.forget_fronts()
+        return demoted
+
+    def promote(self, reader: Reader) -> None:
+        """Return a demoted reader to ``wait`` once its lag fills at most half of the log."""
+        if not reader.demoted:
+            return
+        lag = self.lag(reader)
+        if 2 * self.fullness(lag.bytes, lag.memory) <= 1:
+            self.accept_losses(reader)
+            reader.demoted = False
+
     def sweep(self, now: float) -> dict[str, list[int]]:
         """Remove unclaimed epochs beyond size and age; return their numbers by stream.
 
@@ -383,15 +438,8 @@ class Retention:
                     removed.setdefault(stream.id, []).append(number)
                 number = stream.at_or_after(end or number + 1)
             stream.forget_sums(self._referenced_epochs)
-        self._forget_missing(removed)
+        _forget_missing(self.streams, removed)
         return removed
-
-    def _forget_missing(self, removed: Mapping[str, list[int]]) -> None:
-        """Forget missing epochs of streams before a removal: they would be removed as well."""
-        names = list(self.streams)
-        last = max((names.index(name) for name in removed), default=0)
-        for name in names[:last]:
-            self.streams[name].missing.clear()
 
     def _referenced_epochs(self, stream: str) -> set[int]:
         return {
@@ -404,7 +452,15 @@ class Retention:
         return [
             cursor.planned
             for reader in self.readers.values()
-            if self._has_claims(reader, now)
+            if self.has_claims(reader, now)
             for cursor in [reader.cursors.get(stream.id)]
             if cursor is not None and cursor.planned is not None
         ]
+
+
+def _forget_missing(streams: Mapping[str, Stream], removed: Mapping[str, list[int]]) -> None:
+    """Forget missing epochs of streams before a removal: they would be removed as well."""
+    names = list(streams)
+    last = max((names.index(name) for name in removed), default=0)
+    for name in names[:last]:
+        streams[name].missing.clear()

@@ -34,7 +34,8 @@ from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import CapabilityError, StreambrokerError
-from streambroker_core.ledger.ledger import BlockingReader, NotRoutedError
+from streambroker_core.ledger.retention import BlockingReader
+from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import Buffer, Export, PeKey, PortKey, pe_of, port_of
 from streambroker_core.model.schema import to_ddl
 from streambroker_core.wire.broker import capability
@@ -274,7 +275,7 @@ class Agent:
             CapabilityError, FilterForbiddenError, PortNotDeclaredError, RevokedError.
         """
         export, import_ = self.get_export(str(body["export"])), str(body["import"])
-        export.ledger.check_revoked(import_)
+        export.ledger.routes.check_revoked(import_)
         reader = export.ledger.readers.get(str(body.get("reader")))
         if reader is not None and reader.import_ != import_:
             raise NotRoutedError(f"reader {reader.id} belongs to another import")
@@ -318,7 +319,7 @@ class Agent:
         now: float | None = time.time()
         claimed_expiry = None if token is None else capability.claimed_expiry(str(token))
         if claimed_expiry is not None and (self.broker_last_seen or 0.0) < claimed_expiry:
-            now = None if export.ledger.has_route(import_) else now
+            now = None if import_ in export.ledger.routes.policies else now
         return capability.verify(self.key, token, reader_import=import_, export=export.key, now=now)
 
     def check_filter(self, export: AgentExport, filter_: str | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.wait_times import RETRY_WINDOW_SECONDS
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import BlockingReader
+from streambroker_core.ledger.retention import BlockingReader
 from streambroker_core.ledger.wait_chains import RING_SECONDS
 from streambroker_core.model import job_of
 
@@ -37,9 +37,9 @@ class Backpressure(ExportState):
             return self._blocking_readers_at(self._clock())
 
     def _blocking_readers_at(self, now: float) -> list[BlockingReader]:
-        holders = self.ledger.blocking_readers(now)
+        holders = self.ledger.retention.blocking_readers(now)
         self.wait_times.note_attempt(now, [h.reader for h in holders])
-        limit, since = self.ledger.limits.wait_limit, self.wait_times.since(now)
+        limit, since = self.ledger.retention.limits.wait_limit, self.wait_times.since(now)
         if limit is None or since is None or now - since < limit:
             return self.chains.mark_rings(holders, now)
         self._demote_slowest(now)
@@ -47,7 +47,7 @@ class Backpressure(ExportState):
         return []
 
     def _demote_slowest(self, now: float) -> None:
-        for reader in self.ledger.demote_slowest(now):
+        for reader in self.ledger.retention.demote_slowest(now):
             self._save_reader(reader.id)
             log.warning(
                 "export %s has waited for %s for as long as buffer.waitLimit allows: reader %s"
@@ -83,9 +83,9 @@ class Backpressure(ExportState):
         with self._lock:
             now, (waiter, at) = self._clock(), self._last_waiter
             waits = gated or (waiter == query and now - at <= RETRY_WINDOW_SECONDS)
-            if not waits or self.ledger.limits.wait_limit is not None:
+            if not waits or self.ledger.retention.limits.wait_limit is not None:
                 return []
-            return self.chains.blocking_exports(self.ledger.blocking_readers(now), now)
+            return self.chains.blocking_exports(self.ledger.retention.blocking_readers(now), now)
 
     def _refuse_self_wait(self, query: str, holders: list[BlockingReader], now: float) -> None:
         own = next((h for h in holders if h.query == query), None)

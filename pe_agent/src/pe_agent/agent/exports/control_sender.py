@@ -113,7 +113,7 @@ class ControlSender(ExportPublisher):
         return seq
 
     def _check_room(self) -> None:
-        holders = self.ledger.blocking_readers(self._clock())
+        holders = self.ledger.retention.blocking_readers(self._clock())
         if holders:
             names = ", ".join(f"{h.import_} ({h.bytes:,} bytes)" for h in holders)
             raise ExportFullError(
@@ -249,5 +249,7 @@ class ControlSender(ExportPublisher):
                 "away": max(0.0, now - r.lease_expires),
             }
             for r in self.ledger.readers.values()
-            if r.control and r.routed and now <= r.lease_expires + self.ledger.limits.grace
+            if r.control
+            and r.routed
+            and now <= r.lease_expires + self.ledger.retention.limits.grace
         ]

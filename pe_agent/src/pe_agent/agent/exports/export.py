@@ -21,7 +21,8 @@ from pe_agent.agent.exports.status import export_metrics, list_missing_epochs
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
-from streambroker_core.ledger.ledger import RetentionLimits, Stream
+from streambroker_core.ledger.epochs import Stream
+from streambroker_core.ledger.retention import RetentionLimits
 
 
 class AgentExport(ControlSender, ReaderPlans):
@@ -40,7 +41,7 @@ class AgentExport(ControlSender, ReaderPlans):
         )
         forgotten = "SELECT id, rows FROM streams WHERE export = ? AND sealed = ?"
         earlier = self._store.query(forgotten, self.key, FORGOTTEN)
-        self.ledger.forgotten.update(id_ for id_, _ in earlier)
+        self.ledger.retention.forgotten.update(id_ for id_, _ in earlier)
         for id_, query, ddl, arrow, sealed, next_, total in rows:
             if sealed == REMOVED:
                 self.ledger.streams[id_] = Stream(id_, sealed=True)
@@ -106,13 +107,13 @@ class AgentExport(ControlSender, ReaderPlans):
     def declare(self, limits: RetentionLimits) -> None:
         """Apply the declared limits until the first view; a view's stored limits come first."""
         with self._lock:
-            self.ledger.limits = self._view_limits or limits
+            self.ledger.retention.limits = self._view_limits or limits
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:
         """Apply a view's limits."""
         with self._lock:
-            self.ledger.limits = limits
+            self.ledger.retention.limits = limits
             self._withdrawn_at = None
             self._save_limits(limits)
             self._sweep()
@@ -122,9 +123,9 @@ class AgentExport(ControlSender, ReaderPlans):
         """Apply a view's routes: start policy by import, and revoked imports."""
         with self._lock:
             before = {r.id: (r.policy, r.routed) for r in self.ledger.readers.values()}
-            cut_before = self.ledger.cut_imports
+            cut_before = list(self.ledger.routes.cut)
             self.ledger.set_routes(policies, revoked)
-            if self.ledger.cut_imports != cut_before:
+            if list(self.ledger.routes.cut) != cut_before:
                 self._save_cut()
             for reader in self.ledger.readers.values():
                 if before[reader.id] != (reader.policy, reader.routed):
@@ -148,9 +149,9 @@ class AgentExport(ControlSender, ReaderPlans):
     def tick(self) -> None:
         """Apply limits of age, size and grace; called about once a second."""
         with self._lock:
-            limits = self.ledger.limits
+            limits = self.ledger.retention.limits
             if self._withdrawn_at is not None and self._clock() > self._withdrawn_at + limits.grace:
-                self.ledger.limits = replace(limits, max_bytes=0, max_age=0.0)
+                self.ledger.retention.limits = replace(limits, max_bytes=0, max_age=0.0)
             self._count_released_plans()
             self._sweep()
 

@@ -23,8 +23,9 @@ from pe_agent.agent.exports.wait_times import WaitTimes
 from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, Store
 from pe_agent.log.commit import Committer
-from streambroker_core.ledger.ledger import Ledger, RetentionLimits
+from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.publisher import Publisher
+from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.ledger.wait_chains import WaitChains
 
 log = logging.getLogger("pe_agent")
@@ -80,11 +81,11 @@ class ExportState:
         self._lock = threading.RLock()
         self._publishing = threading.RLock()
         """Held for a whole publish, including calls to shard agents; acquired before `_lock`."""
-        self.ledger.restore_cut(store.value(f"cut/{key}", json.loads, []))
+        self.ledger.routes.restore_cut(store.value(f"cut/{key}", json.loads, []))
         self._view_limits = store.value(
             f"limits/{key}", lambda text: RetentionLimits(**json.loads(text)), None
         )
-        self.ledger.limits = self._view_limits or RetentionLimits()
+        self.ledger.retention.limits = self._view_limits or RetentionLimits()
 
     @property
     def newest(self) -> ExportStream | None:
@@ -117,7 +118,7 @@ class ExportState:
         return (streams[-1].id, streams[-1].next) if streams else ("", 0)
 
     def _sweep(self) -> None:
-        for name, epochs in self.ledger.sweep(self._clock()).items():
+        for name, epochs in self.ledger.retention.sweep(self._clock()).items():
             self.streams[name].remove(epochs)
         oldest = True
         for stream in list(self.ledger.streams.values()):
@@ -125,7 +126,7 @@ class ExportState:
             oldest = oldest and empty
             if empty and stream.id in self.streams:
                 self._remove_log(stream.id)
-            oldest = oldest and not self.ledger.is_unread(stream.id)
+            oldest = oldest and not self.ledger.retention.is_unread(stream.id)
             if oldest:
                 self.ledger.forget_stream(stream.id)
                 self._store.write(
@@ -170,7 +171,7 @@ class ExportState:
 
     def _save_cut(self) -> None:
         """Store the imports without a route: their capabilities must not open the export again."""
-        self._store.set(f"cut/{self.key}", json.dumps(self.ledger.cut_imports))
+        self._store.set(f"cut/{self.key}", json.dumps(list(self.ledger.routes.cut)))
 
     def _save_limits(self, limits: RetentionLimits) -> None:
         """Store a view's limits; they apply after a restart until the next view."""

@@ -31,7 +31,7 @@ from streambroker_core.control.tuples.epoch_control import (
 )
 from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import Epoch, Stream
+from streambroker_core.ledger.epochs import Epoch, Stream
 from streambroker_core.ledger.publisher import PublisherBusy
 
 log = logging.getLogger("pe_agent")
@@ -138,10 +138,10 @@ class ExportPublisher(Backpressure, ShardCoordinator):
                 if holders:
                     return {
                         "waiting": {
-                            "held": self.ledger.held_bytes(now),
-                            "limit": self.ledger.limits.max_bytes,
-                            "memory": self.ledger.held_memory(now),
-                            "memory_limit": self.ledger.max_memory,
+                            "held": self.ledger.retention.held_bytes(now),
+                            "limit": self.ledger.retention.limits.max_bytes,
+                            "memory": self.ledger.retention.held_memory(now),
+                            "memory_limit": self.ledger.retention.max_memory,
                             "since": self.wait_times.since(now),
                             "holders": [
                                 {
@@ -208,7 +208,7 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             )
 
     def _batch_limit(self) -> int:
-        return max(self.ledger.limits.max_bytes, BATCH_BYTES)
+        return max(self.ledger.retention.limits.max_bytes, BATCH_BYTES)
 
     def _begin_stage(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema

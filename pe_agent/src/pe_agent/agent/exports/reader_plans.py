@@ -12,8 +12,10 @@ from pe_agent.agent.exports.stream.row_filter import schema_mismatch
 from pe_agent.log.errors import LogError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.epochs import holes
-from streambroker_core.ledger.ledger import MissingRange, OvertakenError, Plan, PlanRequest
+from streambroker_core.ledger.losses import MissingRange, find_missing
 from streambroker_core.ledger.offset import column_names
+from streambroker_core.ledger.plan import Plan, PlanRequest
+from streambroker_core.ledger.planner import OvertakenError
 
 log = logging.getLogger("pe_agent")
 
@@ -58,7 +60,7 @@ class ReaderPlans(ShardCoordinator):
             OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core's ledger.
         """
         with self._lock:
-            self.ledger.check_call(request)
+            self.ledger.planner.check_call(request)
             now, before = self._clock(), self._planned_ranges(request.reader)
             self._finish_plan(request)
             if excluded:
@@ -66,7 +68,7 @@ class ReaderPlans(ShardCoordinator):
                 request = replace(
                     request, limit={s: n for s, n in limit.items() if s not in excluded}
                 )
-            plan = self.ledger.plan(request, now)
+            plan = self.ledger.planner.plan(request, now)
             if plan.routed:
                 self.deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
             self._update_planned_since(request.reader, before)
@@ -92,7 +94,7 @@ class ReaderPlans(ShardCoordinator):
         with self._lock:
             known = self.ledger.streams.get(stream)
             is_growing = known is not None and not known.sealed and not self.ended()
-            return is_growing or self.ledger.has_unread(reader, stream)
+            return is_growing or self.ledger.retention.has_unread(reader, stream)
 
     def register_plan(
         self,
@@ -115,10 +117,10 @@ class ReaderPlans(ShardCoordinator):
             OvertakenError: a later call of the reader was handled before.
         """
         with self._lock:
-            self.ledger.check_call(request)
+            self.ledger.planner.check_call(request)
             before = self._planned_ranges(request.reader)
             self._finish_plan(request)
-            self.ledger.register_plan(request, ranges, self._clock())
+            self.ledger.planner.register_plan(request, ranges, self._clock())
             self.deliveries.begin_plan(request.reader, filter_, columns)
             self._update_planned_since(request.reader, before)
             self._save_reader(request.reader)
@@ -158,7 +160,9 @@ class ReaderPlans(ShardCoordinator):
         delivery = self.deliveries.for_reader(request.reader)
         missing: dict[str, list[MissingRange]] = {}
         if request.skip_lost:
-            missing = self.ledger.find_missing(ranges, broken=broken, before=delivery.missed)
+            missing = find_missing(
+                self.ledger.streams, ranges, broken=broken, before=delivery.missed
+            )
         if missing != delivery.missed:
             delivery.missed = missing
             self._save_reader(request.reader)
@@ -209,8 +213,8 @@ class ReaderPlans(ShardCoordinator):
         with self._lock:
             known = self.ledger.readers.get(reader)
             if known is not None:
-                self.ledger.check_revoked(known.import_)
-            if not self.ledger.is_planned(reader, stream, epoch, self._clock()):
+                self.ledger.routes.check_revoked(known.import_)
+            if not self.ledger.planner.is_planned(reader, stream, epoch, self._clock()):
                 return None
             if not self.deliveries.for_reader(reader).matches_plan(filter_, columns):
                 return None
@@ -259,7 +263,7 @@ class ReaderPlans(ShardCoordinator):
 
     def _count_released_plans(self) -> None:
         """Count plans released after grace; their epochs may be removed now."""
-        for reader in self.ledger.released_readers(self._clock()):
+        for reader in self.ledger.retention.released_readers(self._clock()):
             delivery = self.deliveries.for_reader(reader.id)
             if delivery.planned_since is not None:
                 delivery.planned_since = None
@@ -268,12 +272,12 @@ class ReaderPlans(ShardCoordinator):
                 log.warning("the plan of reader %s is released: it is away", reader.id)
 
     def _forget_evicted(self) -> None:
-        for id_ in self.ledger.evicted:
+        for id_ in self.ledger.planner.evicted:
             self.deliveries.forget(id_)
             self.wait_times.forget(id_)
             self.chains.forget((id_,))
             self._store.write("DELETE FROM readers WHERE export = ? AND id = ?", self.key, id_)
-        self.ledger.evicted.clear()
+        self.ledger.planner.evicted.clear()
 
     def _finish_plan(self, request: PlanRequest) -> None:
         reader = self.ledger.readers.get(request.reader)
@@ -285,14 +289,14 @@ class ReaderPlans(ShardCoordinator):
         with self._lock:
             if not self._belongs_to(reader, import_):
                 return False
-            self.ledger.renew(reader, self._clock() + seconds)
+            self.ledger.retention.renew(reader, self._clock() + seconds)
             return bool(self._planned_ranges(reader))
 
     def end_reader_lease(self, reader: str, import_: str) -> None:
         """End the lease of a reader whose process has stopped."""
         with self._lock:
             if self._belongs_to(reader, import_):
-                self.ledger.end_lease(reader, self._clock())
+                self.ledger.retention.end_lease(reader, self._clock())
 
     def _belongs_to(self, reader: str, import_: str) -> bool:
         known = self.ledger.readers.get(reader)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
-from streambroker_core.ledger.ledger import Cursor, Reader
 from streambroker_core.ledger.publisher import LEASE_SECONDS, Published, Publisher
+from streambroker_core.ledger.retention import Cursor, Reader
 
 if TYPE_CHECKING:
     from pe_agent.agent.exports.stream.export_stream import ExportStream

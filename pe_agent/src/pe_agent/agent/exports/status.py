@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pe_agent.agent.exports.export_state import ExportState
     from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
-    from streambroker_core.ledger.ledger import Reader, Stream
+    from streambroker_core.ledger.epochs import Stream
+    from streambroker_core.ledger.retention import Reader
 
 
 def export_metrics(export: ExportState, now: float) -> dict[str, Any]:
@@ -32,9 +33,9 @@ def export_metrics(export: ExportState, now: float) -> dict[str, Any]:
             "gaps": publisher.gaps,
         },
         "ended": export.ended(),
-        "held": ledger.held_bytes(now),
-        "limit": ledger.limits.max_bytes,
-        "waiting_for": [h.import_ for h in ledger.blocking_readers(now)],
+        "held": ledger.retention.held_bytes(now),
+        "limit": ledger.retention.limits.max_bytes,
+        "waiting_for": [h.import_ for h in ledger.retention.blocking_readers(now)],
         "waitingSince": format_time(export.wait_times.since(now)),
         "waitedSeconds": round(export.wait_times.seconds, 3),
         "publishedRows": export.published_rows,
@@ -106,8 +107,8 @@ def lag_metrics(export: ExportState, reader: Reader, now: float) -> dict[str, An
     ``congestion`` is the percentage of ``buffer.maxBytes`` or of the memory limit, whichever is
     higher. At 100 the export waits for the reader, or drops its oldest epochs.
     """
-    lag = export.ledger.lag(reader)
-    full = int(100 * export.ledger.fullness(lag.bytes, lag.memory))
+    lag = export.ledger.retention.lag(reader)
+    full = int(100 * export.ledger.retention.fullness(lag.bytes, lag.memory))
     return {
         "lag": [lag.epochs, lag.bytes],
         "lagRows": lag.rows,

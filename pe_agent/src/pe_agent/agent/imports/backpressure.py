@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pe_agent.agent.notifier import Notifier
-from streambroker_core.ledger.ledger import BlockingReader
+from streambroker_core.ledger.retention import BlockingReader
 from streambroker_core.model import job_of
 
 LEASE_SECONDS = 6.0

@@ -25,7 +25,6 @@ from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import CapabilityError
-from streambroker_core.ledger.ledger import BlockingReader
 from streambroker_core.ledger.offset import (
     Offset,
     PlannedRange,
@@ -35,6 +34,7 @@ from streambroker_core.ledger.offset import (
     sum_losses,
     without_exports,
 )
+from streambroker_core.ledger.retention import BlockingReader
 from streambroker_core.wire.broker.view import ImportPort, ImportRoute
 
 log = logging.getLogger("pe_agent")

@@ -13,7 +13,7 @@ from pe_agent.agent.notifier import Notifier
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import CapabilityError, StreambrokerError
-from streambroker_core.ledger.planner import Plan
+from streambroker_core.ledger.plan import Plan
 from streambroker_core.wire.broker.view import ImportRoute, View
 
 log = logging.getLogger("pe_agent")

@@ -14,8 +14,9 @@ from pe_agent.agent.imports.peer_agents import READER_LEASE
 from pe_agent.agent.imports.receive_counts import ReceiveCounts
 from pe_agent.agent.state.store import Store
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import NotRoutedError, ReadersExceededError
 from streambroker_core.ledger.offset import Loss
+from streambroker_core.ledger.planner import ReadersExceededError
+from streambroker_core.ledger.routes import NotRoutedError
 
 MAX_READERS = 1_000
 

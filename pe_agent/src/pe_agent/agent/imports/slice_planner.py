@@ -14,7 +14,7 @@ from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.control.tuples.envelope import encode
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import MissingRange
+from streambroker_core.ledger.losses import MissingRange
 from streambroker_core.ledger.offset import BlockRange, Offset, cut_slices, ranges, sum_losses
 from streambroker_core.model import port_of
 

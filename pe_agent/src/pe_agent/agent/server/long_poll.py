@@ -8,7 +8,7 @@ from typing import Any
 from pe_agent.agent.agent import Agent
 from pe_agent.agent.server.plan_request import MAX_LEASE, BodyInvalidError, read_chains
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import NotRoutedError
+from streambroker_core.ledger.routes import NotRoutedError
 
 MAX_EXPORTS = 256
 """Maximum exports per request; an agent that reads more sends several."""

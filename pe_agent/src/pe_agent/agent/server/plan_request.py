@@ -9,7 +9,7 @@ from typing import Any
 
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.errors import ManifestError, StreambrokerError
-from streambroker_core.ledger.ledger import PlanRequest
+from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.wait_chains import MAX_CHAIN
 from streambroker_core.wire.broker.view import STARTS
 from streambroker_core.wire.encoding.fields import Fields

@@ -25,7 +25,7 @@ from streambroker_core.control.tuples.request import (
     parse_control_request,
 )
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.ledger import DataLossError
+from streambroker_core.ledger.losses import DataLossError
 
 log = logging.getLogger("pe_agent")
 

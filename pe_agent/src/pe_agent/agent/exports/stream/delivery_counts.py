@@ -13,8 +13,9 @@ from pe_agent.agent.exports.stream.manifests import Block
 from pe_agent.agent.exports.stream.row_filter import count_passing_rows
 from pe_agent.log.errors import LogError
 from streambroker_core.ledger.epochs import holes
-from streambroker_core.ledger.ledger import MissingRange, Reader
+from streambroker_core.ledger.losses import MissingRange
 from streambroker_core.ledger.offset import PlannedRange, column_names
+from streambroker_core.ledger.retention import Reader
 
 log = logging.getLogger("pe_agent")
 
