@@ -16,9 +16,10 @@ from kube_resources import api_server, but_leases, child_of, memory
 from measure import Figures, Settings, quantile, turns
 
 from streambroker_core.board import Board, BoardEvent
+from streambroker_core.model import RULE, AnyKind
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access, from_kubeconfig
-from streambroker_operator.kubernetes.client.watch_client import ApiClient
+from streambroker_operator.kubernetes.client.watch_client import ApiClient, Body
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import StatusWriter
 from streambroker_operator.kubernetes.watch.informer import FEEDERS
@@ -112,7 +113,12 @@ async def fill_statuses(access: Access, count: int) -> None:
     board, api = Board(), HttpApi(access)
     statuses = PortReconciler(board, lambda name, urgent: writer.offer(name, urgent=urgent))
     writer = StatusWriter(api, statuses, leads=lambda: True, settle_s=0.0)
-    feeder = ReflectorFeeder(ApiClient(access), (), statuses.observe)
+
+    def observe(kind: AnyKind, body: Body, listed: bool) -> None:
+        if kind != RULE:
+            statuses.observe(kind, body, listed)
+
+    feeder = ReflectorFeeder(ApiClient(access), (), observe)
 
     def deliver(event: BoardEvent) -> None:
         statuses.on_actions(event, list(board.handle(event)))

@@ -24,9 +24,6 @@ from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, Timing
 from streambroker_operator.kubernetes.status.controller import StatusController
-from streambroker_operator.kubernetes.status.events import EventWriter
-from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
-from streambroker_operator.kubernetes.status.rule_reconciler import RuleReconciler
 from streambroker_operator.kubernetes.watch.informer import ApiFeeder, FeedHealth
 from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.watch.observed_cache import Entry, parse_object, read_entry
@@ -138,14 +135,8 @@ class Followed:
             kind = KopfFeeder if self._name == "kopf" else ReflectorFeeder
             api, sender = HttpApi(self._access), HintSender()
             self.store = KubernetesStore(Objects(api), self.board, secret=b"s" * 32)
-            events = EventWriter(api, "broker-0")
-            desk = StatusController(
-                self.board, self.store, events, leads=lambda: False, relay=lambda *_: None
-            )
-            desk.port_reconciler = PortReconciler(self.board, lambda *_: None)
-            desk.rule_reconciler = RuleReconciler(self.board, lambda *_: None)
-            self.runtime = Runtime(self.store, sender, self.board, desk)
-            desk.deliver, desk.cut_reason = self.runtime.deliver, self.runtime.cut_reason
+            desk = StatusController(api, self.board, self.store, instance="broker-0")
+            self.runtime = desk.runtime = Runtime(self.store, sender, self.board, desk)
             self.feeder = kind(client, self._namespaces, desk.observe, self.board.newest_version)
             announcing = asyncio.ensure_future(self._announce())
             self._ready.set()

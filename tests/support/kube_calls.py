@@ -73,9 +73,7 @@ async def fill(board: Board, statuses: PortReconciler, api: HttpApi, namespace: 
         resources = []
         for item in items:
             version = int(item["metadata"]["resourceVersion"])
-            statuses.observe_status(
-                (kind, item["metadata"]["uid"]), version, item.get("status"), listed=True
-            )
+            statuses.observe(kind, item, True)
             resources.append((read_manifest(item), version))
         newest = max((version for _, version in resources), default=1)
         event = Synced(kind=kind, listed=tuple(resources), version=newest)

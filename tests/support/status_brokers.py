@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from streambroker_core.board import AgentRegistered, Board, BoardEvent
-from streambroker_core.model import Kind, PeKey
+from streambroker_core.model import RULE, AnyKind, Kind, PeKey
 from streambroker_core.wire.broker.ended_exports import make_ended_exports
 from streambroker_operator.kubernetes.client.http_api import HttpApi
 from streambroker_operator.kubernetes.client.kubeconfig import Access
-from streambroker_operator.kubernetes.client.watch_client import ApiClient
+from streambroker_operator.kubernetes.client.watch_client import ApiClient, Body
+from streambroker_operator.kubernetes.replicas.agent_reports import EndsReport, ViewReport
 from streambroker_operator.kubernetes.status.events import EventWriter, transition_notes
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
-from streambroker_operator.kubernetes.status.writer import StatusWriter
+from streambroker_operator.kubernetes.status.writer import StatusWrite, StatusWriter
 from streambroker_operator.kubernetes.watch.kopf_feeder import KopfFeeder
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from support.cluster import ApiServer
@@ -39,12 +40,16 @@ class Broker:
         )
         self.writer = StatusWriter(api, self.statuses, leads=lambda: self.leads, settle_s=settle_s)
 
-    def _tell(self, write: Any, before: Any, after: Any) -> None:
-        for note in transition_notes(write, before, after):
+    def _tell(self, write: StatusWrite) -> None:
+        for note in transition_notes(write):
             self.events.record(note, time.time())
 
     async def fill(self) -> None:
         await fill(self.board, self.statuses, self.api, self.namespace)
+
+    def observe(self, kind: AnyKind, body: Body, listed: bool) -> None:
+        if kind != RULE:
+            self.statuses.observe(kind, body, listed)
 
     def deliver(self, event: BoardEvent) -> None:
         self.statuses.on_actions(event, self.board.handle(event))
@@ -64,12 +69,12 @@ class Broker:
             where = PeKey(namespace=self.namespace, job=job, pe=0)
             view = self.board.view(where)
             assert view is not None
-            self.statuses.on_report(where, view.version)
+            self.statuses.on_report(where, ViewReport(view.version))
 
     def say(self, job: str, *ports: str) -> None:
         """Tell which exports of a job have ended, as its agent does with its poll."""
         where = PeKey(namespace=self.namespace, job=job, pe=0)
-        self.statuses.on_ends(where, make_ended_exports(ports))
+        self.statuses.on_report(where, EndsReport(make_ended_exports(ports)))
 
     async def read(self, kind: Kind, name: str) -> dict[str, Any]:
         items = await listed(self.api, self.namespace, kind)
@@ -103,7 +108,7 @@ async def fed_broker_at(
         access = Access(server=server.url, token=server.tokens["admin"], ca_file=str(server.ca))
         make = ReflectorFeeder if feeder == "reflector" else KopfFeeder
         feeding = asyncio.ensure_future(
-            make(ApiClient(access), [namespace], broker.statuses.observe).run(broker.deliver)
+            make(ApiClient(access), [namespace], broker.observe).run(broker.deliver)
         )
         try:
             assert await true(lambda: broker.board.synced)

@@ -11,7 +11,6 @@ from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.kubernetes.status.events import EventNote
-from streambroker_operator.kubernetes.status.writer import Name
 from support.cluster import GROUP, ApiServer
 from support.kube_calls import create, listed, manifest
 from support.status_brokers import broker_at
@@ -189,9 +188,7 @@ async def test_a_status_that_somebody_else_has_changed_is_put_right(
         )
 
         spoiled = await broker.read("Import", "alerts-trades")
-        version = int(spoiled["metadata"]["resourceVersion"])
-        name: Name = ("Import", spoiled["metadata"]["uid"])
-        broker.statuses.observe_status(name, version, spoiled["status"])
+        broker.statuses.observe("Import", spoiled, False)
         await broker.settled()
 
         assert (await broker.read("Import", "alerts-trades"))["status"]["matches"] == 0

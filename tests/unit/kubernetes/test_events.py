@@ -54,8 +54,10 @@ def status_of(status: Status, shown: PublishedStatus = NOTHING_PUBLISHED) -> dic
 def told(before: Status | None, after: Status) -> list[tuple[str, str]]:
     shown = NOTHING_PUBLISHED if before is None else read_published(status_of(before))
     status = status_of(after, shown)
-    write = StatusWrite(kind="Export", namespace="jobs", name="a", uid="u", status=status)
-    return [(note.event_type, note.reason) for note in transition_notes(write, shown, status)]
+    write = StatusWrite(
+        kind="Export", namespace="jobs", name="a", uid="u", status=status, before=shown.since
+    )
+    return [(note.event_type, note.reason) for note in transition_notes(write)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_the_event_of_a_connection_names_the_other_ends() -> None:
     status = status_of(Status(matches=5, peers=peers))
     write = StatusWrite(kind="Export", namespace="jobs", name="a", uid="u", status=status)
 
-    (note,) = transition_notes(write, NOTHING_PUBLISHED, status)
+    (note,) = transition_notes(write)
 
     assert note.text == (
         "It is connected to default/alerts0/0/trades, default/alerts1/0/trades,"

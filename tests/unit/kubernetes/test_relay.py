@@ -12,10 +12,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from streambroker_core.model import PeKey
 from streambroker_core.wire.broker.ended_exports import NONE_ENDED, EndedExports, make_ended_exports
 from streambroker_core.wire.reports.rule_status import RuleStatus
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas import report_relay as relay
+from streambroker_operator.kubernetes.replicas.agent_reports import (
+    AgentReport,
+    DamageReport,
+    EndsReport,
+    RulesReport,
+    ViewReport,
+)
 from support.resources import pe
 
 SECRET, NOW = b"s" * 32, 1_000.0
@@ -28,7 +36,9 @@ def told(at: float = NOW, runs: Any = None) -> bytes:
     ).encode()
 
 
-def read(body: bytes, secret: bytes = SECRET, scheme: str = "Replica") -> relay.RelayedReports:
+def read(
+    body: bytes, secret: bytes = SECRET, scheme: str = "Replica"
+) -> list[tuple[PeKey, AgentReport]]:
     shown = relay.sign(secret, body).replace("Replica", scheme)
     return relay.read_reports(SECRET, shown, body, NOW)
 
@@ -41,15 +51,15 @@ def test_a_replica_is_heard() -> None:
     ended = {str(FEED): ["trades,*", 0.25, "first"], str(ALERTS): ["", 0.5, "second"]}
     some = EndedExports(ports=frozenset({"trades"}), more=True)
 
-    assert read(told()).versions == [(FEED, "v1", 0.5, "first")]
-    assert read(with_ends(ended)).ends == [
-        (FEED, some, 0.25, "first"),
-        (ALERTS, NONE_ENDED, 0.5, "second"),
+    assert read(told()) == [(FEED, ViewReport("v1", ago_s=0.5, instance="first"))]
+    assert read(with_ends(ended)) == [
+        (FEED, EndsReport(some, ago_s=0.25, instance="first")),
+        (ALERTS, EndsReport(NONE_ENDED, ago_s=0.5, instance="second")),
     ]
 
 
 def test_a_replica_of_an_older_release_says_nothing_of_ends() -> None:
-    assert read(told()).ends == []
+    assert [type(report) for _, report in read(told())] == [ViewReport]
 
 
 @pytest.mark.parametrize("shown", ["", "Replica", "Replica 00", "Bearer token"])
@@ -94,7 +104,7 @@ async def test_a_leader_that_cannot_be_told_is_named_once(
     one = relay.ReportRelay(SECRET, lambda: "http://127.0.0.1:1")
     async with aiohttp.ClientSession(trust_env=False) as session:
         for _ in range(2):
-            one.note_version(FEED, "v1", 0.0)
+            one.note(FEED, ViewReport("v1"))
             await one._send(session)
 
     assert caplog.text.count("which agents poll this replica") == 1
@@ -105,7 +115,7 @@ class Leader:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.told = relay.RelayedReports([], [])
+        self.told: list[tuple[PeKey, AgentReport]] = []
 
     async def take(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -129,14 +139,15 @@ async def relay_to(
 async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() -> None:
     leader, ended = Leader(), EndedExports(ports=frozenset({"trades"}))
     async with relay_to(leader) as (one, session):
-        one.note_version(FEED, "v1", 0.5)
-        one.note_ends(FEED, NONE_ENDED)
-        one.note_ends(FEED, ended)
+        one.note(FEED, ViewReport("v1", ago_s=0.5))
+        one.note(FEED, EndsReport(NONE_ENDED))
+        one.note(FEED, EndsReport(ended))
         await one._send(session)
 
-    ((who, ends, ago, instance),) = leader.told.ends
-    assert (who, ends, instance) == (FEED, ended, str(FEED))
-    assert 0 <= ago < 10
+    ((who, report),) = [told for told in leader.told if isinstance(told[1], EndsReport)]
+    assert isinstance(report, EndsReport)
+    assert (who, report.ends, report.instance) == (FEED, ended, str(FEED))
+    assert 0 <= report.ago_s < 10
     ((name, (version, since, _)),) = leader.bodies[0]["runs"].items()
     assert (name, version) == (str(FEED), "v1")
     assert since >= 0.5
@@ -145,13 +156,14 @@ async def test_the_last_word_of_an_agent_is_told_beside_the_view_that_it_runs() 
 async def test_damage_is_told_with_its_age_and_the_instance_that_reported_it() -> None:
     leader, harm = Leader(), {"trades": "epochs 3 to 5 are missing."}
     async with relay_to(leader) as (one, session):
-        one.note_damage(FEED, {})
-        one.note_damage(FEED, harm)
+        one.note(FEED, DamageReport({}))
+        one.note(FEED, DamageReport(harm))
         await one._send(session)
 
-    ((who, damaged, ago, instance),) = leader.told.damaged
-    assert (who, damaged, instance) == (FEED, harm, str(FEED))
-    assert 0 <= ago < 10
+    ((who, report),) = leader.told
+    assert isinstance(report, DamageReport)
+    assert (who, report.damaged, report.instance) == (FEED, harm, str(FEED))
+    assert 0 <= report.ago_s < 10
 
 
 async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> None:
@@ -159,8 +171,8 @@ async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> No
     most = make_ended_exports(f"p{n:062}" for n in range(100))
     async with relay_to(leader) as (one, session):
         for n in range(relay.ENDS_AT_ONCE + 1):
-            one.note_ends(pe(f"default/feed-{n}/0"), most)
-        while one._ends:
+            one.note(pe(f"default/feed-{n}/0"), EndsReport(most))
+        while one._pending[EndsReport]:
             await one._send(session)
 
     assert [len(body["ended"]) for body in leader.bodies] == [relay.ENDS_AT_ONCE, 1]
@@ -169,8 +181,8 @@ async def test_many_long_words_are_told_in_several_bodies_that_are_taken() -> No
 async def test_of_rules_each_report_is_told_by_itself_with_whether_it_is_all() -> None:
     leader, told = Leader(), {"dear": RuleStatus(version=1, state="active", matches=7)}
     async with relay_to(leader) as (one, session):
-        one.note_rules(FEED, told, True)
-        one.note_rules(ALERTS, told, False)
+        one.note(FEED, RulesReport(told, True))
+        one.note(ALERTS, RulesReport(told, False))
         await one._send(session)
 
-    assert leader.told.rules == [(FEED, told, True), (ALERTS, told, False)]
+    assert leader.told == [(FEED, RulesReport(told, True)), (ALERTS, RulesReport(told, False))]

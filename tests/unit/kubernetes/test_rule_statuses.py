@@ -18,6 +18,7 @@ from streambroker_core.board import (
 from streambroker_core.model import RULE, PeKey, Rule
 from streambroker_core.wire.manifests.rules import read_rule_spec, write_rule_spec
 from streambroker_core.wire.reports.rule_status import RuleStatus
+from streambroker_operator.kubernetes.replicas.agent_reports import RulesReport
 from streambroker_operator.kubernetes.status.events import EventNote, transition_notes
 from streambroker_operator.kubernetes.status.rule_reconciler import COUNTS_S, RuleReconciler
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
@@ -53,7 +54,7 @@ class Bench:
         return RuleReconciler(
             self.board,
             lambda name, urgent: self.offers.append((name, urgent)),
-            on_written=lambda *told: self.notes.extend(transition_notes(*told)),
+            on_written=lambda write: self.notes.extend(transition_notes(write)),
             clock=lambda: self.now,
             monotonic=lambda: self.now,
         )
@@ -66,7 +67,7 @@ class Bench:
         self.tell(RuleApplied(rule=one, version=self.version))
 
     def write(self, uid: str = "u1") -> StatusWrite | None:
-        write = self.statuses.build(uid)
+        write = self.statuses.build((RULE, uid))
         if write is not None:
             self.version += 1
             self.objects[uid] = self.written(write, uid)
@@ -112,7 +113,7 @@ def test_what_the_job_says_is_told(
     told: RuleStatus, accepted: tuple[str, str], active: tuple[str, str]
 ) -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": told})
+    bench.statuses.on_report(PE, RulesReport({"dear": told}))
 
     found = bench.conditions()
 
@@ -123,7 +124,7 @@ def test_what_the_job_says_is_told(
 
 def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     write = bench.write()
 
     assert write is not None
@@ -144,7 +145,7 @@ def test_a_status_has_the_window_the_buckets_and_the_counts() -> None:
 
 def test_an_invalid_rule_says_where_and_is_urgent_and_what_runs_is_still_told() -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     bench.write()
     bench.offers.clear()
 
@@ -160,14 +161,16 @@ def test_an_invalid_rule_says_where_and_is_urgent_and_what_runs_is_still_told() 
 
 def test_what_is_right_is_not_written_and_counts_alone_once_a_minute() -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     first = bench.write()
     again = bench.write()
-    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=99)})
+    bench.statuses.on_report(PE, RulesReport({"dear": replace(ACTIVE, matches=99)}))
     soon = bench.write()
     bench.now += COUNTS_S
     late = bench.write()
-    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=100, state="disabled")})
+    bench.statuses.on_report(
+        PE, RulesReport({"dear": replace(ACTIVE, matches=100, state="disabled")})
+    )
     other = bench.write()
 
     assert (first is None, again, soon) == (False, None, None)
@@ -179,10 +182,10 @@ def test_what_is_right_is_not_written_and_counts_alone_once_a_minute() -> None:
 
 def test_counts_that_came_too_soon_are_written_in_time_though_nobody_tells_of_them_again() -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     bench.write()
     bench.now += COUNTS_S / 2
-    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=99)})
+    bench.statuses.on_report(PE, RulesReport({"dear": replace(ACTIVE, matches=99)}))
     assert bench.write() is None
     bench.offers.clear()
 
@@ -206,7 +209,7 @@ def test_a_replica_shows_the_counts_that_another_one_has_written() -> None:
     replica = bench.fresh()
     for matches in (7, 99):
         bench.now += COUNTS_S
-        bench.statuses.on_report(PE, {"dear": replace(ACTIVE, matches=matches)})
+        bench.statuses.on_report(PE, RulesReport({"dear": replace(ACTIVE, matches=matches)}))
         bench.write()
         replica.observe(bench.objects["u1"], listed=False)
 
@@ -218,7 +221,7 @@ def test_what_the_watch_tells_of_the_time_before_a_write_is_passed_over() -> Non
     bench.write()
     before = bench.objects["u1"]
     bench.statuses.observe(before, listed=False)
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     bench.write()
     bench.offers.clear()
 
@@ -231,8 +234,8 @@ def test_what_the_watch_tells_of_the_time_before_a_write_is_passed_over() -> Non
 
 def test_the_answer_to_a_write_of_a_rule_that_has_gone_is_passed_over() -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
-    write = bench.statuses.build("u1")
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
+    write = bench.statuses.build((RULE, "u1"))
     assert write is not None
     bench.tell(RuleRemoved(uid="u1", version=30))
     bench.statuses.on_written(write, bench.written(write))
@@ -243,8 +246,8 @@ def test_the_answer_to_a_write_of_a_rule_that_has_gone_is_passed_over() -> None:
 def test_what_an_agent_said_that_has_gone_counts_no_more() -> None:
     other = PeKey(PE.namespace, PE.job, 1)
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
-    bench.statuses.on_report(other, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
+    bench.statuses.on_report(other, RulesReport({"dear": ACTIVE}))
     bench.write()
     assert bench.objects["u1"]["status"]["applied"] == "8/8"
     bench.offers.clear()
@@ -257,10 +260,10 @@ def test_what_an_agent_said_that_has_gone_counts_no_more() -> None:
 
 def test_a_condition_keeps_the_time_at_which_its_status_changed() -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     bench.write()
     bench.now += 500
-    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, state="disabled")})
+    bench.statuses.on_report(PE, RulesReport({"dear": replace(ACTIVE, state="disabled")}))
     write = bench.write()
 
     assert write is not None
@@ -270,20 +273,20 @@ def test_a_condition_keeps_the_time_at_which_its_status_changed() -> None:
 
 def test_who_begins_to_lead_leaves_what_stands_there_until_it_hears() -> None:
     bench = Bench(rule())
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     bench.write()
     stands = bench.objects["u1"]
 
     bench.statuses = bench.fresh()
     bench.statuses.observe(stands, listed=True)
 
-    assert bench.statuses.build("u1") is None
+    assert bench.statuses.build((RULE, "u1")) is None
     assert bench.statuses.published_status("u1") == ACTIVE
 
 
 def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_none() -> None:
     bench = Bench(rule("u1", created=1.0), rule("u2", created=2.0))
-    bench.statuses.on_report(PE, {"dear": ACTIVE})
+    bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))
     bad = Unreadable(
         kind=RULE, uid="u3", version=20, namespace="n", name="x", code="Bad", problem="why"
     )
@@ -293,7 +296,7 @@ def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_non
     assert bench.conditions("u2")["Active"] == ("Unknown", "NotHeard")
     assert bench.conditions("u3")["Accepted"] == ("False", "Bad")
     bench.tell(RuleRemoved(uid="u1", version=30))
-    assert bench.statuses.build("u1") is None
+    assert bench.statuses.build((RULE, "u1")) is None
     assert bench.conditions("u2")["Accepted"] == ("True", "Accepted")
 
 
@@ -313,11 +316,15 @@ def test_people_are_told_once_of_a_rule_that_is_refused_or_off() -> None:
     bench = Bench(rule())
     bench.conditions()
     assert bench.notes == []
-    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, reason="FieldUnknown", message="no")})
+    bench.statuses.on_report(
+        PE, RulesReport({"dear": replace(ACTIVE, reason="FieldUnknown", message="no")})
+    )
     bench.conditions()
-    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, state="disabled")})
+    bench.statuses.on_report(PE, RulesReport({"dear": replace(ACTIVE, state="disabled")}))
     bench.conditions()
-    bench.statuses.on_report(PE, {"dear": replace(ACTIVE, state="disabled", matches=9)})
+    bench.statuses.on_report(
+        PE, RulesReport({"dear": replace(ACTIVE, state="disabled", matches=9)})
+    )
     bench.now += COUNTS_S
     bench.conditions()
 
@@ -332,7 +339,7 @@ def test_people_are_told_once_of_a_rule_that_is_refused_or_off() -> None:
 
 def test_a_rule_that_the_broker_refuses_at_once_is_told_of_also_if_the_watch_is_first() -> None:
     bench = Bench(rule(where="price >"))
-    write = bench.statuses.build("u1")
+    write = bench.statuses.build((RULE, "u1"))
     assert write is not None
     bench.version += 1
     answer = bench.written(write)

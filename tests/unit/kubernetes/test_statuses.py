@@ -21,6 +21,11 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import Export, Import
 from streambroker_core.wire.broker.ended_exports import NONE_ENDED, EndedExports
+from streambroker_operator.kubernetes.replicas.agent_reports import (
+    DamageReport,
+    EndsReport,
+    ViewReport,
+)
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 from support.resources import export_of, import_of, pe, registration
@@ -86,12 +91,12 @@ class Bench:
     def poll(self, job: str) -> None:
         view = self.board.view(pe(job))
         assert view is not None
-        self.statuses.on_report(pe(job), view.version)
+        self.statuses.on_report(pe(job), ViewReport(view.version))
 
     def say(self, *ports: str, ago_s: float = 0.0, instance: str | None = None) -> None:
         """Tell which of the exporter's ports have ended."""
         ends = EndedExports(ports=frozenset(ports))
-        self.statuses.on_ends(pe("feed"), ends, ago_s, instance)
+        self.statuses.on_report(pe("feed"), EndsReport(ends, ago_s=ago_s, instance=instance))
 
     def ended(self) -> Sequence[str]:
         """Write what was offered; return which Exports were written, and how each has ended."""
@@ -243,7 +248,7 @@ def test_an_agent_that_registers_and_polls_has_the_ends_of_its_routes_looked_at(
     for job in ("feed", "alerts"):
         view = bench.board.view(pe(job))
         assert view is not None
-        bench.statuses.on_report(pe(job), view.version)
+        bench.statuses.on_report(pe(job), ViewReport(view.version))
     assert set(bench.asked()) == {EXPORT, IMPORT}
     said.append(reason(bench.write(IMPORT), "Programmed"))
 
@@ -376,7 +381,7 @@ def test_an_end_is_written_once_and_taken_back_once() -> None:
 def test_an_end_leaves_the_stream_ready_and_the_other_times_as_they_are() -> None:
     bench = running()
     bench.statuses.offer(EXPORT)
-    before = bench.statuses._published[EXPORT].since
+    before = bench.statuses._published.get(EXPORT).since
     bench.say("trades")
     bench.statuses.offer(EXPORT)
     bench.now += 100
@@ -386,7 +391,7 @@ def test_an_end_leaves_the_stream_ready_and_the_other_times_as_they_are() -> Non
     assert {c["type"]: c["status"] for c in write.status["conditions"]} == {
         **dict.fromkeys(("Accepted", "Matched", "Programmed", "Ready", "Ended"), "True")
     }
-    assert bench.statuses._published[EXPORT].since[: len(before)] == before
+    assert bench.statuses._published.get(EXPORT).since[: len(before)] == before
 
 
 def test_who_begins_to_lead_leaves_an_end_until_it_has_heard() -> None:
@@ -461,11 +466,11 @@ def test_another_instance_of_an_agent_leaves_the_end_until_it_tells() -> None:
 def test_of_a_port_that_is_not_named_among_very_many_nothing_changes() -> None:
     bench = running()
     some = EndedExports(ports=frozenset({"a"}), more=True)
-    bench.statuses.on_ends(pe("feed"), some)
+    bench.statuses.on_report(pe("feed"), EndsReport(some))
     said = [bench.ended()]
     bench.say("trades")
     said.append(bench.ended())
-    bench.statuses.on_ends(pe("feed"), some)
+    bench.statuses.on_report(pe("feed"), EndsReport(some))
     said.append(bench.ended())
 
     assert said == [[], ["Finished"], []]
@@ -506,7 +511,7 @@ def test_an_end_that_somebody_removes_is_written_again() -> None:
 
 def test_ends_of_a_pe_that_has_no_view_are_no_fault() -> None:
     bench = running()
-    bench.statuses.on_ends(pe("nobody"), NONE_ENDED)
+    bench.statuses.on_report(pe("nobody"), EndsReport(NONE_ENDED))
 
     assert bench.ended() == []
 
@@ -526,29 +531,29 @@ def damaged(bench: Bench) -> list[str]:
 
 def test_damage_that_an_agent_reports_is_a_condition_until_it_reports_none() -> None:
     bench = running()
-    bench.statuses.on_damage(pe("feed"), HOLE)
+    bench.statuses.on_report(pe("feed"), DamageReport(HOLE))
     assert damaged(bench) == [HOLE["trades"]]
-    bench.statuses.on_damage(pe("feed"), HOLE)
+    bench.statuses.on_report(pe("feed"), DamageReport(HOLE))
     assert damaged(bench) == []
-    bench.statuses.on_damage(pe("feed"), {})
+    bench.statuses.on_report(pe("feed"), DamageReport({}))
     assert damaged(bench) == [""]
     assert bench.turned == [EXPORT, EXPORT]
 
 
 def test_another_who_leads_keeps_what_is_written_of_damage_until_the_agent_reports() -> None:
     bench = running()
-    bench.statuses.on_damage(pe("feed"), HOLE)
+    bench.statuses.on_report(pe("feed"), DamageReport(HOLE))
     damaged(bench)
     bench.statuses.on_leader_change(True)
     bench.statuses.offer_all()
     assert damaged(bench) == []
-    bench.statuses.on_damage(pe("feed"), {})
+    bench.statuses.on_report(pe("feed"), DamageReport({}))
     assert damaged(bench) == [""]
 
 
 def test_damage_that_an_earlier_instance_reported_is_passed_over() -> None:
     bench = running()
-    bench.statuses.on_damage(pe("feed"), HOLE, 0.5, "another instance")
+    bench.statuses.on_report(pe("feed"), DamageReport(HOLE, ago_s=0.5, instance="another instance"))
     assert damaged(bench) == []
 
 

@@ -99,11 +99,7 @@ class PublishedStatus:
     @property
     def ended(self) -> bool:
         """Whether the status reports that the export has ended."""
-        return self.condition_status("Ended") == "True"
-
-    def condition_status(self, condition: str) -> str | None:
-        """Return the status of a condition; None if it is not published."""
-        return next((status for name, status, _ in self.since if name == condition), None)
+        return any((name, status) == ("Ended", "True") for name, status, _ in self.since)
 
 
 NOTHING_PUBLISHED = PublishedStatus()

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from streambroker_core.model import AnyKind, PortKey, Resource, kind_of
 from streambroker_core.wire.manifests.ports import API_VERSION
@@ -92,21 +92,13 @@ class _Series:
     written: float
 
 
-class PublishedConditions(Protocol):
-    """Condition states that a status published."""
-
-    def condition_status(self, condition: str) -> str | None:
-        """Return the status of a condition; None if it is not published."""
-
-
-def transition_notes(
-    write: StatusWrite, before: PublishedConditions, after: Mapping[str, Any]
-) -> list[EventNote]:
+def transition_notes(write: StatusWrite) -> list[EventNote]:
     """Return the notes for transitions between the previously published and the written status."""
     notes = []
-    for condition in after.get("conditions", ()):
+    published = {name: status for name, status, _ in write.before}
+    for condition in write.status.get("conditions", ()):
         name, status = condition["type"], condition["status"]
-        previous = before.condition_status(name)
+        previous = published.get(name)
         if name not in _ACTIONS or status == "Unknown" or previous == status:
             continue
         if previous is None and (name, status) not in _FIRST_TRANSITIONS:
@@ -122,7 +114,7 @@ def transition_notes(
                 uid=write.uid,
                 reason=reason,
                 action=_ACTIONS[name],
-                text=_text(condition, after),
+                text=_text(condition, write.status),
                 event_type="Warning" if (name, status) in _WARNINGS else "Normal",
             )
         )

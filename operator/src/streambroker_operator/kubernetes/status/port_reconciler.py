@@ -11,18 +11,18 @@ from streambroker_core.board import (
     AgentRegistered,
     Board,
     BoardEvent,
-    ExportApplied,
     ExportRemoved,
-    ImportApplied,
     ImportRemoved,
     PeWithdrawn,
-    StatusChanged,
     Synced,
-    Unreadable,
 )
 from streambroker_core.matching import Match
-from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, Resource, kind_of
-from streambroker_core.wire.broker.ended_exports import EndedExports
+from streambroker_core.model import RULE, AnyKind, Export, Kind, PeKey, PortKey, Resource, kind_of
+from streambroker_operator.kubernetes.replicas.agent_reports import (
+    EndsReport,
+    PortReport,
+    ViewReport,
+)
 from streambroker_operator.kubernetes.status.conditions import (
     NOTHING_PUBLISHED,
     DesiredStatus,
@@ -34,6 +34,11 @@ from streambroker_operator.kubernetes.status.conditions import (
 )
 from streambroker_operator.kubernetes.status.ended import DamageTracker, EndedTracker
 from streambroker_operator.kubernetes.status.programmed import AgentState, ProgrammedTracker
+from streambroker_operator.kubernetes.status.published import (
+    PublishedStatuses,
+    affected_names,
+    changed_name,
+)
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 
 
@@ -45,10 +50,11 @@ class PortReconciler:
     Args:
         offer: enqueues a status at the writer; the second argument marks it as urgent.
         steered: returns which fields of a resource are set at run time, as text, or None.
-        on_written: called with the status before and after a write.
+        on_written: called after a write.
         nearest: returns the message for a resource without matches, or None.
         on_export_state: called with an Export whose published end or damage changed.
         on_applied: called with the seconds from a changed view until its agent runs it.
+        on_deleted: called with the uid of a deleted resource.
         reoffer_all: enqueues all resources after a list; by default synchronously.
     """
 
@@ -58,12 +64,11 @@ class PortReconciler:
         offer: Callable[[Name, bool], None],
         *,
         steered: Callable[[Name], str | None] = lambda _: None,
-        on_written: Callable[[StatusWrite, PublishedStatus, Mapping[str, Any]], None] = lambda *_: (
-            None
-        ),
+        on_written: Callable[[StatusWrite], None] = lambda _: None,
         nearest: Callable[[Name, int], str | None] = lambda *_: None,
         on_export_state: Callable[[Name], None] = lambda _: None,
         on_applied: Callable[[float], None] = lambda _: None,
+        on_deleted: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         reoffer_all: Callable[[], None] | None = None,
@@ -75,150 +80,101 @@ class PortReconciler:
         self._on_written = on_written
         self._nearest = nearest
         self._on_export_state = on_export_state
+        self._on_deleted = on_deleted
         self._clock = clock
-        self._published: dict[Name, PublishedStatus] = {}
-        self._written_versions: dict[Name, int] = {}
-        self._before_write: dict[Name, PublishedStatus] = {}
-        self.programmed_tracker = ProgrammedTracker(
-            self._version, self._is_registered, on_applied=on_applied, clock=monotonic
+        self._published = PublishedStatuses(
+            lambda status, _: read_published(status), NOTHING_PUBLISHED, self._on_published
         )
-        self.ended_tracker = EndedTracker(monotonic)
-        self.damage_tracker = DamageTracker(monotonic)
+        self.programmed_tracker = ProgrammedTracker(
+            board.version, self._is_registered, on_applied=on_applied, clock=monotonic
+        )
+        self._ended = EndedTracker(monotonic)
+        self._damage = DamageTracker(monotonic)
 
     # ---- input -----------------------------------------------------------
 
-    def observe_status(
-        self, name: Name, version: int, status: object, *, listed: bool = False
-    ) -> None:
-        """Record the observed status of a resource; enqueue it if another writer changed it.
+    def observe(self, kind: AnyKind, body: Mapping[str, Any], listed: bool) -> None:
+        """Process an object from the API server; enqueue it if another writer changed its status.
 
-        A list replaces anything older or newer. The watch does not replace a newer written version.
+        `listed` means that a list contains it, not the watch.
         """
-        written_version = self._written_versions.get(name)
-        if written_version is not None and version < written_version and not listed:
-            return
-        self._written_versions.pop(name, None)
-        before = self._published.get(name)
-        if self._set_published(name, read_published(status)) and before is not None:
+        name = (kind, str(body["metadata"]["uid"]))
+        if self._published.observe(name, body, listed):
             self._offer(name, False)
 
-    def _set_published(self, name: Name, published: PublishedStatus) -> bool:
-        """Store a published status; return whether its content changed."""
-        before = self._published.get(name)
-        self._published[name] = published
-        if before is not None and (
-            (before.ended, before.damaged) != (published.ended, published.damaged)
-        ):
+    def _on_published(self, name: Name, before: PublishedStatus, after: PublishedStatus) -> None:
+        if (before.ended, before.damaged) != (after.ended, after.damaged):
             self._on_export_state(name)
-        return before is None or before.content != published.content
 
-    def observe(self, kind: AnyKind, body: Mapping[str, Any], listed: bool) -> None:
-        """Process an object from the API server, from a list or the watch."""
-        if kind == RULE:
-            return
-        metadata = body["metadata"]
-        name = (kind, str(metadata["uid"]))
-        self.observe_status(
-            name, int(metadata["resourceVersion"]), body.get("status"), listed=listed
-        )
-
-    def on_deleted(self, name: Name) -> None:
-        """Drop the state of a deleted resource."""
-        for state in (self._published, self._written_versions, self._before_write):
-            state.pop(name, None)
-        self.programmed_tracker.forget(name[1])
+    def _forget(self, names: Iterable[Name]) -> None:
+        """Drop the state of deleted resources."""
+        for name in names:
+            if self._board.get(*name) is None and self._board.unreadable(*name) is None:
+                self._published.forget(name)
+                self.programmed_tracker.forget(name[1])
+                self._on_deleted(name[1])
 
     def on_actions(self, event: BoardEvent, actions: Iterable[Action]) -> None:
         """Process the board's actions after an event; enqueue the affected statuses."""
-        actions = list(actions)
-        changed = _changed_name(event)
+        actions, changed = list(actions), changed_name(event)
         self.programmed_tracker.on_actions(
-            actions, changed=() if changed is None else (changed[1],)
+            actions, changed=() if changed is None or changed[0] == RULE else (changed[1],)
         )
+        names = {name for name in affected_names(event, actions) if name[0] != RULE}
         if isinstance(event, ExportRemoved | ImportRemoved):
-            self.on_deleted(("Export" if isinstance(event, ExportRemoved) else "Import", event.uid))
-        names: set[Name] = {
-            (action.kind, action.uid)
-            for action in actions
-            if isinstance(action, StatusChanged) and action.kind != RULE
-        }
-        if changed is not None:
-            names.add(changed)
-        if isinstance(event, Synced) and event.kind != RULE:
-            self._forget_unlisted(event.kind, event)
+            self._forget([("Export" if isinstance(event, ExportRemoved) else "Import", event.uid)])
+        elif isinstance(event, Synced) and event.kind != RULE:
+            self._forget(self._published.unlisted(event))
             if self._board.synced:
                 self._reoffer_all()
-        if isinstance(event, AgentRegistered | PeWithdrawn):
+        elif isinstance(event, AgentRegistered | PeWithdrawn):
             self._on_agent_changed(event.pe)
-            names.update(self._related_names(event.pe))
+            names |= self._related_names(event.pe)
         for name in names:
-            self._offer(name, self._is_urgent(name))
-
-    def _forget_unlisted(self, kind: Kind, event: Synced) -> None:
-        listed: set[Name] = {(kind, resource.uid) for resource, _ in event.listed}
-        listed.update((kind, unreadable.uid) for unreadable in event.unreadable)
-        for name in [name for name in self._published if name[0] == kind and name not in listed]:
-            self.on_deleted(name)
+            self.offer(name)
 
     def _on_agent_changed(self, pe: PeKey) -> None:
         registration = self._board.registration(pe)
-        if registration is None:
-            self.programmed_tracker.on_withdrawn(pe)
-            self.ended_tracker.on_withdrawn(pe)
-            self.damage_tracker.on_withdrawn(pe)
+        for tracker in (self.programmed_tracker, self._ended, self._damage):
+            if registration is None:
+                tracker.on_withdrawn(pe)
+            else:
+                tracker.on_registered(pe, registration.instance)
+
+    def on_report(self, pe: PeKey, report: PortReport) -> None:
+        """Record an agent's report; enqueue the statuses that it affects."""
+        if isinstance(report, ViewReport):
+            if self.programmed_tracker.on_acknowledged(
+                pe, report.version, report.ago_s, report.instance
+            ):
+                self._offer_related(pe)
+            return
+        if isinstance(report, EndsReport):
+            changed = self._ended.on_report(pe, report.ends, report.ago_s, report.instance)
         else:
-            self.programmed_tracker.on_registered(pe, registration.instance)
-            self.ended_tracker.on_registered(pe, registration.instance)
-            self.damage_tracker.on_registered(pe, registration.instance)
-
-    def on_report(
-        self, pe: PeKey, version: str, ago_s: float = 0.0, instance: str | None = None
-    ) -> None:
-        """Record the version of the view that an agent runs; enqueue the statuses it affects."""
-        if self.programmed_tracker.on_acknowledged(pe, version, ago_s, instance):
-            for name in self._related_names(pe):
-                self._offer(name, False)
-
-    def on_ends(
-        self, pe: PeKey, ends: EndedExports, ago_s: float = 0.0, instance: str | None = None
-    ) -> None:
-        """Record which exports have ended; enqueue the statuses that differ."""
-        if not self.ended_tracker.on_report(pe, ends, ago_s, instance):
-            return
-        view = self._board.view(pe)
+            changed = self._damage.on_report(pe, report.damaged, report.ago_s, report.instance)
+        view = self._board.view(pe) if changed else None
         for port, export in view.exports.items() if view is not None else ():
-            ended = ends.has_ended(port)
-            if ended is not None and ended != self.is_published_ended(export.uid):
-                self._offer(("Export", export.uid), False)
-
-    def on_damage(
-        self,
-        pe: PeKey,
-        damaged: Mapping[str, str],
-        ago_s: float = 0.0,
-        instance: str | None = None,
-    ) -> None:
-        """Record which logs are damaged; enqueue the statuses that differ."""
-        if not self.damage_tracker.on_report(pe, damaged, ago_s, instance):
-            return
-        view = self._board.view(pe)
-        for port, export in view.exports.items() if view is not None else ():
-            if damaged.get(port, "") != self.published_damage(export.uid):
+            key, published = PortKey(*pe, port), self._published.get(("Export", export.uid))
+            if self._ended.is_ended(key) not in (
+                None,
+                published.ended,
+            ) or self._damage.damage_text(key) not in (None, published.damaged):
                 self._offer(("Export", export.uid), False)
 
     def published_damage(self, uid: str) -> str:
         """Return the log damage in an Export's published status; empty for none."""
-        return self._published.get(("Export", uid), NOTHING_PUBLISHED).damaged
+        return self._published.get(("Export", uid)).damaged
 
     def is_published_ended(self, uid: str) -> bool:
         """Return whether an Export's published status reports that it has ended."""
-        return self._published.get(("Export", uid), NOTHING_PUBLISHED).ended
+        return self._published.get(("Export", uid)).ended
 
     def on_leader_change(self, leads: bool) -> None:
         """Handle a change of leadership: only a leader receives reports of all agents."""
         self.programmed_tracker.liveness.on_leader_change(leads)
-        self.ended_tracker.on_leader_change()
-        self.damage_tracker.on_leader_change()
+        self._ended.on_leader_change()
+        self._damage.on_leader_change()
 
     def offer_away(self) -> None:
         """Enqueue statuses affected by agents that went away; called each second by the leader.
@@ -226,12 +182,16 @@ class PortReconciler:
         Until then the published state stays: a silent agent may be about to poll.
         """
         for pe in self.programmed_tracker.liveness.collect_away():
-            for name in self._related_names(pe):
-                self._offer(name, False)
+            self._offer_related(pe)
+
+    def _offer_related(self, pe: PeKey) -> None:
+        for name in self._related_names(pe):
+            self._offer(name, False)
 
     def offer(self, name: Name) -> None:
-        """Enqueue a resource."""
-        self._offer(name, self._is_urgent(name))
+        """Enqueue a resource; a rejected one is urgent."""
+        status = self._board.status(*name)
+        self._offer(name, status is not None and not status.accepted)
 
     def offer_all(self) -> None:
         """Enqueue all resources: after a list, or when this process becomes leader."""
@@ -240,8 +200,8 @@ class PortReconciler:
 
     def offer_in_steps(self) -> Iterator[None]:
         """Do the same as `offer_all` in small steps, between which other tasks may run."""
-        for name in list(self._published):
-            self._offer(name, self._is_urgent(name))
+        for name in self._published.names():
+            self.offer(name)
             yield
 
     # ---- output ----------------------------------------------------------
@@ -249,7 +209,7 @@ class PortReconciler:
     def build(self, name: Name) -> StatusWrite | None:
         """Return the status to write; None if it is up to date or the resource is gone."""
         resource, unreadable = self._board.get(*name), self._board.unreadable(*name)
-        published = self._published.get(name, NOTHING_PUBLISHED)
+        published = self._published.get(name)
         if unreadable is not None:
             desired: DesiredStatus | None = unreadable_status(
                 unreadable.generation, unreadable.code, unreadable.problem, is_held=unreadable.held
@@ -263,25 +223,21 @@ class PortReconciler:
         status = None if desired is None else status_to_write(desired, published, self._clock())
         if status is None:
             return None
-        self._before_write[name] = published
         return StatusWrite(
-            kind=name[0], namespace=namespace, name=object_name, uid=name[1], status=status
+            kind=name[0],
+            namespace=namespace,
+            name=object_name,
+            uid=name[1],
+            status=status,
+            before=published.since,
         )
 
     def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         """Handle the resource that the API server returned after a write."""
         name = (write.kind, write.uid)
-        before = self._before_write.pop(name, NOTHING_PUBLISHED)
-        metadata = answer.get("metadata")
-        metadata = metadata if isinstance(metadata, Mapping) else {}
         current = self._board.get(*name) or self._board.unreadable(*name)
-        if metadata.get("uid") != write.uid or current is None:
-            return
-        version = str(metadata.get("resourceVersion", ""))
-        if version.isdigit():
-            self._written_versions[name] = int(version)
-        self._set_published(name, read_published(answer.get("status")))
-        self._on_written(write, before, write.status)
+        if current is not None and self._published.on_written(name, answer):
+            self._on_written(write)
 
     def _desired(
         self, name: Name, resource: Resource, published: PublishedStatus
@@ -302,12 +258,8 @@ class PortReconciler:
             published=published,
             steered=self._steered(name),
             nearest=nearest,
-            ended=self.ended_tracker.is_ended(resource.key)
-            if isinstance(resource, Export)
-            else False,
-            damaged=self.damage_tracker.damage_text(resource.key)
-            if isinstance(resource, Export)
-            else "",
+            ended=self._ended.is_ended(resource.key) if isinstance(resource, Export) else False,
+            damaged=self._damage.damage_text(resource.key) if isinstance(resource, Export) else "",
         )
 
     def agent_state(self, pe: PeKey) -> AgentState:
@@ -359,28 +311,9 @@ class PortReconciler:
         Another replica may become leader without having seen that generation, so every replica
         must write it.
         """
-        if name[0] == RULE:
-            return False
         resource = self._board.get(*name)
-        published = self._published.get(name, NOTHING_PUBLISHED)
+        published = self._published.get(name)
         return bool(resource and resource.rejected and resource.generation > published.accepted)
-
-    def _is_urgent(self, name: Name) -> bool:
-        status = self._board.status(*name)
-        return status is not None and not status.accepted
-
-    def _version(self, pe: PeKey) -> str | None:
-        return self._board.version(pe)
 
     def _is_registered(self, pe: PeKey) -> bool:
         return self._board.registration(pe) is not None
-
-
-def _changed_name(event: BoardEvent) -> Name | None:
-    if isinstance(event, ExportApplied):
-        return "Export", event.export.uid
-    if isinstance(event, ImportApplied):
-        return "Import", event.import_.uid
-    if isinstance(event, Unreadable) and event.kind != RULE:
-        return event.kind, event.uid
-    return None

@@ -9,26 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from streambroker_core.board import (
     Action,
     Board,
     BoardEvent,
     PeWithdrawn,
-    RuleApplied,
     RuleRemoved,
     Status,
-    StatusChanged,
     Synced,
-    Unreadable,
 )
 from streambroker_core.errors import ManifestError
 from streambroker_core.model import RULE, PeKey, Rule, RuleKey, rule_name_of
 from streambroker_core.wire.encoding.canonical import digest
 from streambroker_core.wire.encoding.fields import Fields
 from streambroker_core.wire.manifests.rules import write_rule_spec
-from streambroker_core.wire.reports.rule_status import RuleStatus, RuleStatusMap, read_statuses
+from streambroker_core.wire.reports.rule_status import RuleStatus, read_statuses
+from streambroker_operator.kubernetes.replicas.agent_reports import RulesReport
 from streambroker_operator.kubernetes.status.conditions import (
     Condition,
     read_conditions,
@@ -36,7 +34,7 @@ from streambroker_operator.kubernetes.status.conditions import (
     truncate,
     write_conditions,
 )
-from streambroker_operator.kubernetes.status.events import PublishedConditions
+from streambroker_operator.kubernetes.status.published import PublishedStatuses, affected_names
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
 from streambroker_operator.runtime.rules import RuleReports
 
@@ -65,13 +63,8 @@ class _PublishedRuleStatus:
     reported: RuleStatus | None = None
     at: float = 0.0
 
-    def condition_status(self, condition: str) -> str | None:
-        """Return the status of a condition; None if it is not published."""
-        return next((status for name, status, _ in self.since if name == condition), None)
-
 
 _NOTHING_PUBLISHED = _PublishedRuleStatus()
-OnWritten: TypeAlias = "Callable[[StatusWrite, PublishedConditions, Mapping[str, Any]], None]"
 
 
 class RuleReconciler:
@@ -81,7 +74,7 @@ class RuleReconciler:
 
     Args:
         offer: enqueues a status at the writer; the second argument marks it as urgent.
-        on_written: called after a write with it, the status before and the status after.
+        on_written: called after a write.
     """
 
     def __init__(
@@ -89,81 +82,61 @@ class RuleReconciler:
         board: Board,
         offer: Callable[[Name, bool], None],
         *,
-        on_written: OnWritten = lambda *_: None,
+        on_written: Callable[[StatusWrite], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules, self._offer = board.rules, offer
         self._clock, self._monotonic = clock, monotonic
         self._reports = RuleReports(board.rules)
-        self._published: dict[str, _PublishedRuleStatus] = {}
-        self._written_versions: dict[str, int] = {}
+        self._published = PublishedStatuses(self._read_published, _NOTHING_PUBLISHED)
         # Rules with changed counts only, and when these may be written.
         self._due: dict[str, float] = {}
-        self._before_write: dict[str, _PublishedRuleStatus] = {}
         self._on_written = on_written
 
     # ---- input -----------------------------------------------------------
 
     def observe(self, body: Mapping[str, Any], listed: bool) -> None:
-        """Process a rule from the API server, from a list or the watch.
+        """Process a rule from the API server; enqueue it if another writer changed its status.
 
-        Watch events older than the response to a write are ignored.
+        `listed` means that a list contains it, not the watch.
         """
-        uid, version = str(body["metadata"]["uid"]), int(body["metadata"]["resourceVersion"])
-        if not listed and version < self._written_versions.get(uid, 0):
-            return
-        self._written_versions.pop(uid, None)
-        before, published = (
-            self._published.get(uid),
-            read_published(body.get("status"), self._monotonic()),
+        name: Name = (RULE, str(body["metadata"]["uid"]))
+        if self._published.observe(name, body, listed):
+            self._offer(name, False)
+
+    def _read_published(
+        self, status: object, before: _PublishedRuleStatus | None
+    ) -> _PublishedRuleStatus:
+        """Parse a status; an unchanged one keeps the time at which it was first seen."""
+        after = read_published(status, self._monotonic())
+        unchanged = before is not None and (before.content, before.counts) == (
+            after.content,
+            after.counts,
         )
-        if before is None or (before.content, before.counts) != (
-            published.content,
-            published.counts,
-        ):
-            self._published[uid] = published
-        if before is not None and before.content != published.content:
-            self._offer((RULE, uid), False)
+        return before if before is not None and unchanged else after
 
     def on_actions(self, event: BoardEvent, actions: Iterable[Action]) -> None:
         """Process the board's actions after an event; enqueue the affected statuses."""
-        uids = {
-            action.uid
-            for action in actions
-            if isinstance(action, StatusChanged) and action.kind == RULE
-        }
-        if isinstance(event, RuleApplied):
-            uids.add(event.rule.uid)
-        if isinstance(event, Unreadable) and event.kind == RULE:
-            uids.add(event.uid)
+        uids = {uid for kind, uid in affected_names(event, actions) if kind == RULE}
         if isinstance(event, RuleRemoved):
-            self._forget((event.uid,))
-        if isinstance(event, PeWithdrawn):
-            self.on_report(event.pe, {})
-        if isinstance(event, Synced) and event.kind == RULE:
-            self._forget_unlisted(event)
+            self._forget(event.uid)
+        elif isinstance(event, PeWithdrawn):
+            self.on_report(event.pe, RulesReport({}))
+        elif isinstance(event, Synced) and event.kind == RULE:
+            for _, uid in self._published.unlisted(event):
+                self._forget(uid)
             uids |= set(self._rules.cache.uids())
         for uid in uids:
             self.offer(uid)
 
-    def _forget_unlisted(self, event: Synced) -> None:
-        listed_uids = {rule.uid for rule, _ in event.listed} | {
-            unreadable.uid for unreadable in event.unreadable
-        }
-        self._forget(self._published.keys() - listed_uids)
+    def _forget(self, uid: str) -> None:
+        self._published.forget((RULE, uid))
+        self._due.pop(uid, None)
 
-    def _forget(self, uids: Iterable[str]) -> None:
-        for state in (self._published, self._written_versions, self._due, self._before_write):
-            for uid in uids:
-                state.pop(uid, None)
-
-    def on_report(self, pe: PeKey, reported: RuleStatusMap, more: bool = False) -> None:
-        """Record an agent's report about its job's rules; enqueue the statuses that differ.
-
-        `more` means that the agent has reported further rules before.
-        """
-        for name in self._reports.apply(pe, reported, more=more):
+    def on_report(self, pe: PeKey, report: RulesReport) -> None:
+        """Record an agent's report about its job's rules; enqueue the statuses that differ."""
+        for name in self._reports.apply(pe, report.statuses, more=report.more):
             rule = self._rules.holder_at(RuleKey(pe.namespace, pe.job, name))
             if rule is not None:
                 self.offer(rule.uid)
@@ -189,22 +162,20 @@ class RuleReconciler:
 
     def published_status(self, uid: str) -> RuleStatus | None:
         """Return the job's report in the published status, the same at every replica."""
-        return self._published.get(uid, _NOTHING_PUBLISHED).reported
+        return self._published.get((RULE, uid)).reported
 
-    def build(self, uid: str) -> StatusWrite | None:
+    def build(self, name: Name) -> StatusWrite | None:
         """Return the status to write; None if it is up to date or the rule is gone."""
+        uid = name[1]
         rule, unreadable = self._rules.get(uid), self._rules.unreadable(uid)
         status: Status | None = None
         reported: RuleStatus | None = None
         if unreadable is not None:
-            namespace, name, generation = (
-                unreadable.namespace,
-                unreadable.name,
-                unreadable.generation,
-            )
+            namespace, rule_name = unreadable.namespace, unreadable.name
+            generation = unreadable.generation
             status = Status(accepted=False, reason=unreadable.code, message=unreadable.problem)
         elif rule is not None:
-            namespace, name, generation = rule.key.namespace, rule_name_of(rule), rule.generation
+            namespace, rule_name = rule.key.namespace, rule_name_of(rule)
             generation = rule.generation if rule.rejected is None else rule.rejected.generation
             status, reported = self._rules.status(uid), self._reported_for(rule)
         if status is None:
@@ -215,8 +186,14 @@ class RuleReconciler:
         body = self._build_status(uid, generation, status, reported, rule if runs else None)
         if body is None:
             return None
-        self._before_write[uid] = self._published.get(uid, _NOTHING_PUBLISHED)
-        return StatusWrite(kind=RULE, namespace=namespace, name=name, uid=uid, status=body)
+        return StatusWrite(
+            kind=RULE,
+            namespace=namespace,
+            name=rule_name,
+            uid=uid,
+            status=body,
+            before=self._published.get(name).since,
+        )
 
     def _reported_for(self, rule: Rule) -> RuleStatus | None:
         """Return the latest report of a rule, else the published status."""
@@ -234,7 +211,7 @@ class RuleReconciler:
         reported: RuleStatus | None,
         accepted: Rule | None,
     ) -> dict[str, Any] | None:
-        published, now = self._published.get(uid, _NOTHING_PUBLISHED), self._monotonic()
+        published, now = self._published.get((RULE, uid)), self._monotonic()
         conditions = rule_conditions(status, reported)
         accepted_generation = 0 if accepted is None else accepted.generation
         content, counts = _digests(generation, conditions, reported, accepted_generation)
@@ -258,16 +235,9 @@ class RuleReconciler:
 
     def on_written(self, write: StatusWrite, answer: Mapping[str, Any]) -> None:
         """Handle the rule that the API server returned after a write."""
-        metadata, before = (
-            answer.get("metadata"),
-            self._before_write.pop(write.uid, _NOTHING_PUBLISHED),
-        )
         current = self._rules.get(write.uid) or self._rules.unreadable(write.uid)
-        if not isinstance(metadata, Mapping) or metadata.get("uid") != write.uid or current is None:
-            return
-        self._written_versions[write.uid] = int(metadata["resourceVersion"])
-        self._published[write.uid] = read_published(answer.get("status"), self._monotonic())
-        self._on_written(write, before, write.status)
+        if current is not None and self._published.on_written((RULE, write.uid), answer):
+            self._on_written(write)
 
 
 def rule_conditions(status: Status, reported: RuleStatus | None) -> tuple[Condition, ...]:

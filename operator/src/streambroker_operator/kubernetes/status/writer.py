@@ -14,7 +14,7 @@ from streambroker_core.wire.manifests.ports import API_VERSION
 from streambroker_operator.kubernetes.client.http_api import Answer, Api, ApiUnreachableError
 from streambroker_operator.kubernetes.client.objects import APPLY, ObjectPath
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
-from streambroker_operator.kubernetes.status.conditions import MANAGER
+from streambroker_operator.kubernetes.status.conditions import MANAGER, ConditionTime
 from streambroker_operator.kubernetes.status.work_queue import (
     IDLE,
     LIVE,
@@ -37,13 +37,19 @@ _log = logging.getLogger("streambroker.status")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusWrite:
-    """A status to write; `status` contains all fields of the status manager."""
+    """A status to write.
+
+    Attributes:
+        status: all fields of the status manager.
+        before: published conditions when the status was computed.
+    """
 
     kind: AnyKind
     namespace: str
     name: str
     uid: str
     status: Mapping[str, Any]
+    before: tuple[ConditionTime, ...] = ()
 
 
 class StatusSource(Protocol):

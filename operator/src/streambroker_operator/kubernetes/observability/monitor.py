@@ -1,0 +1,165 @@
+"""State and metrics of a broker, read from its parts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
+
+from streambroker_core.board import BoardEvent, ExportApplied, ImportApplied
+from streambroker_core.model import AnyKind, Kind
+from streambroker_operator.kubernetes.auth.token_review import ReviewClient
+from streambroker_operator.kubernetes.client.objects import Objects
+from streambroker_operator.kubernetes.observability.health import BrokerState
+from streambroker_operator.kubernetes.observability.metrics import (
+    BrokerGauges,
+    Metrics,
+    count_writes,
+)
+from streambroker_operator.kubernetes.replicas.lease import Lease
+from streambroker_operator.kubernetes.status.controller import StatusController
+from streambroker_operator.kubernetes.status.programmed import AgentState
+from streambroker_operator.kubernetes.watch.informer import ApiFeeder
+from streambroker_operator.rest.agents.reports import Reports
+from streambroker_operator.runtime.runtime import Runtime
+
+HINT_LOST_S = 5.0
+"""An agent that applies a change later than this found it by polling: the hint was lost."""
+
+
+class BrokerMonitor:
+    """Reads the state and the metrics of a broker.
+
+    Args:
+        namespaces: watched namespaces; empty for all.
+
+    Attributes:
+        closing: whether the broker is stopping.
+        reports: reports of agents; None until REST is set up.
+    """
+
+    def __init__(
+        self,
+        release: str,
+        namespaces: Sequence[str],
+        objects: Objects,
+        reviews: ReviewClient,
+        lease: Lease,
+    ) -> None:
+        self._release = release
+        self._namespaces = namespaces
+        self._objects = objects
+        self._reviews = reviews
+        self._lease = lease
+        self._last_beat = _now()
+        self._hints_lost = 0
+        self.closing = False
+        self.reports: Reports | None = None
+        self.metrics = Metrics(self._read_gauges)
+        self._runtime: Runtime
+        self._status: StatusController
+        self._feeder: ApiFeeder
+
+    def connect(self, runtime: Runtime, status: StatusController, feeder: ApiFeeder) -> None:
+        """Set the parts to read from."""
+        self._runtime, self._status, self._feeder = runtime, status, feeder
+
+    def beat(self) -> None:
+        """Record that the event loop works."""
+        self._last_beat = _now()
+
+    def observed(self, deliver: Callable[[BoardEvent], None]) -> Callable[[BoardEvent], None]:
+        """Return a function that delivers an event and records how long matching takes."""
+
+        def timed(event: BoardEvent) -> None:
+            started_at = time.perf_counter()
+            deliver(event)
+            if isinstance(event, ExportApplied | ImportApplied):
+                self.metrics.observe_match(time.perf_counter() - started_at)
+
+        return timed
+
+    def on_applied(self, seconds: float) -> None:
+        """Record the time from a changed view until its agent ran it."""
+        # Each replica sees its own agents. Only the leader gets all reports and sent the hints.
+        if self._lease.leads:
+            self.metrics.observe_applied(seconds)
+            self._hints_lost += seconds > HINT_LOST_S
+
+    def read_state(self) -> BrokerState:
+        """Return the state for the probes."""
+        board, health = self._runtime.board, self._feeder.health()
+        return BrokerState(
+            beat_age_s=_now() - self._last_beat,
+            synced=board.synced,
+            closing=self.closing,
+            stale=board.stale or bool(health.last_error),
+            leads=self._lease.leads,
+            reason=health.reason or health.last_error,
+            refused=health.refused,
+        )
+
+    def _read_gauges(self) -> BrokerGauges:
+        board = self._runtime.board
+        kinds: Sequence[Kind] = ("Export", "Import")
+        exports, imports = board.point
+        feeds = self._feeder.feeds
+        refused = {kind: len(board.standby_uids(kind)) for kind in kinds}
+        count = {
+            "Export": len(list(board.iter_exports())),
+            "Import": len(list(board.iter_imports())),
+        }
+        return BrokerGauges(
+            release=self._release,
+            synced=board.synced,
+            leads=self._lease.leads,
+            routes=board.route_count,
+            board_versions={"Export": exports, "Import": imports},
+            watch_age_s={kind: feed.stale_for_s() for kind, feed in feeds.items()},
+            followed={
+                (kind, namespace): namespace not in feed.refused
+                for kind, feed in feeds.items()
+                for namespace in self._namespaces
+            },
+            resources={
+                **{(kind, "refused"): refused[kind] for kind in kinds},
+                **{(kind, "accepted"): count[kind] - refused[kind] for kind in kinds},
+            },
+            agents=self._count_agents(),
+            reported_routes=self.reports.count_states(time.monotonic()) if self.reports else {},
+            hints_sent=self._runtime.sender.sent,
+            hints_lost=self._hints_lost,
+            resyncs=sum(feed.resyncs for feed in feeds.values()),
+            resync_differences=self._count_differences(),
+            relists={kind: max(0, feed.relists - 1) for kind, feed in feeds.items()},
+            feeder_restarts=self._feeder.restarts,
+            writes=count_writes(
+                self._status.writer.metrics, self._status.events, self._lease, self._objects.writes
+            ),
+            reviews=dict(self._reviews.counts),
+        )
+
+    def _count_differences(self) -> Mapping[tuple[AnyKind, str], int]:
+        differences: Counter[tuple[AnyKind, str]] = Counter()
+        for (kind, difference), number in self._runtime.fallen_back.items():
+            differences[kind, difference] += number
+        for kind, feed in self._feeder.feeds.items():
+            differences[kind, "ghost"] += feed.missed_deletions
+            for missed, number in feed.missed_changes.items():
+                differences[kind, missed] += number
+        return differences
+
+    def _count_agents(self) -> dict[AgentState, int]:
+        """Return the number of agents per state; empty unless this replica leads."""
+        if not self._lease.leads:
+            return {}
+        counts: dict[AgentState, int] = dict.fromkeys(get_args(AgentState), 0)
+        for pe in self._runtime.board.registrations():
+            counts[self._status.ports.agent_state(pe)] += 1
+        return counts
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
