@@ -22,6 +22,7 @@ from streambroker_operator.kubernetes.status.events import (
     BURST,
     MAX_NOTE,
     OBJECT_BURST,
+    REFRESH_S,
     SERIES_S,
     EventAggregator,
     EventNote,
@@ -155,6 +156,16 @@ def test_all_together_write_no_more_than_a_burst() -> None:
     posts = [log.add(different(0, str(n)), 0.0, 0.0) for n in range(2 * BURST)]
 
     assert sum(post is not None for post in posts) == BURST
+
+
+def test_a_repetition_beyond_what_all_may_write_costs_its_resource_nothing() -> None:
+    log, busy = EventAggregator("broker-0"), REFRESH_S
+    log.add(NOTE, 0.0, 0.0)
+    for n in range(BURST):
+        log.add(different(0, str(n)), busy, busy)
+
+    assert [log.add(NOTE, busy, busy) for _ in range(2 * OBJECT_BURST)] == [None] * 2 * OBJECT_BURST
+    assert log.add(different(0, NOTE.uid), busy + 1, busy + 1) is not None
 
 
 def test_of_too_many_at_once_one_event_says_how_many_there_were() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from streambroker_core.board import AgentRegistered, ExportApplied, ImportApplied
-from streambroker_core.model import PeKey
+from streambroker_core.board import AgentRegistered, ExportApplied, ImportApplied, StatusChanged
+from streambroker_core.model import RULE, PeKey
 from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S
 from streambroker_operator.kubernetes.status.programmed import ProgrammedTracker
 from support.resources import board_of, export_of, import_of, pe, registration
@@ -62,6 +62,13 @@ def test_nothing_is_known_before_all_agents_have_been_heard_of() -> None:
 
     bench.poll(ALERTS)
     assert bench.said(bench.import_.uid) == "Programmed"
+
+
+def test_of_rules_no_changes_are_kept() -> None:
+    bench = Bench()
+    bench.programming.on_actions([StatusChanged(kind=RULE, uid="rule")])
+
+    assert "rule" not in bench.programming._needed_changes
 
 
 def test_a_change_is_programmed_when_both_ends_run_it() -> None:

@@ -284,6 +284,23 @@ def test_who_begins_to_lead_leaves_what_stands_there_until_it_hears() -> None:
     assert bench.statuses.published_status("u1") == ACTIVE
 
 
+@pytest.mark.parametrize("message", ["no", "no.", "no...", "x" * 2000, "x" * 2000 + "."])
+def test_who_begins_to_lead_leaves_a_refusal_as_it_stands(message: str) -> None:
+    bench = Bench(rule())
+    refusal = replace(ACTIVE, reason="FieldUnknown", message=message)
+    bench.statuses.on_report(PE, RulesReport({"dear": refusal}))
+    bench.write()
+    stands = bench.objects["u1"]
+
+    bench.statuses = bench.fresh()
+    bench.statuses.observe(stands, listed=True)
+
+    assert bench.statuses.build((RULE, "u1")) is None
+    shown = bench.statuses.published_status("u1")
+    assert shown is not None
+    assert (shown.message == message) is (len(message) < 1000)
+
+
 def test_a_rival_and_what_cannot_be_read_have_their_reasons_and_what_is_gone_none() -> None:
     bench = Bench(rule("u1", created=1.0), rule("u2", created=2.0))
     bench.statuses.on_report(PE, RulesReport({"dear": ACTIVE}))

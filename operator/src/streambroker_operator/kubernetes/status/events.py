@@ -215,7 +215,7 @@ class EventAggregator:
     ) -> EventWrite | None:
         counted = replace(series_so_far, count=series_so_far.count + 1, last=now)
         due = now - series_so_far.written >= REFRESH_S or counted.count == 2
-        if not due or not self._is_allowed(note.uid, now):
+        if not due or not self._is_repeat_allowed(note.uid, now):
             self._store_series(key, counted)
             return None
         self._store_series(key, replace(counted, written=now))
@@ -249,10 +249,12 @@ class EventAggregator:
             writes.append(EventWrite(namespace=note.namespace, name=name, body=body, new=True))
         return writes
 
-    def _is_allowed(self, uid: str, now: float) -> bool:
-        if self._object_rate.take(uid, now) or self._total_rate.take("", now):
+    def _is_repeat_allowed(self, uid: str, now: float) -> bool:
+        # Without a token of the total limit, the object keeps its own.
+        if self._total_rate.wait("", now, 0) or self._object_rate.take(uid, now):
             self.dropped += 1
             return False
+        self._total_rate.take("", now)
         return True
 
     def _store_series(self, key: tuple[str, ...], series: _Series) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from streambroker_core.board import Action, RoutesChanged, StatusChanged
-from streambroker_core.model import PeKey
+from streambroker_core.model import RULE, PeKey
 from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S, LeaderAgentLiveness
 from streambroker_operator.kubernetes.status.conditions import Condition
 
@@ -98,7 +98,7 @@ class ProgrammedTracker:
         for action in actions:
             if isinstance(action, RoutesChanged):
                 self._on_view_changed(action.pe, action.version)
-            elif isinstance(action, StatusChanged):
+            elif isinstance(action, StatusChanged) and action.kind != RULE:
                 self._needed_changes[action.uid] = self._change
         for uid in changed:
             self._needed_changes[uid] = self._change

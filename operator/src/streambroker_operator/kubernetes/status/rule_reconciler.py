@@ -41,6 +41,7 @@ from streambroker_operator.runtime.rules import RuleReports
 COUNTS_S = 60.0
 """Seconds before a status is written for changed counts alone."""
 TYPES = ("Accepted", "Active", "Ready")
+_REFUSAL = "The job refuses it: "
 _REPORTED_FIELDS = ("version", "scheduled", "since", "buckets", "of", "matches", "errors")
 _COUNT_FIELDS = ("matches", "errors")
 
@@ -252,7 +253,7 @@ def _accepted_condition(status: Status, reported: RuleStatus | None) -> Conditio
         message = truncate(status.message)
         return Condition(type="Accepted", status="False", reason=status.reason, message=message)
     if reported is not None and reported.reason:
-        message = truncate(f"The job refuses it: {reported.message}.")
+        message = truncate(f"{_REFUSAL}{reported.message}.")
         return Condition(type="Accepted", status="False", reason=reported.reason, message=message)
     return Condition(type="Accepted", status="True", reason="Accepted")
 
@@ -324,15 +325,14 @@ def _read_reported(
     active, accepted = conditions.get("Active"), conditions.get("Accepted")
     if active is None or accepted is None or active.reason == "NotHeard":
         return None
-    rejected = accepted.message.startswith("The job refuses it: ")
+    # Only this prefix distinguishes a refusal of the job from one of the broker.
+    rejected = accepted.message.startswith(_REFUSAL)
     states = {"Disabled": "disabled", "Absent": "absent"}
     fields = {
         **{name: status.get(name) for name in _REPORTED_FIELDS},
         "state": states.get(active.reason, "active"),
         "reason": accepted.reason if rejected else "",
-        "message": accepted.message.removeprefix("The job refuses it: ").rstrip(".")
-        if rejected
-        else "",
+        "message": accepted.message.removeprefix(_REFUSAL).removesuffix(".") if rejected else "",
     }
     try:
         return read_statuses(Fields({"one": fields}))["one"]
