@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streambroker_operator.kubernetes.client.watch_client import Timing
 from streambroker_operator.kubernetes.replicas import agent_liveness as presence
-from streambroker_operator.kubernetes.watch.informer import CrdMissingError, KindFeed
+from streambroker_operator.kubernetes.watch.lister import CrdMissingError, KindLister
 from support import charts
 from support.cluster import ApiServer
 from support.free_ports import free_port
@@ -210,11 +210,11 @@ def test_a_broker_that_has_lost_its_feed_still_serves(
 ) -> None:
     feed, _ = connected(api, namespace, broker)
 
-    async def missing(_: KindFeed) -> str:
+    async def missing(_: KindLister) -> str:
         raise CrdMissingError
 
     with monkeypatch.context() as without_definitions:
-        without_definitions.setattr(KindFeed, "_read_crd_uid", missing)
+        without_definitions.setattr(KindLister, "read_crd_uid", missing)
         until(lambda: "feed lost" in broker.probe("/readyz")[1], 10.0, "it is noticed")
         assert feed.poll(broker) is None
         assert value(broker, "streambroker_feed_synced") == 1

@@ -17,7 +17,7 @@ from streambroker_core.board import Board, BoardEvent, FeedLost, Synced
 from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiError, Timing
 from streambroker_operator.kubernetes.observability.health import BrokerState, check_ready
 from streambroker_operator.kubernetes.watch.informer import KindFeed
-from streambroker_operator.kubernetes.watch.refused_namespaces import Refusal
+from streambroker_operator.kubernetes.watch.lister import Refusal
 from support.object_store import Object, ObjectStore
 
 JOBS, REPORTS = "jobs", "reports"
@@ -138,7 +138,7 @@ class Rig:
         if self.feed.relist_needed.is_set() or not self.server.allowed:
             return
         self.coming.clear()
-        self.watched = set(NAMESPACES) - self.feed.refused.keys()
+        self.watched = set(NAMESPACES) - self.feed.lister.refused.keys()
         self.assert_followed()
 
     # ---- what has to hold ------------------------------------------------
@@ -148,7 +148,7 @@ class Rig:
 
     def assert_followed(self) -> None:
         """What is readable is on the board, and nothing else of these namespaces."""
-        for namespace in set(NAMESPACES) - self.feed.refused.keys():
+        for namespace in set(NAMESPACES) - self.feed.lister.refused.keys():
             here = {e.uid for e in self.board.iter_exports() if e.key.namespace == namespace}
             assert here == {body["metadata"]["uid"] for body in self.server.of(namespace)}
 
@@ -183,11 +183,11 @@ async def _play(plan: list[tuple[str, str, str]], *, tells_namespaces: bool) -> 
     for namespace in NAMESPACES:
         await rig.step("allow", namespace, "")
     await rig.feed.resync()
-    if rig.feed.refused:
+    if rig.feed.lister.refused:
         assert rig.feed.relist_needed.is_set(), "a list is due"
     await rig.step("relist", "", "")
 
-    assert rig.feed.refused == {}
+    assert rig.feed.lister.refused == {}
     assert rig.shown() == rig.server.store.world.keys()
     for body in rig.server.store.world.values():
         export = rig.board.get("Export", body["metadata"]["uid"])
@@ -230,7 +230,7 @@ async def test_changes_elsewhere_are_found_while_one_namespace_is_refused() -> N
     await rig.feed.resync()
 
     assert rig.shown() == {"Export-1", "Export-2", "Export-3"}
-    assert rig.feed.refused == {REPORTS: "Forbidden"}
+    assert rig.feed.lister.refused == {REPORTS: "Forbidden"}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_what_was_in_a_namespace_goes_once_the_namespace_is_known_to_be_go
     rig.coming.clear()
     await rig.feed.resync()
 
-    assert (rig.feed.refused, rig.shown()) == ({REPORTS: why}, left)
+    assert (rig.feed.lister.refused, rig.shown()) == ({REPORTS: why}, left)
 
 
 async def test_the_only_namespaces_can_go_as_well() -> None:
@@ -266,7 +266,7 @@ async def test_a_namespace_that_was_never_listed_keeps_a_new_broker_from_serving
     assert not rig.board.synced
     rig.server.there.discard(REPORTS)
     await rig.feed.relist()
-    assert rig.feed.refused == {REPORTS: "NamespaceGone"}
+    assert rig.feed.lister.refused == {REPORTS: "NamespaceGone"}
 
 
 async def test_a_list_is_asked_for_as_soon_as_the_namespace_can_be_read() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from streambroker_core.model import AnyKind
 from streambroker_core.wire.manifests.ports import OBJECTS
-from streambroker_operator.kubernetes.watch.refused_namespaces import Refusal
+from streambroker_operator.kubernetes.watch.lister import Refusal
 
 STUCK_S = 30.0
 """Delay of the event loop, in seconds, after which the process counts as stuck."""

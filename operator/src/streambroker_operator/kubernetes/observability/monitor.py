@@ -119,7 +119,7 @@ class BrokerMonitor:
             board_versions={"Export": exports, "Import": imports},
             watch_age_s={kind: feed.stale_for_s() for kind, feed in feeds.items()},
             followed={
-                (kind, namespace): namespace not in feed.refused
+                (kind, namespace): namespace not in feed.lister.refused
                 for kind, feed in feeds.items()
                 for namespace in self._namespaces
             },

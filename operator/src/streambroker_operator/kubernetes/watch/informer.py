@@ -18,28 +18,22 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from streambroker_core.board import BoardEvent, Synced
 from streambroker_core.model import RULE, AnyKind
-from streambroker_core.wire.manifests.ports import GROUP, OBJECTS
 from streambroker_operator.cooperative import gc_paused
-from streambroker_operator.kubernetes.client.objects import ObjectPath, list_path
+from streambroker_operator.kubernetes.client.objects import ObjectPath
 from streambroker_operator.kubernetes.client.watch_client import (
     LIST_METADATA,
-    OBJECT_METADATA,
     ApiClient,
     ApiError,
     Body,
     with_timeout,
 )
+from streambroker_operator.kubernetes.watch.lister import CrdMissingError, KindLister, Refusal
 from streambroker_operator.kubernetes.watch.observed_cache import (
     ListedObject,
     ObjectRef,
     ObservedCache,
     object_ref,
     parse_object,
-)
-from streambroker_operator.kubernetes.watch.refused_namespaces import (
-    Refusal,
-    log_changes,
-    refusal_reason,
 )
 
 _log = logging.getLogger("streambroker.kubernetes")
@@ -50,14 +44,11 @@ KINDS: tuple[AnyKind, ...] = (RULE, *PORTS)
 FeederName: TypeAlias = Literal["kopf", "reflector"]
 FEEDERS: tuple[FeederName, ...] = get_args(FeederName)
 
-_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 jitter = random.Random()  # noqa: S311 - nobody gains by guessing it
 """Random source of pauses. Its own, so that seeding the global one does not align pauses."""
 
 _MAX_PAUSE_S = 30.0
 _RULES_TIMEOUT_S = 5.0
-_OBJECTS_PER_TURN = 20
-"""Objects that are read before the event loop may run other tasks."""
 _MAX_SINGLE_FETCHES = 100
 """With more objects than this a full list is cheaper."""
 
@@ -70,10 +61,6 @@ Newest = Callable[[AnyKind], int]
 """Returns the highest version at which the board saw any object of a kind."""
 FeedChange = tuple["str | None", Body]
 """Type of the event (None for an object of a kopf list) and the object."""
-
-
-class CrdMissingError(Exception):
-    """The custom resource definition was deleted or is being deleted, its objects with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +122,7 @@ class KindFeed:
         resyncs: completed comparisons with a list.
         missed_changes: other differences they found: ``missing`` or ``changed``.
         reason: why the kind is lost; empty if it is not.
-        paths: path of the list per namespace; the empty name means all namespaces.
-        refused: namespaces that are not followed. The others are.
+        lister: lists the kind, and has the namespaces that are not followed.
         on_lost: called when the kind is lost.
     """
 
@@ -163,10 +149,8 @@ class KindFeed:
         self._load = load
         self._newest = newest
         self._lock = asyncio.Lock()
-        self._crd_path = f"{_CRDS}/{OBJECTS[kind]}.{GROUP}"
         self._crd_uid = ""
-        self.paths = {name: list_path(kind, name or None) for name in namespaces or ("",)}
-        self.refused: dict[str, Refusal] = {}
+        self.lister = KindLister(client, kind, namespaces)
         self._last_alive = asyncio.get_running_loop().time()
 
     # ---- health ----------------------------------------------------------
@@ -222,9 +206,9 @@ class KindFeed:
         doubted: int | None = None
         while True:
             asked_at = self._min_list_version()
-            crd = await self._read_crd_uid()
+            crd = await self.lister.read_crd_uid()
             objects, version, refused = await self._list_objects()
-            if await self._read_crd_uid() != crd:
+            if await self.lister.read_crd_uid() != crd:
                 raise CrdMissingError
             refs = (listed.ref for listed in objects)
             contradicts = self.cache.contradicts(refs, version, asked_at)
@@ -248,26 +232,6 @@ class KindFeed:
         """Return the version that a correct list requested now reaches at least."""
         return max(self.cache.max_version, self._newest(self.kind))
 
-    async def _read_crd_uid(self) -> str:
-        """Return the uid of the custom resource definition.
-
-        Raises:
-            CrdMissingError: the definition is deleted or being deleted.
-            ApiError: the request failed.
-        """
-        try:
-            body = await self.client.get(self._crd_path, accept=OBJECT_METADATA)
-        except ApiError as error:
-            if error.status == 404:
-                raise CrdMissingError from error
-            raise
-        metadata = body.get("metadata")
-        if not isinstance(metadata, dict) or not metadata.get("uid"):
-            raise ApiError(0, f"{self._crd_path}: the answer is not a definition")
-        if metadata.get("deletionTimestamp"):
-            raise CrdMissingError
-        return str(metadata["uid"])
-
     async def _list_objects(self) -> tuple[list[ListedObject], int, dict[str, Refusal]]:
         objects: list[ListedObject] = []
 
@@ -277,7 +241,7 @@ class KindFeed:
             objects.append(self.cache.read_listed(observed))
 
         version, refused = await self._list(take)
-        if self._is_all_refused(refused):
+        if self.lister.is_all_refused(refused):
             raise ApiError(403, f"no watched namespace can be listed: {', '.join(refused)}")
         return [*objects, *self._cached_of_refused(refused, version)], version, refused
 
@@ -286,50 +250,17 @@ class KindFeed:
         version, refused = await self._list(
             lambda body: refs.append(object_ref(body)), accept=LIST_METADATA
         )
-        return (
-            [*refs, *(listed.ref for listed in self._cached_of_refused(refused, version))],
-            version,
-            refused,
-        )
+        cached = self._cached_of_refused(refused, version)
+        return [*refs, *(listed.ref for listed in cached)], version, refused
 
     async def _list(
         self, on_object: Callable[[Body], None], **how: Any
     ) -> tuple[int, dict[str, Refusal]]:
-        """List all namespaces at the version of the first one.
-
-        Return that version and the refused namespaces.
-        """
-        version, refused, min_version = 0, dict[str, Refusal](), self._min_list_version()
-        for namespace, path in self.paths.items():
-            params, started = {}, False
-            if version:
-                params = {"resourceVersion": str(version), "resourceVersionMatch": "Exact"}
-            try:
-                async for items, list_version in self.client.pages(path, params, **how):
-                    version, started = list_version, True
-                    await _read_page(items, on_object)
-            except ApiError as error:
-                if error.status == 404:
-                    raise CrdMissingError from error
-                if error.status != 403 or not namespace or started:
-                    raise
-                refused[namespace] = await self._refusal_reason(namespace, error)
+        """List all namespaces; return the version of the list and the refused namespaces."""
+        min_version = self._min_list_version()
+        version, refused = await self.lister.list(on_object, is_first=not self.relists, **how)
         # No namespace was listed: objects of deleted namespaces vanished after the last event seen.
         return version or min_version, refused
-
-    # ---- refused namespaces ----------------------------------------------
-
-    async def _refusal_reason(self, namespace: str, error: ApiError) -> Refusal:
-        """Return why a namespace cannot be listed.
-
-        Raises:
-            ApiError: `error` itself if nothing was listed yet and the namespace may have
-                objects: a board without them would cut routes that still exist.
-        """
-        why = await refusal_reason(self.client, namespace)
-        if why == "Forbidden" and not self.relists:
-            raise error
-        return why
 
     def _cached_of_refused(
         self, refused: Mapping[str, Refusal], version: int
@@ -338,22 +269,13 @@ class KindFeed:
         forbidden = {namespace for namespace, why in refused.items() if why == "Forbidden"}
         return self.cache.cached_in(forbidden, version) if forbidden else []
 
-    def _is_all_refused(self, refused: Mapping[str, Refusal]) -> bool:
-        """Return whether no namespace can be listed, and one of them may have objects."""
-        return refused.keys() == self.paths.keys() and "Forbidden" in refused.values()
-
     def _note_refused(self, refused: dict[str, Refusal]) -> None:
-        log_changes(self.kind, self.refused, refused)
-        self.refused = refused
+        self.lister.note_refused(refused)
         self.cache.unlisted = frozenset(refused)
 
     async def probe_refused(self) -> None:
         """Request a full list if a refused namespace can be listed again."""
-        for namespace in tuple(self.refused):
-            try:
-                await self.client.get(self.paths[namespace], {"limit": "1"}, accept=LIST_METADATA)
-            except ApiError:
-                continue
+        if await self.lister.has_readable():
             self.relist_needed.set()
 
     # ---- events ----------------------------------------------------------
@@ -369,7 +291,7 @@ class KindFeed:
         """
         deleted = any(kind == "DELETED" for kind, _ in changes)
         # Checked after the deletions arrived, so the answer holds for all of them.
-        if deleted and await self._read_crd_uid() != self._crd_uid:
+        if deleted and await self.lister.read_crd_uid() != self._crd_uid:
             raise CrdMissingError
         if not self.cache.synced or self.cache.session != session:
             return
@@ -404,9 +326,9 @@ class KindFeed:
                 return
             session, asked_at = self.cache.session, self._min_list_version()
             refs, version, refused = await self._list_refs()
-            if await self._read_crd_uid() != self._crd_uid:
+            if await self.lister.read_crd_uid() != self._crd_uid:
                 raise CrdMissingError
-            if self.refused.keys() - refused.keys():
+            if self.lister.refused.keys() - refused.keys():
                 self.relist_needed.set()
                 return
             if self.cache.contradicts(refs, version, asked_at):
@@ -415,7 +337,7 @@ class KindFeed:
             if not self.cache.synced:
                 return
             self._note_refused(refused)
-            if self._is_all_refused(refused):
+            if self.lister.is_all_refused(refused):
                 return
             removals = self.cache.apply_resync(refs, version)
             self.missed_deletions += len(removals)
@@ -445,17 +367,6 @@ class KindFeed:
                 await self.apply_changes([(None, body)], session)
         # What was deleted after the list is still missing: the next resync reports it.
         return not self.cache.stale_refs(refs)
-
-
-async def _read_page(items: Sequence[Body], on_object: Callable[[Body], None]) -> None:
-    """Process a page, yielding to the event loop between batches."""
-    for index, body in enumerate(items):
-        try:
-            on_object(body)
-        except ValueError as error:
-            raise ApiError(0, f"a list with {error}") from error
-        if index % _OBJECTS_PER_TURN == _OBJECTS_PER_TURN - 1:
-            await asyncio.sleep(0)
 
 
 async def run_until_first_ends(*parts: Awaitable[None]) -> None:
@@ -539,7 +450,7 @@ class ApiFeeder(ABC):
             refused={
                 (kind, namespace): why
                 for kind, feed in self.feeds.items()
-                for namespace, why in feed.refused.items()
+                for namespace, why in feed.lister.refused.items()
             },
         )
 

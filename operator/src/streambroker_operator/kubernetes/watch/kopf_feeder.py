@@ -30,12 +30,12 @@ from streambroker_operator.kubernetes.watch.informer import (
     PORTS,
     ApiFeeder,
     Backoff,
-    CrdMissingError,
     FeedChange,
     KindFeed,
     Newest,
     ObserveObject,
 )
+from streambroker_operator.kubernetes.watch.lister import CrdMissingError
 from streambroker_operator.kubernetes.watch.resync import run_resync
 
 _log = logging.getLogger("streambroker.kubernetes")
@@ -135,14 +135,14 @@ class KopfFeeder(ApiFeeder):
         followed = self._followed_namespaces()
         if not self._sessions.keys() >= due.keys() or (self.namespaces and not followed):
             return {}
-        if RULE in due and not due[RULE].refused.keys().isdisjoint(followed):
+        if RULE in due and not due[RULE].lister.refused.keys().isdisjoint(followed):
             # kopf ends at the first refused watch. Meanwhile only resyncs follow the rules.
             del due[RULE]
         return {kind: self._sessions[kind] for kind in due}
 
     def _followed_namespaces(self) -> tuple[str, ...]:
         """Return the namespaces whose Exports and Imports may be followed; empty for all."""
-        refused = {namespace for kind in PORTS for namespace in self.feeds[kind].refused}
+        refused = {namespace for kind in PORTS for namespace in self.feeds[kind].lister.refused}
         return tuple(namespace for namespace in self.namespaces if namespace not in refused)
 
     async def _supervise(self) -> None:

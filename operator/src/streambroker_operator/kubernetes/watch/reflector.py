@@ -10,10 +10,10 @@ from streambroker_operator.kubernetes.client.watch_client import ApiError, GoneE
 from streambroker_operator.kubernetes.watch.informer import (
     ApiFeeder,
     Backoff,
-    CrdMissingError,
     KindFeed,
     run_until_first_ends,
 )
+from streambroker_operator.kubernetes.watch.lister import CrdMissingError
 from streambroker_operator.kubernetes.watch.resync import run_resync
 
 
@@ -34,7 +34,9 @@ class ReflectorFeeder(ApiFeeder):
     async def follow(self, feed: KindFeed, version: int) -> None:
         """Watch all namespaces until one of the watches, or a resync, requires a list."""
         session = feed.cache.session
-        followed = [namespace for namespace in feed.paths if namespace not in feed.refused]
+        followed = [
+            namespace for namespace in feed.lister.paths if namespace not in feed.lister.refused
+        ]
         watches = [_watch(feed, namespace, version, session) for namespace in followed]
         await run_until_first_ends(_wait_for(feed.relist_needed), *watches)
 
@@ -45,9 +47,9 @@ async def _wait_for(event: asyncio.Event) -> None:
 
 async def _watch(feed: KindFeed, namespace: str, version: int, session: int) -> None:
     """Watch one namespace and resume broken watches; return when a list is needed."""
-    backoff, path = Backoff(*feed.client.timing.retry_s), feed.paths[namespace]
+    backoff, path = Backoff(*feed.client.timing.retry_s), feed.lister.paths[namespace]
     refused = False
-    while namespace not in feed.refused:
+    while namespace not in feed.lister.refused:
         retry_after = 0.0
         try:
             async with aclosing(feed.client.watch(path, version)) as events:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from streambroker_operator.kubernetes.client.watch_client import ApiError, with_timeout
-from streambroker_operator.kubernetes.watch.informer import CrdMissingError, KindFeed, jitter
+from streambroker_operator.kubernetes.watch.informer import KindFeed, jitter
+from streambroker_operator.kubernetes.watch.lister import CrdMissingError
 
 _QUIET_S = 1.0
 _MAX_QUIET_S = 15.0
