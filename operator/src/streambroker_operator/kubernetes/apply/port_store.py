@@ -1,12 +1,4 @@
-"""Exports and Imports of a cluster, changed by server-side apply.
-
-- Reads come from the board, which the feed fills. A change first reads the object from the API
-  server and applies to exactly that object and version.
-- Each change states all fields of the manager `streambroker-api`, so that none is lost. Fields
-  outside the change stay as they are.
-- Fields of other managers are taken over only if the caller requests it, and never removed.
-- Unchanged objects are not written.
-"""
+"""Resources of a cluster: reads come from the board, which the feed fills; writes go by apply."""
 
 from __future__ import annotations
 
@@ -20,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from streambroker_core.board import AgentRegistered, Board, BoardEvent
 from streambroker_core.diagnose import Proposal
-from streambroker_core.errors import StreambrokerError
+from streambroker_core.errors import ManifestError, StreambrokerError
 from streambroker_core.model import (
+    RULE,
     Kind,
     PeKey,
     PortKey,
@@ -30,27 +23,32 @@ from streambroker_core.model import (
     RuleKey,
     kind_of,
     name_of,
+    rule_name_of,
 )
 from streambroker_core.wire.broker.registration import Registration
 from streambroker_core.wire.manifests.ports import read_manifest, read_spec, write_spec
-from streambroker_operator.errors import RequestError, StoreError, not_declared, unknown_port
-from streambroker_operator.kubernetes.apply import server_side as applying
-from streambroker_operator.kubernetes.apply.conflicts import check_removals, object_etag
+from streambroker_core.wire.manifests.rules import (
+    read_rule_manifest,
+    read_rule_spec,
+    write_rule_spec,
+)
+from streambroker_operator.errors import (
+    RequestError,
+    StoreError,
+    not_declared,
+    unknown_port,
+    unknown_rule,
+)
+from streambroker_operator.kubernetes.apply.conflicts import object_etag
 from streambroker_operator.kubernetes.apply.overrides import Overwritten, Steering
 from streambroker_operator.kubernetes.apply.patch import (
-    Edit,
     apply_body,
-    apply_edit,
-    compute_edit,
     emptying_removals,
-    own_part,
     released_spec,
     removal_patch,
-    spec_to_apply,
-    without_removals,
 )
 from streambroker_operator.kubernetes.apply.registrations import Registrations
-from streambroker_operator.kubernetes.apply.rule_store import RuleWrites
+from streambroker_operator.kubernetes.apply.spec_writer import SpecWrite, SpecWriter, WrittenObject
 from streambroker_operator.kubernetes.client.managed_fields import (
     API,
     Document,
@@ -62,6 +60,7 @@ from streambroker_operator.kubernetes.client.objects import ObjectPath, Objects
 from streambroker_operator.kubernetes.client.rate_limiter import WriteRateLimiter
 from streambroker_operator.storage.backend import StoredPe, StoredResource, StoredRule
 from streambroker_operator.storage.responses import ResponseStore
+from streambroker_operator.storage.sqlite_rules import name_taken
 from streambroker_operator.storage.write_options import UNCONDITIONAL, Touched, WriteOptions
 
 MIN_SECRET = 32
@@ -119,18 +118,6 @@ class LastObserved:
     overwritten: Overwritten | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PortChange:
-    """Desired state of one resource, and how to write it."""
-
-    kind: Kind
-    target: ObjectPath
-    resource: Resource
-    touched: Touched | None
-    options: WriteOptions
-    dry_run: bool
-
-
 class KubernetesStore:
     """Store of a broker in a cluster: all persistent state is in the cluster.
 
@@ -161,7 +148,7 @@ class KubernetesStore:
         self._memory = sqlite3.connect(":memory:", isolation_level=None)
         self.responses = ResponseStore(self._memory, clock)
         self.registrations = Registrations(objects, board, rate_limiter)
-        self._rules = RuleWrites(objects, board)
+        self._writer = SpecWriter(objects)
         self.steering = Steering()
 
     def close(self) -> None:
@@ -251,19 +238,21 @@ class KubernetesStore:
         stored = self.get(kind, key)
         name = name_of(resource) if stored is None else stored.resource.name
         target = ObjectPath(kind=kind, namespace=key.namespace, name=name)
-        change = _PortChange(
-            kind=kind,
-            target=target,
-            resource=resource,
-            touched=touched,
-            options=options,
-            dry_run=dry_run,
+        return _stored(
+            await self._writer.put(
+                SpecWrite(
+                    target=target,
+                    spec=write_spec(resource),
+                    touched=touched,
+                    options=options,
+                    dry_run=dry_run,
+                    check=lambda spec: _check_port(target, spec, key),
+                    normalise=lambda spec: _normalised_spec(kind, spec, key),
+                    validate=lambda spec: read_spec(kind, spec, key=key, path="spec"),
+                    missing=unknown_port(kind, key),
+                )
+            )
         )
-
-        async def once(live: Document | None) -> StoredResource:
-            return await (self._create(change) if live is None else self._change(change, live))
-
-        return await self._objects.read_modify_write(target, once)
 
     async def release(
         self, kind: Kind, key: PortKey, *, options: WriteOptions = UNCONDITIONAL
@@ -284,14 +273,14 @@ class KubernetesStore:
             if live is None:
                 raise unknown_port(kind, key)
             if fields_at(own_fields(live, API), ("spec",)) is None:
-                return _stored(live)
+                return _stored(WrittenObject(document=live, changed=False))
             if not _is_declared(live):
                 raise not_declared(str(target))
             removals = emptying_removals(live, released_spec(live))
             if removals:
                 live = await self._objects.merge(target, removal_patch(live, removals), manager=API)
             applied = await self._objects.apply(target, apply_body(live, {}), manager=API)
-            return _stored(applied.document, changed=True)
+            return _stored(WrittenObject(document=applied.document))
 
         return await self._objects.read_modify_write(target, once)
 
@@ -310,64 +299,58 @@ class KubernetesStore:
         if stored is None:
             raise unknown_port(kind, key)
         target = ObjectPath(kind=kind, namespace=key.namespace, name=stored.resource.name)
-        await applying.delete(self._objects, target, stored.resource.uid, options)
+        await self._writer.delete(target, stored.resource.uid, options)
         return replace(stored, changed=True)
 
     async def put_rule(
         self, rule: Rule, *, touched: Touched | None = None, options: WriteOptions = UNCONDITIONAL
     ) -> StoredRule:
-        """Create or change a rule, as `RuleWrites.put` does."""
-        return await self._rules.put(rule, touched, options)
+        """Create a rule, or change the touched fields.
+
+        Raises:
+            RequestError: 404, no such rule to change partially; 409 `OwnedByOther` or
+                `NameTaken`; 412, precondition failed; 503 as for `put`.
+        """
+        key, current = rule.key, self._board.rules.holder_at(rule.key)
+        name = rule_name_of(rule if rule.name or current is None else current)
+        target = ObjectPath(kind=RULE, namespace=key.namespace, name=name)
+        written = await self._writer.put(
+            SpecWrite(
+                target=target,
+                spec=write_rule_spec(rule),
+                touched=touched,
+                options=options,
+                check=lambda spec: _check_rule(target, spec, key),
+                normalise=lambda spec: {"id": key.id, **spec},
+                missing=unknown_rule(key),
+            )
+        )
+        return StoredRule(
+            rule=read_rule_manifest(written.document, loose=True),
+            version=int(written.document["metadata"]["resourceVersion"]),
+            created=written.created,
+            changed=written.changed,
+            warnings=written.warnings,
+        )
 
     async def delete_rule(
         self, key: RuleKey, *, options: WriteOptions = UNCONDITIONAL
     ) -> StoredRule | None:
-        """Delete a rule, as `RuleWrites.delete` does."""
-        return await self._rules.delete(key, options)
+        """Delete a rule; return its last known state, or None if there is none.
 
-    async def _create(self, change: _PortChange) -> StoredResource:
-        spec, options = write_spec(change.resource), change.options
-        if change.touched is not None:
-            options.check(None)
-            raise unknown_port(change.kind, change.resource.key)
-        applied = await applying.create(
-            self._objects, change.target, spec, options, dry_run=change.dry_run
-        )
-        return _stored(applied.document, changed=True, created=applied.created)
+        Only the feed reports the version of the deletion.
 
-    async def _change(self, change: _PortChange, live: Document) -> StoredResource:
-        target, key = change.target, change.resource.key
-        _check_port(target, live, key)
-        change.options.check(object_etag(live))
-        current = _normalised_spec(change.kind, live, key)
-        edit = compute_edit(current, write_spec(change.resource), change.touched)
-        if not edit:
-            return _stored(live)
-        check_removals(target.kind, target.name, live, edit)
-        outcome = apply_edit(live.get("spec", {}), edit)
-        read_spec(change.kind, outcome, key=key, path="spec")
-        return await self._apply_edit(change, live, edit, outcome)
-
-    async def _apply_edit(
-        self, change: _PortChange, live: Document, edit: Edit, outcome: Document
-    ) -> StoredResource:
-        removals = emptying_removals(live, outcome)
-        remaining = without_removals(edit, removals)
-        stored = _stored(live)
-        if remaining:
-            own_spec = own_part(live).get("spec", {})
-            body = apply_body(live, spec_to_apply(own_spec, remaining, outcome))
-            document, warnings = await applying.change(
-                self._objects, change.target, live, body, change.options, dry_run=change.dry_run
-            )
-            stored = _stored(document, changed=True, warnings=warnings)
-        if removals and not change.dry_run:
-            # No other manager owns these fields; the resourceVersion ensures that this still holds.
-            body = removal_patch(live, removals)
-            body["metadata"]["resourceVersion"] = str(stored.version)
-            document = await self._objects.merge(change.target, body, manager=API)
-            stored = replace(_stored(document, changed=True), warnings=stored.warnings)
-        return stored
+        Raises:
+            RequestError: 412, precondition failed; 403, forbidden; 503 as for `put`.
+        """
+        rules = self._board.rules
+        rule = rules.holder_at(key)
+        if rule is None:
+            return None
+        target = ObjectPath(kind=RULE, namespace=key.namespace, name=rule_name_of(rule))
+        version = rules.cache.version_of(rule.uid)
+        await self._writer.delete(target, rule.uid, options)
+        return StoredRule(rule=rule, version=version, changed=True)
 
     # ---- agents ----------------------------------------------------------
 
@@ -406,20 +389,14 @@ class KubernetesStore:
         return self.registrations.withdraw(pe)
 
 
-def _stored(
-    document: Document,
-    *,
-    changed: bool = False,
-    created: bool = False,
-    warnings: tuple[str, ...] = (),
-) -> StoredResource:
+def _stored(written: WrittenObject) -> StoredResource:
     return StoredResource(
-        resource=read_manifest(document),
+        resource=read_manifest(written.document),
         # A dry run of a creation has no version.
-        version=int(document["metadata"].get("resourceVersion", 0)),
-        created=created,
-        changed=changed,
-        warnings=warnings,
+        version=int(written.document["metadata"].get("resourceVersion", 0)),
+        created=written.created,
+        changed=written.changed,
+        warnings=written.warnings,
     )
 
 
@@ -435,18 +412,16 @@ def _partly_made_error(done: list[StoredResource], error: RequestError) -> Reque
     )
 
 
-def _normalised_spec(kind: Kind, live: Document, key: PortKey) -> Document:
-    """Return an object's spec in normal form; unchanged if it cannot be parsed."""
-    spec: Document = live.get("spec", {})
+def _normalised_spec(kind: Kind, spec: Document, key: PortKey) -> Document:
+    """Return a spec in normal form; unchanged if it cannot be parsed."""
     try:
         return write_spec(read_spec(kind, spec, key=key))
     except StreambrokerError:
         return spec
 
 
-def _check_port(target: ObjectPath, live: Document, key: PortKey) -> None:
-    """Raise 409 `NameTaken` unless the object belongs to the port."""
-    spec = live.get("spec", {})
+def _check_port(target: ObjectPath, spec: Document, key: PortKey) -> None:
+    """Raise 409 `NameTaken` unless the object with this spec belongs to the port."""
     if (spec.get("job"), spec.get("pe", 0), spec.get("port")) == (key.job, key.pe, key.port):
         return
     raise RequestError(
@@ -456,6 +431,16 @@ def _check_port(target: ObjectPath, live: Document, key: PortKey) -> None:
         f" {target.namespace}/{spec.get('job')}/{spec.get('pe', 0)}/{spec.get('port')}. Give"
         f" {key} another one, or delete that one first.",
     )
+
+
+def _check_rule(target: ObjectPath, spec: Document, key: RuleKey) -> None:
+    """Raise 409 `NameTaken` unless the object with this spec belongs to the rule."""
+    try:
+        existing = read_rule_spec(spec, namespace=key.namespace, name=target.name).key
+    except ManifestError:
+        existing = RuleKey(key.namespace, str(spec.get("job")), str(spec.get("id")))
+    if existing != key:
+        raise name_taken(target.name, key, existing)
 
 
 def _is_declared(live: Document) -> bool:
