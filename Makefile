@@ -73,8 +73,8 @@ test-long: $(CLASSES) kube-assets ## the full kill tables, soaks and long proper
 .PHONY: spark-classes
 spark-classes: $(CLASSES)
 MAPPED = JDK_JAVA_OPTIONS="-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:disable"
-$(CLASSES): $(READY) tests/support/class_archive.py
-	env -u JDK_JAVA_OPTIONS PYTHONPATH=tests:examples/03-control-tuples $(BIN)/python -m support.class_archive $(CURDIR)/$@ \
+$(CLASSES): $(READY) tests/support/spark/class_archive.py
+	env -u JDK_JAVA_OPTIONS PYTHONPATH=tests:examples/03-control-tuples $(BIN)/python -m support.spark.class_archive $(CURDIR)/$@ \
 	  > $(VENV)/classes.txt 2>&1 || { cat $(VENV)/classes.txt; exit 1; }
 
 .PHONY: soak
@@ -113,7 +113,7 @@ kube-node: ## build what a node needs as well: kubelet and the like
 .PHONY: cases
 cases: $(READY) ## run language cases: make cases FILE=path
 	@test -n "$(FILE)" || { echo "name a file of cases: make cases FILE=tests/cases/in.json"; exit 2; }
-	@$(BIN)/python tests/support/cases.py $(FILE)
+	@PYTHONPATH=tests $(BIN)/python -m support.core.cases $(FILE)
 
 .PHONY: check
 check: $(READY) ## format, lint, types, layers

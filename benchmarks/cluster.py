@@ -41,7 +41,7 @@ def run(settings: Settings) -> Figures:
     with api_server(settings, figures, "changes") as api:
         if api is None:
             return figures
-        from support.operators import SignedAgent, make_key
+        from support.clusters.replicas import SignedAgent, make_key
 
         make_key(api, "default")
         os.environ["STREAMBROKER_TOKEN"] = SignedAgent(api, "default", "jobs").token
@@ -98,7 +98,7 @@ def declare(bench: Cluster) -> None:
 @contextmanager
 def broker_and_agents(settings: Settings, api: Any, *options: str) -> Iterator[tuple[Any, Links]]:
     """Run a broker and all agents."""
-    from support.operators import operator
+    from support.clusters.replicas import operator
 
     with operator(api, settings.place, "default", *options) as broker:
         place = settings.place / f"agents-{time.monotonic_ns()}"

@@ -26,7 +26,7 @@ def run(settings: Settings) -> Figures:
     with api_server(settings, figures, "rest") as api:
         if api is None:
             return figures
-        from support.operators import SignedAgent, make_key, operator
+        from support.clusters.replicas import SignedAgent, make_key, operator
 
         make_key(api, "default")
         os.environ["STREAMBROKER_TOKEN"] = SignedAgent(api, "default", "jobs").token
@@ -76,8 +76,8 @@ def rest(
 
 def away(settings: Settings, figures: Figures, api: Any, replicas: tuple[Any, Any]) -> None:
     """Count what REST answers, and the routes, while there is no API server."""
-    from support.kube_calls import grant, make_account, token_of
-    from support.waiting import until
+    from support.clusters.calls import grant, make_account, token_of
+    from support.processes.waiting import until
 
     make_account(api, "default", "ann")
     grant(api, "ann", "system:serviceaccount:default:ann", ("streambroker.io", "exports", "list"))

@@ -38,7 +38,7 @@ def run(settings: Settings) -> Figures:
     with api_server(settings, figures, "start") as api:
         if api is None:
             return figures
-        from support.operators import make_key
+        from support.clusters.replicas import make_key
 
         make_key(api, "default")
         access = from_kubeconfig(api.kubeconfig())
@@ -66,7 +66,7 @@ def rounds(settings: Settings, figures: Figures, api: Any, label: str) -> None:
 
 def start(settings: Settings, figures: Figures, api: Any, feeder: str, label: str) -> None:
     """Measure one start."""
-    from support.operators import operator
+    from support.clusters.replicas import operator
 
     name, listening, written = f"{feeder}{label}", Listening(), len(but_leases(api))
     before, began = processor_seconds(api.program.pid), time.perf_counter()

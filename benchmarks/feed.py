@@ -33,8 +33,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def run(settings: Settings) -> Figures:
     """Fill an API server, then measure each feeder's start in turn."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from support.cluster import running_api_server
-    from support.kube_programs import assets
+    from support.clusters.api_server import running_api_server
+    from support.clusters.programs import assets
 
     figures = Figures()
     try:

@@ -29,8 +29,8 @@ Place: TypeAlias = "tuple[str, str]"
 def api_server(settings: Settings, figures: Figures, name: str) -> Iterator[Any]:
     """Run an API server and its etcd; yields None, and says why, where there are no programs."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from support.cluster import running_api_server
-    from support.kube_programs import assets
+    from support.clusters.api_server import running_api_server
+    from support.clusters.programs import assets
 
     try:
         programs = assets()

@@ -30,7 +30,7 @@ def spark() -> Iterator[SparkSession]:
     from pyspark import SparkContext
 
     from pe_agent.spark.local_session import SMALL, session
-    from support.cut_points import search_path
+    from support.cuts.points import search_path
 
     # Spark's workers import operators and sources from here: the JVM has to know when it starts.
     assert SparkContext._gateway is None, "a JVM runs already; use this fixture"

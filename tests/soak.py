@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from streambroker_core.errors import StreambrokerError
-from support import agents, jobs
-from support.cast import Cast, kill
-from support.checkpoints import batches, received
-from support.drift import drift
-from support.lanes import FILTERS, Lane, Nature
-from support.waiting import until
-from support.world import World, check_rows
+from support.agents import agents
+from support.core.drift import drift
+from support.cuts.cast import Cast, kill
+from support.cuts.lanes import FILTERS, Lane, Nature
+from support.processes import jobs
+from support.processes.waiting import until
+from support.processes.world import World, check_rows
+from support.spark.checkpoints import batches, received
 
 NATURES = [
     Nature("steady", "wait", "256Ki", pace=0.2, slow=0.0),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A Kubernetes node with its control plane, in namespaces of its own for processes, mounts and network: when it ends, the
-# kernel takes away its processes, mounts, interfaces and packet filters. tests/support/node.py runs it.
+# kernel takes away its processes, mounts, interfaces and packet filters. tests/support/clusters/node.py runs it.
 #
 #   node.sh check    tell in one line what this machine lacks, if anything
 #   unshare --mount --pid --fork --kill-child --mount-proc node.sh FOLDER PROGRAMS ADDRESS NAME ARCHIVE…

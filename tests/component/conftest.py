@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from support.jobs import Broker
-from support.session import Session
+from support.processes.jobs import Broker
+from support.spark.session import Session
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from streambroker_core.expression import check_filter, parse
 from streambroker_core.matching import Reason
 from streambroker_core.model.schema import parse_ddl
 from streambroker_operator.cli import app as commands
-from support import scans
+from support.contracts import scans
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = (

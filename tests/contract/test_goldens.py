@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support import goldens
+from support.contracts import goldens
 
 
 @pytest.mark.parametrize("name", goldens.GOLDENS)

@@ -6,7 +6,7 @@ import ast
 
 import tomllib  # type: ignore[import-not-found]
 
-from support import tree
+from support.contracts import tree
 
 
 def test_no_folder_has_more_than_fourteen_entries() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support import vocabulary
+from support.contracts import vocabulary
 
 
 def test_no_word_to_avoid_occurs_more_often_than_is_stored() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from flights.children import Family
 
-from support.flights import EXAMPLES, flights_table, weather_table
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.flights import EXAMPLES, flights_table, weather_table
 
 FIRST = EXAMPLES / "01-first-stream"
 SMALL = ["--rows", "24000", "--rounds", "10", "--pause", "0.5", "--seconds", "400"]

@@ -18,10 +18,10 @@ import helm_python
 import pytest
 
 from pe_agent.spark.local_session import ensure_java
-from support.charts import CHART, RELEASE
-from support.node import Cluster, running_cluster
-from support.spark_pods import CLAIMS, NAMESPACE, Filter, Jobs, explained, prepared, row
-from support.waiting import until
+from support.clusters.node import Cluster, running_cluster
+from support.clusters.pods import CLAIMS, NAMESPACE, Filter, Jobs, explained, prepared, row
+from support.kubernetes.charts import CHART, RELEASE
+from support.processes.waiting import until
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from pe_agent.agent.process import read_address
-from support.checkpoints import batches, committed
-from support.waiting import until
-from support.world import PASSES, SECONDS, World, check_rows
+from support.processes.waiting import until
+from support.processes.world import PASSES, SECONDS, World, check_rows
+from support.spark.checkpoints import batches, committed
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.checkpoints import committed
-from support.cut_points import (
+from support.cuts.points import (
     AGENT,
     BROKER,
     DRIVER,
@@ -26,8 +25,9 @@ from support.cut_points import (
     WORKER,
     Cut,
 )
-from support.waiting import until
-from support.world import SECONDS, World, check_rows
+from support.processes.waiting import until
+from support.processes.world import SECONDS, World, check_rows
+from support.spark.checkpoints import committed
 
 ONE_EACH = [
     ("published, not answered", FEED_DRIVER),

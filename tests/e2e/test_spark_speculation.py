@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.standalone import Standalone
-from support.world import World, check_rows
+from support.processes.world import World, check_rows
+from support.spark.standalone import Standalone
 
 
 @pytest.fixture

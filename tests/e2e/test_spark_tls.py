@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.certificates import AGENT, Authority
-from support.waiting import until
-from support.world import World, check_rows
+from support.processes.certificates import AGENT, Authority
+from support.processes.waiting import until
+from support.processes.world import World, check_rows
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.cast import Cast
+from support.cuts.cast import Cast
 
 ROWS_PER_CAST = 10
 """An agent that is started again recovers the logs of all rows before: they must not pile up."""

@@ -13,8 +13,8 @@ import pyarrow.flight as flight
 import pytest
 
 from pe_agent.transport.broker_trust import AGENT_NAME
-from support.agents import AgentProcess
-from support.certificates import AGENT, Authority
+from support.agents.agents import AgentProcess
+from support.processes.certificates import AGENT, Authority
 
 MIB = 1 << 20
 LARGE = 96 * MIB

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.agents import AgentProcess, Publishing, rows
-from support.waiting import until
+from support.agents.agents import AgentProcess, Publishing, rows
+from support.processes.waiting import until
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from pe_agent.transport.agent_tls import AgentTrust
 from pe_agent.transport.broker_trust import TrustError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
-from support.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
-from support.certificates import AGENT, Authority
-from support.free_ports import free_port
-from support.waiting import until
+from support.agents.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
+from support.processes.certificates import AGENT, Authority
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 BLOCKS, ROWS = 40, 20_000
 

@@ -11,9 +11,9 @@ import pytest
 
 from pe_agent.datasource.source import ExportRefusesError
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.agents import AgentProcess, Pair, Publishing, error_code, pair, rows
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import AgentProcess, Pair, Publishing, error_code, pair, rows
+from support.agents.sources import Run
+from support.processes.waiting import until
 
 SECONDS = 30.0
 EXPORT = "default/feed/0/trades"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from support.cast import Cast
-from support.cut_points import AGENT, DRIVER, WORKER
-from support.plays import Away, Lost, Unreached
+from support.cuts.cast import Cast
+from support.cuts.plays import Away, Lost, Unreached
+from support.cuts.points import AGENT, DRIVER, WORKER
 
 LEAVING = [
     ("between two blocks in the task", WORKER),

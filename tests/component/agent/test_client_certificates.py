@@ -16,9 +16,9 @@ from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.agent_tls import AgentCertificate, AgentTrust
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
-from support.agents import AgentProcess, Publishing, Reading, pair, rows
-from support.certificates import AGENT, Authority
-from support.waiting import until
+from support.agents.agents import AgentProcess, Publishing, Reading, pair, rows
+from support.processes.certificates import AGENT, Authority
+from support.processes.waiting import until
 
 REQUIRED = {"STREAMBROKER_AGENT_CLIENTS": "required"}
 SECONDS = 20.0

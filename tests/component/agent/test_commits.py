@@ -12,10 +12,10 @@ from pe_agent.datasource import sink
 from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
 from pe_agent.datasource.source import StreambrokerDataSource
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.agents import AgentProcess, Pair, Publishing, pair, rows
-from support.frozen import freeze
-from support.queries import COLUMNS
-from support.waiting import until
+from support.agents.agents import AgentProcess, Pair, Publishing, pair, rows
+from support.cuts.queries import COLUMNS
+from support.processes.frozen import freeze
+from support.processes.waiting import until
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from pe_agent.datasource.source import StreambrokerStreamReader
 from streambroker_core.control.runtime.packing import by_bucket, unpack
 from streambroker_core.control.tuples import Delivery, make_logged_tuple
 from streambroker_core.control.tuples.envelope import encode
-from support.agents import DDL, SCHEMA, Pair, Publishing, error_code, pair, rows
-from support.sources import Run as Plain
-from support.waiting import until
+from support.agents.agents import DDL, SCHEMA, Pair, Publishing, error_code, pair, rows
+from support.agents.sources import Run as Plain
+from support.processes.waiting import until
 
 PORTS = ("order", "cut", "filtered", "outside", "plain", "kill", "two", "idle", "limit", "cold")
 BUCKETS = 4

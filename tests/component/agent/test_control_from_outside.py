@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient, BrokerUnavailableError
-from support.agents import AgentProcess, Publishing, rows
-from support.brokers import EXPORT, BrokerProcess
-from support.cut_points import OUTSIDE, VARIABLE, Cut, search_path
-from support.free_ports import free_port
-from support.waiting import until
+from support.agents.agents import AgentProcess, Publishing, rows
+from support.brokers.brokers import EXPORT, BrokerProcess
+from support.cuts.points import OUTSIDE, VARIABLE, Cut, search_path
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 SECONDS = 60.0
 PE = "/job/feed/pe/0"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
-from support.cast import Cast, Play
-from support.cut_points import (
+from support.cuts.cast import Cast, Play
+from support.cuts.plays import Lagging
+from support.cuts.points import (
     AGENT,
     BROKER,
     DRIVER,
@@ -23,7 +24,6 @@ from support.cut_points import (
     WORKER,
     find,
 )
-from support.plays import Lagging
 
 ALWAYS = {
     ("between two blocks of a stage", FEED_AGENT),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.cast import CERTIFICATES, Cast, Play
-from support.certificates import AGENT as CERTIFIED
-from support.certificates import Authority
+from support.cuts.cast import CERTIFICATES, Cast, Play
+from support.processes.certificates import AGENT as CERTIFIED
+from support.processes.certificates import Authority
 
 # The standard library leaves a socket unclosed that the other side closes before the handshake, as
 # an agent does that takes another certificate in.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from support.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
+from support.agents.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
 
 MAX_BYTES = 1 << 20
 SEGMENT = 64 << 20

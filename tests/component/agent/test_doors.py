@@ -18,7 +18,7 @@ from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.ledger.offset import VERSION
 from streambroker_core.wire.broker import capability
-from support.agents import (
+from support.agents.agents import (
     AgentProcess,
     Pair,
     Publishing,
@@ -28,7 +28,7 @@ from support.agents import (
     pair,
     rows,
 )
-from support.waiting import until
+from support.processes.waiting import until
 
 PORTS = (
     "trades",

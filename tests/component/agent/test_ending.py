@@ -14,8 +14,8 @@ from pe_agent.agent.server.flight_service import AgentService
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import capability
-from support.agents import error_code
-from support.waiting import until
+from support.agents.agents import error_code
+from support.processes.waiting import until
 
 SECONDS = 10.0
 TOKEN = "token"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pe_agent.transport.agent_client import AgentClient
-from support.agents import AgentProcess, Pair, Publishing, Reading, error_code, pair, rows
-from support.brokers import Rest, running_broker
+from support.agents.agents import AgentProcess, Pair, Publishing, Reading, error_code, pair, rows
+from support.brokers.brokers import Rest, running_broker
 
 TRIES = 3
 """How often a busy machine may be late."""

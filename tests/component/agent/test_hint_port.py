@@ -11,8 +11,8 @@ import pytest
 
 from pe_agent.job.agent_process import AgentFailedError, AgentProcess
 from streambroker_core.model import PeKey
-from support.brokers import running_broker
-from support.waiting import until
+from support.brokers.brokers import running_broker
+from support.processes.waiting import until
 
 FEED = PeKey.parse("default/feed/0")
 

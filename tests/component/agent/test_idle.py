@@ -12,9 +12,9 @@ import pytest
 
 from pe_agent.datasource.lease import FRESH_SECONDS
 from pe_agent.transport.agent_client import AgentClient
-from support.agents import Pair, Publishing, pair, rows
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import Pair, Publishing, pair, rows
+from support.agents.sources import Run
+from support.processes.waiting import until
 
 SECONDS = 30.0
 IDLE_SECONDS = 4.0

@@ -15,9 +15,9 @@ import pytest
 
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.broker_trust import AGENT_NAME
-from support.agents import AgentProcess
-from support.certificates import Authority
-from support.free_ports import free_port
+from support.agents.agents import AgentProcess
+from support.processes.certificates import Authority
+from support.processes.ports import free_port
 
 TIMES = 20
 BODIES = (

@@ -13,9 +13,9 @@ import pytest
 from pe_agent.transport import agent_client as client
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.agents import Pair, Publishing, Reading, error_code, pair, rows
-from support.frozen import frozen
-from support.waiting import until
+from support.agents.agents import Pair, Publishing, Reading, error_code, pair, rows
+from support.processes.frozen import frozen
+from support.processes.waiting import until
 
 SMALL = 20_000
 PORTS = (

@@ -20,7 +20,7 @@ from pe_agent.job.agent_process import AgentFailedError, AgentProcess
 from pe_agent.job.shard_agents import ShardAgentProcesses, ShardAgentsInvalidError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.model import PeKey
-from support.waiting import until
+from support.processes.waiting import until
 
 SECONDS = 30.0
 Start = Callable[..., AgentProcess]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from support.agents import Pair, Publishing, error_code, pair, rows
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import Pair, Publishing, error_code, pair, rows
+from support.agents.sources import Run
+from support.processes.waiting import until
 
 SECONDS = 30.0
 SMALL = 20_000

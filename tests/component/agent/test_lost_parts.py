@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
-from support.agents import SCHEMA, AgentProcess
-from support.fellowships import FAR, Job, Writing, job, wide
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import SCHEMA, AgentProcess
+from support.agents.shards import FAR, Job, Writing, job, wide
+from support.agents.sources import Run
+from support.processes.waiting import until
 
 PORTS = ("replaced", "filtered", "silent", "damaged", "replayed", "strict")
 ROWS = 10

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pe_agent.transport.flight_errors import AgentRefusedError
-from support.agents import Pair, Publishing, Reading, pair, rows
+from support.agents.agents import Pair, Publishing, Reading, pair, rows
 
 
 @pytest.fixture

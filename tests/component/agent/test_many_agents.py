@@ -13,12 +13,12 @@ import pytest
 
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
-from support.agents import SCHEMA, error_code
-from support.fellowships import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, in_task, job, wide
-from support.free_ports import free_port
-from support.frozen import frozen
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import SCHEMA, error_code
+from support.agents.shards import CUT_AFTER_SEAL, FAR, Job, Tasks, Writing, in_task, job, wide
+from support.agents.sources import Run
+from support.processes.frozen import frozen
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 PORTS = (
     "spread",

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from support.agents import AgentProcess, Publishing, rows
-from support.connected import Connected
-from support.free_ports import free_port
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import AgentProcess, Publishing, rows
+from support.agents.connected import Connected
+from support.agents.sources import Run
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 SECONDS = 30.0
 

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 from pe_agent.datasource.options import OptionError
-from support.agents import Publishing, rows
-from support.connected import Connected
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import Publishing, rows
+from support.agents.connected import Connected
+from support.agents.sources import Run
+from support.processes.waiting import until
 
 SECONDS = 30.0
 EXPORT = "default/feed/0/trades"

@@ -17,8 +17,8 @@ from pe_agent.datasource.packer import PACKED_DDL, Packing
 from pe_agent.datasource.source import StreambrokerStreamReader
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.control.runtime.packing import NO_BUCKET, by_bucket, unpack
-from support.agents import Pair, Publishing, pair
-from support.waiting import until
+from support.agents.agents import Pair, Publishing, pair
+from support.processes.waiting import until
 
 DDL = "`n` bigint, `t` timestamp"
 SCHEMA = pa.schema([("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])

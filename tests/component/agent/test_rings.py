@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pe_agent.transport.flight_errors import AgentRefusedError
-from support.agents import (
+from support.agents.agents import (
     AgentProcess,
     Plumbing,
     Publishing,
@@ -20,8 +20,8 @@ from support.agents import (
     import_view,
     rows,
 )
-from support.free_ports import free_port
-from support.waiting import until
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 SECONDS = 60.0
 THERE, BACK = (Plumbing(ports=(port,), max_bytes=10) for port in ("there", "back"))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from support.agents import Pair, Publishing, Reading, error_code, pair, rows
+from support.agents.agents import Pair, Publishing, Reading, error_code, pair, rows
 
 FILTERED = {"filter": "n % 3 == 0"}
 SMALL = 20_000

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.transport.flight_errors import AgentRefusedError
-from support.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
-from support.waiting import until
+from support.agents.agents import AgentProcess, Pair, Publishing, Reading, pair, rows
+from support.processes.waiting import until
 
 SECONDS = 30.0
 

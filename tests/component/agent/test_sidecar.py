@@ -17,9 +17,9 @@ import pytest
 
 import pe_agent
 from pe_agent.agent.process import read_address
-from support.agents import AgentProcess, Pair, Plumbing, Publishing, Reading, rows
-from support.free_ports import free_port
-from support.waiting import until
+from support.agents.agents import AgentProcess, Pair, Plumbing, Publishing, Reading, rows
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 SECONDS = 40.0
 

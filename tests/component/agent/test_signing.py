@@ -16,8 +16,8 @@ from pe_agent.transport.tokens import Token
 from streambroker_core.model import PeKey
 from streambroker_core.wire.broker import request_signature as signature
 from streambroker_operator.broker import Broker
-from support.brokers import EXPORT
-from support.guarded import TOKEN, Guarded, guarded_broker
+from support.brokers.brokers import EXPORT
+from support.kubernetes.guarded import TOKEN, Guarded, guarded_broker
 
 FEED = PeKey.parse("default/feed/0")
 SIGNED, BEARER = signature.SCHEME, "Bearer"

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from support.agents import Publishing, rows
-from support.connected import Connected
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import Publishing, rows
+from support.agents.connected import Connected
+from support.agents.sources import Run
+from support.processes.waiting import until
 
 SECONDS = 30.0
 EPOCHS, ROWS = 12, 10

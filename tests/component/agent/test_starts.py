@@ -16,7 +16,7 @@ from pe_agent.log.commit import Committer
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
 from pe_agent.transport.flight_errors import AgentRefusedError
-from support.agents import (
+from support.agents.agents import (
     AgentProcess,
     Plumbing,
     Publishing,
@@ -24,7 +24,7 @@ from support.agents import (
     export_view,
     rows,
 )
-from support.free_ports import free_port
+from support.processes.ports import free_port
 
 
 @pytest.fixture

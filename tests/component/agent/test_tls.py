@@ -13,8 +13,8 @@ import pytest
 import pe_agent
 from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError, pe_path
 from pe_agent.transport.broker_trust import BrokerTrust, TrustError
-from support.brokers import EXPORT, running_broker
-from support.certificates import Authority, also_by_tls
+from support.brokers.brokers import EXPORT, running_broker
+from support.processes.certificates import Authority, also_by_tls
 
 PORT = f"{pe_path('feed', 0)}/export/trades"
 

@@ -18,8 +18,8 @@ from pe_agent.job.agent_process import AgentProcess
 from pe_agent.transport.broker_client import BrokerClient, BrokerRefusedError, pe_path
 from pe_agent.transport.tokens import Token, TokenError, resolve_token
 from streambroker_core.model import PeKey
-from support.brokers import BrokerProcess
-from support.waiting import until
+from support.brokers.brokers import BrokerProcess
+from support.processes.waiting import until
 
 SECONDS = 30.0
 FIRST, SECOND, OPS = "first-token-of-feed", "second-token-of-feed", "token-of-operations"

@@ -23,7 +23,7 @@ from streambroker_core.wire.broker.hints import decode
 from streambroker_operator.broker import Broker
 from streambroker_operator.errors import OpenError, TokensError
 from streambroker_operator.rest.http.openapi import description
-from support.brokers import EXPORT, IMPORT, Answer, BrokerProcess, Rest, received, udp_ear
+from support.brokers.brokers import EXPORT, IMPORT, Answer, BrokerProcess, Rest, received, udp_ear
 
 FEED = "/job/feed/pe/0"
 ALERTS = "/job/alerts/pe/0"

@@ -17,7 +17,7 @@ from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.rest import create_app
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
-from support.brokers import EXPORT, IMPORT, Answer, Rest, running_broker
+from support.brokers.brokers import EXPORT, IMPORT, Answer, Rest, running_broker
 
 PE = "/job/feed/pe/0"
 X = f"{PE}/export/trades"

@@ -22,9 +22,9 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.rest.guard.authentication import GUARD, Guard, is_still_authorised
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.lists.snapshots import MAX_SNAPSHOTS
-from support.brokers import EXPORT, Rest
-from support.guarded import TOKEN, Guarded, guarded_broker
-from support.jwts import jwt
+from support.brokers.brokers import EXPORT, Rest
+from support.kubernetes.guarded import TOKEN, Guarded, guarded_broker
+from support.kubernetes.jwts import jwt
 
 ANN: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='ann')}"}
 BOB: dict[str, Any] = {"Authorization": f"Bearer {jwt(sub='bob')}"}

@@ -17,8 +17,8 @@ import pytest
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest.guard import connections as doors
 from streambroker_operator.rest.guard.rate_limits import RateLimits
-from support.brokers import EXPORT, BrokerProcess, Rest, running_broker
-from support.certificates import Authority
+from support.brokers.brokers import EXPORT, BrokerProcess, Rest, running_broker
+from support.processes.certificates import Authority
 
 PORT = "/job/feed/pe/0/export/trades"
 PUT = (

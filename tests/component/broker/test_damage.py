@@ -11,7 +11,7 @@ import pytest
 from streambroker_operator.broker import Broker
 from streambroker_operator.errors import StoreError
 from streambroker_operator.storage.sqlite_store import Store
-from support.resources import export_of, import_of, pe, registration
+from support.core.resources import export_of, import_of, pe, registration
 
 EXPORT, IMPORT = "Export default/feed/0/trades", "Import default/alerts/0/in"
 

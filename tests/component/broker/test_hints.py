@@ -16,9 +16,9 @@ from streambroker_core.wire.broker.capability import DAY_S, verify
 from streambroker_core.wire.broker.hints import PROOF, Hint, HintGate, decode, read_point
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest.agents import hint_targets
-from support.brokers import EXPORT, IMPORT, Answer, Rest, received, running_broker, udp_ear
-from support.resources import export_of
-from support.waiting import until
+from support.brokers.brokers import EXPORT, IMPORT, Answer, Rest, received, running_broker, udp_ear
+from support.core.resources import export_of
+from support.processes.waiting import until
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

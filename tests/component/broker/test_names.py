@@ -12,8 +12,8 @@ import pytest
 from streambroker_core.board import Synced
 from streambroker_operator.broker import Broker
 from streambroker_operator.runtime.runtime import Runtime
-from support.brokers import EXPORT, Rest, running_broker
-from support.conformance import assert_conforms
+from support.brokers.brokers import EXPORT, Rest, running_broker
+from support.brokers.conformance import assert_conforms
 
 X = "/job/feed/pe/0/export/trades"
 TOKEN = "0123456789abcdef0123456789abcdef"

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from streambroker_operator.storage.sqlite_store import Store
-from support.brokers import EXPORT, IMPORT, Answer, BrokerProcess, Rest
-from support.resources import import_of, pe, registration
+from support.brokers.brokers import EXPORT, IMPORT, Answer, BrokerProcess, Rest
+from support.core.resources import import_of, pe, registration
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

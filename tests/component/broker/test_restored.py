@@ -15,7 +15,7 @@ from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient
 from streambroker_core.model import PeKey
-from support.jobs import Broker
+from support.processes.jobs import Broker
 
 
 class World:

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.brokers import EXPORT, IMPORT, BrokerProcess, Rest
+from support.brokers.brokers import EXPORT, IMPORT, BrokerProcess, Rest
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741
@@ -36,7 +36,7 @@ def memory() -> Iterator[Path]:
 
 
 def swept(place: Path, *how: str) -> dict[str, int]:
-    command = [sys.executable, "-m", "support.store_kills", str(place), *how]
+    command = [sys.executable, "-m", "support.brokers.store_kills", str(place), *how]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, int] = json.loads(done.stdout)

@@ -24,9 +24,9 @@ from streambroker_operator.broker import Broker
 from streambroker_operator.errors import OpenError
 from streambroker_operator.security import certificate as tls
 from streambroker_operator.security.self_signed import write_certificates
-from support.brokers import EXPORT, TOKENS, BrokerProcess, Rest, running_broker
-from support.certificates import Authority
-from support.waiting import until
+from support.brokers.brokers import EXPORT, TOKENS, BrokerProcess, Rest, running_broker
+from support.processes.certificates import Authority
+from support.processes.waiting import until
 
 AGENT = {"instance": "0123456789abcdef", "location": "grpc+tcp://h:1", "hint": None}
 PORT = f"{pe_path('feed', 0)}/export/trades"

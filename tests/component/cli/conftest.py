@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.brokers import running_broker
-from support.commands import Cli
+from support.brokers.brokers import running_broker
+from support.brokers.commands import Cli
 
 
 @pytest.fixture

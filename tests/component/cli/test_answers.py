@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from streambroker_operator.cli import main
-from support.commands import Cli
-from support.cutting import Cutter
+from support.brokers.commands import Cli
+from support.brokers.lossy_proxy import Cutter
 
 
 @pytest.fixture

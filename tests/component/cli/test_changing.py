@@ -12,8 +12,8 @@ import yaml
 from streambroker_operator.cli import main
 from streambroker_operator.cli.output import changes as forecast
 from streambroker_operator.rest import diagnose
-from support.brokers import Rest
-from support.commands import DOCUMENTS, Cli
+from support.brokers.brokers import Rest
+from support.brokers.commands import DOCUMENTS, Cli
 
 MINE = """
 apiVersion: streambroker.io/v1alpha1

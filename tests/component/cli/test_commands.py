@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from streambroker_operator.cli import main
-from support.commands import DOCUMENTS, Cli
+from support.brokers.commands import DOCUMENTS, Cli
 
 
 async def test_apply_tells_what_it_did_with_each_document(cli: Cli) -> None:

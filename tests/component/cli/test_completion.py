@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from streambroker_operator.cli import completion, main
-from support.brokers import EXPORT, IMPORT, running_broker
+from support.brokers.brokers import EXPORT, IMPORT, running_broker
 
 SHELLS = ("bash", "zsh", "fish")
 

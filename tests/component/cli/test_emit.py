@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from support.commands import Cli
-from support.errands import LOG, errander
+from support.agents.emitting import LOG, errander
+from support.brokers.commands import Cli
 
 FEED = "/job/feed/pe/0"
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from streambroker_operator.cli.commands.describe import REMEDIES
-from support.brokers import running_broker
-from support.commands import DOCUMENTS, Cli
+from support.brokers.brokers import running_broker
+from support.brokers.commands import DOCUMENTS, Cli
 
 LONELY = {"subscription": 'kind == "quote"'}
 OTHER = DOCUMENTS.replace("kind: trade", "kind: quote")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from streambroker_operator.rest.agents import reports
-from support.agents import AgentProcess
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
-from support.commands import Cli
-from support.free_ports import free_port
-from support.waiting import until_async
+from support.agents.agents import AgentProcess
+from support.brokers.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers.commands import Cli
+from support.processes.ports import free_port
+from support.processes.waiting import until_async
 
 FEED = "/job/feed/pe/0"
 HOME = "default/feed/0"

@@ -17,8 +17,8 @@ from streambroker_operator.broker import Broker
 from streambroker_operator.cli.commands import describe
 from streambroker_operator.cli.io import client
 from streambroker_operator.rest.guard.rate_limits import RateLimits
-from support.brokers import Rest, running_broker
-from support.commands import Cli, CliProcess
+from support.brokers.brokers import Rest, running_broker
+from support.brokers.commands import Cli, CliProcess
 
 LONELY = {"subscription": 'kind == "quote"'}
 REGISTRATION = {

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.commands import Cli
+from support.brokers.commands import Cli
 
 RULES = """\
 id: dear

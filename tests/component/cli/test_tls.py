@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.brokers import running_broker
-from support.certificates import Authority, also_by_tls
-from support.commands import Cli
+from support.brokers.brokers import running_broker
+from support.brokers.commands import Cli
+from support.processes.certificates import Authority, also_by_tls
 
 
 @pytest.fixture

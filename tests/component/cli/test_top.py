@@ -13,9 +13,9 @@ import pytest
 
 from streambroker_operator.cli.commands import top as top_command
 from streambroker_operator.rest.agents import reports
-from support.agents import AgentProcess, Publishing, Reading, rows
-from support.brokers import Rest, running_broker
-from support.commands import ROUTE, Cli, CliTerminal
+from support.agents.agents import AgentProcess, Publishing, Reading, rows
+from support.brokers.brokers import Rest, running_broker
+from support.brokers.commands import ROUTE, Cli, CliTerminal
 
 COLUMNS = [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}]
 EXPORT = {"properties": {"kind": "trade"}, "schema": COLUMNS}

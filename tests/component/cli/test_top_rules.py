@@ -16,8 +16,8 @@ from streambroker_core.wire.reports.rule_metrics import (
     write_metrics,
 )
 from streambroker_operator.cli.commands import top
-from support.brokers import EXPORT, IMPORT, running_broker
-from support.commands import Cli
+from support.brokers.brokers import EXPORT, IMPORT, running_broker
+from support.brokers.commands import Cli
 
 FEED = "/job/feed/pe/0"
 PE = "default/feed/0"

@@ -14,8 +14,8 @@ import pytest
 from streambroker_core.wire.reports.side_status import SideStall, SideStatus, write_side
 from streambroker_operator.cli.commands import top
 from streambroker_operator.rest.agents import reports
-from support.brokers import EXPORT, IMPORT, running_broker
-from support.commands import Cli
+from support.brokers.brokers import EXPORT, IMPORT, running_broker
+from support.brokers.commands import Cli
 
 FEED = "/job/feed/pe/0"
 PE = "default/feed/0"

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from streambroker_operator.broker import Broker
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
-from support.commands import CliProcess
+from support.brokers.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers.commands import CliProcess
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

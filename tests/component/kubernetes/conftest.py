@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from support.cluster import ApiServer, running_api_server
-from support.kube_programs import assets
+from support.clusters.api_server import ApiServer, running_api_server
+from support.clusters.programs import assets
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streambroker_core.errors import StreambrokerError
-from support.cluster import GROUP, ApiServer
-from support.samples import accepted
+from support.clusters.api_server import GROUP, ApiServer
+from support.kubernetes.samples import accepted
 
 NAMES: list[Any] = [
     "a",

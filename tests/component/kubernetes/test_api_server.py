@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.cluster import GROUP, ApiServer
-from support.kube_programs import Program, assets
-from support.waiting import until
+from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.programs import Program, assets
+from support.processes.waiting import until
 
 # What the tests stand on; the tests themselves show most of it every time.
 pytestmark = pytest.mark.long
@@ -51,7 +51,7 @@ def test_a_program_ends_when_the_process_that_started_it_is_killed(tmp_path: Pat
 import signal, sys
 sys.path.insert(0, {str(TESTS)!r})
 from pathlib import Path
-from support.kube_programs import Program
+from support.clusters.programs import Program
 program = Program(["sleep", "600"], Path({str(tmp_path / "log")!r}))
 program.start(lambda: True)
 print(program.pid, flush=True)

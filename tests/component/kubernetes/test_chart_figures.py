@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from support import charts
+from support.kubernetes import charts
 
 RULES: list[dict[str, Any]] = yaml.safe_load(
     (charts.CHART / "alerts/streambroker.yaml").read_text()

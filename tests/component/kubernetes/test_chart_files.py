@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import charts
+from support.kubernetes import charts
 
 FILES = ("exports", "imports")
 

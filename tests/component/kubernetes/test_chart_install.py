@@ -16,13 +16,13 @@ import pytest
 import yaml
 
 from streambroker_core.wire.manifests.ports import OBJECTS
-from support import charts
-from support.cluster import MERGE, ApiServer, running_api_server
-from support.free_ports import free_port
-from support.kube_calls import token_of
-from support.operators import connected, declare, operator, status_of
-from support.samples import samples
-from support.waiting import until
+from support.clusters.api_server import MERGE, ApiServer, running_api_server
+from support.clusters.calls import token_of
+from support.clusters.replicas import connected, declare, operator, status_of
+from support.kubernetes import charts
+from support.kubernetes.samples import samples
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 STREAMS = "/apis/streambroker.io/v1alpha1"

@@ -13,7 +13,7 @@ import pytest
 from pe_agent.agent.server import listener
 from pe_agent.transport.agent_tls import AgentCertificate
 from pe_agent.transport.broker_trust import AGENT_NAME, TrustError
-from support import charts
+from support.kubernetes import charts
 
 CLIENT = "streambroker-client"
 """The DNS name in what executors show: not that of agents."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streambroker_core.wire.manifests.ports import OBJECTS
-from support import charts
+from support.kubernetes import charts
 
 Rule = tuple[str, str, str, tuple[str, ...], frozenset[str]]
 """Role, API group, resource, names, verbs."""

@@ -10,7 +10,7 @@ import helm_python
 import pytest
 import yaml
 
-from support import charts
+from support.kubernetes import charts
 
 SCHEMA: dict[str, Any] = json.loads((charts.CHART / "values.schema.json").read_text())
 DEFAULTS: dict[str, Any] = yaml.safe_load((charts.CHART / "values.yaml").read_text())

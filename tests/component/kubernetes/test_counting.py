@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.spark_pods import Filter, Row, explained, prepared, row
+from support.clusters.pods import Filter, Row, explained, prepared, row
 
 ROWS = 4_000
 

@@ -12,8 +12,8 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.model import Resource, Rule
 from streambroker_core.wire.manifests.ports import OBJECTS, write_spec
 from streambroker_core.wire.manifests.rules import write_rule_spec
-from support.cluster import APPLY, CRDS, GROUP, MERGE, Answer, ApiServer
-from support.samples import Sample, accepted, samples
+from support.clusters.api_server import APPLY, CRDS, GROUP, MERGE, Answer, ApiServer
+from support.kubernetes.samples import Sample, accepted, samples
 
 DEFAULTS = {
     "pe": 0,

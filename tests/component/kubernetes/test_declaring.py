@@ -15,9 +15,9 @@ from streambroker_core.model import Export, PeKey
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.managed_fields import AGENT, API, own_fields
 from streambroker_operator.storage.write_options import WriteOptions
-from support.cluster import APPLY, ApiServer
-from support.resources import export_of, registration
-from support.steered import FEED, Others, Replica
+from support.clusters.api_server import APPLY, ApiServer
+from support.clusters.writes import FEED, Others, Replica
+from support.core.resources import export_of, registration
 
 Made = Callable[..., Replica]
 

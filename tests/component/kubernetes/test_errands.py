@@ -15,11 +15,11 @@ from streambroker_core.wire.broker.agent_commands import (
     decode_commands,
     encode_results,
 )
-from support.cluster import ApiServer
-from support.errands import LOG, Errander
-from support.kube_calls import grant, make_account, token_of
-from support.operators import Operator, SignedAgent, declare, make_key, operator
-from support.waiting import until
+from support.agents.emitting import LOG, Errander
+from support.clusters.api_server import ApiServer
+from support.clusters.calls import grant, make_account, token_of
+from support.clusters.replicas import Operator, SignedAgent, declare, make_key, operator
+from support.processes.waiting import until
 
 STREAMS = "streambroker.io"
 TUPLE = {"type": "EndOfDay", "delivery": "END_WINDOW"}

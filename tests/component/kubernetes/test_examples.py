@@ -15,7 +15,7 @@ from pe_agent.agent.process import parse_settings
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_tls import INSECURE_VARIABLE
 from streambroker_core.wire.manifests.ports import API_VERSION, read_manifest
-from support import charts
+from support.kubernetes import charts
 
 HOME = charts.ROOT / "examples/kubernetes"
 MANIFESTS = sorted(HOME.rglob("*.yaml"))

@@ -19,12 +19,12 @@ from streambroker_core.model import RULE, PortKey
 from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from streambroker_operator.kubernetes.watch.kopf_feeder import ChildConfig, KopfFeeder
-from support.cluster import GROUP, ApiServer
-from support.cluster_objects import ClusterObjects
-from support.followed import CALM, HASTY, FeederName, Followed
-from support.kube_proxy import Fault, What
-from support.object_store import object_of
-from support.waiting import until
+from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.informer import CALM, HASTY, FeederName, Followed
+from support.clusters.objects import ClusterObjects
+from support.clusters.proxy import Fault, What
+from support.kubernetes.object_store import object_of
+from support.processes.waiting import until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -17,8 +17,8 @@ from streambroker_operator.kubernetes.client.kubeconfig import Access
 from streambroker_operator.kubernetes.client.watch_client import ApiClient
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
 from streambroker_operator.runtime.runtime import Runtime
-from support.cluster import ApiServer
-from support.steered import ALERTS, FEED, Others, Replica
+from support.clusters.api_server import ApiServer
+from support.clusters.writes import ALERTS, FEED, Others, Replica
 
 WANTED = {**ALERTS, "subscription": 'kind == "trade"'}
 WAIT_S = 30.0

@@ -22,12 +22,12 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
 from streambroker_operator.runtime import runtime
 from streambroker_operator.storage.write_options import WriteOptions
-from support.cluster import ApiServer
-from support.cluster_objects import ClusterObjects
-from support.followed import FeederName, Followed
-from support.kube_proxy import Fault, What
-from support.object_store import EVERY_KIND, KINDS, object_of
-from support.resources import registration
+from support.clusters.api_server import ApiServer
+from support.clusters.informer import FeederName, Followed
+from support.clusters.objects import ClusterObjects
+from support.clusters.proxy import Fault, What
+from support.core.resources import registration
+from support.kubernetes.object_store import EVERY_KIND, KINDS, object_of
 
 NAMES = ("a", "b", "c")
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"

@@ -11,10 +11,10 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.auth.rbac import AccessRequest, AccessRequests, Caller, judge
 from streambroker_operator.kubernetes.auth.token_review import ReviewClient
 from streambroker_operator.kubernetes.client.http_api import HttpApi
-from support.cluster import ApiServer
-from support.jwts import jwt
-from support.kube_calls import calls_of, grant, make_account, make_pod, token_of
-from support.resources import pe
+from support.clusters.api_server import ApiServer
+from support.clusters.calls import calls_of, grant, make_account, make_pod, token_of
+from support.core.resources import pe
+from support.kubernetes.jwts import jwt
 
 FILTER = AccessRequest(verb="patch", resource="imports", subresource="filter")
 PE = "/api/subscriptions/job/{job}/pe/{pe}"

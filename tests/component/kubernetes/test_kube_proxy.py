@@ -5,9 +5,9 @@ from __future__ import annotations
 import aiohttp
 
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
-from support.cluster import ApiServer
-from support.cluster_objects import ClusterObjects
-from support.kube_proxy import Fault, KubeProxy
+from support.clusters.api_server import ApiServer
+from support.clusters.objects import ClusterObjects
+from support.clusters.proxy import Fault, KubeProxy
 
 
 async def test_nobody_is_given_an_old_list_twice_running(api: ApiServer, namespace: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from support import lease_process
-from support.cluster import ApiServer
-from support.waiting import until
+from support.clusters import lease as lease_process
+from support.clusters.api_server import ApiServer
+from support.processes.waiting import until
 
 TRIES = 3
 """A busy machine may be slow once."""

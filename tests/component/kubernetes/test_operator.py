@@ -20,9 +20,9 @@ import pytest
 from streambroker_core.wire.broker import hints
 from streambroker_operator.kubernetes import broker as cluster_broker
 from streambroker_operator.kubernetes.replicas import garbage as leftovers
-from support.cluster import ApiServer
-from support.kube_calls import make_account, manifest, token_of
-from support.operators import (
+from support.clusters.api_server import ApiServer
+from support.clusters.calls import make_account, manifest, token_of
+from support.clusters.replicas import (
     Operator,
     SignedAgent,
     condition,
@@ -33,7 +33,7 @@ from support.operators import (
     operator_here,
     ready_over,
 )
-from support.waiting import until
+from support.processes.waiting import until
 
 CHANGES = 20
 BEHIND_S = 5.0

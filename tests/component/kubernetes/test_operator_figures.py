@@ -15,10 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from streambroker_operator.kubernetes.client.watch_client import Timing
 from streambroker_operator.kubernetes.replicas import agent_liveness as presence
 from streambroker_operator.kubernetes.watch.lister import CrdMissingError, KindLister
-from support import charts
-from support.cluster import ApiServer
-from support.free_ports import free_port
-from support.operators import (
+from support.clusters.api_server import ApiServer
+from support.clusters.replicas import (
     Operator,
     SignedAgent,
     condition,
@@ -28,7 +26,9 @@ from support.operators import (
     ready_over,
     status_of,
 )
-from support.waiting import until
+from support.kubernetes import charts
+from support.processes.ports import free_port
+from support.processes.waiting import until
 
 AWAY_S = 3.0
 KINDS = {"exports", "imports"}

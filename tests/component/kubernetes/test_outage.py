@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from support.agents import AgentProcess, Publishing, Reading, rows
-from support.cluster import ApiServer
-from support.connected import Connected
-from support.operators import Operator, SignedAgent, make_key, operator
-from support.waiting import until
+from support.agents.agents import AgentProcess, Publishing, Reading, rows
+from support.agents.connected import Connected
+from support.clusters.api_server import ApiServer
+from support.clusters.replicas import Operator, SignedAgent, make_key, operator
+from support.processes.waiting import until
 
 OUTAGE_S = 40.0
 """Longer than a Lease (15 seconds) and a poll (33 seconds) last."""

@@ -12,11 +12,11 @@ import pytest
 
 from streambroker_core.wire.manifests.ports import OBJECTS
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
-from support.cluster import ApiServer
-from support.cluster_objects import ClusterObjects
-from support.followed import HASTY, FeederName, Followed
-from support.kube_calls import grant
-from support.waiting import until
+from support.clusters.api_server import ApiServer
+from support.clusters.calls import grant
+from support.clusters.informer import HASTY, FeederName, Followed
+from support.clusters.objects import ClusterObjects
+from support.processes.waiting import until
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 RULES = [

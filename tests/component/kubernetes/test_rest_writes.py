@@ -17,10 +17,10 @@ from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.rest import create_app
 from streambroker_operator.runtime.runtime import Runtime
-from support.brokers import Rest
-from support.cluster import ApiServer
-from support.commands import Cli
-from support.steered import ALERTS, FEED, Others, Replica
+from support.brokers.brokers import Rest
+from support.brokers.commands import Cli
+from support.clusters.api_server import ApiServer
+from support.clusters.writes import ALERTS, FEED, Others, Replica
 
 TRADES = {**FEED, "properties": {"kind": "trade"}}
 WANTED = {**ALERTS, "subscription": 'kind == "trade"'}

@@ -24,10 +24,10 @@ from streambroker_operator.kubernetes.replicas.lease import Lease
 from streambroker_operator.kubernetes.status.events import EventNote, EventWriter
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
 from streambroker_operator.kubernetes.watch.reflector import ReflectorFeeder
-from support import charts
-from support.cluster import ApiServer
-from support.jwts import jwt
-from support.kube_calls import calls_of, create, grant, listed, manifest, open_to, true
+from support.clusters.api_server import ApiServer
+from support.clusters.calls import calls_of, create, grant, listed, manifest, open_to, true
+from support.kubernetes import charts
+from support.kubernetes.jwts import jwt
 
 Right = tuple[str, str, str]
 Use = Callable[[HttpApi, str], Awaitable[bool]]

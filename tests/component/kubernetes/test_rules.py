@@ -11,12 +11,12 @@ import pytest
 
 from streambroker_core.model import RULE, RuleKey
 from streambroker_operator.kubernetes.client.kubeconfig import from_kubeconfig
-from support.cluster import APPLY, GROUP, MERGE, ApiServer
-from support.followed import CALM, FeederName, Followed
-from support.kube_calls import make_account, token_of
-from support.kube_proxy import Fault
-from support.operators import Operator, SignedAgent, make_key, operator
-from support.waiting import until
+from support.clusters.api_server import APPLY, GROUP, MERGE, ApiServer
+from support.clusters.calls import make_account, token_of
+from support.clusters.informer import CALM, FeederName, Followed
+from support.clusters.proxy import Fault
+from support.clusters.replicas import Operator, SignedAgent, make_key, operator
+from support.processes.waiting import until
 
 PATTERN = {"stages": [{"name": "a", "where": "price > 10"}]}
 BAD = {"stages": [{"name": "a", "where": "price >"}]}

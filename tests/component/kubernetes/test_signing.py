@@ -8,9 +8,9 @@ from pe_agent.agent.agent import Agent
 from pe_agent.agent.broker.link import BrokerLink
 from pe_agent.transport.tokens import Token
 from streambroker_core.model import PeKey
-from support.cluster import GROUP, ApiServer
-from support.operators import SignedAgent, make_key, operator
-from support.waiting import until
+from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.replicas import SignedAgent, make_key, operator
+from support.processes.waiting import until
 
 
 def linked(hosts: Agent, url: str, pod: SignedAgent) -> BrokerLink:

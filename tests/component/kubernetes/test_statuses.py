@@ -11,9 +11,9 @@ from streambroker_core.board import ImportApplied, ImportRemoved, Unreadable
 from streambroker_core.model import Import
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.kubernetes.status.events import EventNote
-from support.cluster import GROUP, ApiServer
-from support.kube_calls import create, listed, manifest
-from support.status_brokers import broker_at
+from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.calls import create, listed, manifest
+from support.clusters.statuses import broker_at
 
 FEED = manifest("Export", "feed-trades", job="feed", port="trades", properties={"kind": "trade"})
 ALERTS = manifest(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from support.cluster import GROUP, ApiServer
-from support.kube_calls import create, manifest, true
-from support.status_brokers import Broker, fed_broker_at
+from support.clusters.api_server import GROUP, ApiServer
+from support.clusters.calls import create, manifest, true
+from support.clusters.statuses import Broker, fed_broker_at
 
 FEED = manifest("Export", "feed-trades", job="feed", port="trades", properties={"kind": "trade"})
 ALERTS = manifest(

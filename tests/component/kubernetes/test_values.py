@@ -15,8 +15,8 @@ from streambroker_core.expression import parse
 from streambroker_core.model import Export
 from streambroker_core.wire.manifests.ports import read_manifest
 from streambroker_operator.cli import main
-from support.brokers import Rest, running_broker
-from support.cluster import GROUP, ApiServer
+from support.brokers.brokers import Rest, running_broker
+from support.clusters.api_server import GROUP, ApiServer
 
 DOCUMENT = """
 apiVersion: streambroker.io/v1alpha1

@@ -19,8 +19,8 @@ from streambroker_operator.kubernetes.apply.overrides import (
 )
 from streambroker_operator.kubernetes.client.managed_fields import API
 from streambroker_operator.storage.write_options import WriteOptions
-from support.cluster import ApiServer
-from support.steered import ALERTS, FEED, Others, Replica
+from support.clusters.api_server import ApiServer
+from support.clusters.writes import ALERTS, FEED, Others, Replica
 
 FORCE = WriteOptions(force=True)
 BY_PROPERTIES = {**FEED, "properties": {"kind": "trade"}}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import World, made
+from support.processes.programs import World, made
 
 
 @pytest.fixture(scope="module")

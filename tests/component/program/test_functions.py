@@ -15,9 +15,9 @@ from pe_agent import functions
 from pe_agent.functions import Known, Outcome
 from pe_agent.job import port_client as broker_calls
 from pe_agent.job.ports import Change
-from support.cutting import Cutter
-from support.free_ports import free_port
-from support.programs import SECONDS, World
+from support.brokers.lossy_proxy import Cutter
+from support.processes.ports import free_port
+from support.processes.programs import SECONDS, World
 
 NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]
 PROPERTIES = {"kind": "alert", "level": 2}

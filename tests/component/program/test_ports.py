@@ -19,11 +19,11 @@ from pe_agent.transport.broker_client import (
     pe_path,
 )
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
-from support.agents import Publishing, Reading, rows
-from support.cutting import Cutter
-from support.free_ports import free_port
-from support.programs import SECONDS, World
-from support.waiting import until
+from support.agents.agents import Publishing, Reading, rows
+from support.brokers.lossy_proxy import Cutter
+from support.processes.ports import free_port
+from support.processes.programs import SECONDS, World
+from support.processes.waiting import until
 
 NAMES = [{"applicationName": "market.Feed", "streamId": "nyse"}]
 PROPERTIES = {"kind": "alert", "level": 2}

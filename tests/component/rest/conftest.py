@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from streambroker_operator.broker import Broker
-from support.brokers import EXPORT, IMPORT, TOKENS, Rest, bearer, running_broker
+from support.brokers.brokers import EXPORT, IMPORT, TOKENS, Rest, bearer, running_broker
 
 FEED, ALERTS = "/job/feed/pe/0/export/trades", "/job/alerts/pe/0/import/trades"
 

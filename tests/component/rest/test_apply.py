@@ -15,7 +15,7 @@ from streambroker_operator.rest import diagnose
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.ports import apply as module
 from streambroker_operator.storage.responses import MAX_BODY
-from support.brokers import (
+from support.brokers.brokers import (
     EXPORT,
     EXPORTS,
     IMPORT,

@@ -15,8 +15,8 @@ from streambroker_core.wire.broker import hints
 from streambroker_core.wire.broker.agent_commands import APPEND, EMIT, EMITTED, ENTRY
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.security import audit_log as audit
-from support.brokers import EXPORT, Rest, bearer, received, running_broker, udp_ear
-from support.errands import AGENT, LOG, Errander, errander
+from support.agents.emitting import AGENT, LOG, Errander, errander
+from support.brokers.brokers import EXPORT, Rest, bearer, received, running_broker, udp_ear
 
 FEED = "/job/feed/pe/0"
 TRADES = f"{FEED}/export/trades"

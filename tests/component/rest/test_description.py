@@ -15,8 +15,8 @@ from streambroker_operator.rest import create_app
 from streambroker_operator.rest.http.openapi import description
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
-from support.brokers import EXPORT, Rest, running_broker
-from support.conformance import assert_conforms
+from support.brokers.brokers import EXPORT, Rest, running_broker
+from support.brokers.conformance import assert_conforms
 
 METHODS = {"get", "put", "patch", "post", "delete"}
 X = "/api/subscriptions/job/feed/pe/0/export/trades"

@@ -17,7 +17,7 @@ from streambroker_operator.broker import Broker
 from streambroker_operator.rest import events
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.runtime import change_log as changes
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.brokers.brokers import EXPORT, IMPORT, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

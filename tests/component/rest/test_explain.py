@@ -13,7 +13,7 @@ import pytest
 from streambroker_core.diagnose import Forecast, forecast
 from streambroker_operator.rest import diagnose
 from streambroker_operator.rest.guard.rate_limits import RateLimits
-from support.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, bearer, running_broker
+from support.brokers.brokers import EXPORT, EXPORTS, IMPORT, IMPORTS, Rest, bearer, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

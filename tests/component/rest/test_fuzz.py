@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest.guard.rate_limits import RateLimits
 from streambroker_operator.rest.http.openapi import description
-from support.brokers import EXPORT, IMPORT
+from support.brokers.brokers import EXPORT, IMPORT
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 EXAMPLES = 300 if LONG else 12

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from streambroker_operator.broker import Broker
 from streambroker_operator.rest.guard.rate_limits import RateLimits, read_limit
 from streambroker_operator.security.token_buckets import MAX_BUCKETS, TokenBuckets
-from support.brokers import EXPORT, Rest, running_broker
+from support.brokers.brokers import EXPORT, Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 PE = "/job/feed/pe/0"

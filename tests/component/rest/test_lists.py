@@ -24,7 +24,7 @@ from streambroker_operator.rest.lists.snapshots import (
     Selection,
     Snapshots,
 )
-from support.brokers import EXPORT, IMPORT, Rest, bearer, running_broker
+from support.brokers.brokers import EXPORT, IMPORT, Rest, bearer, running_broker
 
 EXPORTS = Selection(list_name="exports", namespace="default")
 

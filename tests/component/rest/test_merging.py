@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.brokers import Rest, running_broker
+from support.brokers.brokers import Rest, running_broker
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

@@ -11,8 +11,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from support.brokers import Rest
-from support.commands import Cli
+from support.brokers.brokers import Rest
+from support.brokers.commands import Cli
 
 ROOT = Path(__file__).parents[3]
 TOUR = ROOT / "examples/02-control-plane"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.brokers import EXPORT, IMPORT, Rest
+from support.brokers.brokers import EXPORT, IMPORT, Rest
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

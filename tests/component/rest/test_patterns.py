@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pe_agent.cep import HttpDiscoverer, PatternProcessorManager
-from support.brokers import Rest, bearer, running_broker
+from support.brokers.brokers import Rest, bearer, running_broker
 
 JOB = "/api/jobs/alerts/patterns"
 DEAR = f"{JOB}/dear"

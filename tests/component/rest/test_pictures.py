@@ -17,8 +17,8 @@ from streambroker_operator.rest.guard.rate_limits import FairQueue
 from streambroker_operator.rest.http.responses import json_answer, long_answer
 from streambroker_operator.rest.lists import list_cache as pictures
 from streambroker_operator.rest.lists.list_cache import ROUTES_SOURCE, ListCache, build_routes
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
-from support.resources import board_of, export_of, import_of
+from support.brokers.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.core.resources import board_of, export_of, import_of
 
 VIEW = "/job/feed/pe/0"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.brokers import Rest
+from support.brokers.brokers import Rest
 
 FEED, ALERTS = "/job/feed/pe/0/export/trades", "/job/alerts/pe/0/import/trades"
 

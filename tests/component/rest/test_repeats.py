@@ -16,8 +16,8 @@ from streambroker_operator.rest.diagnose import Proposed
 from streambroker_operator.rest.ports import apply
 from streambroker_operator.storage.responses import MAX_BODY, RETENTION_S, RequestKey
 from streambroker_operator.storage.sqlite_store import Store
-from support.brokers import EXPORT, IMPORT, Rest, running_broker
-from support.resources import export_of, port
+from support.brokers.brokers import EXPORT, IMPORT, Rest, running_broker
+from support.core.resources import export_of, port
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from support.brokers import EXPORT, IMPORT, Answer, Rest, bearer
+from support.brokers.brokers import EXPORT, IMPORT, Answer, Rest, bearer
 
 X = "/job/feed/pe/0/export/trades"
 I = "/job/alerts/pe/0/import/trades"  # noqa: E741

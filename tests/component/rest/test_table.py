@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.brokers import EXPORT, IMPORT, Answer, Rest, running_broker
+from support.brokers.brokers import EXPORT, IMPORT, Answer, Rest, running_broker
 
 FEED = "/job/feed/pe/0"
 ALERTS = "/job/alerts/pe/0"

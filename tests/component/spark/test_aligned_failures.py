@@ -15,10 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 import pe_agent
 from pe_agent.aligned import Limits, Operator, OperatorStream, Stream
 from pe_agent.streams.stream import RowsFrame
-from support.aligned import Node, Turn, chain, sink, turns
-from support.aligned_model import simulate
-from support.aligned_operators import Failing, Multiply, NewerMultiply, Talkative
-from support.aligned_spark import (
+from support.aligned.graphs import Node, Turn, chain, sink, turns
+from support.aligned.model import simulate
+from support.aligned.operators import Failing, Multiply, NewerMultiply, Talkative
+from support.aligned.spark import (
     IN_ORDER,
     collected,
     on_spark,
@@ -27,7 +27,7 @@ from support.aligned_spark import (
     scripted,
     seen,
 )
-from support.waiting import until
+from support.processes.waiting import until
 
 SCRIPT = renumbered(turns("D1 D2 D3 D4", "D5 D6 D7 D8", "D9"))
 LONG = pytest.mark.long

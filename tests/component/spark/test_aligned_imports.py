@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 from pe_agent import PE
 from pe_agent.aligned import AlignedError, OperatorStream, Stream, Target
 from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
-from support.aligned_operators import Multiply, Talkative
-from support.session import SECONDS, Session
-from support.waiting import until
+from support.aligned.operators import Multiply, Talkative
+from support.processes.waiting import until
+from support.spark.session import SECONDS, Session
 
 COLUMNS = "k bigint, v bigint"
 AT_ONCE = {"availableNow": True}

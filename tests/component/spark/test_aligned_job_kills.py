@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from support import aligned_jobs
-from support.aligned_jobs import WINDOWS
-from support.jobs import Broker, end_agent
-from support.killed import start
-from support.session import Session
+from support.driver import aligned_jobs
+from support.driver.aligned_jobs import WINDOWS
+from support.driver.start import start
+from support.processes.jobs import Broker, end_agent
+from support.spark.session import Session
 
 EXPORTER, IMPORTER = "exporter", "importer"
 
@@ -39,7 +39,7 @@ def run(role: str, folder: Path, broker: str, kills: list[int | str]) -> None:
     """
     (folder / "values").write_text(json.dumps([kill for kill in kills if isinstance(kill, int)]))
     cuts = folder.parent / "cuts" if any(isinstance(kill, str) for kill in kills) else None
-    arguments = ("support.aligned_jobs", folder, role, broker)
+    arguments = ("support.driver.aligned_jobs", folder, role, broker)
     for kill in kills:
         step = kill if isinstance(kill, str) else None
         found = start(*arguments, cuts=cuts, step=step)

@@ -10,10 +10,10 @@ from pyspark.sql import DataFrame
 
 from pe_agent import PE
 from pe_agent.aligned import Stream
-from support.aligned import Node, Note, chain, names_of, sink, told, turns
-from support.aligned_operators import Envelopes
-from support.aligned_spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
-from support.session import Session
+from support.aligned.graphs import Node, Note, chain, names_of, sink, told, turns
+from support.aligned.operators import Envelopes
+from support.aligned.spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
+from support.spark.session import Session
 
 COLUMNS = "k bigint, v bigint, t timestamp"
 SCRIPT = renumbered(turns("D1 I(a) D2 D3 E(b)", "D4 B(c)", "E(d)", "D5"))

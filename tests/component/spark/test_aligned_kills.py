@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.killed import start
+from support.driver.start import start
 
-DRIVER = "support.aligned_driver"
+DRIVER = "support.driver.aligned"
 
 
 Windows = dict[int, list[list[list[Any]]]]
@@ -84,9 +84,9 @@ def test_a_kill_beside_the_moment_in_which_a_file_is_named_leaves_it_whole(
     tmp_path: Path, when: str, name: str
 ) -> None:
     """A-27: the sink renames a file again, or for the first time, when its window comes again."""
-    assert start("support.aligned_files", tmp_path, when, name) == -9
+    assert start("support.driver.aligned_files", tmp_path, when, name) == -9
     assert (tmp_path / "out" / name).exists() == (when == "behind")
-    assert start("support.aligned_files", tmp_path, when, name) == 0
+    assert start("support.driver.aligned_files", tmp_path, when, name) == 0
     found = json.loads((tmp_path / "found").read_text())
     assert found == {"f1": ["A", "B", "C"], "f2": ["D"], "f3": ["E", "F"]}
     assert not list((tmp_path / "out").glob(".*"))

@@ -7,8 +7,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from pe_agent.aligned.queries.query_listener import watch_queries
-from support.feeds import DDL, Feed
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.feeds import DDL, Feed
 
 BATCHES, FOLLOWERS = 40, 8
 

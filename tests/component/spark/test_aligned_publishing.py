@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from pe_agent import PE
 from pe_agent.aligned import AlignedError
 from pe_agent.aligned.sinks import OutputsWriter
-from support.aligned_operators import Totals
-from support.session import SECONDS, Session, exporter_status
-from support.waiting import until
+from support.aligned.operators import Totals
+from support.processes.waiting import until
+from support.spark.session import SECONDS, Session, exporter_status
 
 
 def published(pe: PE, port: str) -> bool:

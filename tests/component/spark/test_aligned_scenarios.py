@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from streambroker_core.control.tuples import Delivery
-from support.aligned import (
+from support.aligned.draws import graphs, windows
+from support.aligned.graphs import (
     SOURCE,
     Edge,
     Graph,
@@ -27,9 +28,8 @@ from support.aligned import (
     told,
     turns,
 )
-from support.aligned_draws import graphs, windows
-from support.aligned_model import simulate
-from support.aligned_spark import IN_ORDER, ends, on_spark, renumbered, run, scripted, seen
+from support.aligned.model import simulate
+from support.aligned.spark import IN_ORDER, ends, on_spark, renumbered, run, scripted, seen
 
 CHAIN = turns(
     "D1 I(a) D2 E(b)",

@@ -11,9 +11,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from streambroker_core.control.runtime.buckets import Layout, bucket_for_key
-from support.aligned import Turn
-from support.aligned_operators import NewerTotals, Totals
-from support.aligned_spark import collected, scripted
+from support.aligned.graphs import Turn
+from support.aligned.operators import NewerTotals, Totals
+from support.aligned.spark import collected, scripted
 
 KEYED = Layout(port="in", buckets=4, key=(("k", pa.int64()),))
 KEYS = [next(k for k in range(99) if bucket_for_key((k,), KEYED) == at) for at in range(4)]

@@ -23,9 +23,9 @@ from pe_agent.aligned import (
 from pe_agent.aligned.runtime.frames import encode_control
 from pe_agent.aligned.runtime.hosting import CHANGELOG, prepare_session
 from streambroker_core.control.tuples import Delivery, make_logged_tuple
-from support.aligned import Node, chain, names_of, sink, told, turns
-from support.aligned_operators import Multiply, Totals
-from support.aligned_spark import IN_ORDER, collected, on_spark, renumbered, run, scripted, seen
+from support.aligned.graphs import Node, chain, names_of, sink, told, turns
+from support.aligned.operators import Multiply, Totals
+from support.aligned.spark import IN_ORDER, collected, on_spark, renumbered, run, scripted, seen
 
 PASS = Node(name="pass", answer="forward")
 

@@ -11,10 +11,10 @@ from pyspark.sql.types import DataType
 
 from pe_agent.log.frames import Kind
 from pe_agent.spark.batch_size import BATCH_ROWS, BYTES_SETTING, ROWS_SETTING, limit_batches_by_rows
-from support.feeds import Feed
-from support.logs import opened
-from support.session import SECONDS, Session, exporter_status
-from support.waiting import until
+from support.agents.logs import opened
+from support.processes.waiting import until
+from support.spark.feeds import Feed
+from support.spark.session import SECONDS, Session, exporter_status
 
 MOST = int(BATCH_ROWS)
 

@@ -13,10 +13,10 @@ from pe_agent.job.agent_process import AgentFailedError
 from pe_agent.job.subscribe import ArgumentError
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
-from support.feeds import Feed
-from support.jobs import Broker
-from support.session import SECONDS, Session, exporter_status
-from support.waiting import until
+from support.processes.jobs import Broker
+from support.processes.waiting import until
+from support.spark.feeds import Feed
+from support.spark.session import SECONDS, Session, exporter_status
 
 SCHEMA = "line bigint, price double, name string"
 

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame
 from pe_agent import PE
 from streambroker_core.control.runtime.packing import Packed, unpack
 from streambroker_core.model.schema import parse_ddl, to_items
-from support.feeds import DDL as COLUMNS
-from support.feeds import Feed
-from support.session import SECONDS, Session
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.feeds import DDL as COLUMNS
+from support.spark.feeds import Feed
+from support.spark.session import SECONDS, Session
 
 BUCKETS = 3
 

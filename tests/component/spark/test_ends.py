@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pe_agent.job.ports import QueryActiveError
-from support.feeds import DDL, Feed
-from support.session import SECONDS, Session, exporter_status, only_reader
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.feeds import DDL, Feed
+from support.spark.session import SECONDS, Session, exporter_status, only_reader
 
 
 def test_an_end_is_said_after_the_query_and_taken_back_by_the_next_rows(

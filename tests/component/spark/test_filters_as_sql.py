@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from pe_agent.filters import compile_filter
 from streambroker_core.expression import Expression, parse
-from support.expressions import ARROW, SCHEMA, batch_of, rows, typed_filters
-from support.spark_sql import NotTheSame, Translation
+from support.core.expressions import ARROW, SCHEMA, batch_of, rows, typed_filters
+from support.core.spark_sql import NotTheSame, Translation
 
 ROWS = 200
 FILTERS = 150

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pe_agent import PE
-from support.feeds import DDL, Feed
-from support.session import SECONDS, Session, exporter_status
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.feeds import DDL, Feed
+from support.spark.session import SECONDS, Session, exporter_status
 
 SMALL = {"maxBytes": "64Ki"}
 ROUND, ROUNDS = 100.0, 3

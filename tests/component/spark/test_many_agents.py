@@ -14,9 +14,9 @@ from typing import Any
 from pe_agent.agent.process import read_address
 from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.feeds import Feed
-from support.session import SECONDS, Session, exporter_status
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.feeds import Feed
+from support.spark.session import SECONDS, Session, exporter_status
 
 SCHEMA = "line bigint, price double, name string"
 

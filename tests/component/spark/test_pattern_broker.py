@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pe_agent.cep import BrokerDiscoverer
-from support.jobs import Broker
-from support.pattern_imports import Letters, Rules, rule
-from support.session import SECONDS, Session
-from support.waiting import until
+from support.patterns.imports import Letters, Rules, rule
+from support.processes.jobs import Broker
+from support.processes.waiting import until
+from support.spark.session import SECONDS, Session
 
 AWAY_SECONDS = 90.0
 """An agent polls every 30 s."""

@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 
 from pe_agent.aligned import Stream
 from pe_agent.cep import PatternProcessor, PatternStream, pattern_processors
-from support import cases, pattern_cases
-from support.pattern_spark import Given, Play
+from support.core import cases
+from support.patterns import cases as pattern_cases
+from support.patterns.spark import Given, Play
 
 FILE = Path(__file__).parents[2] / "cases" / "cep.json"
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)

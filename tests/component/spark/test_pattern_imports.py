@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import DataFrame
 
 from pe_agent.cep import pattern_processors
-from support.feeds import DDL, Feed
-from support.pattern_spark import Given
-from support.session import SECONDS, Session
-from support.waiting import until
+from support.patterns.spark import Given
+from support.processes.waiting import until
+from support.spark.feeds import DDL, Feed
+from support.spark.session import SECONDS, Session
 
 
 def rule(name: str, version: int, *lines: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.pattern_driver import CALM, SENT, TORN, WINDOW
+from support.driver.patterns import CALM, SENT, TORN, WINDOW
 
 SECONDS = 100.0
 TESTS = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def start(folder: Path, way: str) -> int:
     path = os.pathsep.join([str(TESTS), *([before] if before else [])])
     with (folder / "said").open("ab") as said:
         driver = subprocess.run(
-            [sys.executable, "-m", "support.pattern_driver", str(folder), way],
+            [sys.executable, "-m", "support.driver.patterns", str(folder), way],
             cwd=TESTS,
             start_new_session=True,
             stdout=subprocess.DEVNULL,

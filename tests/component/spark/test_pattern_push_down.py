@@ -11,10 +11,10 @@ import pytest
 from pe_agent import PE, aligned
 from pe_agent.aligned import AlignedError, ControlFile
 from pe_agent.cep import pattern_processors
-from support.pattern_imports import BEGIN, DDL, Letters, Rules, rule
-from support.pattern_spark import Given
-from support.session import SECONDS, Session, exporter_status
-from support.waiting import until
+from support.patterns.imports import BEGIN, DDL, Letters, Rules, rule
+from support.patterns.spark import Given
+from support.processes.waiting import until
+from support.spark.session import SECONDS, Session, exporter_status
 
 
 def delivered(exporter: PE, reader_of: Rules) -> int:

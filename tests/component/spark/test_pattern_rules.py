@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from pe_agent.aligned import Stream
 from pe_agent.cep import PatternStream, explain, pattern_processors
-from support.pattern_spark import Given, Play, letters
+from support.patterns.spark import Given, Play, letters
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 WINDOWS = 3

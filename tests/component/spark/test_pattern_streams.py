@@ -32,9 +32,9 @@ from pe_agent.cep import (
 from pe_agent.cep.discovery.discoverer import Wanted
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.wire.reports.rule_metrics import WatermarkWait
-from support.aligned_spark import SHUFFLE
-from support.pattern_spark import DDL, Given, Play, letters
-from support.waiting import until
+from support.aligned.spark import SHUFFLE
+from support.patterns.spark import DDL, Given, Play, letters
+from support.processes.waiting import until
 
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 

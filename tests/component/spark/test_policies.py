@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from pe_agent import PE
-from support.checkpoints import committed, offset
-from support.feeds import DDL, Feed
-from support.session import SECONDS, Session, Sink, exporter_status, only_reader
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.checkpoints import committed, offset
+from support.spark.feeds import DDL, Feed
+from support.spark.session import SECONDS, Session, Sink, exporter_status, only_reader
 
 SMALL = {"maxBytes": "64Ki"}
 

@@ -15,10 +15,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pe_agent.agent.process import read_address
-from support.checkpoints import batches, committed, offset, planned
-from support.feeds import Feed
-from support.session import SECONDS, Session, Sink, exporter_status
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.checkpoints import batches, committed, offset, planned
+from support.spark.feeds import Feed
+from support.spark.session import SECONDS, Session, Sink, exporter_status
 
 SCHEMA = "line bigint, price double, name string"
 WAIT_MS = 500

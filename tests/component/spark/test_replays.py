@@ -8,10 +8,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from pe_agent import PE
-from support.checkpoints import batches, committed, offset, planned
-from support.feeds import DDL, Feed
-from support.session import SECONDS, Session, Sink, exporter_status, only_reader
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.checkpoints import batches, committed, offset, planned
+from support.spark.feeds import DDL, Feed
+from support.spark.session import SECONDS, Session, Sink, exporter_status, only_reader
 
 pytestmark = pytest.mark.long
 ROWS = 50

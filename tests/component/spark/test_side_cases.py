@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from streambroker_core.side.definition import DEFAULT_KEY_TIMEOUT
 from streambroker_core.side.errors import SideDefinitionError
-from support.sides import Case, load
-from support.sides_spark import BODY, Fed, made_of, marks, parts_of, run_on_spark
+from support.sides.cases import Case, load
+from support.sides.spark import BODY, Fed, made_of, marks, parts_of, run_on_spark
 
 HOUR = 3600
 """A limit that no query of a test reaches, however slow the machine is."""

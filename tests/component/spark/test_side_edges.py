@@ -18,10 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import OperatorStream, stream
 from pe_agent.side import TableStore, Views, side_list, side_map, side_multimap, side_singleton
-from support.side_feeds import RATES, SECONDS, TRADES, Feed, Rows, put_rates
-from support.sides import load
-from support.sides_spark import run_on_spark
-from support.waiting import until
+from support.processes.waiting import until
+from support.sides.cases import load
+from support.sides.feeds import RATES, SECONDS, TRADES, Feed, Rows, put_rates
+from support.sides.spark import run_on_spark
 
 pytestmark = pytest.mark.long
 RATE = "currency string, rate double"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import pe_agent
 from pe_agent.pe import PE
 from pe_agent.side import side_map
-from support.waiting import until
+from support.processes.waiting import until
 
 SECONDS = 60.0
 

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pe_agent import PE
 from pe_agent.aligned import Stream
 from pe_agent.side import SideComplete, side_map
-from support.session import SECONDS, Session
-from support.waiting import until
+from support.processes.waiting import until
+from support.spark.session import SECONDS, Session
 
 
 class Exported:

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from support.killed import start
-from support.side_table_driver import put_rates
-from support.side_table_driver import run as run_with_table
-from support.sides import Case, load
-from support.sides_spark import Seen, write
+from support.driver.side_table import put_rates
+from support.driver.side_table import run as run_with_table
+from support.driver.start import start
+from support.sides.cases import Case, load
+from support.sides.spark import Seen, write
 
-DRIVER = "support.side_driver"
-TABLE_DRIVER = "support.side_table_driver"
+DRIVER = "support.driver.sides"
+TABLE_DRIVER = "support.driver.side_table"
 BUCKETS = 3
 CASES = {case["id"]: case for case in load()}
 

@@ -30,12 +30,12 @@ from pe_agent.side import (
     side_singleton,
 )
 from streambroker_core.side.errors import SideDefinitionError
-from support.aligned import chain, names_of, sink, told, turns
-from support.aligned_spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
-from support.killed import start
-from support.side_pin_driver import run as run_driver
-from support.side_table_driver import put_rates
-from support.waiting import until
+from support.aligned.graphs import chain, names_of, sink, told, turns
+from support.aligned.spark import IN_ORDER, on_spark, renumbered, run, scripted, seen
+from support.driver.side_pin import run as run_driver
+from support.driver.side_table import put_rates
+from support.driver.start import start
+from support.processes.waiting import until
 
 TRADES = "id string, currency string, at timestamp"
 SECONDS = 60.0
@@ -219,7 +219,7 @@ def test_a_kill_between_pin_and_commit_shows_a_window_the_version_of_then(
         put(tmp_path / "in", ids, "EUR", "EUR")
     put_rates(tmp_path / "rates", EUR=1.0)
     (tmp_path / "case").write_text(json.dumps(when))
-    assert start("support.side_pin_driver", tmp_path, 2) == -9, (tmp_path / "said").read_text()
+    assert start("support.driver.side_pin", tmp_path, 2) == -9, (tmp_path / "said").read_text()
     run_driver(spark, tmp_path)
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("out-*.json")}
     again = {} if when == "in a task" else {"out-1-1": [["c", 1.0, "v1"], ["d", 1.0, "v1"]]}

@@ -23,8 +23,8 @@ from pe_agent.side import (
     side_singleton,
 )
 from streambroker_core.side import fixed
-from support.side_feeds import SECONDS, TRADES, Feed, Rows, put_rates, running
-from support.waiting import until
+from support.processes.waiting import until
+from support.sides.feeds import SECONDS, TRADES, Feed, Rows, put_rates, running
 
 
 def enriched(trades: Stream, table: Table) -> OperatorStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.releases import NoHistoryError, Release, unpack
+from support.processes.releases import NoHistoryError, Release, unpack
 
 
 @pytest.fixture(scope="session")

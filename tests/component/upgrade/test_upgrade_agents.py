@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from pe_agent.transport.broker_client import BrokerAnswer, BrokerClient, BrokerUnavailableError
-from support.agents import AgentProcess, Publishing, rows
-from support.connected import Connected
-from support.jobs import Broker
-from support.releases import Release
-from support.sources import Run
-from support.waiting import until
+from support.agents.agents import AgentProcess, Publishing, rows
+from support.agents.connected import Connected
+from support.agents.sources import Run
+from support.processes.jobs import Broker
+from support.processes.releases import Release
+from support.processes.waiting import until
 
 SECONDS = 30.0
 BROKER, FEED, ALERTS = "broker", "feed", "alerts"

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pe_agent.transport.agent_client import AgentClient
-from support.jobs import Broker, Child, end_agent
-from support.releases import Release
-from support.waiting import until
+from support.processes.jobs import Broker, Child, end_agent
+from support.processes.releases import Release
+from support.processes.waiting import until
 
 SECONDS = 100.0
 """At most without a window that ends."""
@@ -59,7 +59,7 @@ class Upgraded:
         """
         port = int(self.broker.url.rpartition(":")[2]) if self.broker else 0
         self.broker = Broker(self.folder, port, sources=sources)
-        command = [sys.executable, "-m", "support.upgrade_driver"]
+        command = [sys.executable, "-m", "support.driver.upgrade"]
         self.driver = Child(
             [*command, str(self.folder), self.broker.url],
             self.folder / "driver.out",

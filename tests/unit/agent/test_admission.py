@@ -10,7 +10,7 @@ import pytest
 from pe_agent.agent.exports.backpressure import SELF_WAIT_SECONDS, SelfWaitError
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.wait_chains import RING_SECONDS
-from support.exports import Bench, bench, rows
+from support.agents.exports import Bench, bench, rows
 
 OWN = "default/feed/0/back"
 OTHER = "default/alerts/0/trades"

@@ -21,7 +21,7 @@ from pe_agent.aligned.runtime.lazy_operator import LazyOperator
 from pe_agent.aligned.runtime.processor import OperatorConfig
 from streambroker_core.control.operators.operator import Operator
 from streambroker_core.control.tuples import Limits
-from support.aligned_batches import Stage
+from support.aligned.batches import Stage
 
 HOSTED = OperatorConfig(
     make=Operator,

@@ -61,7 +61,7 @@ from streambroker_core.control.tuples import (
     Delivery,
 )
 from streambroker_core.errors import FormatTooNewError
-from support.aligned import Note, note
+from support.aligned.graphs import Note, note
 
 V = pa.schema([("v", pa.int64())])
 MIXED = pa.schema([("v", pa.int64()), ("_seq", pa.int64()), ("_control", pa.binary())])

@@ -17,7 +17,7 @@ from streambroker_core.control.operators.operator import Blobs, Changes, Operato
 from streambroker_core.control.operators.typed_operator import TypedOperator, handles
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, make_logged_tuple
-from support.aligned_batches import Batches, batches
+from support.aligned.batches import Batches, batches
 
 TIME = pa.timestamp("us", "UTC")
 MIXED = pa.schema([("k", pa.int64()), ("t", TIME), ("_seq", pa.int64()), ("_control", pa.binary())])

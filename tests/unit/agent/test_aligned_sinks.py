@@ -23,7 +23,7 @@ from pe_agent.datasource.unpacker import UnpackedControl, Unpacker
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.packing import pack_control, sequence
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery
-from support.aligned import note
+from support.aligned.graphs import note
 
 V = pa.schema([("v", pa.int64())])
 MIXED = pa.schema([("v", pa.int64()), ("_seq", pa.int64()), ("_control", pa.binary())])

@@ -10,7 +10,7 @@ import pytest
 from pe_agent.datasource import lease as asking
 from pe_agent.datasource.lease import Prefetcher
 from pe_agent.transport.flight_errors import AgentUnreachableError
-from support.waiting import until
+from support.processes.waiting import until
 
 SECONDS = 10.0
 START: dict[str, Any] = {"reader": "r"}

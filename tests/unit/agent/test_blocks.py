@@ -14,7 +14,7 @@ from pe_agent.agent.exports.stream.block_reader import (
     NotPlannedError,
     ReadRequest,
 )
-from support.exports import Bench, bench, rows
+from support.agents.exports import Bench, bench, rows
 
 
 @pytest.fixture

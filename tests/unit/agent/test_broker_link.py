@@ -24,7 +24,7 @@ from streambroker_core.wire.broker.hints import STALE_S
 from streambroker_core.wire.broker.view import View, encode, with_version
 from streambroker_core.wire.broker.view_rules import ViewRule, make_view_rules
 from streambroker_operator.kubernetes.status.work_queue import SETTLE_S
-from support.waiting import until
+from support.processes.waiting import until
 
 
 @pytest.fixture

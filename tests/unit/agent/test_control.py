@@ -17,7 +17,7 @@ from streambroker_core.control.runtime.control_rows import from_batch
 from streambroker_core.control.tuples import ControlError, ControlTuple, Delivery, make_logged_tuple
 from streambroker_core.control.tuples.epoch_control import IndexedControl
 from streambroker_core.ledger.publisher import LEASE_SECONDS, BatchDiffersError, PublisherInUseError
-from support.exports import DDL, SCHEMA, Bench, bench, killed_in, rows
+from support.agents.exports import DDL, SCHEMA, Bench, bench, killed_in, rows
 
 CONTROL = frozenset[str]()
 END = Delivery.END_WINDOW

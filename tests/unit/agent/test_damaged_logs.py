@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streambroker_core.ledger.losses import DataLossError
-from support.exports import Bench, rows
+from support.agents.exports import Bench, rows
 
 EPOCHS = 12
 

@@ -12,7 +12,7 @@ from pe_agent.agent.agent import Agent
 from pe_agent.agent.state.store import StoreError
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.model import PeKey
-from support.exports import DDL, rows
+from support.agents.exports import DDL, rows
 
 PE = PeKey.parse("default/feed/0")
 KEY = f"{PE}/trades"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.drift import drift
+from support.core.drift import drift
 
 LOOKS = range(0, 900, 5)
 

@@ -22,7 +22,7 @@ from pe_agent.log.errors import LogError
 from streambroker_core.control.runtime.control_rows import from_batch
 from streambroker_core.control.tuples import ControlLimitError
 from streambroker_core.errors import ManifestError
-from support.exports import Bench, bench, killed_in, rows
+from support.agents.exports import Bench, bench, killed_in, rows
 
 CONTROL = frozenset[str]()
 KEPT = 10

@@ -16,9 +16,9 @@ from pe_agent.datasource.options import Options
 from pe_agent.datasource.source import ExportRefusesError, StreambrokerStreamReader
 from pe_agent.transport.agent_client import AgentClient
 from streambroker_core.errors import StreambrokerError
-from support.imports import A, B, Bench, answer, away, bench, plan, refused
-from support.sources import SCHEMA
-from support.waiting import until
+from support.agents.imports import A, B, Bench, answer, away, bench, plan, refused
+from support.agents.sources import SCHEMA
+from support.processes.waiting import until
 
 SECONDS = 10.0
 

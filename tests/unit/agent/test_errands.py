@@ -18,7 +18,7 @@ from streambroker_core.wire.broker.agent_commands import (
     encode_commands,
     make_command,
 )
-from support.waiting import until
+from support.processes.waiting import until
 
 
 def id_of(number: int) -> str:

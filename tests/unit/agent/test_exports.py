@@ -21,7 +21,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.publisher import LEASE_SECONDS, BatchDiffersError
 from streambroker_core.ledger.routes import NotRoutedError
-from support.exports import DDL, Bench, bench, killed_in, rows
+from support.agents.exports import DDL, Bench, bench, killed_in, rows
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from streambroker_core.ledger.publisher import LEASE_SECONDS
-from support.exports import Bench, bench, rows
+from support.agents.exports import Bench, bench, rows
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pe_agent.filters import compile_filter, to_spark_schema
 from streambroker_core.errors import FilterTypeError, SchemaError
 from streambroker_core.expression import Expression, check_filter, parse
 from streambroker_core.model.schema import parse_ddl
-from support.expressions import ARROW, SCHEMA, batch_of, rows, typed_filters
+from support.core.expressions import ARROW, SCHEMA, batch_of, rows, typed_filters
 
 
 def masked(text: str, columns: dict[str, pa.Array]) -> list[bool]:

@@ -10,7 +10,7 @@ import pytest
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.publisher import LEASE_SECONDS
 from streambroker_core.ledger.retention import RetentionLimits
-from support.exports import Bench, bench, rows
+from support.agents.exports import Bench, bench, rows
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from pe_agent.agent.imports import backpressure as gates
 from streambroker_core.ledger.retention import BlockingReader
-from support.imports import A, Bench, answer, bench, plan
-from support.waiting import until
+from support.agents.imports import A, Bench, answer, bench, plan
+from support.processes.waiting import until
 
 LONG = 60.0
 SECONDS = 10.0

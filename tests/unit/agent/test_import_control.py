@@ -11,7 +11,7 @@ from pe_agent.agent.state.control_log import ControlLogTwiceError
 from streambroker_core.control.tuples import MAX_BYTES, MAX_TUPLES
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.offset import Offset, ranges
-from support.imports import A, B, Bench, answer, bench, plan
+from support.agents.imports import A, B, Bench, answer, bench, plan
 
 CONTROL: dict[str, Any] = {"control": ["wm"]}
 LOG: dict[str, Any] = {**CONTROL, "log": True}

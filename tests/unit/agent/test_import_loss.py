@@ -9,7 +9,7 @@ import pytest
 
 from pe_agent.transport.flight_errors import AgentRefusedError, AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
-from support.imports import A, B, Bench, answer, away, bench, plan, refused
+from support.agents.imports import A, B, Bench, answer, away, bench, plan, refused
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from streambroker_core.ledger.offset import Offset, ranges
 from streambroker_core.ledger.planner import ReadersExceededError
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.wire.broker.view import ImportRoute, with_version
-from support.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
-from support.waiting import until
+from support.agents.imports import A, B, Bench, Reply, answer, away, bench, plan, refused
+from support.processes.waiting import until
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pe_agent.transport.agent_tls import PLAIN_VARIABLE
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.reports.side_status import SideStall, SideStatus, write_side
-from support.waiting import until
+from support.processes.waiting import until
 
 RATES = SideStatus(
     operator="join",

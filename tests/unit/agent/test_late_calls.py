@@ -18,8 +18,8 @@ from pe_agent.agent.server.plan_request import (
 from pe_agent.transport.flight_errors import AgentRefusedError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.ledger.planner import OvertakenError
-from support import exports, imports
-from support.imports import A, away
+from support.agents import exports, imports
+from support.agents.imports import A, away
 
 Body = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.imports import A, B, Bench, answer, bench, plan
+from support.agents.imports import A, B, Bench, answer, bench, plan
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pe_agent.log.frames import HEADER_BYTES as FRAME_HEADER
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import Address, StreamLog
 from pe_agent.log.segments import HEADER_BYTES
-from support.logs import body, contents, fill, flip, opened
+from support.agents.logs import body, contents, fill, flip, opened
 
 WAIT_S = 20.0
 

@@ -14,7 +14,7 @@ from pe_agent.log.commit import Committer
 from pe_agent.log.errors import LogFailed, LogFull
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
-from support.logs import body, contents, fill, opened
+from support.agents.logs import body, contents, fill, opened
 
 WAIT_S = 20.0
 LIMITED = """

@@ -13,7 +13,7 @@ from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
 from pe_agent.log.recovery import Recovery
 from pe_agent.log.segments import HEADER_BYTES
-from support.logs import body, contents, fill, flip, opened
+from support.agents.logs import body, contents, fill, flip, opened
 
 FIRST = "0000000001.segment"
 FIRST_INDEX = "0000000001.index"

@@ -11,7 +11,7 @@ import pe_agent.log
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import Address
 from pe_agent.log.segments import HEADER_BYTES
-from support.logs import opened
+from support.agents.logs import opened
 
 ROUNDS = 15
 ALONE = """

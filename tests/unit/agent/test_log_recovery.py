@@ -14,8 +14,8 @@ from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
 from pe_agent.log.recovery import Recovery
 from pe_agent.log.segments import HEADER_BYTES, TORN_SUFFIX
-from support.exports import killed_in
-from support.logs import body, contents, fill, flip, opened, snapshot
+from support.agents.exports import killed_in
+from support.agents.logs import body, contents, fill, flip, opened, snapshot
 
 FIRST = "0000000001.segment"
 SECOND = "0000000002.segment"

@@ -9,8 +9,8 @@ from pe_agent.log import frames
 from pe_agent.log.log import StreamLog
 from pe_agent.log.scrub import Scrub
 from pe_agent.log.segments import HEADER_BYTES
-from support.logs import body, fill, flip, opened
-from support.waiting import until
+from support.agents.logs import body, fill, flip, opened
+from support.processes.waiting import until
 
 FRAME = frames.HEADER_BYTES + len(b'{"n": 0}') + 40
 SECONDS = 20.0

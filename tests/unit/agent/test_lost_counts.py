@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.exports import bench, rows
+from support.agents.exports import bench, rows
 
 
 def test_epochs_that_are_gone_at_the_home_are_counted_as_lost_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pe_agent.agent.exports.publisher import BLOCK_MEMORY, EPOCH_MEMORY
 from pe_agent.log import index
 from streambroker_core.ledger.retention import MEMORY_BYTES
-from support.exports import IMPORT, Bench, bench, rows
+from support.agents.exports import IMPORT, Bench, bench, rows
 
 TEN_GIBIBYTES = 10 << 30
 EPOCHS = 300

@@ -15,7 +15,7 @@ from pe_agent.agent.agent import Agent
 from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.agent.reports.prometheus import MAX_ROUTES, MetricsServer, render_text
 from streambroker_core.model import PeKey
-from support.exports import IMPORT, Bench, bench, rows
+from support.agents.exports import IMPORT, Bench, bench, rows
 
 CONTRACT = {
     "export_published_rows_total",

@@ -11,7 +11,7 @@ import pytest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.row_filter import schema_mismatch
 from pe_agent.log.commit import Committer
-from support.exports import IMPORT, bench, rows
+from support.agents.exports import IMPORT, bench, rows
 
 DDL = "`line` bigint, `price` double"
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from pe_agent.agent.notifier import Notifier
-from support.waiting import until
+from support.processes.waiting import until
 
 
 def waiting(news: Notifier, keys: Collection[str] | None) -> Callable[[], bool | None]:

@@ -11,7 +11,7 @@ import pytest
 
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.plan import Plan
-from support.exports import Bench, rows
+from support.agents.exports import Bench, rows
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import shard_identity
 from pe_agent.agent.shards.verify import CALL_BUDGET_SECONDS, ShardVerifier
 from pe_agent.log.errors import AddressGone
-from support.exports import Bench, bench, rows
+from support.agents.exports import Bench, bench, rows
 
 
 class Reads:

@@ -20,9 +20,9 @@ from streambroker_core.cep.rules.push_down import TOO_LONG
 from streambroker_core.ledger.offset import Offset, PinnedRules
 from streambroker_core.wire.broker import capability
 from streambroker_core.wire.broker.view import with_version
-from support.exports import Bench as Exporter
-from support.exports import bench as exporter
-from support.imports import A, B, Bench, answer, bench, plan
+from support.agents.exports import Bench as Exporter
+from support.agents.exports import bench as exporter
+from support.agents.imports import A, B, Bench, answer, bench, plan
 
 KEY = b"k" * 32
 

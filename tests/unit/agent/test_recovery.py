@@ -16,7 +16,7 @@ from streambroker_core.ledger.retention import RetentionLimits
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import Buffer, PeKey
 from streambroker_core.wire.broker.view import ExportPort, View, with_version
-from support.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
+from support.agents.exports import DDL, IMPORT, SCHEMA, Bench, bench, rows
 
 FEED = PeKey.parse("default/feed/0")
 

@@ -19,8 +19,8 @@ from pe_agent.agent.broker.reporter import (
     mask_reader_id,
 )
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
-from support.exports import Bench, bench, rows
-from support.waiting import until
+from support.agents.exports import Bench, bench, rows
+from support.processes.waiting import until
 
 RECEIVED = {"lagEpochs": 2, "duplicates": [1, 10], "successors": 1}
 NOTHING: dict[str, Any] = {"exports": {}, "imports": {"readers": {}}}

@@ -34,8 +34,8 @@ from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.static_table import build_content
 from streambroker_core.side.join.views import make_view
 from streambroker_core.side.state.layout import build_layout
-from support.side_rates import Told
-from support.sides import Runner, Sink, batch_of
+from support.sides.cases import Runner, Sink, batch_of
+from support.sides.rates import Told
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])

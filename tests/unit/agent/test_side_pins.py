@@ -24,7 +24,7 @@ from pe_agent.side.tables.pins import LOCK, PINS, SEEN_FILE, MicroBatch, current
 from pe_agent.side.tables.versions import JOURNAL, Versions, read_version, sorted_path, version_path
 from streambroker_core.side import SideInput, SideJoin
 from streambroker_core.side.errors import SideError, SideVersionError
-from support.side_rates import RATES, Told, put
+from support.sides.rates import RATES, Told, put
 
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string())])
 

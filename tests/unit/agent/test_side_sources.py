@@ -17,7 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side.tables.versions import read_version
 from streambroker_core.errors import SchemaError
-from support.waiting import until
+from support.processes.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 

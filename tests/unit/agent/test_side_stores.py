@@ -23,8 +23,8 @@ from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.versions import Versions, read_version, version_path
 from streambroker_core.side import SideInput
 from streambroker_core.side.errors import SideDefinitionError, SideVersionError
-from support.side_rates import RATES, put
-from support.waiting import until
+from support.processes.waiting import until
+from support.sides.rates import RATES, put
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from streambroker_core.side.errors import SideDefinitionError, SideError
 from streambroker_core.side.join.static_table import build_content, sort_by_key
 from streambroker_core.side.state.input_state import Content
 from streambroker_core.side.state.pages import PagedMap
-from support.waiting import until
+from support.processes.waiting import until
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 

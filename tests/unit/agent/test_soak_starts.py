@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import soak
-from support import agents, jobs
-from support.jobs import Child
-from support.waiting import first_line, until
+from support.agents import agents
+from support.processes import jobs
+from support.processes.jobs import Child
+from support.processes.waiting import first_line, until
 
 
 @pytest.mark.parametrize(("text", "line"), [("print('ready')", "ready\n"), ("", "")])

@@ -11,8 +11,8 @@ import pytest
 
 from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.log.log import Address
-from support.counting import lines
-from support.exports import DDL, Bench, bench, rows
+from support.agents.exports import DDL, Bench, bench, rows
+from support.core.counting import lines
 
 SEGMENT = 1 << 16
 BATCH = 100_000

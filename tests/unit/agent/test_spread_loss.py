@@ -11,8 +11,8 @@ import pytest
 from pe_agent.agent.shards.shard_store import ShardMissingError
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.ledger.planner import OvertakenError
-from support.exports import bench, rows
-from support.spread import HOME, ONE, TWO, Job
+from support.agents.exports import bench, rows
+from support.agents.spread import HOME, ONE, TWO, Job
 
 
 @pytest.fixture

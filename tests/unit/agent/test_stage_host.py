@@ -19,7 +19,7 @@ from pe_agent.agent.shards.shard_store import ShardMissingError, ShardStore
 from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
-from support.exports import DDL, SCHEMA, killed_in, rows
+from support.agents.exports import DDL, SCHEMA, killed_in, rows
 
 EXPORT = "default/feed/0/trades"
 PE = "default/feed/1"

@@ -14,7 +14,7 @@ from pe_agent.agent.exports.stream.manifests import Block, Manifest, ManifestVer
 from pe_agent.log.commit import Committer
 from pe_agent.log.frames import Kind
 from pe_agent.log.log import Address
-from support.exports import DDL, SCHEMA, rows
+from support.agents.exports import DDL, SCHEMA, rows
 
 SEGMENT = 4096
 

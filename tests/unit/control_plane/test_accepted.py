@@ -19,7 +19,7 @@ from streambroker_operator.kubernetes.watch.observed_cache import (
     object_ref,
     parse_object,
 )
-from support.resources import registration
+from support.core.resources import registration
 
 Object = dict[str, Any]
 EXPORT, IMPORT = "x", "i"

@@ -20,7 +20,7 @@ from streambroker_operator.cli.io.targets import Target, item_names, read_target
 from streambroker_operator.cli.output.changes import colour_forecast
 from streambroker_operator.cli.output.table import render_items, table
 from streambroker_operator.errors import RequestError
-from support.commands import ROUTE
+from support.brokers.commands import ROUTE
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=timezone.utc)
 QUIET = {

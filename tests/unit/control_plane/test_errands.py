@@ -19,7 +19,7 @@ from streambroker_core.wire.broker.agent_commands import (
 )
 from streambroker_operator.errors import RequestError
 from streambroker_operator.runtime.agent_commands import CommandQueue
-from support.resources import pe
+from support.core.resources import pe
 
 FEED, ALERTS = pe("default/feed/0"), pe("default/alerts/0")
 DONE = {"id": "log/0"}

@@ -28,7 +28,7 @@ from streambroker_operator.kubernetes.watch.observed_cache import (
     parse_object,
     read_entry,
 )
-from support.object_store import KINDS, Object, ObjectStore, World
+from support.kubernetes.object_store import KINDS, Object, ObjectStore, World
 
 Step = tuple[str, Kind, int, int]
 

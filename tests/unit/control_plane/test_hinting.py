@@ -9,8 +9,8 @@ import pytest
 
 from streambroker_operator.agents import hint_sender as hinting
 from streambroker_operator.agents.hint_sender import DatagramRateLimiter, HintSender
-from support.brokers import received, udp_ear
-from support.resources import pe
+from support.brokers.brokers import received, udp_ear
+from support.core.resources import pe
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from streambroker_core.model import RULE, Rule, RuleKey
 from streambroker_core.wire.manifests.rules import read_rule_spec
 from streambroker_operator.errors import RequestError
 from streambroker_operator.storage.sqlite_store import Store
-from support.at_once import at_once
+from support.core.at_once import at_once
 
 
 def rule(id_: str = "Dear_one", version: int = 1, **fields: Any) -> Rule:

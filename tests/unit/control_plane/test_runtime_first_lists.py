@@ -14,7 +14,7 @@ from streambroker_operator import cooperative as long_work
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
-from support.resources import export_of, import_of, pe
+from support.core.resources import export_of, import_of, pe
 
 COUNT = 40
 EXPORTS = [export_of(f"feed{n}/p", uid=f"e{n}") for n in range(COUNT)]

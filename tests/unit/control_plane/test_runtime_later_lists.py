@@ -24,7 +24,7 @@ from streambroker_operator import cooperative as long_work
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
-from support.resources import board_of, export_of, import_of, picture
+from support.core.resources import board_of, export_of, import_of, picture
 
 COUNT = 60
 STAYS, CHANGES, GOES, COMES = (

@@ -15,8 +15,8 @@ from streambroker_operator import cooperative as long_work
 from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
-from support.at_once import at_once
-from support.resources import export_of, import_of, pe
+from support.core.at_once import at_once
+from support.core.resources import export_of, import_of, pe
 
 SIZE = [{"name": "size", "type": "bigint"}]
 PRICE = [{"name": "price", "type": "double"}]

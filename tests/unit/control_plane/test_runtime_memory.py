@@ -15,8 +15,8 @@ from streambroker_operator.agents.hint_sender import HintSender
 from streambroker_operator.runtime import change_log as changes
 from streambroker_operator.runtime.runtime import Runtime
 from streambroker_operator.storage.sqlite_store import Store
-from support.at_once import at_once
-from support.resources import export_of, import_of, pe, port, registration
+from support.core.at_once import at_once
+from support.core.resources import export_of, import_of, pe, port, registration
 
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
 

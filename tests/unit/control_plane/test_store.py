@@ -12,7 +12,7 @@ from streambroker_core.model import kind_of
 from streambroker_core.wire.manifests.ports import write_spec
 from streambroker_operator.errors import StoreError
 from streambroker_operator.storage.sqlite_store import Store
-from support.resources import export_of, import_of, pe, port, registration
+from support.core.resources import export_of, import_of, pe, port, registration
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from streambroker_core.board import (
     Unreadable,
 )
 from streambroker_core.matching import import_filter_problem
-from support.resources import board_of, export_of, import_of, pe, registration
+from support.core.resources import board_of, export_of, import_of, pe, registration
 
 PRICE = [{"name": "price", "type": "double"}]
 FEED, ALERTS = pe("feed"), pe("alerts")

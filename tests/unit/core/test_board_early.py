@@ -21,7 +21,7 @@ from streambroker_core.board import (
     Synced,
     WriteReverted,
 )
-from support.resources import board_of, export_of, import_of, pe, port
+from support.core.resources import board_of, export_of, import_of, pe, port
 
 TRADES = export_of("feed/trades", uid="x")
 ALERTS = import_of("alerts/trades", uid="i")

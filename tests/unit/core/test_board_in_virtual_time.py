@@ -1,6 +1,6 @@
 """Brokers, agents and everything between them, broken at will, in virtual time.
 
-The rules are in `support.virtual_feed` and `support.virtual_net`; every one of them is checked
+The rules are in `support.virtual.feed` and `support.virtual.net`; every one of them is checked
 after every step. About three thousand steps a second.
 """
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from streambroker_core.model import Kind
-from support.virtual_net import Net
-from support.virtual_world import JOBS, KINDS, MOST, PORTS, VARIANTS
+from support.virtual.net import Net
+from support.virtual.world import JOBS, KINDS, MOST, PORTS, VARIANTS
 
 MANY = st.integers(0, 0xFFFF)
 PAUSES = (0.01, 0.1, 1.0, 6.0, 20.0, 33.0, 95.0)

@@ -21,7 +21,7 @@ from streambroker_core.board import (
 )
 from streambroker_core.model import Export, Kind, Resource, kind_of
 from streambroker_core.wire.broker.view import with_version
-from support.resources import board_of, export_of, import_of
+from support.core.resources import board_of, export_of, import_of
 
 KINDS: tuple[Kind, Kind] = ("Export", "Import")
 SPECS: dict[Kind, tuple[dict[str, Any], ...]] = {

@@ -23,7 +23,7 @@ from streambroker_core.board import (
 from streambroker_core.model import Export, Route
 from streambroker_core.wire.broker import view
 from streambroker_core.wire.broker.view import with_version
-from support.resources import board_of, export_of, import_of, pe, registration
+from support.core.resources import board_of, export_of, import_of, pe, registration
 
 KINDS = ("trade", "quote")
 

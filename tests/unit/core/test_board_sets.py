@@ -20,7 +20,7 @@ from streambroker_core.board import (
     RoutesChanged,
 )
 from streambroker_core.model import Export, PeKey, Resource
-from support.resources import board_of, export_of, import_of, pe, picture, registration
+from support.core.resources import board_of, export_of, import_of, pe, picture, registration
 
 PORTS = ("a/p", "a/q", "b/p")
 EXPORTS: list[dict[str, Any]] = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support import cases
+from support.core import cases
 
 FILES = sorted((Path(__file__).parents[2] / "cases").glob("*.json"))
 CASES = [case for path in FILES for case in cases.load(path)]

@@ -13,8 +13,8 @@ from streambroker_core.ledger import epochs
 from streambroker_core.ledger.epochs import Epoch, Stream
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.retention import RetentionLimits
-from support.counting import lines
-from support.ledgers import IMPORT, ask, ledger, planned, put, retained
+from support.core.counting import lines
+from support.core.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 ADD, SKIP, REMOVE = "add", "skip", "remove"
 

@@ -20,7 +20,7 @@ from streambroker_core.diagnose.distance import MAX_SEARCHES, SubscriptionDistan
 from streambroker_core.expression import parse
 from streambroker_core.matching import Match, match
 from streambroker_core.model import Export, Import
-from support.resources import board_of, export_of, import_of
+from support.core.resources import board_of, export_of, import_of
 
 PRICE = [{"name": "price", "type": "double"}]
 SIZE = [{"name": "size", "type": "bigint"}]

@@ -12,7 +12,7 @@ from streambroker_core.expression import Expression, ExpressionKind, parse, tree
 from streambroker_core.expression.evaluate import compile_test as decide
 from streambroker_core.expression.parser import MAX_BYTES
 from streambroker_core.expression.printer import print_tree
-from support.expressions import any_tree, predicates, rows, texts, typed_filters
+from support.core.expressions import any_tree, predicates, rows, texts, typed_filters
 
 TRUTHS = (True, False, None)
 subscriptions = any_tree(division=False)

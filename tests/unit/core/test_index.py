@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from streambroker_core.matching import IndexMatcher, Matcher, ScanMatcher
 from streambroker_core.model import Export, Import, Resource
 from streambroker_core.model.properties import INT64_MAX, INT64_MIN
-from support.resources import export_of, import_of
+from support.core.resources import export_of, import_of
 
 BIG = 2**53
 NUMBERS = [

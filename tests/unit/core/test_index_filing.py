@@ -23,7 +23,7 @@ from streambroker_core.matching.property_conditions import (
 )
 from streambroker_core.matching.sorted_numbers import SortedNumbers
 from streambroker_core.model.properties import INT64_MAX, INT64_MIN
-from support.resources import export_of, import_of
+from support.core.resources import export_of, import_of
 
 
 def alternatives(text: str) -> Alternatives:

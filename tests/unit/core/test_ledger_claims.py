@@ -9,7 +9,7 @@ from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.planner import MAX_READERS, ReadersExceededError
 from streambroker_core.ledger.retention import Lag, RetentionLimits
 from streambroker_core.ledger.routes import MAX_CUT, NotRoutedError
-from support.ledgers import IMPORT, ask, ledger, planned, put, retained
+from support.core.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 
 def test_planned_epochs_stay_through_size_age_removal_of_the_route_and_policy() -> None:

@@ -8,7 +8,7 @@ from streambroker_core.ledger.epochs import Epoch
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.offset import PlannedRange
 from streambroker_core.ledger.plan import Plan
-from support.ledgers import QUERY, ask, ledger, put
+from support.core.ledgers import QUERY, ask, ledger, put
 
 NONE = frozenset[str]()
 ENDS, BEGINS = frozenset({"end"}), frozenset({"begin"})

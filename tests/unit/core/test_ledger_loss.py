@@ -6,7 +6,7 @@ import pytest
 
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.losses import DataLossError, MissingRange, find_missing
-from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
+from support.core.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
 def lost_some() -> Ledger:

@@ -8,7 +8,7 @@ import pytest
 
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.plan import PlanRequest
-from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put
+from support.core.ledgers import IMPORT, QUERY, ask, ledger, planned, put
 
 
 def returning(batch: int, **more: Any) -> PlanRequest:

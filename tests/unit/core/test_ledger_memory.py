@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streambroker_core.ledger.ledger import Ledger
-from support.ledgers import IMPORT, ask, ledger, planned, put, retained
+from support.core.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 TEN_GIBIBYTES = 10 << 30
 

@@ -10,7 +10,7 @@ from streambroker_core.ledger.epochs import Epoch
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.offset import PlannedRange
-from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
+from support.core.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
 def found(*there: int, next_: int, removed: int = 0, sealed: bool = False) -> Ledger:

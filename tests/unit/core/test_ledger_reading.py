@@ -7,7 +7,7 @@ import pytest
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.retention import RetentionLimits
-from support.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
+from support.core.ledgers import IMPORT, QUERY, ask, ledger, planned, put, retained
 
 
 def test_a_latest_reader_begins_behind_the_last_epoch() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.routes import NotRoutedError, RevokedError
-from support.ledgers import IMPORT, ask, ledger, planned, put, retained
+from support.core.ledgers import IMPORT, ask, ledger, planned, put, retained
 
 JOB, NAMESPACE = "default/alerts", "default"
 

@@ -7,7 +7,7 @@ import pytest
 from streambroker_core.ledger.ledger import Ledger
 from streambroker_core.ledger.losses import DataLossError
 from streambroker_core.ledger.retention import RetentionLimits
-from support.ledgers import IMPORT, ask, planned, put, retained
+from support.core.ledgers import IMPORT, ask, planned, put, retained
 
 SLOW, SLOWER = "slow", "slower"
 

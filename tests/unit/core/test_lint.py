@@ -20,7 +20,7 @@ from streambroker_core.diagnose import (
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import Expression, parse
 from streambroker_core.model import Resource
-from support.resources import board_of, export_of, import_of
+from support.core.resources import board_of, export_of, import_of
 
 PRICE = [{"name": "price", "type": "double"}]
 

@@ -19,7 +19,7 @@ from streambroker_core.matching import (
     import_filter_problem,
     match,
 )
-from support.resources import export_of, import_of
+from support.core.resources import export_of, import_of
 
 PRICE = [{"name": "price", "type": "double"}]
 SIZE = [{"name": "size", "type": "bigint"}]

@@ -28,7 +28,7 @@ from streambroker_core.diagnose import (
     take_snapshot,
 )
 from streambroker_core.model import Export, Import, PeKey, Resource
-from support.resources import board_of, export_of, import_of, pe, port
+from support.core.resources import board_of, export_of, import_of, pe, port
 
 
 def sends(job: str, kind: str, **spec: Any) -> Export:

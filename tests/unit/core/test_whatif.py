@@ -26,7 +26,7 @@ from streambroker_core.diagnose import (
 )
 from streambroker_core.matching import Match, expression_problem, import_filter_problem, match
 from streambroker_core.model import Export, Import, Kind, Resource, Route, kind_of, name_of
-from support.resources import board_of, export_of, import_of, picture, port
+from support.core.resources import board_of, export_of, import_of, picture, port
 
 PRICE = [{"name": "price", "type": "double"}]
 EXPORTS: list[dict[str, Any]] = [

@@ -9,7 +9,7 @@ import pytest
 from streambroker_core.errors import ManifestError
 from streambroker_core.wire.broker import registration
 from streambroker_core.wire.broker.key_exchange import public_key, seal
-from support.resources import pe
+from support.core.resources import pe
 
 BOB = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
 """Bob's private key in RFC 7748, section 6.1."""

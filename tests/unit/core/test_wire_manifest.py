@@ -24,7 +24,7 @@ from streambroker_core.wire.manifests.ports import (
     write_manifest,
     write_spec,
 )
-from support.resources import export_of, import_of
+from support.core.resources import export_of, import_of
 
 FULL_EXPORT: dict[str, Any] = {
     "job": "feed",

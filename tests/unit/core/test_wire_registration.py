@@ -12,7 +12,7 @@ from streambroker_core.wire.broker.registration import (
     is_same_host,
     registration_tag,
 )
-from support.resources import pe, registration
+from support.core.resources import pe, registration
 
 
 def test_a_tag_is_another_for_another_registration_and_for_another_secret() -> None:

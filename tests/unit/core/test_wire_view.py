@@ -20,7 +20,7 @@ from streambroker_core.wire.broker.view import (
     with_capabilities,
     with_version,
 )
-from support.resources import board_of, export_of, import_of, pe, registration
+from support.core.resources import board_of, export_of, import_of, pe, registration
 
 PRICE = [{"name": "price", "type": "double"}]
 

@@ -12,7 +12,7 @@ from streambroker_core.diagnose import BoardOverlay, find_put_problem
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.manifests.ports import read_spec
 from streambroker_operator.kubernetes.webhook.review import review
-from support.resources import board_of, export_of, import_of
+from support.core.resources import board_of, export_of, import_of
 
 Object = dict[str, Any]
 IMPORT = {"job": "alerts", "port": "trades"}

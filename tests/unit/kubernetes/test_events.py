@@ -32,9 +32,9 @@ from streambroker_operator.kubernetes.status.events import (
     transition_notes,
 )
 from streambroker_operator.kubernetes.status.writer import StatusWrite
-from support.api_servers import Call, FakeApi
-from support.resources import export_of, import_of, port
-from support.virtual_loop import run
+from support.core.resources import export_of, import_of, port
+from support.kubernetes.fake_server import Call, FakeApi
+from support.virtual.loop import run
 
 RUNS = Condition(type="Programmed", status="True", reason="Programmed")
 REFUSED = Status(accepted=False, reason="PortTaken", message="held by another")

@@ -12,10 +12,10 @@ from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.auth.authorize import Authorization, Authorizer
 from streambroker_operator.kubernetes.auth.token_review import Authenticator, ReviewClient
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
-from support.api_servers import Call, FakeApi
-from support.jwts import claims_of, jwt
-from support.resources import pe
-from support.virtual_loop import run
+from support.core.resources import pe
+from support.kubernetes.fake_server import Call, FakeApi
+from support.kubernetes.jwts import claims_of, jwt
+from support.virtual.loop import run
 
 PE = "/api/subscriptions/job/{job}/pe/{pe}"
 FILTER = PE + "/import/{port}/filter"

@@ -24,10 +24,10 @@ from streambroker_operator.kubernetes.auth.token_review import (
     token_expiry,
 )
 from streambroker_operator.kubernetes.client.http_api import Answer, ApiUnreachableError
-from support.api_servers import Call, FakeApi
-from support.jwts import jwt
-from support.resources import pe
-from support.virtual_loop import run
+from support.core.resources import pe
+from support.kubernetes.fake_server import Call, FakeApi
+from support.kubernetes.jwts import jwt
+from support.virtual.loop import run
 
 USER = {
     "username": "system:serviceaccount:jobs:spark",

@@ -8,8 +8,8 @@ import pytest
 
 from streambroker_operator.kubernetes.client.http_api import Answer
 from streambroker_operator.kubernetes.replicas.lease import Lease, new_identity
-from support.api_servers import FakeApi, LeaseServer
-from support.virtual_loop import run
+from support.kubernetes.fake_server import FakeApi, LeaseServer
+from support.virtual.loop import run
 
 
 class Bench:

@@ -20,7 +20,7 @@ from streambroker_core.wire.broker.agent_commands import (
 from streambroker_operator.errors import RequestError
 from streambroker_operator.kubernetes.replicas.command_relay import PATH, LeaderCommands, handler
 from streambroker_operator.runtime.agent_commands import CommandQueue
-from support.resources import pe
+from support.core.resources import pe
 
 SECRET, FEED = b"s" * 32, pe("default/feed/0")
 ERRAND = make_command(EMIT, {"what": "x"}, "0" * 32)

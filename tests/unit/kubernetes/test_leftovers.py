@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streambroker_operator.kubernetes.replicas.garbage import SILENT_S, PeGarbage
-from support.resources import pe
+from support.core.resources import pe
 
 A, B = pe("a"), pe("b")
 

@@ -20,7 +20,7 @@ from streambroker_operator.kubernetes.observability.metrics import (
 from streambroker_operator.kubernetes.replicas.lease import Lease
 from streambroker_operator.kubernetes.status.events import EventWriter
 from streambroker_operator.kubernetes.status.writer import StatusMetrics
-from support.api_servers import FakeApi
+from support.kubernetes.fake_server import FakeApi
 
 FULL = BrokerGauges(
     release="0.1.0",

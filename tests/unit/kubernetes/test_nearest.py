@@ -18,7 +18,7 @@ from streambroker_operator.kubernetes.status.nearest_port import (
     nearest_sentence,
 )
 from streambroker_operator.kubernetes.status.writer import Name
-from support.resources import board_of, export_of, import_of
+from support.core.resources import board_of, export_of, import_of
 
 NEWS = export_of("feed/news", properties={"kind": "news"})
 WISH = import_of()

@@ -18,8 +18,8 @@ from streambroker_operator.kubernetes.client.managed_fields import AGENT, API
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.kubernetes.replicas.agent_endpoints import agent_status
 from streambroker_operator.storage.write_options import WriteOptions
-from support.api_servers import Api, Call
-from support.resources import board_of, import_of, pe, registration
+from support.core.resources import board_of, import_of, pe, registration
+from support.kubernetes.fake_server import Api, Call
 
 ALERTS = replace(import_of("alerts/trades", uid="i", filter="price > 1.0"), name="alerts")
 CHANGED = replace(ALERTS, filter="price > 2.0")

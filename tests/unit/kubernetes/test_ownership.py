@@ -24,7 +24,7 @@ from streambroker_operator.kubernetes.client.managed_fields import (
     own_fields,
     paths,
 )
-from support.applying import Model, fields_v1, leaves
+from support.kubernetes.apply_model import Model, fields_v1, leaves
 
 values = st.sampled_from((1, 2, True, "a", ["a", "b"], ["b"]))
 columns = st.lists(

@@ -16,8 +16,8 @@ from streambroker_operator.kubernetes.auth.rbac import (
 )
 from streambroker_operator.rest.guard.authentication import PUBLIC_PATHS
 from streambroker_operator.rest.http.openapi import description
-from support.charts import table, words
-from support.resources import pe
+from support.core.resources import pe
+from support.kubernetes.charts import table, words
 
 PE = "/api/subscriptions/job/{job}/pe/{pe}"
 POD = Caller(

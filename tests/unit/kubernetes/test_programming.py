@@ -11,7 +11,7 @@ from streambroker_core.board import AgentRegistered, ExportApplied, ImportApplie
 from streambroker_core.model import RULE, PeKey
 from streambroker_operator.kubernetes.replicas.agent_liveness import AWAY_S
 from streambroker_operator.kubernetes.status.programmed import ProgrammedTracker
-from support.resources import board_of, export_of, import_of, pe, registration
+from support.core.resources import board_of, export_of, import_of, pe, registration
 
 FEED, ALERTS = pe("feed"), pe("alerts")
 

@@ -18,7 +18,7 @@ from streambroker_operator.kubernetes.client.watch_client import ApiClient, ApiE
 from streambroker_operator.kubernetes.observability.health import BrokerState, check_ready
 from streambroker_operator.kubernetes.watch.informer import KindFeed
 from streambroker_operator.kubernetes.watch.lister import Refusal
-from support.object_store import Object, ObjectStore
+from support.kubernetes.object_store import Object, ObjectStore
 
 JOBS, REPORTS = "jobs", "reports"
 NAMESPACES = (JOBS, REPORTS)

@@ -12,7 +12,7 @@ from streambroker_operator.kubernetes.replicas.agent_endpoints import (
     agent_status,
     read_agent,
 )
-from support.resources import pe
+from support.core.resources import pe
 
 FEED = pe("feed")
 OLD = Registration(instance="0123456789abcdef", location="grpc+tcp://10.0.0.7:4711", hint=None)

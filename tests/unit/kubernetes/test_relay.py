@@ -24,7 +24,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
     RulesReport,
     ViewReport,
 )
-from support.resources import pe
+from support.core.resources import pe
 
 SECRET, NOW = b"s" * 32, 1_000.0
 FEED, ALERTS = pe("default/feed/0"), pe("default/alerts/0")

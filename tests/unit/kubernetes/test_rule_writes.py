@@ -14,7 +14,7 @@ from streambroker_operator.kubernetes.apply.port_store import KubernetesStore
 from streambroker_operator.kubernetes.client.http_api import Answer
 from streambroker_operator.kubernetes.client.objects import Objects
 from streambroker_operator.runtime.rules import Rules
-from support.api_servers import FakeApi
+from support.kubernetes.fake_server import FakeApi
 
 DEAR = replace(read_rule_spec({"job": "alerts", "id": "dear", "version": 1}), uid="u", name="dear")
 GONE = Answer(status=404, body={"details": {"name": "dear"}})

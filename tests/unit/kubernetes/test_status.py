@@ -26,7 +26,7 @@ from streambroker_operator.kubernetes.status.conditions import (
     summarise,
     unreadable_status,
 )
-from support.resources import board_of, export_of, import_of, port
+from support.core.resources import board_of, export_of, import_of, port
 
 RUNS = Condition(type="Programmed", status="True", reason="Programmed")
 PENDING = Condition(type="Programmed", status="False", reason="Pending")

@@ -18,10 +18,10 @@ from streambroker_operator.kubernetes.client.rate_limiter import (
     WriteRateLimiter,
 )
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
-from support.api_servers import Call, FakeApi
-from support.kube_calls import true
-from support.resources import board_of, import_of, pe, registration
-from support.virtual_loop import run
+from support.clusters.calls import true
+from support.core.resources import board_of, import_of, pe, registration
+from support.kubernetes.fake_server import Call, FakeApi
+from support.virtual.loop import run
 
 COUNT = 300
 

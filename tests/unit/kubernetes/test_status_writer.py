@@ -16,9 +16,9 @@ from streambroker_operator.kubernetes.client.rate_limiter import (
     WriteRateLimiter,
 )
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite, StatusWriter
-from support.api_servers import Call, FakeApi
-from support.kube_calls import true
-from support.virtual_loop import run
+from support.clusters.calls import true
+from support.kubernetes.fake_server import Call, FakeApi
+from support.virtual.loop import run
 
 
 class Source:

@@ -28,7 +28,7 @@ from streambroker_operator.kubernetes.replicas.agent_reports import (
 )
 from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
 from streambroker_operator.kubernetes.status.writer import Name, StatusWrite
-from support.resources import export_of, import_of, pe, registration
+from support.core.resources import export_of, import_of, pe, registration
 
 FEED = replace(export_of(), name="feed-trades")
 ALERTS = replace(import_of(), name="alerts-trades")

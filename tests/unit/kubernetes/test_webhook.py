@@ -20,7 +20,7 @@ from streambroker_operator.kubernetes.client.objects import Objects, StaleError
 from streambroker_operator.kubernetes.webhook.server import DAYS, RENEW_S, Webhook
 from streambroker_operator.rest.listen import listen
 from streambroker_operator.security.self_signed import is_valid_for
-from support.api_servers import Api, Call
+from support.kubernetes.fake_server import Api, Call
 
 Object = dict[str, Any]
 NAME = "DNS:streambroker-webhook.sb.svc"

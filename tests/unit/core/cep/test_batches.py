@@ -25,9 +25,9 @@ from streambroker_core.cep.rules.push_down import joint_predicate
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import parse
-from support.pattern_cases import compiled
-from support.pattern_examples import automaton_of, inputs, pairs, patterns
-from support.pattern_windows import Bucket, Buckets, Windows
+from support.patterns.cases import compiled
+from support.patterns.examples import automaton_of, inputs, pairs, patterns
+from support.patterns.windows import Bucket, Buckets, Windows
 
 SCHEMA = pa.schema([("seq", pa.int64()), ("t", pa.int64()), ("n", pa.string()), ("k", pa.int64())])
 FREE = RunLimits(runs=None)

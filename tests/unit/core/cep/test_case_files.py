@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from support import cases, pattern_cases
+from support.core import cases
+from support.patterns import cases as pattern_cases
 
 TRUE = {"true": True}
 A = {"field": "name", "op": "==", "value": "a"}

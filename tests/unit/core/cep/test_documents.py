@@ -20,8 +20,8 @@ from streambroker_core.cep.rules.document import read_pattern, read_rule, write_
 from streambroker_core.cep.rules.document_schema import RULE_SCHEMA
 from streambroker_core.control.operators.operator import StateError
 from streambroker_core.errors import ManifestError
-from support.pattern_cases import pattern_of
-from support.pattern_examples import patterns
+from support.patterns.cases import pattern_of
+from support.patterns.examples import patterns
 
 CASES = json.loads((Path(__file__).parents[3] / "cases" / "cep.json").read_text())
 RUNNING = [case for case in CASES if "expected_error" not in case]

@@ -15,8 +15,8 @@ from streambroker_core.cep.engine.metrics import WindowMetrics
 from streambroker_core.cep.operator import PatternOperator
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
-from support.pattern_cases import compiled
-from support.pattern_windows import Bucket, Buckets
+from support.patterns.cases import compiled
+from support.patterns.windows import Bucket, Buckets
 
 SCHEMA = pa.schema([("t", pa.int64()), ("user", pa.string()), ("n", pa.string())])
 

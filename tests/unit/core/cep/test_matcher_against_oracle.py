@@ -8,7 +8,7 @@ from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from streambroker_core.cep import Pattern, Skip
-from support.pattern_examples import (
+from support.patterns.examples import (
     automaton_of,
     inputs,
     oracle_of,
@@ -17,7 +17,7 @@ from support.pattern_examples import (
     remembering,
     run,
 )
-from support.pattern_oracle import skipped
+from support.patterns.oracle import skipped
 
 
 def check_all(pattern: Pattern, events: list[tuple[str, int]]) -> None:

@@ -28,10 +28,10 @@ from streambroker_core.control.tuples import (
     make_logged_tuple,
 )
 from streambroker_core.control.tuples.payloads import encode
-from support.pattern_cases import compiled
-from support.pattern_windows import Bucket, Buckets, control_of
-from support.through_runner import Through, rows_of
-from support.through_runner import control_of as control_of_outcome
+from support.aligned.runner import Through, rows_of
+from support.aligned.runner import control_of as control_of_outcome
+from support.patterns.cases import compiled
+from support.patterns.windows import Bucket, Buckets, control_of
 
 SCHEMA = pa.schema(
     [("t", pa.int64()), ("user", pa.string()), ("n", pa.string()), ("v", pa.int64())]

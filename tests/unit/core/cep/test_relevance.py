@@ -21,9 +21,9 @@ from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.expression import parse
 from streambroker_core.model.schema import parse_ddl
-from support.pattern_cases import compiled
-from support.pattern_examples import LETTERS, one_of, patterns
-from support.pattern_windows import Buckets, Emitted
+from support.patterns.cases import compiled
+from support.patterns.examples import LETTERS, one_of, patterns
+from support.patterns.windows import Buckets, Emitted
 
 DDL = parse_ddl("seq bigint, t bigint, n string, k bigint, day timestamp")
 SCHEMA = pa.schema([("seq", pa.int64()), ("t", pa.int64()), ("n", pa.string()), ("k", pa.int64())])

@@ -20,8 +20,8 @@ from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
 from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import END_OF_TIME
 from streambroker_core.model.schema import parse_ddl
-from support.pattern_cases import compiled
-from support.pattern_windows import Bucket, Buckets, Emitted
+from support.patterns.cases import compiled
+from support.patterns.windows import Bucket, Buckets, Emitted
 
 SCHEMA = pa.schema(
     [("t", pa.int64()), ("user", pa.string()), ("item", pa.string()), ("n", pa.string())]

@@ -21,7 +21,7 @@ from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.cep.rules.rule_set import RuleSet
 from streambroker_core.control.operators.keyed_state import KeyedState
-from support.pattern_examples import END, LETTERS, letters, one_of, pairs
+from support.patterns.examples import END, LETTERS, letters, one_of, pairs
 
 SCHEMA = pa.schema([("n", pa.string()), ("k", pa.int64()), ("seq", pa.int64()), ("t", pa.int64())])
 ABC = Pattern.begin("a").where('n == "a"').followed_by("b").where('n == "b"')

@@ -16,7 +16,7 @@ from streambroker_core.cep.nfa.snapshot import read, write
 from streambroker_core.cep.pattern.match_buffer import Event, list_chain
 from streambroker_core.cep.pattern.run_limits import RunLimits
 from streambroker_core.control.operators.operator import StateError
-from support.pattern_examples import END, automaton_of, inputs, pairs, patterns
+from support.patterns.examples import END, automaton_of, inputs, pairs, patterns
 
 RULE = ("r", 1)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from support import cases, pattern_cases
+from support.core import cases
+from support.patterns import cases as pattern_cases
 
 FILE = Path(__file__).parents[3] / "cases" / "cep.json"
 CASES = [case for case in cases.load(FILE) if pattern_cases.goes_through_windows(case)]

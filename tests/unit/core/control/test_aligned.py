@@ -24,8 +24,8 @@ from streambroker_core.control.tuples import (
     make_logged_tuple,
     sort_key,
 )
-from support.aligned import Note
-from support.one_window import (
+from support.aligned.graphs import Note
+from support.aligned.window import (
     Seeing,
     batch,
     control,

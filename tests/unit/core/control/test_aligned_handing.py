@@ -22,7 +22,7 @@ from streambroker_core.control.tuples import (
     Target,
     UndeliverableError,
 )
-from support.one_window import (
+from support.aligned.window import (
     Seeing,
     control,
     emitted,

@@ -24,7 +24,7 @@ from streambroker_core.control.tuples import (
     Delivery,
     Limits,
 )
-from support.one_window import (
+from support.aligned.window import (
     Seeing,
     apply,
     batch,

@@ -12,7 +12,8 @@ from streambroker_core.control.runtime.control_rows import PositionedControl
 from streambroker_core.control.runtime.runner import WindowResult
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.control.tuples.window_bounds import count_window_epochs, make_control_head
-from support.aligned import (
+from support.aligned.draws import ROW, graphs, windows
+from support.aligned.graphs import (
     Entry,
     Graph,
     Plant,
@@ -23,8 +24,7 @@ from support.aligned import (
     note,
     sink,
 )
-from support.aligned_draws import ROW, graphs, windows
-from support.aligned_model import simulate
+from support.aligned.model import simulate
 
 
 def check(graph: Graph, script: list[Turn], seed: int) -> None:

@@ -13,7 +13,7 @@ from streambroker_core.control.runtime.emitter import EmittedControl, Stage
 from streambroker_core.control.runtime.packing import by_bucket, pack_control
 from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import ControlTuple, Delivery
-from support.aligned import Edge, Graph, Node, Note, Plant, Wild, at_time, chain, note, turns
+from support.aligned.graphs import Edge, Graph, Node, Note, Plant, Wild, at_time, chain, note, turns
 
 SEEDS = range(3)
 BUCKETS = 3

@@ -30,7 +30,7 @@ from streambroker_core.control.tuples import (
     Delivery,
     Limits,
 )
-from support.aligned import (
+from support.aligned.graphs import (
     SOURCE,
     Edge,
     Graph,
@@ -47,7 +47,7 @@ from support.aligned import (
     told,
     turns,
 )
-from support.aligned_model import simulate
+from support.aligned.model import simulate
 
 SEEDS = range(4)
 

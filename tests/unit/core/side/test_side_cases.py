@@ -8,7 +8,7 @@ import pytest
 
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.side.errors import SideDefinitionError
-from support.sides import differences, load, maker_of, run
+from support.sides.cases import differences, load, maker_of, run
 
 CASES = load()
 RUN = [case for case in CASES if "refused" not in case["expect"]]

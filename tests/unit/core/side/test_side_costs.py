@@ -18,7 +18,7 @@ from streambroker_core.side import (
 )
 from streambroker_core.side.join.joiner import Joiner
 from streambroker_core.side.windows import last_instant as last_window_of
-from support.sides import Runner, Sink, batch_of
+from support.sides.cases import Runner, Sink, batch_of
 
 TIME = pa.timestamp("us", "UTC")
 WORDS = pa.schema([("word", pa.string())])

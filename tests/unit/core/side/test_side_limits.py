@@ -10,7 +10,7 @@ import pytest
 from streambroker_core.side import Enrich, SideInput, SideJoin, SideOperator
 from streambroker_core.side.errors import SideTooLargeError
 from streambroker_core.side.join.static_table import build_content
-from support.sides import Runner
+from support.sides.cases import Runner
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int64())])

@@ -39,7 +39,7 @@ from streambroker_core.side.windows import (
     side_start,
     sliding,
 )
-from support.sides import Runner, Sink, batch_of, control_of
+from support.sides.cases import Runner, Sink, batch_of, control_of
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64())])
 TRADES = pa.schema([("id", pa.string()), ("currency", pa.string()), ("n", pa.int64())])

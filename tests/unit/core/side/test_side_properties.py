@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.sides import Case, Run, run
-from support.sides_model import Model
+from support.sides.cases import Case, Run, run
+from support.sides.model import Model
 
 SHORT = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 LONG = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

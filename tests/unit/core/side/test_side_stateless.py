@@ -18,7 +18,7 @@ from streambroker_core.side.join.stateless import build_views, join_rows
 from streambroker_core.side.join.static_table import build_content
 from streambroker_core.side.state.input_state import Content
 from streambroker_core.side.state.layout import build_layout
-from support.sides import Sink, batch_of
+from support.sides.cases import Sink, batch_of
 
 TRADES = pa.schema([("id", pa.string()), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
 RATES = pa.schema([("k", pa.string()), ("rate", pa.float64()), ("note", pa.string())])

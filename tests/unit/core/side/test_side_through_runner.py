@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from streambroker_core.errors import StreambrokerError
-from support.sides import Case, Feeding, Run, differences, load, maker_of, run_by
-from support.sides_through import ThroughRunner
+from support.sides.cases import Case, Feeding, Run, differences, load, maker_of, run_by
+from support.sides.runner import ThroughRunner
 
 CASES = [case for case in load() if "refused" not in case["expect"]]
 

@@ -18,7 +18,7 @@ from streambroker_core.side.errors import (
 )
 from streambroker_core.side.join.static_table import build_content
 from streambroker_core.side.join.views import Views, make_view
-from support.sides import Runner
+from support.sides.cases import Runner
 
 RATES = pa.schema([("currency", pa.string()), ("rate", pa.float64()), ("bank", pa.string())])
 

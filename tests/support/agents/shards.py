@@ -1,0 +1,232 @@
+"""A job of three agents and an importing one, written to and read by the source and sink classes.
+
+Only Spark itself is missing: tasks are called one after the other, as its Python workers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from pe_agent.datasource.options import Options
+from pe_agent.datasource.sink import Staged, StreambrokerStreamWriter
+from pe_agent.datasource.source import Slice, StreambrokerStreamReader
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from support.agents.agents import SCHEMA, AgentProcess, Pair, Reading, pair
+from support.processes.waiting import until
+
+STRUCT = StructType([StructField("n", LongType()), StructField("name", StringType())])
+FAR = 60.0
+
+CUT_AFTER_SEAL = """
+import os, signal, sys
+from pe_agent.agent import process
+from pe_agent.agent.shards.shard_agents import ShardAgents
+seal = ShardAgents.seal
+def cut(self, bodies):
+    seal(self, bodies)
+    os.kill(os.getpid(), signal.SIGKILL)
+ShardAgents.seal = cut
+sys.exit(process.main())
+"""
+
+
+@contextlib.contextmanager
+def in_task(query: str, run: str, batch: int, partition: int) -> Iterator[None]:
+    """Do something as a task of a query does it."""
+    context = TaskContext._getOrCreate()
+    context._partitionId = partition
+    context._localProperties = {
+        "streaming.sql.batchId": str(batch),
+        "sql.streaming.queryId": query,
+        "spark.jobGroup.id": run,
+    }
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(None)
+
+
+def wide(first: int, count: int, size: int = 10) -> pa.RecordBatch:
+    """Return rows ``n`` = first, first + 1, … with ``size`` characters each."""
+    columns = {"n": list(range(first, first + count)), "name": ["x" * size] * count}
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+
+
+@dataclass
+class Job:
+    """The agents: ``pair`` has the home and the importer, ``fellows`` the other two of the job."""
+
+    pair: Pair
+    fellows: list[AgentProcess]
+
+    @property
+    def home(self) -> AgentProcess:
+        return self.pair.exporter
+
+    def tell(self, *named: AgentProcess) -> None:
+        """Say to the home which fellows it has, as the driver does; all if none is named."""
+        agents = [
+            {"pe": f.pe, "location": f.location, "token": f.address["token"]}
+            for f in named or self.fellows
+        ]
+        self.home.client.call("fellows", agents=agents)
+
+    def present(self) -> None:
+        """Wait until the home has heard of all fellows from now on."""
+        began = time.monotonic()
+
+        def heard() -> bool:
+            fellows = self.home.status()["fellows"].values()
+            since = time.monotonic() - began
+            return all(f["away"] is None and (f["seen"] or FAR) < since for f in fellows)
+
+        until(heard, FAR, "all fellows present")
+
+    def lose(self, fellow: AgentProcess) -> None:
+        """Let a fellow begin again with an empty data directory, as on a new volume."""
+        fellow.kill()
+        shutil.rmtree(fellow.home)
+        fellow.prepare()
+        fellow.start()
+        self.tell()
+        self.renew()
+
+    def renew(self) -> None:
+        """Say that the driver lives, so that no agent ends by itself."""
+        for agent in (self.pair.importer, self.home, *self.fellows):
+            until(partial(_renewed, agent), FAR, f"agent of {agent.pe} answers")
+
+    def kept(self, port: str) -> list[dict[str, Any]]:
+        """Return what each fellow keeps of an export."""
+        result = []
+        for fellow in self.fellows:
+            streams = fellow.status()["kept"].get(f"{self.home.pe}/{port}", {})
+            result.append(next(iter(streams.values()), {"epochs": 0, "stages": 0}))
+        return result
+
+
+@dataclass
+class Writing:
+    """A query that publishes to a port by the sink's own class."""
+
+    job: Job
+    port: str
+    run: str = "run-1"
+    reconnect: float = FAR
+
+    def writer(self) -> StreambrokerStreamWriter:
+        address = self.job.home.address
+        options = Options(
+            port=self.port,
+            agent=address["location"],
+            token=address["token"],
+            reconnect=self.reconnect,
+        )
+        return StreambrokerStreamWriter(STRUCT, options, overwrite=False)
+
+    def task(self, batch: int, partition: int, rows: Iterator[pa.RecordBatch]) -> Staged:
+        """Run one task of a batch."""
+        with in_task(f"query of {self.port}", self.run, batch, partition):
+            staged = self.writer().write(rows)
+        assert isinstance(staged, Staged)
+        return staged
+
+    def stage(self, batch: int, partitions: int, count: int, size: int = 10) -> list[Staged]:
+        """Run all tasks of a batch; partition ``p`` has rows in batches of ``count``, two each."""
+        first = batch * partitions * count * 2
+        staged = []
+        for p in range(partitions):
+            at = first + p * count * 2
+            rows = iter([wide(at, count, size), wide(at + count, count, size)])
+            staged.append(self.task(batch, p, rows))
+        return staged
+
+    def commit(self, batch: int, staged: Sequence[Staged]) -> None:
+        self.writer().commit(list(staged), batch)
+
+    def publish(self, batch: int, partitions: int = 3, count: int = 5, size: int = 10) -> None:
+        self.commit(batch, self.stage(batch, partitions, count, size))
+
+
+@dataclass
+class Tasks:
+    """A query that reads an import, whose tasks are those of the source's own class."""
+
+    job: Job
+    port: str
+    reconnect: float = FAR
+
+    def __post_init__(self) -> None:
+        self.reading = Reading(self.job.pair.importer, port=self.port)
+
+    def tickets(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.reading.slices(start, end)
+
+    def read(
+        self, ticket: dict[str, Any], told: Callable[[int], None] = lambda _: None
+    ) -> list[int]:
+        """Run one task; ``told`` is called with the number of each batch that arrived."""
+        address = self.job.pair.importer.address
+        options = Options(
+            port=self.port,
+            agent=address["location"],
+            token=address["token"],
+            reconnect=self.reconnect,
+        )
+        reader = StreambrokerStreamReader(STRUCT, options)
+        found: list[int] = []
+        for number, batch in enumerate(reader.read(Slice(ticket, options.trust()))):
+            found += batch.column("n").to_pylist()
+            told(number)
+        return found
+
+    def all(self, start: dict[str, Any] | None, end: dict[str, Any]) -> list[int]:
+        return sorted(n for ticket in self.tickets(start, end) for n in self.read(ticket))
+
+    def follow(self, epochs: int) -> tuple[list[int], dict[str, Any]]:
+        """Read until so many epochs are read; return the rows in order, and the last offset."""
+        rows: list[int] = []
+        start: dict[str, Any] | None = None
+        while sum(p["next"] for p in (start or {}).get("streams", {}).values()) < epochs:
+            end = self.reading.end(start)
+            rows += self.all(start, end)
+            start = end
+        return sorted(rows), start or {}
+
+
+def _renewed(agent: AgentProcess) -> bool:
+    """Whether it answers; one that was refused a moment ago is refused from memory."""
+    try:
+        agent.client.call("driver.renew")
+    except AgentUnreachableError:
+        return False
+    return True
+
+
+def job(directory: Path, ports: Sequence[str], **only: Any) -> Iterator[Job]:
+    """Yield running agents, connected; they are killed afterwards."""
+    fellows = [AgentProcess(directory / f"feed-{n}", "feed", pe=n) for n in (1, 2)]
+    try:
+        for fellow in fellows:
+            fellow.prepare()
+            fellow.spawn()
+        for both in pair(directory, ports=ports, only=only):
+            for fellow in fellows:
+                fellow.ready()
+            made = Job(both, fellows)
+            made.tell()
+            yield made
+    finally:
+        for fellow in fellows:
+            fellow.kill()

@@ -1,0 +1,184 @@
+"""A home and two fellows in this process, and what can go wrong between them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.reader_plans import RegisteredPlan
+from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
+from pe_agent.agent.shards import read_grant as grants
+from pe_agent.agent.shards.read_grant import Grant
+from pe_agent.agent.shards.shard_store import ShardStore
+from pe_agent.agent.state.store import Store
+from pe_agent.log.commit import Committer
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from support.agents.exports import DDL, SCHEMA, Bench, rows
+
+HOME = "default/feed/0"
+ONE, TWO = "default/feed/1", "default/feed/2"
+
+
+class Job:
+    """A home and two fellows in this process, and what can go wrong between them."""
+
+    def __init__(self, directory: Path, home: Bench) -> None:
+        self.directory, self.home = directory, home
+        self.stores: dict[str, Store] = {}
+        self.hosts: dict[str, ShardStore] = {}
+        self.committer = Committer(threads=1)
+        self.after_seal: Callable[[], None] = lambda: None
+        self.away: set[str] = set()
+        self.asked: list[str] = []
+        for pe in (ONE, TWO):
+            self.open(pe)
+        self.connect()
+
+    def open(self, pe: str) -> None:
+        at = self.directory / pe[-1]
+        at.mkdir(exist_ok=True)
+        self.stores[pe] = Store(at / "state.sqlite")
+        self.stores[pe].set("token", pe)
+        self.hosts[pe] = ShardStore(pe, at / "kept", self.stores[pe], self.committer)
+
+    def connect(self) -> AgentExport:
+        self.home.export.shard_agents = self
+        return self.home.export
+
+    def lose(self, pe: str) -> None:
+        """Let a fellow begin again with an empty data directory."""
+        self.shut(pe)
+        shutil.rmtree(self.directory / pe[-1])
+        self.open(pe)
+
+    def shut(self, pe: str) -> None:
+        """End a fellow's process."""
+        self.hosts[pe].close()
+        self.stores[pe].close()
+
+    def take_back(self, pe: str, copy: Path) -> None:
+        """Let a fellow that was shut begin again with what was its data directory."""
+        shutil.rmtree(self.directory / pe[-1])
+        copy.rename(self.directory / pe[-1])
+        self.open(pe)
+
+    def damage(self, pe: str, epoch: int) -> None:
+        """Turn a bit of the last block of a fellow's part; done once more it is as it was."""
+        stream = self.hosts[pe]._stored[self.home.stream].stream
+        address = stream.manifests[epoch].local_blocks[-1].address
+        with (stream.log.directory / f"{address.segment:010d}.segment").open("r+b") as file:
+            file.seek(address.offset + address.length - 1)
+            (last,) = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([last ^ 1]))
+
+    def cut(self, first: int, next_: int, **more: Any) -> RegisteredPlan:
+        """Register a plan of these epochs again, for a reader that goes on over loss."""
+        return self.home.replan({self.home.stream: (first, next_)}, **{"skip_lost": True, **more})
+
+    def close(self) -> None:
+        for pe, host in self.hosts.items():
+            host.close()
+            self.stores[pe].close()
+        self.committer.close()
+
+    def reopen_home(self) -> AgentExport:
+        self.home.reopen()
+        return self.connect()
+
+    def staging_agents(self) -> list[dict[str, str]]:
+        return [{"pe": pe, "location": "", "token": ""} for pe in (ONE, TWO)]
+
+    def seal(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+        for pe in bodies:
+            if pe in self.away:
+                raise AgentUnreachableError(f"{pe} does not answer")
+        told = {pe: self.hosts[pe].seal(body)["stages"] for pe, body in bodies.items()}
+        self.after_seal()
+        return told
+
+    def find_broken(
+        self, bodies: Mapping[str, dict[str, Any]]
+    ) -> dict[str, dict[str, dict[str, str]]]:
+        for pe in bodies:
+            if pe in self.away:
+                raise AgentUnreachableError(f"{pe} does not answer")
+        self.asked += [*bodies]
+        return {pe: self.hosts[pe].verify(body)["broken"] for pe, body in bodies.items()}
+
+    def admit(self, batch: int) -> dict[str, Any]:
+        return self.home.export.admit(
+            query="q", run="r", batch=batch, ddl=DDL, renewed=None, schema=SCHEMA
+        )
+
+    def stage(self, at: str, batch: int, *batches: pa.RecordBatch) -> dict[str, Any]:
+        if at == HOME:
+            return self.home.stage(batch, *batches)
+        command = {"home": self.home.export.key, "stream": self.home.stream, "limit": 1 << 30}
+        command |= {"query": "q", "run": "r", "batch": batch, "ddl": DDL}
+        return self.hosts[at].stage(command, SCHEMA, batches)
+
+    def publish(self, batch: int, *at: str) -> dict[str, Any]:
+        """Publish two blocks of five rows at each of these agents, as one partition each."""
+        self.admit(batch)
+        stages = []
+        for partition, pe in enumerate(at):
+            first = 100 * batch + 10 * partition
+            stages.append(self.stage(pe, batch, rows(first, 5), rows(first + 5, 5)))
+        return self.home.commit(batch, *stages)
+
+    def release(self) -> None:
+        export = self.home.export
+        for pe, host in self.hosts.items():
+            for owed in export.pending_counts(pe):
+                body = {"export": export.key, "stream": owed.stream, "epochs": [owed.epoch]}
+                counted = host.count({**body, "filter": owed.filter})
+                export.settle_count(owed, counted["rows"][owed.epoch])
+            known = host.release({"home": HOME, "exports": {}})["streams"].get(export.key, [])
+            levels = export.retained_levels(pe, known)
+            host.release({"home": HOME, "exports": {export.key: levels}})
+
+    def read(self, epoch: int, filter_: str | None = None) -> dict[str, list[int]]:
+        """Return column ``n`` of a planned epoch, by the agent that has it."""
+        stream = self.home.stream
+        told = self.home.replan({stream: (epoch, epoch + 1)}, filter_=filter_)
+        agents = [HOME, *told.agents]
+        blocks = [(b[2] if len(b) > 2 else 0) for b in told.blocks[stream][epoch]]
+        given = Grant(
+            export=self.home.export.key,
+            reader="reader",
+            ranges={stream: (epoch, epoch + 1)},
+            filter=filter_,
+            columns=None,
+        )
+        result = {}
+        for number in sorted(set(blocks)):
+            pe = agents[number]
+            piece = (epoch, 0, blocks.count(number))
+            ticket: dict[str, Any] = {"export": given.export, "stream": stream, "pieces": [piece]}
+            ticket["grant"] = grants.sign(pe, given)
+            source = self.home.export if pe == HOME else self.hosts[pe].open_read(ticket)
+            asked = ReadRequest(
+                reader="reader", stream=stream, pieces=(piece,), filter=filter_, columns=None
+            )
+            found = BlockReader().read_batches(source, asked)
+            result[pe] = [n for batch, _ in found for n in batch.column("n").to_pylist()]
+        return result
+
+    def epochs(self, pe: str) -> int:
+        streams = self.hosts[pe].status().get(self.home.export.key, {}).values()
+        return sum(s["epochs"] for s in streams)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the home says of the reader."""
+        found: dict[str, Any] = self.home.export.status()["readers"]["reader"]
+        return found
+
+    def figures(self) -> list[int]:
+        return [self.told[name] for name in ("delivered", "filtered", "counting")]

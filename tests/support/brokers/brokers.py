@@ -1,0 +1,189 @@
+"""Real brokers for tests: in this process, or in one of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from streambroker_operator.broker import Broker
+from streambroker_operator.rest.guard.rate_limits import RateLimits
+from support.brokers.conformance import assert_conforms
+
+EXPORT = {
+    "application": {"name": "market.Feed"},
+    "properties": {"kind": "trade", "level": 5},
+    "schema": [{"name": "price", "type": "double"}],
+}
+IMPORT = {"subscription": 'kind == "trade"', "filter": "price > 10.0"}
+EXPORTS: list[dict[str, Any]] = [
+    EXPORT,
+    {"properties": {"kind": "quote"}, "allowFilter": False},
+    {"streamId": "s"},
+    {"properties": {"kind": "trade"}, "congestionPolicy": "drop"},
+]
+IMPORTS: list[dict[str, Any]] = [
+    IMPORT,
+    {"subscription": 'kind == "quote" || level > 1'},
+    {"streams": [{"streamId": "s"}]},
+    {"subscription": 'kind == "trade"', "filter": "size > 1"},
+    {"subscription": "kind =="},
+]
+"""Specs of each kind, one of which is refused."""
+TOKENS = {"ops": "ops-0123456789abcdef", "job": "job-0123456789abcdef"}
+
+
+def bearer(who: str) -> dict[str, Any]:
+    """Return the header that shows a token."""
+    return {"Authorization": f"Bearer {TOKENS[who]}"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a broker answered, its JSON read."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def code(self) -> Any:
+        """The problem's code."""
+        return self.body.get("code") if isinstance(self.body, dict) else None
+
+
+class Rest:
+    """A client of one broker; paths begin below ``/api/subscriptions``, or with ``/api/``."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.session = session
+
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        data: bytes | None = None,
+        **headers: str,
+    ) -> Answer:
+        """Send a request; header names are written with ``_`` for ``-``."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if method in ("PUT", "PATCH", "POST"):
+            data = json.dumps(body).encode() if data is None else data
+            sent.setdefault("Content-Type", "application/json")
+        where = path if path.startswith("/api/") else f"/api/subscriptions{path}"
+        async with self.session.request(
+            method, f"{self.url}{where}", headers=sent, data=data
+        ) as answer:
+            text = await answer.read()
+            assert_conforms(method, answer.url.raw_path, answer.status, answer.headers, text)
+            found = await answer.json(content_type=None) if text else None
+            return Answer(status=answer.status, body=found, headers=answer.headers.copy())
+
+
+@asynccontextmanager
+async def running_broker(
+    db: Path, limits: RateLimits | None = None
+) -> AsyncIterator[tuple[Broker, Rest]]:
+    """Run a broker on a free port of this machine, with a client."""
+    broker = Broker(db=db, port=0, limits=limits)
+    await broker.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield broker, Rest(broker.url, session)
+    finally:
+        await broker.stop()
+
+
+class BrokerProcess:
+    """``streambroker up`` in a process of its own."""
+
+    def __init__(self, db: Path, *arguments: str, descriptors: int | None = None) -> None:
+        limited = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"]
+        self._process = subprocess.Popen(
+            [
+                *(limited if descriptors else []),
+                sys.executable,
+                "-m",
+                "streambroker_operator.cli",
+                "up",
+                "--db",
+                str(db),
+                *(arguments or ("--port", "0")),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def first_line(self) -> str:
+        """Wait for its first line; empty if it ends without one."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def url(self) -> str:
+        """Wait for the line that says where it listens."""
+        line = self.first_line()
+        assert line.startswith("streambroker listening on http"), self.end()
+        return line.rpartition(" ")[2]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    def end(self, timeout: float = 10.0) -> tuple[int, str]:
+        """Wait for the end; return exit code and what it said on stderr."""
+        _, errors = self._process.communicate(timeout=timeout)
+        return self._process.returncode, errors
+
+    def kill(self) -> None:
+        """End it without a chance to tidy up."""
+        self._process.kill()
+        self._process.communicate()
+
+
+async def received(queue: asyncio.Queue[bytes]) -> bytes:
+    """Return the next datagram, or fail after five seconds."""
+    return await asyncio.wait_for(queue.get(), 5.0)
+
+
+class Datagrams(asyncio.DatagramProtocol):
+    """Keep what arrives by UDP."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
+        """Put a datagram into the queue."""
+        self.queue.put_nowait(data)
+
+
+@asynccontextmanager
+async def udp_ear() -> AsyncIterator[tuple[str, asyncio.Queue[bytes]]]:
+    """Listen for datagrams on a free port; yield ``host:port`` and their queue."""
+    transport, protocol = await asyncio.get_running_loop().create_datagram_endpoint(
+        Datagrams, local_addr=("127.0.0.1", 0)
+    )
+    host, port = transport.get_extra_info("sockname")
+    try:
+        yield f"{host}:{port}", protocol.queue
+    finally:
+        transport.close()

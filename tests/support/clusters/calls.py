@@ -1,0 +1,220 @@
+"""The broker's own calls of a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from streambroker_core.board import Board, Synced
+from streambroker_core.model import AnyKind, Kind
+from streambroker_core.wire.manifests.ports import OBJECTS, read_manifest
+from streambroker_operator.kubernetes.client.http_api import HttpApi
+from streambroker_operator.kubernetes.client.kubeconfig import Access
+from streambroker_operator.kubernetes.status.port_reconciler import PortReconciler
+from support.clusters.api_server import GROUP, ApiServer
+from support.processes.waiting import until
+
+
+@asynccontextmanager
+async def calls_of(
+    server: ApiServer, user: str = "admin", token: str | None = None
+) -> AsyncIterator[HttpApi]:
+    """Give out calls as a user of the server."""
+    access = Access(server=server.url, token=token or server.tokens[user], ca_file=str(server.ca))
+    api = HttpApi(access)
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+def manifest(kind: AnyKind, name: str, **spec: Any) -> dict[str, Any]:
+    """Return a document of which only the spec matters."""
+    return {
+        "apiVersion": "streambroker.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+async def create(
+    api: HttpApi, namespace: str, documents: Iterable[Mapping[str, Any]], at_once: int = 16
+) -> None:
+    """Create resources, several at the same time."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(document: Mapping[str, Any]) -> None:
+        async with places:
+            path = f"{GROUP}/namespaces/{namespace}/{OBJECTS[document['kind']]}"
+            answer = await api.call("POST", path, document, timeout_s=60)
+            assert answer.status == 201, answer.body
+
+    await asyncio.gather(*(one(document) for document in documents))
+
+
+async def listed(api: HttpApi, namespace: str, kind: AnyKind) -> list[dict[str, Any]]:
+    """Return all resources of a kind in a namespace."""
+    answer = await api.call("GET", f"{GROUP}/namespaces/{namespace}/{OBJECTS[kind]}", timeout_s=60)
+    assert answer.status == 200, answer.body
+    found: list[dict[str, Any]] = answer.body["items"]
+    return [{**item, "kind": kind, "apiVersion": "streambroker.io/v1alpha1"} for item in found]
+
+
+async def fill(board: Board, statuses: PortReconciler, api: HttpApi, namespace: str) -> None:
+    """Have a board and its statuses read what there is, as a list at start does."""
+    kinds: tuple[Kind, ...] = ("Export", "Import")
+    for kind in kinds:
+        items = await listed(api, namespace, kind)
+        resources = []
+        for item in items:
+            version = int(item["metadata"]["resourceVersion"])
+            statuses.observe(kind, item, True)
+            resources.append((read_manifest(item), version))
+        newest = max((version for _, version in resources), default=1)
+        event = Synced(kind=kind, listed=tuple(resources), version=newest)
+        statuses.on_actions(event, board.handle(event))
+
+
+def allowed(*rules: tuple[str, str, str]) -> list[dict[str, Any]]:
+    """Return RBAC rules of (API group, resource, verb)."""
+    return [
+        {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+        for group, resource, verb in rules
+    ]
+
+
+def grant(server: ApiServer, name: str, user: str, *rules: tuple[str, str, str]) -> None:
+    """Let a user do something everywhere, and nothing else that this name allowed before.
+
+    Returns when the server goes by it, which takes it a moment.
+    """
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    known = server.request("GET", f"{rbac}/clusterroles/{name}").body.get("rules") or ()
+    before = {(r["apiGroups"][0], r["resources"][0], r["verbs"][0]) for r in known}
+    meta = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
+    role = {**meta, "kind": "ClusterRole", "rules": allowed(*rules)}
+    binding = {
+        **meta,
+        "kind": "ClusterRoleBinding",
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+    }
+    for plural, body in (("clusterroles", role), ("clusterrolebindings", binding)):
+        answer = server.request(
+            "PATCH",
+            f"{rbac}/{plural}/{name}?fieldManager=tests&force=true",
+            body,
+            content_type="application/apply-patch+yaml",
+        )
+        assert answer.status in (200, 201), answer.message
+    wanted = {
+        (group, resource, verb): bool({(group, resource, verb), (group, resource, "*")} & {*rules})
+        for group, resource, verb in before | set(rules)
+    }
+    until(
+        lambda: all(may(server, user, right) is given for right, given in wanted.items()),
+        10.0,
+        f"{user} has the rights of {name}",
+    )
+
+
+def may(server: ApiServer, user: str, right: tuple[str, str, str]) -> bool:
+    """Say whether the server lets a user do something of (API group, resource, verb)."""
+    group, resource, verb = right
+    plural, _, part = resource.partition("/")
+    what = {"group": group, "resource": plural, "subresource": part, "verb": verb}
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": what},
+    }
+    answer = server.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    assert answer.status == 201, answer.message
+    return answer.body["status"]["allowed"] is True
+
+
+def token_of(
+    server: ApiServer,
+    namespace: str,
+    account: str,
+    *,
+    pod: Mapping[str, str] | None = None,
+    audiences: tuple[str, ...] = ("streambroker",),
+) -> str:
+    """Return a token of a service account, bound to a pod (name, uid) or to none."""
+    spec: dict[str, Any] = {"audiences": list(audiences), "expirationSeconds": 3600}
+    if pod is not None:
+        spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", **pod}
+    answer = server.request(
+        "POST",
+        f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token",
+        {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
+    )
+    assert answer.status == 201, answer.message
+    return str(answer.body["status"]["token"])
+
+
+def make_account(server: ApiServer, namespace: str, name: str) -> None:
+    """Make a service account; no controller makes even the default one here."""
+    body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+    answer = server.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", body)
+    assert answer.status in (201, 409), answer.message
+
+
+def make_pod(server: ApiServer, namespace: str, name: str, account: str) -> dict[str, str]:
+    """Make a pod that never runs; return its name and uid."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "serviceAccountName": account,
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "main",
+                    "image": "none",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+        },
+    }
+    answer = server.request("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    assert answer.status == 201, answer.message
+    return {"name": name, "uid": str(answer.body["metadata"]["uid"])}
+
+
+def open_to(port: int) -> bool:
+    """Say whether this process still has a connection to a port; where /proc is not, it has none.
+
+    TLS says farewell before it closes, and a loop that ends before that leaves a socket behind.
+    """
+    if not Path("/proc/net/tcp").exists():
+        return False
+    own = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            own.add(str(one.readlink()))
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(int(r[2].split(":")[1], 16) == port and f"socket:[{r[9]}]" in own for r in rows)
+
+
+async def true(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until a condition on this loop holds; return whether it does in time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not (found := condition()) and loop.time() < deadline:  # noqa: ASYNC110 - of any kind
+        await asyncio.sleep(0.01)
+    return found

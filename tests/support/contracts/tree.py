@@ -1,0 +1,103 @@
+"""What the layout of the source still has that its rules exclude.
+
+``python -m support.contracts.tree --write`` stores what is left in ``tests/contract/tree.toml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+FILE = ROOT / "tests/contract/tree.toml"
+COMMAND = "PYTHONPATH=tests .venv/bin/python -m support.contracts.tree --write"
+SOURCES = ("core/src", "operator/src", "pe_agent/src")
+MAX_ENTRIES = 14
+MAX_CLASS_LINES = 300
+
+_INTERFACES = ("Protocol", "ABC")
+_HEAD = f"""# What the rules of the layout exclude and the source still has. Nothing may be added.
+# `{COMMAND}` stores what is left.
+"""
+
+
+def folders() -> Iterator[tuple[str, int]]:
+    """Yield each folder with how many modules and folders are in it."""
+    for source in SOURCES:
+        for folder in sorted(path for path in (ROOT / source).rglob("*") if path.is_dir()):
+            entries = [entry for entry in folder.iterdir() if _is_source(entry)]
+            if entries:
+                yield str(folder.relative_to(ROOT)), len(entries)
+
+
+def _is_source(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.rglob("*.py"))
+    return path.suffix == ".py" and path.name != "__init__.py"
+
+
+def classes() -> Mapping[str, ast.ClassDef]:
+    """Return each class by the dotted name of its module and its own name."""
+    found = {}
+    for source in SOURCES:
+        for path in sorted((ROOT / source).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT / source).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found[f"{module}.{node.name}"] = node
+    return found
+
+
+def long_classes() -> list[str]:
+    """Return the classes of more than 300 lines."""
+    return [name for name, node in classes().items() if _lines(node) > MAX_CLASS_LINES]
+
+
+def _lines(node: ast.ClassDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def inherited() -> list[str]:
+    """Return the classes whose base is an implementation in another file of the same folder."""
+    known, found = classes(), []
+    for name, node in known.items():
+        module, folder = name.rpartition(".")[0], name.rsplit(".", 2)[0]
+        for base in (base.id for base in node.bases if isinstance(base, ast.Name)):
+            for other, definition in known.items():
+                same_folder = other.rsplit(".", 2)[0] == folder and other.endswith(f".{base}")
+                elsewhere = other.rpartition(".")[0] != module
+                if same_folder and elsewhere and not _is_interface(base, definition):
+                    found.append(f"{name} <- {base}")
+    return found
+
+
+def _is_interface(name: str, definition: ast.ClassDef) -> bool:
+    bases = {ast.unparse(base).split("[")[0] for base in definition.bases}
+    return name.endswith("Error") or bool(bases & set(_INTERFACES))
+
+
+def exceptions() -> dict[str, list[str]]:
+    """Return all that the rules exclude, by rule."""
+    return {"long_classes": sorted(long_classes()), "split_by_inheritance": sorted(inherited())}
+
+
+def main() -> int:
+    """Print what the rules exclude, or store it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="store what is left")
+    lines = []
+    for rule, names in exceptions().items():
+        lines += [f"{rule} = [", *(f'  "{name}",' for name in names), "]"]
+    text = _HEAD + "\n".join(lines) + "\n"
+    if parser.parse_args().write:
+        FILE.write_text(text)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Pairs of queries without a JVM that run for long over one cast, and what their rows must be."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pe_agent.transport.broker_client import BrokerClient
+from streambroker_core.errors import StreambrokerError
+from streambroker_core.ledger.offset import Offset, ranges
+from support.cuts import queries
+from support.cuts.cast import Cast, Role
+from support.spark.feeds import Row, row
+
+FILTERS: Mapping[str, Callable[[Row], bool]] = {
+    "price > 10.0": lambda r: r[1] > 10.0,
+    'price < 30.0 && name != "name 3"': lambda r: r[1] < 30.0 and r[2] != "name 3",
+    "price >= 25.0": lambda r: r[1] >= 25.0,
+}
+FOR_EVER = 10**9
+
+
+@dataclass(frozen=True)
+class Nature:
+    """How a lane is.
+
+    Attributes:
+        name: its port.
+        policy: of the export.
+        max_bytes: of the export's log.
+        pace: seconds between two batches of the exporting query.
+        slow: seconds that the importing query stands still after each batch.
+    """
+
+    name: str
+    policy: str
+    max_bytes: str
+    pace: float
+    slow: float
+
+
+class Lane:
+    """One exporting and one importing query.
+
+    Args:
+        cast: the agents and the broker.
+        nature: how it is.
+    """
+
+    def __init__(self, cast: Cast, nature: Nature) -> None:
+        self.cast, self.nature, self.port = cast, nature, nature.name
+        self.folder = cast.folder / self.port
+        self.folder.mkdir()
+        plan: dict[str, Any] = {
+            "port": self.port,
+            "folder": str(self.folder),
+            "batches": FOR_EVER,
+            "reading": {"maxBytesPerBatch": "20000"},
+            "stragglers": False,
+            "pauses": False,
+            "pace": nature.pace,
+            "slow": nature.slow,
+            "exporter": [cast.exporter.location, cast.exporter.address["token"]],
+            "importer": [cast.importer.location, cast.importer.address["token"]],
+            "ca": None,
+        }
+        self.exporting, self.importing = Role("exporting", plan), Role("importing", plan)
+        cast.declare(
+            self.port, policy=nature.policy, buffer={"maxBytes": nature.max_bytes}, filter_=_first()
+        )
+
+    @property
+    def queries(self) -> tuple[Role, Role]:
+        """Both."""
+        return self.exporting, self.importing
+
+    def tend(self) -> None:
+        """Start again whichever query has ended."""
+        self.exporting.tend()
+        self.importing.tend()
+
+    def let_filter(self, text: str) -> None:
+        """Change the import's filter."""
+        BrokerClient(self.cast.broker.url, "default").request(
+            "PUT", f"/job/alerts/pe/0/import/{self.port}/filter", {"filter": text}
+        )
+
+    def change_policy(self) -> None:
+        """Let the export wait where it drops, and the other way round."""
+        broker = BrokerClient(self.cast.broker.url, "default")
+        path = f"/job/feed/pe/0/export/{self.port}"
+        found = broker.request("GET", path)
+        spec = {k: v for k, v in found.body["spec"].items() if k not in ("job", "pe", "port")}
+        spec["congestionPolicy"] = "drop" if spec["congestionPolicy"] == "wait" else "wait"
+        broker.request("PUT", path, spec, headers={"If-Match": found.headers["etag"]})
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def let_end(self) -> None:
+        """Let the exporting query end after its batch."""
+        (self.folder / "enough").touch()
+
+    def let_stop(self) -> None:
+        """Let the importing query end after its batch."""
+        (self.folder / "stop").touch()
+
+    def published(self) -> int:
+        """Return how many batches the exporting query has committed."""
+        return queries.Checkpoint(self.folder / "exporting").last("commits") + 1
+
+    def through(self) -> bool:
+        """Whether all that was published is read and acknowledged."""
+        if not self.exporting.done:
+            return False
+        figures = self.figures()
+        if figures is None or figures["planned"]:
+            return False
+        return list(figures["positions"].values()) == [self.published()]
+
+    def figures(self) -> dict[str, Any] | None:
+        """Return the reader's figures at the exporter; None while nobody answers."""
+        log = queries.Checkpoint(self.folder / "importing")
+        last = log.read("offsets", log.last("offsets"))
+        try:
+            return self.cast.exporter.reader_status(last["reader"], self.port) if last else None
+        except (StreambrokerError, KeyError, OSError):
+            return None
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[tuple[int, Offset, dict[str, tuple[int, int]]]]:
+        log = queries.Checkpoint(self.folder / "importing")
+        start = Offset()
+        for number in range(log.last("commits") + 1):
+            end = Offset.decode(log.read("offsets", number))
+            yield number, end, ranges(start, end)
+            start = end
+
+    def check(self) -> dict[str, Any]:
+        """Compare row by row; return the counts.
+
+        Raises:
+            AssertionError: a row is missing, there twice, or counted wrongly.
+        """
+        figures = self.figures()
+        assert figures is not None, self.port
+        reached, delivered, lost, batches = 0, 0, 0, 0
+        before: int | None = None  # epochs that a full log had dropped before the first read
+        pinned: Counter[str] = Counter()
+        for number, end, read in self._batches():
+            wanted: Counter[tuple[Any, ...]] = Counter()
+            for first, next_ in read.values():
+                if before is None:
+                    before = reached = first
+                assert first >= reached, f"{self.port}: batch {number} reads {first} again"
+                lost, reached = lost + first - reached, next_
+                passes = FILTERS[str(end.filter)]
+                for epoch in range(first, next_):
+                    rows = map(row, queries.lines(epoch))
+                    wanted.update((*r, epoch) for r in rows if passes(r))
+                pinned[str(end.filter)] += next_ - first
+            path = self.folder / "sink" / f"batch-{number}"
+            found = Counter((r[0], r[1], r[2], r[4]) for r in json.loads(path.read_text() or "[]"))
+            assert found == wanted, f"{self.port}: batch {number} differs"
+            delivered, batches = delivered + found.total(), batches + 1
+        published = self.published()
+        assert reached == published, f"{self.port}: read to {reached} of {published}"
+        assert not list((self.folder / "sink").glob("differs-*"))
+        assert figures["delivered"] == delivered
+        assert figures["dropped"] == [lost, lost * queries.ROWS_PER_BATCH]
+        assert figures["duplicates"] == [0, 0]
+        fed = published * queries.ROWS_PER_BATCH
+        missed = (lost + (before or 0)) * queries.ROWS_PER_BATCH
+        assert fed == delivered + figures["filtered"] + missed
+        assert self.nature.policy == "drop" or not missed
+        return {
+            "published": fed,
+            "delivered": delivered,
+            "filtered": figures["filtered"],
+            "dropped": lost * queries.ROWS_PER_BATCH,
+            "batches": batches,
+            "epochs by filter": dict(pinned),
+            "lives": [self.exporting.lives, self.importing.lives],
+        }
+
+
+def _first() -> str:
+    return next(iter(FILTERS))

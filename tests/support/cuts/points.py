@@ -1,0 +1,327 @@
+"""The steps of the protocol between two queries, and how a process is held at one of them.
+
+A step is the begin or the end of a call inside the product, named by what has happened so far. A
+process that comes to the step a test has armed says so in a file and stands still there, with all
+the locks it holds, until the test has killed whom it wants to kill: this process or another one.
+
+Only the standard library is imported here: it runs before anything else in each process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "STREAMBROKER_CUTS"
+MANIFEST, STAGE_END = 2, 3
+"""Kinds of frames in the log."""
+
+EXPORTS = "pe_agent.agent.exports.export:AgentExport"
+READERS = "pe_agent.agent.imports.readers:ImportReaders"
+STREAMS = "pe_agent.agent.exports.stream.export_stream:ExportStream"
+IMPORTS = "pe_agent.agent.imports.offset_planner:OffsetPlanner"
+CONTROL_LOG = "pe_agent.agent.state.control_log:ControlLog"
+LOG = "pe_agent.log.log:StreamLog"
+SINK = "pe_agent.datasource.sink:StreambrokerStreamWriter"
+SOURCE = "pe_agent.datasource.source:StreambrokerStreamReader"
+STAND_IN = "support.cuts.queries"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step.
+
+    Attributes:
+        call: ``module:Class.function`` that begins or ends there.
+        end: whether it is the end of the call.
+        passes: at which time it is armed; late enough that rows flow.
+        where: the process that passes it.
+        only: which calls count, by their positional arguments.
+    """
+
+    call: str
+    end: bool
+    passes: int
+    where: str
+    only: Callable[[Sequence[Any]], bool] = lambda args: True
+
+
+def _before(call: str, passes: int, where: str) -> Step:
+    return Step(call, False, passes, where)
+
+
+def _after(call: str, passes: int, where: str) -> Step:
+    return Step(call, True, passes, where)
+
+
+def _last_batch(export: Any) -> int:
+    last = export.publisher.last
+    return -1 if last is None else int(last.batch)
+
+
+def _frame(kind: int, passes: int) -> Step:
+    return Step(f"{LOG}.append", True, passes, FEED_AGENT, lambda args: args[1] == kind)
+
+
+FEED_DRIVER, FEED_WORKER, FEED_AGENT = "exporting driver", "exporting worker", "exporter's agent"
+DRIVER, WORKER, AGENT = "importing driver", "importing worker", "importer's agent"
+BROKER = "broker"
+
+EXPORTING: dict[str, Step] = {
+    "before the batch is in the exporter's checkpoint": _before(
+        f"{STAND_IN}:Exporting.plan", 2, FEED_DRIVER
+    ),
+    "batch in the exporter's checkpoint, before its tasks": _after(
+        f"{STAND_IN}:Exporting.plan", 2, FEED_DRIVER
+    ),
+    "before admission": _before(f"{EXPORTS}.admit", 3, FEED_AGENT),
+    "admitted, not answered": _after(f"{EXPORTS}.admit", 3, FEED_AGENT),
+    "admission answered, before the rows": _before(f"{SINK}._send_rows", 3, FEED_WORKER),
+    "before the stream's log is made": _before(f"{EXPORTS}._open_stream", 1, FEED_AGENT),
+    "log made, before the stream is in the store": _after(f"{STREAMS}.open", 1, FEED_AGENT),
+    "stream in the store, before its first rows": _after(f"{EXPORTS}._open_stream", 1, FEED_AGENT),
+    "before the first rows of a stage": _before(f"{STREAMS}.append", 5, FEED_AGENT),
+    "between two blocks of a stage": _after(f"{STREAMS}.append", 5, FEED_AGENT),
+    "all rows of a stage, before its end": _before(f"{STREAMS}.finish", 3, FEED_AGENT),
+    "end of the stage written, before it is on the disk": _frame(STAGE_END, 3),
+    "stage on the disk, not answered": _after(f"{STREAMS}.finish", 3, FEED_AGENT),
+    "stage answered, before the task ends": _after(f"{SINK}.write", 3, FEED_WORKER),
+    "all tasks ended, before the commit": _before(f"{SINK}.commit", 2, FEED_DRIVER),
+    "before publish": _before(f"{EXPORTS}.publish", 2, FEED_AGENT),
+    "manifest written, before it is on the disk": _frame(MANIFEST, 2),
+    "epoch on the disk, before the store": _after(f"{STREAMS}.publish", 2, FEED_AGENT),
+    "epoch in the ledger, before the publisher's batch": _after(
+        "streambroker_core.ledger.ledger:Ledger.publish", 2, FEED_AGENT
+    ),
+    "published, before the stages are swept": Step(
+        f"{EXPORTS}._sweep_stages", False, 1, FEED_AGENT, lambda args: _last_batch(args[0]) > 0
+    ),
+    "published, not answered": _after(f"{EXPORTS}.publish", 2, FEED_AGENT),
+    "publish answered, before the commit log": _after(f"{SINK}.commit", 2, FEED_DRIVER),
+    "in the exporter's commit log": _after(f"{STAND_IN}:Exporting.commit", 2, FEED_DRIVER),
+}
+
+FAILING: dict[str, Step] = {
+    "before abort": _before(f"{EXPORTS}.abort", 1, FEED_AGENT),
+    "aborted, not answered": _after(f"{EXPORTS}.abort", 1, FEED_AGENT),
+    "abort answered, before the query fails": _after(f"{SINK}.abort", 1, FEED_DRIVER),
+}
+"""Steps of a batch that fails at the exporter."""
+
+IMPORTING: dict[str, Step] = {
+    "latestOffset asked": _before(f"{IMPORTS}.next_offset", 5, AGENT),
+    "before plan": _before(f"{IMPORTS}._call_plan", 2, AGENT),
+    "plan asked": _before(f"{EXPORTS}.plan", 2, FEED_AGENT),
+    "acknowledged, before the plan": _after(f"{EXPORTS}._finish_plan", 2, FEED_AGENT),
+    "planned, before the reader is saved": _before(f"{EXPORTS}._save_reader", 3, FEED_AGENT),
+    "plan saved, not answered": _after(f"{EXPORTS}.plan", 2, FEED_AGENT),
+    "plan answered, before the streams are remembered": _after(f"{IMPORTS}._call_plan", 2, AGENT),
+    "offset made, not answered": _after(f"{IMPORTS}._advance", 2, AGENT),
+    "offset answered, before it is in the checkpoint": _before(
+        f"{STAND_IN}:Importing.plan", 2, DRIVER
+    ),
+    "offset in the checkpoint, before partitions": _before(f"{SOURCE}.partitions", 2, DRIVER),
+    "partitions asked": _before(f"{IMPORTS}.plan_slices", 2, AGENT),
+    "plan asked again": _before(f"{EXPORTS}.register_plan", 2, FEED_AGENT),
+    "planned again, not answered": _after(f"{EXPORTS}.register_plan", 2, FEED_AGENT),
+    "partitions made, not answered": _after(f"{IMPORTS}.plan_slices", 2, AGENT),
+    "partitions answered, before the tasks": _after(f"{SOURCE}.partitions", 2, DRIVER),
+    "before read": _before(f"{SOURCE}.read", 2, WORKER),
+    "read asked": _before(f"{EXPORTS}.find_readable", 2, FEED_AGENT),
+    "between two blocks of a read": _after(f"{EXPORTS}.count_block", 6, FEED_AGENT),
+    "between two blocks in the task": _after(f"{SOURCE}._cast_batch", 6, WORKER),
+    "all read, before the sink": _before(f"{STAND_IN}:Importing.write", 2, WORKER),
+    "in the task's file of the sink": _after(f"{STAND_IN}:Importing.write", 2, WORKER),
+    "before the sink's commit": _before(f"{STAND_IN}:Importing.sink", 2, DRIVER),
+    "in the sink, before the commit log": _after(f"{STAND_IN}:Importing.sink", 2, DRIVER),
+    "in the importer's commit log, before the acknowledgement": _after(
+        f"{STAND_IN}:Importing.commit", 2, DRIVER
+    ),
+    "lease of the reader renewed": _after(
+        "pe_agent.agent.imports.readers:ImportReaders.renew", 1, AGENT
+    ),
+    "reader renewed at the exporter": _after(f"{EXPORTS}.renew_reader", 2, FEED_AGENT),
+}
+
+DROPPING: dict[str, Step] = {
+    "epochs dropped, before they are taken out of the log": _before(
+        f"{STREAMS}.remove", 1, FEED_AGENT
+    ),
+    "epochs taken out of the log": _after(f"{STREAMS}.remove", 1, FEED_AGENT),
+}
+"""Steps of an export whose reader is slow, under ``drop``."""
+
+OUTSIDE: dict[str, Step] = {
+    "before the tuple is kept": _before(f"{EXPORTS}.emit", 1, FEED_AGENT),
+    "tuple kept, before its epoch": _before(f"{EXPORTS}._extend_end", 1, FEED_AGENT),
+    "tuple in its epoch, not answered": _after(f"{EXPORTS}.emit", 1, FEED_AGENT),
+    "before the tuple is in the control log": _before(f"{CONTROL_LOG}.append", 1, FEED_AGENT),
+    "tuple in the control log, not answered": _after(f"{CONTROL_LOG}.append", 1, FEED_AGENT),
+}
+"""Steps of a control tuple from outside, which a broker has the agent take."""
+
+STEPS = {**EXPORTING, **FAILING, **IMPORTING, **DROPPING, **OUTSIDE}
+
+
+# ---- inside the process that is held ---------------------------------------------------
+
+
+def install() -> None:
+    """Wrap the calls of all steps when their modules are imported."""
+    by_module: dict[str, list[tuple[str, str, Step]]] = {}
+    for name, step in STEPS.items():
+        module, _, path = step.call.partition(":")
+        by_module.setdefault(module, []).append((name, path, step))
+    sys.meta_path.insert(0, _Finder(by_module))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as Python does, and wraps what they define once they are loaded."""
+
+    def __init__(self, wanted: dict[str, list[tuple[str, str, Step]]]) -> None:
+        self._wanted = wanted
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._wanted:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        assert spec.loader is not None
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            for name, call, step in self._wanted[fullname]:
+                _wrap(module, name, call, step)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def find(module: ModuleType, path: str) -> tuple[type, str, Any]:
+    """Return the class of a step's call, the call's name and what has that name."""
+    class_name, _, function = path.partition(".")
+    owner: type = getattr(module, class_name)
+    return owner, function, inspect.getattr_static(owner, function)
+
+
+def _wrap(module: ModuleType, name: str, path: str, step: Step) -> None:
+    owner, function, found = find(module, path)
+    call = found.__func__ if isinstance(found, staticmethod) else found
+
+    @functools.wraps(call)
+    def wrapped(*args: Any, **more: Any) -> Any:
+        if not step.end and step.only(args):
+            _pass(name)
+        result = call(*args, **more)
+        if step.end and step.only(args):
+            _pass(name)
+        return result
+
+    setattr(owner, function, staticmethod(wrapped) if isinstance(found, staticmethod) else wrapped)
+
+
+def _pass(name: str) -> None:
+    """Count a pass of a step; stand still at the one that is armed."""
+    folder = Path(os.environ[VARIABLE])
+    told = _told(folder)
+    try:
+        armed = json.loads(told)
+    except ValueError:
+        return
+    if armed["step"] != name or _count(folder / "passes") != armed["pass"]:
+        return
+    fresh = folder / "reached.new"
+    fresh.write_text(json.dumps({"pid": os.getpid()}))
+    fresh.rename(folder / "reached")
+    while not (folder / "go").exists() and _told(folder) == told and _lives(armed["by"]):
+        time.sleep(0.002)
+
+
+def _told(folder: Path) -> str:
+    """Return what is armed at this moment, nothing if no step is."""
+    try:
+        return (folder / "armed").read_text()
+    except OSError:
+        return ""
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _count(path: Path) -> int:
+    """Add one to a number that all processes share, and return it."""
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(".")
+        file.flush()
+        return os.fstat(file.fileno()).st_size
+
+
+# ---- the test's side -------------------------------------------------------------------
+
+
+EXAMPLES = ("03-control-tuples", "05-side-inputs")
+"""Folders of examples from which tests take operators, also in Spark's workers."""
+
+
+def search_path(*, held: bool) -> str:
+    """Return where a process of the tests looks for modules; ``held``: it stops at armed steps."""
+    here = Path(__file__).parent
+    tests = here.parents[1]
+    site = [str(here / "site")] if held else []
+    examples = [str(tests.parent / "examples" / name) for name in EXAMPLES]
+    return os.pathsep.join([*site, str(tests), *examples])
+
+
+class Cut:
+    """One armed step."""
+
+    def __init__(self, folder: Path, step: str, passes: int | None = None) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.disarm()
+        armed = {
+            "step": step,
+            "pass": passes or STEPS[step].passes,
+            "by": os.getpid(),
+            "id": secrets.token_hex(8),
+        }
+        (folder / "armed").write_text(json.dumps(armed))
+
+    def reached(self) -> int | None:
+        """Return the process that stands at the step, None if none does yet."""
+        try:
+            return int(json.loads((self._folder / "reached").read_text())["pid"])
+        except OSError:
+            return None
+
+    def go(self) -> None:
+        """Let the process go on, if it lives."""
+        (self._folder / "go").touch()
+
+    def disarm(self) -> None:
+        """Let nobody stop any more, and who stands there go on."""
+        for name in ("armed", "go", "reached", "passes"):
+            (self._folder / name).unlink(missing_ok=True)

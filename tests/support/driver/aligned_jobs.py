@@ -1,0 +1,86 @@
+"""Two jobs with operators, each a driver of its own, for tests that kill them.
+
+``python -m support.driver.aligned_jobs FOLDER exporter|importer BROKER``: the one publishes a
+script, the other writes what it reads of it to ``FOLDER/out``, window by window. Each runs to the
+end of what there is, and kills itself at the values that ``FOLDER/values`` names. Their agents live
+on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from new_factor import SetFactor
+from pyspark.sql import DataFrame, SparkSession
+
+import pe_agent
+from pe_agent import PE
+from pe_agent.aligned import OperatorStream, Stream
+from pe_agent.spark.local_session import SMALL, session
+from support.aligned.operators import KillingAt, Multiply
+from support.aligned.spark import scripted
+from support.driver.aligned import script
+from support.processes.waiting import until
+
+LINGER = 300.0
+"""The exporter's agent serves the other job; whoever starts the jobs ends both agents."""
+WINDOWS = [[2, 4, 6, 8, 10, 12], [700, 800], [3600]]
+"""What the importer writes: its job's own factor holds first, then those of the exporter's."""
+
+
+def main(folder: Path, role: str, broker: str) -> None:
+    """Run one of the jobs to the end of what there is."""
+    until((folder / "begin").exists, 30.0, "the driver's id is written down")
+    spark = session(role, conf=SMALL)
+    pe = pe_agent.start(spark, job=role, data_dir=folder / "home", broker=broker, linger=LINGER)
+    (export if role == "exporter" else import_)(spark, pe, folder)
+    pe.stop()
+
+
+def export(spark: SparkSession, pe: PE, folder: Path) -> None:
+    """Publish what an operator makes of a script, with the tuples that pass it."""
+    source = Stream(spark=spark, pe=pe, data=scripted(spark, folder, script()).data)
+    query = _killed(source, folder).publish(
+        "out",
+        properties={"kind": "out"},
+        checkpoint=folder / "ck",
+        trigger={"availableNow": True},
+    )
+    query.awaitTermination()
+
+
+def import_(spark: SparkSession, pe: PE, folder: Path) -> None:
+    """Write what an operator makes of the import."""
+    (folder / "out").mkdir(exist_ok=True)
+    stream = pe.subscribe(
+        "in", 'kind == "out"', control=True, start="earliest", schema=Multiply.SCHEMA
+    )
+    pe.send_control(SetFactor(2), request="the first")
+
+    def take(frame: DataFrame, window: int) -> None:
+        found = sorted(row.v for row in frame.collect())
+        (folder / "out" / f"{window}.json").write_text(json.dumps(found))
+
+    query = (
+        _killed(stream, folder)
+        .to_df()
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(folder / "ck"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def _killed(stream: Stream, folder: Path) -> OperatorStream:
+    make = partial(KillingAt, str(folder), json.loads((folder / "values").read_text()))
+    return stream.key_by("k").control_aware(
+        make, name="multiply", buckets=3, schema=Multiply.SCHEMA
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,0 +1,108 @@
+"""The driver of a query whose rules change, in a process of its own, for tests that kill it.
+
+``python -m support.driver.patterns FOLDER WAY``: the first run changes rule ``r`` from A→C to A→B→C
+and is killed on the way, the second one goes on to the end. Matches go to ``FOLDER/out``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pe_agent.aligned import Stream
+from pe_agent.cep import PatternStream, pattern_processors
+from pe_agent.cep.rules_log import RulesFile
+from pe_agent.spark.local_session import SMALL, session
+from streambroker_core.cep.operator import PatternRules
+from support.patterns.spark import Given, Play, letters
+
+BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+CALM, TORN, SENT, WINDOW = "calm", "torn", "sent", "window"
+"""Killed never, with half of the change written, with all of it, in its first window."""
+TURNS = ("A", "C", "ABC")
+
+
+def rules(word: str, version: int) -> list[dict[str, Any]]:
+    """Return the one rule; each row is shown to ``kills``."""
+    stages: list[dict[str, Any]] = [
+        {"name": one, "where": {"all": [f'n == "{one}"', {"function": "kills"}]}} for one in word
+    ]
+    for stage in stages[1:]:
+        stage["join"] = "followed_by"
+    return [{"id": "r", "version": version, "pattern": {"stages": stages}}]
+
+
+def kills(folder: Path, driver: int, row: Any, run: Any) -> bool:
+    """Kill the driver once, if the test wants it; in a task."""
+    del row, run
+    try:
+        (folder / "kill").rename(folder / "killed")
+    except FileNotFoundError:
+        return True
+    os.kill(driver, signal.SIGKILL)
+    return True
+
+
+def torn(self: RulesFile, rules: PatternRules) -> None:
+    """Write half of a line, and die."""
+    del rules
+    with self._file.path.open("ab") as file:
+        file.write(b'{"v":1,"type":"PatternRules","payl')
+        file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def turn(play: Play, number: int) -> None:
+    """Feed the rows of a turn, if they were not fed before the kill."""
+    at = BEGIN + timedelta(seconds=100 * number)
+    given = [
+        {"t": at + timedelta(seconds=place), "n": n, "user": "u", "item": ""}
+        for place, n in enumerate(TURNS[number])
+    ]
+    last = {"t": at + timedelta(seconds=99), "n": "", "user": "end", "item": ""}
+    play.rows([*given, last])
+
+
+def main(folder: Path, way: str) -> None:
+    """Run to the end, or until killed."""
+    spark = session("kills", cores=1, conf=SMALL)
+
+    def make(stream: Stream, first: Sequence[Any]) -> PatternStream:
+        return pattern_processors(
+            stream, Given(first), control=folder / "rules", key="user", event_time="t",
+            watermark="0 seconds", buckets=2,
+            functions={"kills": partial(kills, folder, os.getpid())},
+        )  # fmt: skip
+
+    play = Play(spark, folder, make)
+    again = (folder / "changed").exists()
+    play._files = len(list((folder / "in").glob("*.parquet")))
+    play.start(rules("ABC", 2) if again else rules("AC", 1))
+    if not again:
+        turn(play, 0)
+        (folder / "changed").touch()
+        if way == TORN:
+            RulesFile.send = torn  # type: ignore[method-assign]
+        elif way == WINDOW:
+            (folder / "kill").touch()
+        play.rules.on_pattern_processors_updated(rules("ABC", 2))
+        if way == SENT:
+            os.kill(os.getpid(), signal.SIGKILL)
+    while play._files < len(TURNS):
+        turn(play, play._files)
+    assert play.query is not None
+    play.query.processAllAvailable()
+    told = [[row["rule"], row["version"], letters(row)] for row in play.told()]
+    (folder / "out").write_text(json.dumps(told))
+    play.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,124 @@
+"""Letters that one job exports and whose patterns another one looks for, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pe_agent import PE
+from pe_agent.cep import PatternStream, pattern_processors
+from support.patterns.spark import Given
+from support.spark.session import Session
+
+DDL = "t timestamp, n string, user string"
+SCHEMA = pa.schema([("t", pa.timestamp("us", "UTC")), ("n", pa.string()), ("user", pa.string())])
+BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def rule(name: str, word: str, version: int = 1, join: str = "followed_by") -> dict[str, Any]:
+    stages: list[dict[str, Any]] = [{"name": f"s{n}", "where": f'n == "{n}"'} for n in word]
+    for stage in stages[1:]:
+        stage["join"] = join
+    pattern = {"stages": stages, "within": "200s"}
+    return {"id": name, "version": version, "pattern": pattern}
+
+
+class Letters:
+    """Files of letters, one second after the other, for one user, and noise of others."""
+
+    def __init__(self, jobs: Session, exporter: PE) -> None:
+        self._folder, self._files, self._exporter = jobs.folder / "in", 0, exporter
+        self._folder.mkdir()
+        self.last = BEGIN
+        frame = jobs.spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
+        self._query = exporter.publish(
+            frame.parquet(str(self._folder)), "out", properties={"kind": "a"},
+            checkpoint=jobs.folder / "ck-out",
+        )  # fmt: skip
+        jobs.queries.append(self._query)
+
+    def give(self, second: int, word: str) -> datetime:
+        """Publish an epoch; return the time of its last row."""
+        times = [BEGIN + timedelta(seconds=second + n) for n in range(len(word))]
+        rows = [{"t": t, "n": n, "user": "u"} for t, n in zip(times, word, strict=True)]
+        rows += [{"t": times[-1], "n": "noise", "user": f"v{n}"} for n in range(50)]
+        hidden = self._folder / f".{self._files}"
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), hidden)
+        hidden.rename(self._folder / f"{self._files:03}.parquet")
+        self._files += 1
+        self.last = times[-1]
+        return self.last
+
+
+class Rules:
+    """A query with rules on an import."""
+
+    def __init__(
+        self,
+        jobs: Session,
+        name: str,
+        make: Callable[..., Any] = lambda pe, first: Given(first),
+        **settings: Any,
+    ) -> None:
+        self._jobs, self._make, self._settings = jobs, make, settings
+        self.pe, self._name = jobs.pe(name), name
+        self.windows: dict[int, tuple[list[list[Any]], int]] = {}
+
+    def start(self, *first: Any) -> None:
+        """Start it, or go on with it."""
+        stream = self.pe.subscribe("in", 'kind == "a"', control=True, start="earliest", schema=DDL)
+        self.made: PatternStream = pattern_processors(
+            stream,
+            self._make(self.pe, first),
+            key="user",
+            event_time="t",
+            watermark="0 seconds",
+            buckets=2,
+            **self._settings,
+        )
+        self.query: StreamingQuery = self.made.for_each_window(
+            self._take, checkpoint=self._jobs.folder / f"ck-{self._name}"
+        )
+        self._jobs.queries.append(self.query)
+
+    def _take(self, window: int, frames: dict[str, DataFrame]) -> None:
+        found = []
+        for tag in ("matches", "timeouts"):
+            for row in frames[tag].collect():
+                events = [
+                    event["n"] for taken in json.loads(row.events).values() for event in taken
+                ]
+                found.append([tag, row.rule, row.version, "".join(events), str(row.time)])
+        self.windows[window] = found, frames["late"].count()
+
+    @property
+    def found(self) -> list[list[Any]]:
+        """Matches and time-outs: output, rule, version, letters, time."""
+        return [one for _, (found, _) in sorted(self.windows.items()) for one in found]
+
+    @property
+    def late(self) -> int:
+        """How many rows were late."""
+        return sum(late for _, late in self.windows.values())
+
+    def time(self) -> datetime:
+        """Return what time has passed."""
+        progress: Any = self.query.lastProgress or {}
+        told = progress.get("eventTime", {}).get("watermark", "1970-01-01")
+        return datetime.fromisoformat(told[:19]).replace(tzinfo=timezone.utc)
+
+    def put(self, *rules: Any) -> None:
+        """Change the rules."""
+        self.made.processors.manager.on_pattern_processors_updated(rules)
+
+    def pinned(self) -> dict[str, Any]:
+        """Return what the reader has pinned."""
+        (reader,) = self.pe.status()["imports"]["readers"].values()
+        return dict(reader.get("rules", {}))

@@ -1,0 +1,125 @@
+"""Rules on Spark, window by window: each batch of rows is a file, and rules change between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pe_agent import aligned
+from pe_agent.aligned import Stream
+from pe_agent.cep import PatternProcessorManager, PatternStream
+from support.processes.waiting import until
+
+DDL = "t timestamp, n string, user string, item string"
+SCHEMA = pa.schema(
+    [
+        ("t", pa.timestamp("us", "UTC")),
+        ("n", pa.string()),
+        ("user", pa.string()),
+        ("item", pa.string()),
+    ]
+)
+Told = dict[str, list[dict[str, Any]]]
+"""Rows by output."""
+
+
+class Given:
+    """A discoverer whose rules a test says; `Rules.manager` takes in later ones."""
+
+    def __init__(self, first: Sequence[Any]) -> None:
+        self._first, self._ended = first, threading.Event()
+
+    def initial_pattern_processors(self) -> Sequence[Any]:
+        return self._first
+
+    def discover_pattern_processor_updates(self, manager: PatternProcessorManager) -> None:
+        del manager
+        self._ended.wait()
+
+    def close(self) -> None:
+        self._ended.set()
+
+
+class Play:
+    """A query with rules that is fed and looked at by a test.
+
+    Args:
+        spark: the session.
+        folder: for files, the control file and the checkpoint.
+        make: returns the rules on a stream, given the first ones.
+        ddl: columns of the rows.
+        schema: the same for Arrow.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        make: Callable[[Stream, Sequence[Any]], PatternStream],
+        *,
+        ddl: str = DDL,
+        schema: pa.Schema = SCHEMA,
+    ) -> None:
+        self.spark, self.folder, self._make = spark, folder, make
+        self._ddl, self._schema = ddl, schema
+        self.checkpoint = folder / "ck"
+        self.windows: dict[int, Told] = {}
+        self.made: PatternStream | None = None
+        self.query: StreamingQuery | None = None
+        self._files = 0
+        (folder / "in").mkdir(parents=True, exist_ok=True)
+
+    @property
+    def rules(self) -> PatternProcessorManager:
+        """What takes in rules."""
+        assert self.made is not None
+        return self.made.processors.manager
+
+    def start(self, first: Sequence[Any]) -> None:
+        """Start the query, with what the source of rules has now."""
+        source = self.spark.readStream.schema(self._ddl).option("maxFilesPerTrigger", 1)
+        self.made = self._make(aligned.stream(source.parquet(str(self.folder / "in"))), first)
+        self.query = self.made.for_each_window(self._take, checkpoint=self.checkpoint)
+
+    def _take(self, window: int, frames: dict[str, DataFrame]) -> None:
+        told = {tag: [row.asDict() for row in frame.collect()] for tag, frame in frames.items()}
+        self.windows[window] = told
+
+    def rows(self, rows: Iterable[dict[str, Any]], *, wait: bool = True) -> None:
+        """Feed a batch of rows, and wait until it and what follows of it is done."""
+        assert self.query is not None
+        table = pa.Table.from_pylist(list(rows), schema=self._schema)
+        hidden = self.folder / f".{self._files}.parquet"
+        pq.write_table(table, hidden)
+        os.utime(hidden, (self._files + 1, self._files + 1))  # by which Spark orders them
+        hidden.rename(self.folder / "in" / f"{self._files:05}.parquet")
+        self._files += 1
+        if wait:
+            self.query.processAllAvailable()
+
+    def stop(self) -> None:
+        """Stop the query; the next `start` goes on from its checkpoint."""
+        assert self.query is not None
+        assert self.made is not None
+        self.query.stop()
+        processors = self.made.processors
+        until(lambda: not processors.running, 10.0, "the rules are closed with the query")
+
+    def told(self, output: str = "matches") -> list[dict[str, Any]]:
+        """Return the rows of an output, in the order of windows."""
+        return [row for window in sorted(self.windows) for row in self.windows[window][output]]
+
+
+def letters(row: dict[str, Any]) -> str:
+    """Return the letters of a match, in order."""
+    events = json.loads(row["events"]).values()
+    return "".join(event["n"][-1] for taken in events for event in taken)

@@ -1,0 +1,187 @@
+"""Windows of patterns: of one bucket without a runtime, or of several through `AlignedRunner`.
+
+Each window makes a new operator from the bytes kept. Without a runtime the order of the calls is
+that of `streambroker_core.control.operators.operator`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from streambroker_core.cep.operator import PatternOperator, PatternRules, copy_rows
+from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.control.operators.operator import Window
+from streambroker_core.control.tuples import ControlTuple, Delivery
+from support.aligned.runner import Through, rows_of
+from support.aligned.runner import control_of as emitted_control
+
+
+@dataclass
+class Emitted:
+    """What an operator has handed out."""
+
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    control: list[Any] = field(default_factory=list)
+
+    def emit(self, batch: pa.RecordBatch, output: str | None) -> None:
+        """Take rows."""
+        self.rows.setdefault(output or "", []).extend(batch.to_pylist())
+
+    def emit_control(self, payload: Any, **_: Any) -> Any:
+        """Take a control tuple's payload."""
+        self.control.append(payload)
+        return payload
+
+    def of(self, output: str) -> list[dict[str, Any]]:
+        """Return the rows of an output; ``events`` and ``key`` are read."""
+        read: list[dict[str, Any]] = []
+        for row in self.rows.get(output, []):
+            more: dict[str, Any] = {
+                name: json.loads(row[name]) for name in ("events", "key") if name in row
+            }
+            read.append(row | more)
+        return read
+
+
+class Windows(Protocol):
+    """Runs windows one after the other."""
+
+    def window(
+        self,
+        batches: Iterable[pa.RecordBatch] = (),
+        *,
+        rules: RuleSet | None = None,
+        relevant: str | None = None,
+        watermark: int | None = None,
+        clock: int | None = None,
+    ) -> Emitted:
+        """Run one window; a watermark or clock that is not given stays.
+
+        With ``rules`` rows come under the filter ``relevant``.
+        """
+
+
+@dataclass
+class Buckets:
+    """Several buckets of an operator, through `AlignedRunner`.
+
+    Attributes:
+        make: makes the operator.
+        buckets: how many there are.
+        selectors: keys for which rows are copied; None for no copies.
+        seed: of cuts and orders.
+    """
+
+    make: Callable[[], PatternOperator]
+    buckets: int = 4
+    selectors: list[tuple[str, ...]] | None = None
+    seed: int = 0
+    watermark: int | None = None
+    clock: int = 0
+
+    def __post_init__(self) -> None:
+        self.through = Through(self.make, self.buckets, seed=self.seed)
+
+    def window(
+        self,
+        batches: Iterable[pa.RecordBatch] = (),
+        *,
+        rules: RuleSet | None = None,
+        relevant: str | None = None,
+        watermark: int | None = None,
+        clock: int | None = None,
+    ) -> Emitted:
+        """Run one window; a watermark or clock that is not given stays.
+
+        With ``rules`` rows come under the filter ``relevant``.
+        """
+        self.watermark = self.watermark if watermark is None else watermark
+        self.clock = self.clock if clock is None else clock
+        if self.selectors is not None:
+            batches = [copy_rows(batch, self.selectors) for batch in batches]
+        control = [] if rules is None else [control_of(rules, relevant)]
+        given = [("in", batch) for batch in batches]
+        emitted = Emitted()
+        for outcome in self.through.window(
+            given, control, watermark=self.watermark, clock=self.clock
+        ):
+            for output, batch in rows_of(outcome):
+                emitted.emit(batch, output)
+            emitted.control += [one.payload for one in emitted_control(outcome)]
+        return emitted
+
+
+@dataclass
+class Bucket:
+    """One bucket of an operator, window by window.
+
+    Attributes:
+        make: makes the operator.
+        blobs: its state.
+        watermark: of the next window.
+    """
+
+    make: Callable[[], PatternOperator]
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    number: int = 0
+    watermark: int | None = None
+    clock: int = 0
+    last: PatternOperator | None = None
+
+    def window(
+        self,
+        batches: Iterable[pa.RecordBatch] = (),
+        *,
+        rules: RuleSet | None = None,
+        relevant: str | None = None,
+        watermark: int | None = None,
+        clock: int | None = None,
+    ) -> Emitted:
+        """Run one window; a watermark or clock that is not given stays.
+
+        With ``rules`` rows come under the filter ``relevant``.
+        """
+        self.watermark = self.watermark if watermark is None else watermark
+        self.clock = self.clock if clock is None else clock
+        emitted, operator = Emitted(), self.make()
+        window = Window(
+            number=self.number, time=self.clock, watermark=self.watermark, bucket=0, buckets=1
+        )
+        operator.bind(window, emitted)
+        if self.blobs:
+            operator.restore(operator.state_version, dict(self.blobs))
+        operator.begin_window()
+        if rules is not None:
+            assert operator.process_control("in", control_of(rules, relevant))
+        if self.watermark is not None:
+            operator.advance(self.watermark)
+        for batch in batches:
+            operator.process("in", batch)
+        operator.end_window()
+        for name, blob in operator.snapshot().items():
+            if blob is None:
+                self.blobs.pop(name, None)
+            else:
+                self.blobs[name] = blob
+        self.number += 1
+        self.last = operator
+        return emitted
+
+
+def control_of(rules: RuleSet, relevant: str | None = None) -> ControlTuple:
+    """Return the control tuple that brings a set of rules."""
+    payload = PatternRules(rules=rules.document())
+    return ControlTuple(
+        type="PatternRules",
+        id="log/1",
+        delivery=Delivery.BEGIN,
+        epoch=0,
+        emitter="log",
+        seq=1,
+        text=json.dumps({"rules": payload.rules, "relevant": relevant}),
+    )

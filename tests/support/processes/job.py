@@ -1,0 +1,95 @@
+"""A Spark job for tests: exports file streams, writes imports to files, runs until killed.
+
+The plan is a JSON file: ``{"job", "home", "broker", "start": {…}, "attempts", "conf": {…}, "late",
+"exports": [{"port", "feed", "checkpoint", …publish settings}], "imports": [{"port", "out",
+"checkpoint", …subscribe settings}]}``; ``start``, ``attempts``, ``conf`` and ``late`` may be left
+out. ``late`` is a folder: all tasks write there that they were tried, and the first of them waits
+until it is tried once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+import pe_agent
+from pe_agent.spark.local_session import SMALL, session
+from support.processes.waiting import until
+from support.spark.feeds import DDL
+
+TASKS, RIVAL_SECONDS = 4, 120.0
+
+
+def late(frame: DataFrame, folder: str) -> DataFrame:
+    """Return the rows in four tasks; the first waits amid its rows until Spark tries it twice."""
+
+    def passed_on(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        attempt = f"{context.partitionId()}-{context.attemptNumber()}"
+        (Path(folder) / attempt).touch()
+        attempts = f"{context.partitionId()}-*"
+        two = lambda: len(list(Path(folder).glob(attempts))) >= 2  # noqa: E731
+        for batch in rows:
+            yield batch
+            with contextlib.suppress(FileExistsError):
+                (Path(folder) / "waits").symlink_to(attempt)
+                until(two, RIVAL_SECONDS, "a second attempt", pause_s=0.05)
+
+    return frame.repartition(TASKS).mapInArrow(passed_on, DDL)
+
+
+def main(path: str) -> None:
+    """Run the plan until a query fails or the process is killed."""
+    plan: dict[str, Any] = json.loads(Path(path).read_text())
+    conf = {
+        "spark.driver.memory": "700m",
+        "spark.master": f"local[1,{plan.get('attempts', 1)}]",
+        # A long run is checked by its checkpoints, from the first batch on.
+        "spark.sql.streaming.minBatchesToRetain": "100000",
+        **plan.get("conf", {}),
+    }
+    spark = session(plan["job"], conf={**SMALL, **conf})
+    pe = pe_agent.start(
+        spark,
+        job=plan["job"],
+        data_dir=plan["home"],
+        broker=plan["broker"],
+        linger=20,
+        **plan.get("start", {}),
+    )
+    for export in plan.get("exports", []):
+        folder = export.pop("feed")
+        frame = (
+            spark.readStream.schema(DDL)
+            .option("maxFilesPerTrigger", 1)
+            .option("latestFirst", "false")
+            .parquet(folder)
+        )
+        pe.publish(late(frame, plan["late"]) if "late" in plan else frame, **export)
+    for import_ in plan.get("imports", []):
+        out, checkpoint = import_.pop("out"), import_.pop("checkpoint")
+        (
+            pe.subscribe(**import_)
+            .writeStream.format("parquet")
+            .option("path", out)
+            .option("checkpointLocation", checkpoint)
+            .start()
+        )
+    sys.stdout.write("job ready\n")
+    sys.stdout.flush()
+    spark.streams.awaitAnyTermination()
+    failed = [q.exception() for q in spark.streams.active if q.exception()]
+    sys.stdout.write(f"job ended {failed}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

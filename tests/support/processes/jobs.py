@@ -1,0 +1,128 @@
+"""Spark jobs in processes of their own, to be killed; and a broker likewise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.cuts.points import VARIABLE, search_path
+from support.processes.waiting import until
+
+START_SECONDS = 90.0
+
+
+class Child:
+    """A process group of its own, with its output in a file.
+
+    Args:
+        command: what to run.
+        output: the file.
+        ready: how the line begins that it prints when it is ready.
+        sources: where it looks for modules first; empty for nowhere else than this process.
+    """
+
+    def __init__(self, command: list[str], output: Path, ready: str, *, sources: str = "") -> None:
+        self.output = output
+        self._start = output.stat().st_size if output.exists() else 0
+        path = search_path(held=VARIABLE in os.environ)
+        if sources:
+            path = os.pathsep.join([sources, path])
+        environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
+        with output.open("ab") as file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
+        self._ready = ready
+
+    def said(self) -> str:
+        """Return what it has printed since it was started."""
+        with self.output.open(errors="replace") as file:
+            file.seek(self._start)
+            return file.read()
+
+    def await_ready(self) -> str:
+        """Wait for its ready line and return it."""
+
+        def line() -> str | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended with {self.process.returncode}: {self.said()[-3000:]}")
+            return next((x for x in self.said().splitlines() if x.startswith(self._ready)), None)
+
+        return str(until(line, START_SECONDS, f"{self._ready!r} in {self.output}"))
+
+    def kill(self) -> None:
+        """End the whole group as a crash does: no handler runs."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def end(self) -> None:
+        """End it if it runs; for clean-up."""
+        if self.process.poll() is None:
+            self.kill()
+
+
+class Broker(Child):
+    """``streambroker up``; started again it takes its old port and file."""
+
+    def __init__(self, folder: Path, port: int = 0, *, sources: str = "") -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "streambroker_operator.cli",
+            "up",
+            "--db",
+            str(folder / "broker.sqlite"),
+            "--port",
+            str(port),
+        ]
+        super().__init__(
+            command, folder / "broker.out", "streambroker listening on", sources=sources
+        )
+        self.folder = folder
+        self.url = self.await_ready().split()[-1]
+
+    def restart(self) -> Broker:
+        """Start another process on the file and port of this one."""
+        return Broker(self.folder, int(self.url.rpartition(":")[2]))
+
+
+class Job(Child):
+    """``tests/support/processes/job.py`` with a plan."""
+
+    def __init__(self, folder: Path, name: str, plan: dict[str, Any]) -> None:
+        self.folder, self.name, self.plan = folder, name, plan
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(plan))
+        super().__init__(
+            [sys.executable, "-m", "support.processes.job", str(path)],
+            folder / f"{name}.out",
+            "job ready",
+        )
+
+    def restart(self) -> Job:
+        """Start it again from its checkpoints."""
+        return Job(self.folder, self.name, self.plan)
+
+    def agent_pid(self) -> int:
+        """Return the process of the job's agent."""
+        found = json.loads((Path(self.plan["home"]) / "agent.json").read_text())
+        return int(found["pid"])
+
+
+def end_agent(home: Path) -> None:
+    """End the agent of a data directory, if one runs."""
+    try:
+        pid = int(json.loads((home / "agent.json").read_text())["pid"])
+        os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError, KeyError):
+        return

@@ -1,0 +1,199 @@
+"""A broker, an exporting and an importing Spark job as processes, and the check of every row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pe_agent.agent.process import read_address
+from pe_agent.transport.agent_client import AgentClient
+from pe_agent.transport.agent_tls import AgentTrust
+from pe_agent.transport.broker_client import BrokerClient
+from pe_agent.transport.flight_errors import AgentUnreachableError
+from support.processes.certificates import Authority
+from support.processes.jobs import Broker, Job, end_agent
+from support.processes.waiting import until
+from support.spark.checkpoints import batches, committed, expected, files_by_batch, offset, received
+from support.spark.feeds import Feed, Row
+
+SECONDS = 90.0
+
+PASSES: Mapping[str, Callable[[Row], bool]] = {
+    "price > 10.0": lambda r: r[1] > 10.0,
+    'price < 30.0 && name != "name 3"': lambda r: r[1] < 30.0 and r[2] != "name 3",
+}
+
+
+class World:
+    """A broker, an exporter of two streams, an importer, and the files they work on.
+
+    Args:
+        folder: for all files.
+        secured: whose certificate both agents show; None for no TLS.
+        attempts: how often Spark tries a task.
+        exporting: what the exporter's plan has besides.
+
+    Attributes:
+        reviving: drivers that have ended are started again while something is waited for.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        secured: Authority | None = None,
+        attempts: int = 1,
+        exporting: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.reviving = False
+        self.trust = secured.trust() if secured else AgentTrust()
+        start = _start(secured) if secured else {}
+        self.broker = Broker(folder)
+        self.trades = Feed(folder / "trades")
+        self.quotes = Feed(folder / "quotes", first_line=1_000_000)
+        exports = [
+            {
+                "port": name,
+                "feed": str(feed.folder),
+                "checkpoint": str(folder / f"ck-{name}"),
+                "properties": {"kind": name},
+            }
+            for name, feed in (("trades", self.trades), ("quotes", self.quotes))
+        ]
+        self.out, self.checkpoint = folder / "out", folder / "ck-in"
+        self.exporter = Job(
+            folder,
+            "feed",
+            {
+                "job": "feed",
+                "attempts": attempts,
+                "home": str(folder / "home-feed"),
+                "start": start,
+                "broker": self.broker.url,
+                "exports": exports,
+                **(exporting or {}),
+            },
+        )
+        self.importer = Job(
+            folder,
+            "alerts",
+            {
+                "job": "alerts",
+                "attempts": attempts,
+                "home": str(folder / "home-alerts"),
+                "start": start,
+                "broker": self.broker.url,
+                "imports": [
+                    {
+                        "port": "in",
+                        "subscription": 'kind == "trades"',
+                        "start": "earliest",
+                        "filter": "price > 10.0",
+                        "out": str(self.out),
+                        "schema": "line bigint, price double, name string",
+                        "checkpoint": str(self.checkpoint),
+                    }
+                ],
+            },
+        )
+
+    def rest(self, path: str, body: object) -> None:
+        BrokerClient(self.broker.url, "default").request(
+            "PUT", f"/job/alerts/pe/0/import/in{path}", body
+        )
+
+    def agent(self, job: str) -> AgentClient:
+        found = read_address(self.folder / f"home-{job}")
+        if found is None:
+            raise AgentUnreachableError(f"no agent of {job} runs")
+        return AgentClient(found["location"], found["token"], self.trust)
+
+    def heads(self) -> dict[str, tuple[str, int]]:
+        """Return port and next epoch by stream, as the exporter's agent says."""
+        exports = self.agent("feed").call("status")["exports"]
+        return {
+            stream: (key.rpartition("/")[2], told["next"])
+            for key, export in exports.items()
+            for stream, told in export["streams"].items()
+        }
+
+    def await_files(self, feed: Feed, seconds: float = SECONDS) -> None:
+        """Wait until the importer has committed every released file of a feed.
+
+        Args:
+            feed: the feed.
+            seconds: how long at most without another batch on either side; if infinite, for as
+                long as both jobs live.
+        """
+        port = feed.folder.name
+
+        def batches() -> tuple[int, int]:
+            return committed(self.folder / f"ck-{port}"), committed(self.checkpoint)
+
+        def through() -> bool:
+            if self.reviving:
+                self.revive()
+            elif math.isinf(seconds):
+                for job in (self.exporter, self.importer):
+                    assert job.process.poll() is None, f"it has ended: {job.said()[-3000:]}"
+            last = committed(self.checkpoint)
+            taken = files_by_batch(self.folder / f"ck-{port}")
+            if last < 0 or sum(map(len, taken)) < feed.files:
+                return False
+            streams = offset(self.checkpoint, last).streams
+            try:
+                heads = {s: n for s, (p, n) in self.heads().items() if p == port}
+            except AgentUnreachableError:
+                return False
+            return bool(heads) and all(
+                n == len(taken) and s in streams and streams[s].next == n for s, n in heads.items()
+            )
+
+        what = f"{feed.files} files of {port} read by the importer"
+        until(through, seconds, what, progress=batches)
+
+    def revive(self) -> None:
+        """Start a driver again that has ended because its agent was killed under a task."""
+        for name in ("exporter", "importer"):
+            job: Job = getattr(self, name)
+            if job.process.poll() is not None:
+                setattr(self, name, job.restart())
+
+    def end(self) -> None:
+        for child in (self.exporter, self.importer, self.broker):
+            child.end()
+        for job in ("feed", "alerts"):
+            end_agent(self.folder / f"home-{job}")
+
+
+def _start(secured: Authority) -> dict[str, str]:
+    """Return what a job with TLS gives to ``pe_agent.start``."""
+    return {
+        "agent_certificate": str(secured.certificate),
+        "agent_key": str(secured.key),
+        "agent_ca": str(secured.ca),
+        "agent_clients": "required",
+    }
+
+
+def check_rows(world: World) -> None:
+    """The sink has exactly the rows of the epochs its checkpoint names, and no epoch is missing."""
+    heads = world.heads()
+    epochs = {}
+    for stream, (port, next_) in heads.items():
+        feed = world.trades if port == "trades" else world.quotes
+        files = files_by_batch(world.folder / f"ck-{port}")
+        assert len(files) == next_
+        assert sorted(f for of_epoch in files for f in of_epoch) == list(range(feed.files))
+        epochs[stream] = [[row for f in of_epoch for row in feed.rows(f)] for of_epoch in files]
+
+    assert received(world.out) == expected(world.checkpoint, epochs, PASSES)
+
+    reached: dict[str, int] = {}
+    for batch in batches(world.checkpoint):
+        for stream, (first, next_) in batch.ranges.items():
+            assert first == reached.get(stream, first)
+            reached[stream] = next_
+    assert reached == {s: n for s, (_, n) in heads.items()}
