@@ -21,6 +21,7 @@ from measure import Figures, Settings, turns
 from processes import Child
 
 from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from streambroker_core.ledger.retention import RetentionLimits
@@ -40,23 +41,24 @@ def fill(home: Path, frame_bytes: int, log_bytes: int) -> None:
     home.mkdir()
     store, committer = Store(home / "state.sqlite"), Committer()
     store.set("pe", str(PE))
-    export = AgentExport(
+    state = ExportState(
         f"{PE}/trades", home / "log" / "trades", store, committer, notify=lambda: None
     )
+    export = AgentExport(state)
     export.set_limits(RetentionLimits(max_bytes=4 * log_bytes))
     batch = pa.record_batch([pa.array([os.urandom(frame_bytes)])], schema=SCHEMA)
     who: dict[str, Any] = {"query": "q", "run": "r"}
     for number in range(log_bytes // EPOCH_BYTES):
-        export.admit(batch=number, ddl="text binary", renewed=None, **who)
-        stage = export.stage(
+        export.publisher.admit(batch=number, ddl="text binary", renewed=None, **who)
+        stage = export.publisher.stage(
             batch=number,
             ddl="text binary",
             schema=SCHEMA,
             batches=[batch] * (EPOCH_BYTES // frame_bytes),
             **who,
         )
-        export.publish(batch=number, stages=[stage], ddl="text binary", **who)
-    export.close()
+        export.publisher.publish(batch=number, stages=[stage], ddl="text binary", **who)
+    export.state.close()
     committer.close()
     store.close()
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.reader_plans import RegisteredPlan
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
@@ -67,13 +68,15 @@ class Bench:
         self.store = Store(self.directory / "state.sqlite")
         self.committer = Committer(threads=1)
         self.export = AgentExport(
-            "default/feed/0/trades",
-            self.directory / "log",
-            self.store,
-            self.committer,
-            notify=self._tell,
-            clock=lambda: self.now,
-            segment_bytes=self.segment_bytes,
+            ExportState(
+                "default/feed/0/trades",
+                self.directory / "log",
+                self.store,
+                self.committer,
+                notify=self._tell,
+                clock=lambda: self.now,
+                segment_bytes=self.segment_bytes,
+            )
         )
         self.export.recover()
         return self.export
@@ -82,7 +85,7 @@ class Bench:
         self.told += 1
 
     def close(self) -> None:
-        self.export.close()
+        self.export.state.close()
         self.committer.close()
         self.store.close()
 
@@ -98,12 +101,12 @@ class Bench:
         self.export.set_routes({IMPORT: policy})
 
     def admit(self, batch: int, query: str = "q", run: str = "r", ddl: str = DDL) -> Any:
-        return self.export.admit(query=query, run=run, batch=batch, ddl=ddl, renewed=None)
+        return self.export.publisher.admit(query=query, run=run, batch=batch, ddl=ddl, renewed=None)
 
     def stage(
         self, batch: int, *batches: pa.RecordBatch, query: str = "q", run: str = "r", ddl: str = DDL
     ) -> dict[str, Any]:
-        return self.export.stage(
+        return self.export.publisher.stage(
             query=query,
             run=run,
             batch=batch,
@@ -115,7 +118,7 @@ class Bench:
     def commit(
         self, batch: int, *stages: dict[str, Any], query: str = "q", run: str = "r", ddl: str = DDL
     ) -> dict[str, Any]:
-        return self.export.publish(
+        return self.export.publisher.publish(
             query=query, run=run, batch=batch, stages=list(stages), ddl=ddl if stages else None
         )
 
@@ -142,7 +145,7 @@ class Bench:
             has_opened=positions is not None,
             **more,
         )
-        return self.export.plan(ask, filter_=filter_, columns=columns)
+        return self.export.plans.plan(ask, filter_=filter_, columns=columns)
 
     def replan(
         self,
@@ -156,12 +159,12 @@ class Bench:
         ask = PlanRequest(
             reader=reader, import_=IMPORT, policy="wait", start="earliest", positions={}, **more
         )
-        return self.export.register_plan(ask, ranges, filter_=filter_, columns=columns)
+        return self.export.plans.register_plan(ask, ranges, filter_=filter_, columns=columns)
 
     @property
     def stream(self) -> str:
         """The newest stream's id."""
-        return list(self.export.streams)[-1]
+        return list(self.export.state.streams)[-1]
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class Job:
         self.hosts[pe] = ShardStore(pe, at / "kept", self.stores[pe], self.committer)
 
     def connect(self) -> AgentExport:
-        self.home.export.shard_agents = self
+        self.home.export.shards.agents = self
         return self.home.export
 
     def lose(self, pe: str) -> None:
@@ -112,7 +112,7 @@ class Job:
         return {pe: self.hosts[pe].verify(body)["broken"] for pe, body in bodies.items()}
 
     def admit(self, batch: int) -> dict[str, Any]:
-        return self.home.export.admit(
+        return self.home.export.publisher.admit(
             query="q", run="r", batch=batch, ddl=DDL, renewed=None, schema=SCHEMA
         )
 
@@ -135,12 +135,12 @@ class Job:
     def release(self) -> None:
         export = self.home.export
         for pe, host in self.hosts.items():
-            for owed in export.pending_counts(pe):
+            for owed in export.shards.pending_counts(pe):
                 body = {"export": export.key, "stream": owed.stream, "epochs": [owed.epoch]}
                 counted = host.count({**body, "filter": owed.filter})
-                export.settle_count(owed, counted["rows"][owed.epoch])
+                export.shards.settle_count(owed, counted["rows"][owed.epoch])
             known = host.release({"home": HOME, "exports": {}})["streams"].get(export.key, [])
-            levels = export.retained_levels(pe, known)
+            levels = export.shards.retained_levels(pe, known)
             host.release({"home": HOME, "exports": {export.key: levels}})
 
     def read(self, epoch: int, filter_: str | None = None) -> dict[str, list[int]]:
@@ -162,7 +162,7 @@ class Job:
             piece = (epoch, 0, blocks.count(number))
             ticket: dict[str, Any] = {"export": given.export, "stream": stream, "pieces": [piece]}
             ticket["grant"] = grants.sign(pe, given)
-            source = self.home.export if pe == HOME else self.hosts[pe].open_read(ticket)
+            source = self.home.export.plans if pe == HOME else self.hosts[pe].open_read(ticket)
             asked = ReadRequest(
                 reader="reader", stream=stream, pieces=(piece,), filter=filter_, columns=None
             )

@@ -368,7 +368,10 @@ def agent_tables() -> dict[str, Any]:
     with folder() as place:
         store = AgentStore(place / "state.sqlite")
         store.set("control_log", "log")
-        claims.save_publisher(publisher, store)
+        state = claims.encode_publisher(publisher, lease_released=False)
+        store.write(
+            "INSERT OR REPLACE INTO publishers VALUES (?, ?)", publisher.export, json.dumps(state)
+        )
         ControlLog(store, lambda: None).append("request", {"type": "T", "payload": {"a": 1}})
         kept = {
             name: store.query(f"SELECT * FROM {name}") for name in ("publishers", "control_log")

@@ -30,7 +30,11 @@ VARIABLE = "STREAMBROKER_CUTS"
 MANIFEST, STAGE_END = 2, 3
 """Kinds of frames in the log."""
 
-EXPORTS = "pe_agent.agent.exports.export:AgentExport"
+PUBLISHER = "pe_agent.agent.exports.publisher:ExportPublisher"
+PLANS = "pe_agent.agent.exports.reader_plans:ReaderPlans"
+CONTROL = "pe_agent.agent.exports.control_sender:ControlSender"
+EPOCHS = "pe_agent.agent.exports.epoch_writer:EpochWriter"
+STATE = "pe_agent.agent.exports.export_state:ExportState"
 READERS = "pe_agent.agent.imports.readers:ImportReaders"
 STREAMS = "pe_agent.agent.exports.stream.export_stream:ExportStream"
 IMPORTS = "pe_agent.agent.imports.offset_planner:OffsetPlanner"
@@ -68,8 +72,8 @@ def _after(call: str, passes: int, where: str) -> Step:
     return Step(call, True, passes, where)
 
 
-def _last_batch(export: Any) -> int:
-    last = export.publisher.last
+def _last_batch(epochs: Any) -> int:
+    last = epochs._state.publisher.last
     return -1 if last is None else int(last.batch)
 
 
@@ -88,12 +92,12 @@ EXPORTING: dict[str, Step] = {
     "batch in the exporter's checkpoint, before its tasks": _after(
         f"{STAND_IN}:Exporting.plan", 2, FEED_DRIVER
     ),
-    "before admission": _before(f"{EXPORTS}.admit", 3, FEED_AGENT),
-    "admitted, not answered": _after(f"{EXPORTS}.admit", 3, FEED_AGENT),
+    "before admission": _before(f"{PUBLISHER}.admit", 3, FEED_AGENT),
+    "admitted, not answered": _after(f"{PUBLISHER}.admit", 3, FEED_AGENT),
     "admission answered, before the rows": _before(f"{SINK}._send_rows", 3, FEED_WORKER),
-    "before the stream's log is made": _before(f"{EXPORTS}._open_stream", 1, FEED_AGENT),
+    "before the stream's log is made": _before(f"{EPOCHS}._open_stream", 1, FEED_AGENT),
     "log made, before the stream is in the store": _after(f"{STREAMS}.open", 1, FEED_AGENT),
-    "stream in the store, before its first rows": _after(f"{EXPORTS}._open_stream", 1, FEED_AGENT),
+    "stream in the store, before its first rows": _after(f"{EPOCHS}._open_stream", 1, FEED_AGENT),
     "before the first rows of a stage": _before(f"{STREAMS}.append", 5, FEED_AGENT),
     "between two blocks of a stage": _after(f"{STREAMS}.append", 5, FEED_AGENT),
     "all rows of a stage, before its end": _before(f"{STREAMS}.finish", 3, FEED_AGENT),
@@ -101,23 +105,23 @@ EXPORTING: dict[str, Step] = {
     "stage on the disk, not answered": _after(f"{STREAMS}.finish", 3, FEED_AGENT),
     "stage answered, before the task ends": _after(f"{SINK}.write", 3, FEED_WORKER),
     "all tasks ended, before the commit": _before(f"{SINK}.commit", 2, FEED_DRIVER),
-    "before publish": _before(f"{EXPORTS}.publish", 2, FEED_AGENT),
+    "before publish": _before(f"{PUBLISHER}.publish", 2, FEED_AGENT),
     "manifest written, before it is on the disk": _frame(MANIFEST, 2),
     "epoch on the disk, before the store": _after(f"{STREAMS}.publish", 2, FEED_AGENT),
     "epoch in the ledger, before the publisher's batch": _after(
         "streambroker_core.ledger.ledger:Ledger.publish", 2, FEED_AGENT
     ),
     "published, before the stages are swept": Step(
-        f"{EXPORTS}._sweep_stages", False, 1, FEED_AGENT, lambda args: _last_batch(args[0]) > 0
+        f"{EPOCHS}.sweep_stages", False, 1, FEED_AGENT, lambda args: _last_batch(args[0]) > 0
     ),
-    "published, not answered": _after(f"{EXPORTS}.publish", 2, FEED_AGENT),
+    "published, not answered": _after(f"{PUBLISHER}.publish", 2, FEED_AGENT),
     "publish answered, before the commit log": _after(f"{SINK}.commit", 2, FEED_DRIVER),
     "in the exporter's commit log": _after(f"{STAND_IN}:Exporting.commit", 2, FEED_DRIVER),
 }
 
 FAILING: dict[str, Step] = {
-    "before abort": _before(f"{EXPORTS}.abort", 1, FEED_AGENT),
-    "aborted, not answered": _after(f"{EXPORTS}.abort", 1, FEED_AGENT),
+    "before abort": _before(f"{PUBLISHER}.abort", 1, FEED_AGENT),
+    "aborted, not answered": _after(f"{PUBLISHER}.abort", 1, FEED_AGENT),
     "abort answered, before the query fails": _after(f"{SINK}.abort", 1, FEED_DRIVER),
 }
 """Steps of a batch that fails at the exporter."""
@@ -125,10 +129,10 @@ FAILING: dict[str, Step] = {
 IMPORTING: dict[str, Step] = {
     "latestOffset asked": _before(f"{IMPORTS}.next_offset", 5, AGENT),
     "before plan": _before(f"{IMPORTS}._call_plan", 2, AGENT),
-    "plan asked": _before(f"{EXPORTS}.plan", 2, FEED_AGENT),
-    "acknowledged, before the plan": _after(f"{EXPORTS}._finish_plan", 2, FEED_AGENT),
-    "planned, before the reader is saved": _before(f"{EXPORTS}._save_reader", 3, FEED_AGENT),
-    "plan saved, not answered": _after(f"{EXPORTS}.plan", 2, FEED_AGENT),
+    "plan asked": _before(f"{PLANS}.plan", 2, FEED_AGENT),
+    "acknowledged, before the plan": _after(f"{PLANS}._finish_plan", 2, FEED_AGENT),
+    "planned, before the reader is saved": _before(f"{STATE}.save_reader", 3, FEED_AGENT),
+    "plan saved, not answered": _after(f"{PLANS}.plan", 2, FEED_AGENT),
     "plan answered, before the streams are remembered": _after(f"{IMPORTS}._call_plan", 2, AGENT),
     "offset made, not answered": _after(f"{IMPORTS}._advance", 2, AGENT),
     "offset answered, before it is in the checkpoint": _before(
@@ -136,13 +140,13 @@ IMPORTING: dict[str, Step] = {
     ),
     "offset in the checkpoint, before partitions": _before(f"{SOURCE}.partitions", 2, DRIVER),
     "partitions asked": _before(f"{IMPORTS}.plan_slices", 2, AGENT),
-    "plan asked again": _before(f"{EXPORTS}.register_plan", 2, FEED_AGENT),
-    "planned again, not answered": _after(f"{EXPORTS}.register_plan", 2, FEED_AGENT),
+    "plan asked again": _before(f"{PLANS}.register_plan", 2, FEED_AGENT),
+    "planned again, not answered": _after(f"{PLANS}.register_plan", 2, FEED_AGENT),
     "partitions made, not answered": _after(f"{IMPORTS}.plan_slices", 2, AGENT),
     "partitions answered, before the tasks": _after(f"{SOURCE}.partitions", 2, DRIVER),
     "before read": _before(f"{SOURCE}.read", 2, WORKER),
-    "read asked": _before(f"{EXPORTS}.find_readable", 2, FEED_AGENT),
-    "between two blocks of a read": _after(f"{EXPORTS}.count_block", 6, FEED_AGENT),
+    "read asked": _before(f"{PLANS}.find_readable", 2, FEED_AGENT),
+    "between two blocks of a read": _after(f"{PLANS}.count_block", 6, FEED_AGENT),
     "between two blocks in the task": _after(f"{SOURCE}._cast_batch", 6, WORKER),
     "all read, before the sink": _before(f"{STAND_IN}:Importing.write", 2, WORKER),
     "in the task's file of the sink": _after(f"{STAND_IN}:Importing.write", 2, WORKER),
@@ -154,7 +158,7 @@ IMPORTING: dict[str, Step] = {
     "lease of the reader renewed": _after(
         "pe_agent.agent.imports.readers:ImportReaders.renew", 1, AGENT
     ),
-    "reader renewed at the exporter": _after(f"{EXPORTS}.renew_reader", 2, FEED_AGENT),
+    "reader renewed at the exporter": _after(f"{PLANS}.renew_reader", 2, FEED_AGENT),
 }
 
 DROPPING: dict[str, Step] = {
@@ -166,9 +170,9 @@ DROPPING: dict[str, Step] = {
 """Steps of an export whose reader is slow, under ``drop``."""
 
 OUTSIDE: dict[str, Step] = {
-    "before the tuple is kept": _before(f"{EXPORTS}.emit", 1, FEED_AGENT),
-    "tuple kept, before its epoch": _before(f"{EXPORTS}._extend_end", 1, FEED_AGENT),
-    "tuple in its epoch, not answered": _after(f"{EXPORTS}.emit", 1, FEED_AGENT),
+    "before the tuple is kept": _before(f"{CONTROL}.emit", 1, FEED_AGENT),
+    "tuple kept, before its epoch": _before(f"{CONTROL}._extend_end", 1, FEED_AGENT),
+    "tuple in its epoch, not answered": _after(f"{CONTROL}.emit", 1, FEED_AGENT),
     "before the tuple is in the control log": _before(f"{CONTROL_LOG}.append", 1, FEED_AGENT),
     "tuple in the control log, not answered": _after(f"{CONTROL_LOG}.append", 1, FEED_AGENT),
 }

@@ -36,12 +36,12 @@ def plan(made: Bench, reader: str, import_: str, next_: int | None = None) -> No
         has_opened=next_ is not None,
         lease=1000,
     )
-    made.export.plan(ask, filter_=None, columns=None)
+    made.export.plans.plan(ask, filter_=None, columns=None)
 
 
 def read(made: Bench, reader: str, query: str, epoch: int = 0) -> None:
     """Read an epoch as a task of a query."""
-    found = made.export.find_readable(
+    found = made.export.plans.find_readable(
         reader, made.stream, epoch, filter_=None, columns=None, query=query
     )
     assert found is not None
@@ -121,14 +121,14 @@ def test_a_wait_that_nobody_asks_about_any_more_is_over(made: Bench) -> None:
     began = made.now
     assert made.admit(1)["waiting"]["since"] == began
     made.now += 1.5
-    assert [h.reader for h in made.export.blocking_readers()] == ["own"]
+    assert [h.reader for h in made.export.backpressure.blocking_readers()] == ["own"]
     made.now += 1.5
     assert made.admit(1)["waiting"]["since"] == began
     made.now += SELF_WAIT_SECONDS
     assert made.admit(1)["waiting"]["since"] == made.now
     plan(made, "own", OWN, 1)
     assert made.admit(1) == {"admitted": True}
-    assert made.export.blocking_readers() == []
+    assert made.export.backpressure.blocking_readers() == []
 
 
 def test_an_export_waits_for_as_long_as_its_limit_says_and_then_the_slowest_drop(
@@ -144,13 +144,13 @@ def test_an_export_waits_for_as_long_as_its_limit_says_and_then_the_slowest_drop
         made.now += 1
     assert "waiting" not in made.admit(2)
     assert OTHER in caplog.text
-    assert made.export.blocking_readers() == []
+    assert made.export.backpressure.blocking_readers() == []
     made.commit(2, made.stage(2, rows(18, 9)))
     figures = made.export.status()["readers"]["other"]
     assert (figures["policy"], figures["turned"], figures["turns"]) == ("wait", True, 1)
     made.reopen()
     made.limit(max_bytes=10, wait_limit=30)
-    assert made.export.ledger.readers["other"].demoted
+    assert made.export.state.ledger.readers["other"].demoted
     assert made.admit(3) == {"admitted": True}
 
 
@@ -171,9 +171,9 @@ def test_a_limit_holds_for_a_query_that_waits_at_its_gate_as_well(made: Bench) -
     plan(made, "other", OTHER)
     made.publish(0, rows(0, 9))
     for _ in range(30):
-        assert [h.import_ for h in made.export.blocking_readers()] == [OTHER]
+        assert [h.import_ for h in made.export.backpressure.blocking_readers()] == [OTHER]
         made.now += 1
-    assert made.export.blocking_readers() == []
+    assert made.export.backpressure.blocking_readers() == []
     assert made.admit(1) == {"admitted": True}
 
 
@@ -185,7 +185,7 @@ BACK = "default/alerts/0/back"
 def ask_for(made: Bench, seconds: int, chain: list[str]) -> None:
     """Ask for admission for a while, as the importer's agent reports for what its query waits."""
     for _ in range(seconds):
-        made.export.note_wait_chains(OTHER, {"other": chain})
+        made.export.backpressure.note_wait_chains(OTHER, {"other": chain})
         assert "waiting" in made.admit(1)
         made.now += 1
 
@@ -197,7 +197,7 @@ def test_a_wait_that_leads_back_over_another_job_is_refused_and_names_the_way(ma
     ask_for(made, int(RING_SECONDS), [BACK, made.export.key])
     with pytest.raises(SelfWaitError, match=f"{OTHER} has not .* waits for {BACK}, which waits"):
         made.admit(1)
-    made.export.note_wait_chains(OTHER, {"other": []})
+    made.export.backpressure.note_wait_chains(OTHER, {"other": []})
     assert "waiting" in made.admit(1)
 
 
@@ -205,7 +205,9 @@ def test_of_a_reader_only_the_agent_of_its_import_reports(made: Bench) -> None:
     plan(made, "other", OTHER)
     made.publish(0, rows(0, 9))
     for _ in range(int(2 * RING_SECONDS)):
-        made.export.note_wait_chains(OWN, {"other": [made.export.key], "nobody": [made.export.key]})
+        made.export.backpressure.note_wait_chains(
+            OWN, {"other": [made.export.key], "nobody": [made.export.key]}
+        )
         assert "waiting" in made.admit(1)
         made.now += 1
 
@@ -213,14 +215,14 @@ def test_of_a_reader_only_the_agent_of_its_import_reports(made: Bench) -> None:
 def test_an_export_that_gives_up_after_a_time_is_in_no_chain(made: Bench) -> None:
     plan(made, "other", OTHER)
     made.publish(0, rows(0, 9))
-    assert made.export.wait_chain("q", gated=False) == [], "nobody has asked yet"
+    assert made.export.backpressure.wait_chain("q", gated=False) == [], "nobody has asked yet"
     made.admit(1)
-    assert made.export.wait_chain("q", gated=False) == [made.export.key]
-    assert made.export.wait_chain("another", gated=False) == []
-    assert made.export.wait_chain("another", gated=True) == [made.export.key]
-    made.export.note_wait_chains(OTHER, {"other": [BACK]})
-    assert made.export.wait_chain("q", gated=False) == [made.export.key, BACK]
+    assert made.export.backpressure.wait_chain("q", gated=False) == [made.export.key]
+    assert made.export.backpressure.wait_chain("another", gated=False) == []
+    assert made.export.backpressure.wait_chain("another", gated=True) == [made.export.key]
+    made.export.backpressure.note_wait_chains(OTHER, {"other": [BACK]})
+    assert made.export.backpressure.wait_chain("q", gated=False) == [made.export.key, BACK]
     made.now += 2 * RING_SECONDS
-    assert made.export.wait_chain("q", gated=False) == []
+    assert made.export.backpressure.wait_chain("q", gated=False) == []
     made.limit(max_bytes=10, wait_limit=60.0)
-    assert made.export.wait_chain("q", gated=True) == []
+    assert made.export.backpressure.wait_chain("q", gated=True) == []

@@ -38,7 +38,9 @@ def read(
 
 
 def numbers(made: Bench, asked: ReadRequest) -> list[list[int]]:
-    return [b.column("n").to_pylist() for b, _ in BlockReader().read_batches(made.export, asked)]
+    return [
+        b.column("n").to_pylist() for b, _ in BlockReader().read_batches(made.export.plans, asked)
+    ]
 
 
 def test_each_block_is_one_batch_also_when_no_row_passes(made: Bench) -> None:
@@ -50,7 +52,7 @@ def test_each_block_is_one_batch_also_when_no_row_passes(made: Bench) -> None:
 def test_a_filter_may_name_a_column_that_is_not_sent(made: Bench) -> None:
     made.plan(filter_="n == 3", columns=["name"])
     asked = read(made, (0, 0, 2), filter_="n == 3", columns=("name",))
-    got = [b for b, _ in BlockReader().read_batches(made.export, asked)]
+    got = [b for b, _ in BlockReader().read_batches(made.export.plans, asked)]
     assert [b.schema.names for b in got] == [["name"], ["name"]]
     assert [b.num_rows for b in got] == [1, 0]
 
@@ -62,7 +64,7 @@ def test_equal_filters_share_the_result_and_others_do_not(made: Bench) -> None:
         made.plan(reader=reader, filter_=filter_, columns=columns)
         cut = None if columns is None else tuple(columns)
         asked = read(made, (0, 0, 1), reader=reader, filter_=filter_, columns=cut)
-        return next(blocks.read_batches(made.export, asked))[0]
+        return next(blocks.read_batches(made.export.plans, asked))[0]
 
     one = first("one", "n > 1")
     assert first("again", "n > 1") is one
@@ -77,7 +79,7 @@ def test_what_is_kept_of_tiny_blocks_has_a_bound_also_where_no_row_passes(
     made.publish(1, *(rows(n, 1) for n in range(200)))
     made.plan({made.stream: 1}, filter_=filter_)
     blocks = BlockReader(cache_bytes=64 << 10)
-    found = list(blocks.read_batches(made.export, read(made, (1, 0, 200), filter_=filter_)))
+    found = list(blocks.read_batches(made.export.plans, read(made, (1, 0, 200), filter_=filter_)))
     assert len(found) == 200
     assert 1 < len(blocks._filtered._items) <= 64
     assert 1 < len(blocks._masks._items) <= 16

@@ -201,11 +201,11 @@ def test_the_broker_is_to_hear_of_an_end_and_of_what_takes_it_back_and_of_no_oth
     export, heard = hosts.get_export("out"), list[bool]()
     steps: list[Callable[[], Any]] = [
         lambda: hosts.notifier.notify(export.key),
-        lambda: export.finish(query=None, run=None),
+        lambda: export.publisher.finish(query=None, run=None),
         lambda: link._note_reported_ended(hosts.ended_exports()),
-        export._notify,
-        lambda: setattr(export.publisher, "ended", None),
-        export._notify,
+        export.state.notify,
+        lambda: setattr(export.state.publisher, "ended", None),
+        export.state.notify,
     ]
     for step in steps:
         hosts.report_due.clear()

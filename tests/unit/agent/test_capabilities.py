@@ -106,7 +106,7 @@ def test_a_known_reader_shows_a_capability_or_its_pass_and_its_id_alone_is_nothi
     export = feed.get_export(EXPORT)
     asked: dict[str, Any] = {"export": EXPORT, "import": IMPORT, "reader": "known"}
     ask = PlanRequest(reader="known", import_=IMPORT, policy="wait", start="latest", positions={})
-    export.plan(ask, filter_=None, columns=None)
+    export.plans.plan(ask, filter_=None, columns=None)
     own = {"pass": feed.pass_for(EXPORT, IMPORT, "known")}
     others = {"pass": feed.pass_for(EXPORT, IMPORT, "other")}
     for shown in (None, token(None) + "x"):

@@ -41,7 +41,7 @@ def publish(
     who = {"query": "q", "run": "r", **more}
     assert made.admit(batch, **more) == {"admitted": True}
     stages = [made.stage(batch, rows(10 * batch, count), **more)] if count else []
-    return made.export.publish(
+    return made.export.publisher.publish(
         batch=batch, stages=stages, ddl=DDL, control=control, schema=SCHEMA, **who
     )
 
@@ -52,7 +52,7 @@ def given(made: Bench, *epochs: int, filter_: str | None = None) -> list[list[tu
     read = ReadRequest(
         reader="reader", stream=made.stream, pieces=pieces, filter=filter_, columns=None
     )
-    found = [from_batch(batch) for batch, _ in BlockReader().read_control(made.export, read)]
+    found = [from_batch(batch) for batch, _ in BlockReader().read_control(made.export.plans, read)]
     return [[(at, one.id) for at, one in epoch] for epoch in found]
 
 
@@ -64,7 +64,7 @@ def test_tuples_come_with_their_places_whatever_the_filter(made: Bench) -> None:
     read = ReadRequest(
         reader="reader", stream=made.stream, pieces=((0, 0, 1),), filter="n > 1000", columns=None
     )
-    ((batch, _),) = BlockReader().read_batches(made.export, read)
+    ((batch, _),) = BlockReader().read_batches(made.export.plans, read)
     assert (batch.num_rows, batch.schema) == (0, SCHEMA)
 
 
@@ -96,7 +96,7 @@ def test_control_survives_the_agent_and_the_move_out_of_its_segment(tmp_path: Pa
         for batch in range(1, 5):
             publish(made, batch, [], count=40)
         made.plan(control=CONTROL)
-        stream = made.export.streams[made.stream]
+        stream = made.export.state.streams[made.stream]
         before = stream._addresses[0]
         stream._rewrite_segment(before.segment)
         stream.reclaim()
@@ -109,7 +109,7 @@ def test_control_survives_the_agent_and_the_move_out_of_its_segment(tmp_path: Pa
 def test_damaged_control_is_told_and_not_left_out(made: Bench) -> None:
     publish(made, 0, [(1, tuple_())], count=1)
     made.plan(control=CONTROL)
-    address = made.export.streams[made.stream]._addresses[0]
+    address = made.export.state.streams[made.stream]._addresses[0]
     (segment,) = (made.directory / "log" / made.stream).glob("*.segment")
     with segment.open("r+b") as file:
         file.seek(address.offset + address.length - 3)
@@ -120,7 +120,7 @@ def test_damaged_control_is_told_and_not_left_out(made: Bench) -> None:
 
 def test_manifests_without_control_are_those_of_an_older_release(made: Bench) -> None:
     made.publish(0, rows(0, 2))
-    manifest = made.export.streams[made.stream].manifests[0]
+    manifest = made.export.state.streams[made.stream].manifests[0]
     body = json.loads(manifest.encode())
     assert (body["v"], body["control"]) == (1, [])
     assert Manifest.decode(json.dumps(body).encode()) == manifest
@@ -143,7 +143,7 @@ def test_a_manifest_with_control_is_of_a_version_that_an_older_release_refuses(
     made: Bench,
 ) -> None:
     publish(made, 0, [(0, tuple_(0, END)), (1, tuple_(1, Delivery.BEGIN))])
-    manifest = made.export.streams[made.stream].manifests[0]
+    manifest = made.export.state.streams[made.stream].manifests[0]
     body = json.loads(manifest.encode())
     assert body["v"] == 3
     assert body["control"]["end"] == body["control"]["begin"] == ["mark"]
@@ -160,7 +160,7 @@ def test_a_batch_with_control_alone_is_an_epoch_and_opens_the_stream(made: Bench
     assert given(made, 0) == [[(0, "q.op.0/0")]]
     made.reopen()
     assert publish(made, 2, [], count=3)["epoch"] == 1
-    assert list(made.export.streams) == [answer["stream"]]
+    assert list(made.export.state.streams) == [answer["stream"]]
 
 
 def test_batches_that_are_missing_are_told_of_once_before_an_epoch_of_control_alone(
@@ -169,7 +169,7 @@ def test_batches_that_are_missing_are_told_of_once_before_an_epoch_of_control_al
     publish(made, 0, [])
     publish(made, 3, [(0, tuple_(0))], count=0)
     publish(made, 4, [])
-    first, second = made.export.streams.values()
+    first, second = made.export.state.streams.values()
     assert list(first.manifests) == [0]
     assert [m.gap for m in second.manifests.values()] == [2, 0]
 
@@ -188,16 +188,16 @@ def test_a_batch_with_control_alone_is_fenced_like_any_other(made: Bench) -> Non
     publish(made, 0, [(0, tuple_(0, END))])
     body: dict[str, Any] = {"run": "r2", "batch": 0, "stages": [], "ddl": DDL, "schema": SCHEMA}
     with pytest.raises(PublisherInUseError):
-        made.export.publish(query="other", control=[(0, tuple_(1))], **body)
+        made.export.publisher.publish(query="other", control=[(0, tuple_(1))], **body)
     made.now += LEASE_SECONDS
     assert publish(made, 0, [(0, tuple_(1))], count=0, query="other")["epoch"] == 0
-    assert len(made.export.streams) == 2
+    assert len(made.export.state.streams) == 2
 
 
 def test_tuples_that_cannot_be_in_the_epoch_leave_it_unpublished(made: Bench) -> None:
     with pytest.raises(ControlError, match="batch 0 of default/feed/0/trades, which has 4"):
         publish(made, 0, [(5, tuple_())])
-    assert made.export.heads() == {made.stream: 0}
+    assert made.export.state.heads() == {made.stream: 0}
     assert publish(made, 0, [(4, tuple_())])["epoch"] == 0
 
 
@@ -208,10 +208,10 @@ def test_control_is_in_the_epoch_or_not_at_all(
     stage = made.stage(0, rows(0, 4))
     body: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "stages": [stage], "ddl": DDL}
     control = [(2, tuple_())]
-    with killed_in(monkeypatch, type(made.export.ledger), "publish"):
-        made.export.publish(control=control, **body)
+    with killed_in(monkeypatch, type(made.export.state.ledger), "publish"):
+        made.export.publisher.publish(control=control, **body)
     made.reopen()
-    assert made.export.publish(control=control, **body)["published"] is False
+    assert made.export.publisher.publish(control=control, **body)["published"] is False
     made.plan(control=CONTROL)
     assert given(made, 0) == [[(2, "q.op.0/0")]]
 
@@ -222,8 +222,8 @@ def test_what_is_gone_is_left_out_with_its_tuples_alike_in_each_replay(made: Ben
     made.plan(control=CONTROL)
     made.limit(grace=1, max_bytes=1 << 20)
     made.now += 100
-    made.export.ledger.streams[made.stream].remove(0)
-    made.export.streams[made.stream].remove([0])
+    made.export.state.ledger.streams[made.stream].remove(0)
+    made.export.state.streams[made.stream].remove([0])
     ranges = {made.stream: (0, 3)}
     for _ in range(2):
         again = made.replan(ranges, control=CONTROL, skip_lost=True)
@@ -264,12 +264,12 @@ def test_rows_that_pass_a_filter_can_be_sent_with_their_numbers(made: Bench) -> 
             numbered=True,
         )
         reader = BlockReader()
-        schema = reader.schema_for(made.export.streams[made.stream], read)
+        schema = reader.schema_for(made.export.state.streams[made.stream], read)
         for _ in range(2):
-            for batch, _ in reader.read_batches(made.export, read):
+            for batch, _ in reader.read_batches(made.export.plans, read):
                 assert batch.schema == schema
                 found = batch.column("_seq").to_pylist() if expected else None
                 assert found == expected
         plain = replace(read, numbered=False)
-        names = [b.schema.names for b, _ in reader.read_batches(made.export, plain)]
+        names = [b.schema.names for b, _ in reader.read_batches(made.export.plans, plain)]
         assert names == [["n"], ["n"]]

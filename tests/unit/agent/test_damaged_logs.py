@@ -32,7 +32,7 @@ def segments(made: Bench, stream: str) -> list[Path]:
 
 
 def missing(made: Bench) -> list[tuple[int, int]]:
-    return [one for stream in made.export.ledger.streams.values() for one in stream.missing]
+    return [one for stream in made.export.state.ledger.streams.values() for one in stream.missing]
 
 
 def reopen(made: Bench) -> None:
@@ -67,7 +67,7 @@ def test_a_deleted_segment_is_reported_with_the_epochs_that_were_in_it(
         reopen(made)
     ((first, next_),) = missing(made)
     text = f"epochs {first} to {next_ - 1} of stream {stream}"
-    assert made.export.ledger.streams[stream].next == EPOCHS
+    assert made.export.state.ledger.streams[stream].next == EPOCHS
     assert any(text in record.getMessage() for record in caplog.records)
     status = made.export.status()
     assert status["missing"] == next_ - first
@@ -115,7 +115,7 @@ def test_for_a_log_that_was_moved_away_a_successor_is_opened(made: Bench, how: s
     reopen(made)
     made.publish(EPOCHS, rows(1000, 10, size=150))
     assert made.stream != old
-    assert [m.batch for m in made.export.streams[made.stream].manifests.values()] == [EPOCHS]
+    assert [m.batch for m in made.export.state.streams[made.stream].manifests.values()] == [EPOCHS]
     with pytest.raises(DataLossError, match=f"epochs 0 to {EPOCHS - 1} of stream {old}"):
         made.plan(reader="strict")
     answer = made.plan({old: EPOCHS}, reader="through")
@@ -126,7 +126,7 @@ def test_for_a_log_that_was_moved_away_a_successor_is_opened(made: Bench, how: s
 def test_what_size_has_removed_is_not_missing(made: Bench) -> None:
     stream = made.stream
     made.limit(max_bytes=6000)
-    kept = list(made.export.ledger.streams[stream].epochs)
+    kept = list(made.export.state.ledger.streams[stream].epochs)
     assert 0 < len(kept) < EPOCHS / 2
     for _ in range(2):
         made.reopen()
@@ -136,7 +136,7 @@ def test_what_size_has_removed_is_not_missing(made: Bench) -> None:
     shutil.rmtree(made.directory / "log" / stream)
     reopen(made)
     assert missing(made) == [(kept[0], EPOCHS)]
-    assert made.export.ledger.streams[stream].count_missing(0, EPOCHS) == (
+    assert made.export.state.ledger.streams[stream].count_missing(0, EPOCHS) == (
         len(kept),
         10 * len(kept),
     )
@@ -147,7 +147,7 @@ def test_a_log_whose_epochs_were_all_removed_is_not_damaged_by_its_loss(made: Be
     made.now += 100
     made.export.tick()
     stream = made.stream
-    assert not made.export.ledger.streams[stream].epochs
+    assert not made.export.state.ledger.streams[stream].epochs
     made.close()
     shutil.rmtree(made.directory / "log" / stream)
     reopen(made)

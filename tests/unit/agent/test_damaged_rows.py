@@ -38,15 +38,15 @@ def home(tmp_path: Path) -> Path:
     export = hosts.get_export("trades")
     export.set_routes({IMPORT: "wait"})
     export.set_routes({})
-    assert export.admit(query="q", run="r", batch=0, ddl=DDL, renewed=None)["admitted"]
+    assert export.publisher.admit(query="q", run="r", batch=0, ddl=DDL, renewed=None)["admitted"]
     batch = rows(0, 3)
     told: dict[str, Any] = {"query": "q", "run": "r", "batch": 0, "ddl": DDL}
-    stage = export.stage(**told, schema=batch.schema, batches=[batch])
-    export.publish(**told, stages=[stage])
+    stage = export.publisher.stage(**told, schema=batch.schema, batches=[batch])
+    export.publisher.publish(**told, stages=[stage])
     ask = PlanRequest(
         reader="reader", import_=IMPORT, policy="wait", start="earliest", positions={}
     )
-    export.plan(ask, filter_=None, columns=None)
+    export.plans.plan(ask, filter_=None, columns=None)
     hosts.store.set("key", "aa" * 32)
     hosts.store.write("INSERT INTO own_readers VALUES ('own', ?)", '{"import": "i", "homes": {}}')
     closed(hosts)

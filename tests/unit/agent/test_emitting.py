@@ -15,6 +15,8 @@ from pe_agent.agent.exports.control_sender import (
     NotEmittedError,
     RequestDiffersError,
 )
+from pe_agent.agent.exports.epoch_writer import EpochWriter
+from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import Store
@@ -36,7 +38,7 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 
 
 def emit(made: Bench, request: str = "a", **what: Any) -> dict[str, Any]:
-    return made.export.emit(request, {"type": "set", "payload": request, **what})
+    return made.export.control.emit(request, {"type": "set", "payload": request, **what})
 
 
 def all_given(made: Bench) -> list[tuple[int, str]]:
@@ -53,7 +55,7 @@ def all_given(made: Bench) -> list[tuple[int, str]]:
             read = ReadRequest(
                 reader="all", stream=plan.stream, pieces=pieces, filter=None, columns=None
             )
-            for batch, told in BlockReader().read_control(made.export, read):
+            for batch, told in BlockReader().read_control(made.export.plans, read):
                 found += [(told["epoch"], one.payload) for _, one in from_batch(batch)]
         positions = {**(positions or {}), **{p.stream: p.next for p in taken}}
     raise AssertionError("a plan that does not end")
@@ -76,7 +78,7 @@ def test_before_the_first_batch_tuples_wait_for_its_epoch(made: Bench) -> None:
     assert emit(made, "b")["epoch"] is None
     made.publish(0, rows(0, 2))
     assert all_given(made) == [(1, "a"), (1, "b")]
-    assert made.export.emission_status(1)["epoch"] == 1
+    assert made.export.control.emission_status(1)["epoch"] == 1
 
 
 def test_a_repeated_request_emits_nothing_more(made: Bench) -> None:
@@ -84,9 +86,9 @@ def test_a_repeated_request_emits_nothing_more(made: Bench) -> None:
     first = emit(made, "a")
     made.reopen()
     assert emit(made, "a") == first
-    assert made.export.heads() == {made.stream: 2}
+    assert made.export.state.heads() == {made.stream: 2}
     with pytest.raises(RequestDiffersError, match="request a has emitted another"):
-        made.export.emit("a", {"type": "set", "payload": "other"})
+        made.export.control.emit("a", {"type": "set", "payload": "other"})
 
 
 def test_numbers_go_on_over_restarts_and_forgotten_tuples(
@@ -102,17 +104,17 @@ def test_numbers_go_on_over_restarts_and_forgotten_tuples(
     made.reopen()
     assert emit(made, "last")["id"] == f"{log}/{KEPT + 5}"
     with pytest.raises(NotEmittedError, match="number 3;"):
-        made.export.emission_status(3)
+        made.export.control.emission_status(3)
 
 
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (ControlSender, "_emit_waiting"),
+        (ControlSender, "emit_waiting"),
         (ExportStream, "publish"),
-        (ControlSender, "_append_epoch"),
+        (EpochWriter, "append"),
         (ControlSender, "_record_epoch"),
-        (ControlSender, "_sweep"),
+        (ExportState, "sweep"),
     ],
 )
 def test_a_kill_at_any_step_emits_the_tuple_once(
@@ -156,9 +158,11 @@ def test_an_epoch_that_could_not_be_written_comes_with_the_next_try(
     assert all_given(made) == [(2, "a")]
 
 
-@pytest.mark.parametrize("name", ["_record_position", "_record_epoch"])
+@pytest.mark.parametrize(
+    ("part", "name"), [("epochs", "record_position"), ("control", "_record_epoch")]
+)
 def test_a_failing_state_file_after_the_manifest_does_not_emit_twice(
-    made: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+    made: Bench, monkeypatch: pytest.MonkeyPatch, part: str, name: str
 ) -> None:
     made.publish(0, rows(0, 2))
 
@@ -166,7 +170,7 @@ def test_a_failing_state_file_after_the_manifest_does_not_emit_twice(
         raise OSError("database or disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(made.export, name, full)
+        patched.setattr(getattr(made.export, part), name, full)
         with pytest.raises(OSError, match="disk is full"):
             emit(made, "a")
     assert emit(made, "a")["epoch"] == 1
@@ -188,7 +192,7 @@ def test_batches_and_tuples_take_turns_without_confusing_the_publisher(made: Ben
     answer = made.plan()
     assert [(p.from_, p.next) for p in answer.planned] == [(0, 5)]
     assert answer.last == ("q", 2)
-    assert made.export.published_rows == 6
+    assert made.export.epochs.published_rows == 6
 
 
 def test_rows_alone_are_given_to_readers_without_control(made: Bench) -> None:
@@ -206,20 +210,20 @@ def test_who_has_applied_a_tuple_is_told(made: Bench) -> None:
     assert emit(made, "a")["applied"] is False
     made.plan(reader="one", control=CONTROL)
     made.plan(reader="two", control=CONTROL)
-    told = made.export.emission_status(0)
+    told = made.export.control.emission_status(0)
     assert [(r["reader"], r["applied"]) for r in told["readers"]] == [
         ("one", False),
         ("two", False),
     ]
     made.plan({made.stream: 1}, reader="one", control=CONTROL)
     made.plan({made.stream: 1}, reader="two", control=CONTROL)
-    assert not any(r["applied"] for r in made.export.emission_status(0)["readers"])
+    assert not any(r["applied"] for r in made.export.control.emission_status(0)["readers"])
     made.plan({made.stream: 2}, reader="one", control=CONTROL)
-    assert made.export.emission_status(0)["applied"] is False
+    assert made.export.control.emission_status(0)["applied"] is False
     made.plan({made.stream: 2}, reader="two", control=CONTROL)
-    assert made.export.emission_status(0)["applied"] is True
+    assert made.export.control.emission_status(0)["applied"] is True
     made.reopen()
-    assert made.export.emission_status(0)["applied"] is True
+    assert made.export.control.emission_status(0)["applied"] is True
 
 
 def test_a_reader_that_is_away_for_longer_than_grace_does_not_count(made: Bench) -> None:
@@ -230,30 +234,30 @@ def test_a_reader_that_is_away_for_longer_than_grace_does_not_count(made: Bench)
     emit(made, "a")
     made.now += 20
     made.plan({made.stream: 2}, reader="one", control=CONTROL)
-    told = made.export.emission_status(0)
+    told = made.export.control.emission_status(0)
     assert ([r["reader"] for r in told["readers"]], told["applied"]) == (["one"], True)
 
 
 def test_an_export_that_has_ended_has_ended_with_the_tuple(made: Bench) -> None:
     made.publish(0, rows(0, 2))
-    made.export.finish(query="q", run="r")
+    made.export.publisher.finish(query="q", run="r")
     emit(made, "a")
-    assert made.export.ended()
+    assert made.export.state.ended()
     made.reopen()
-    assert made.export.ended()
+    assert made.export.state.ended()
     made.publish(1, rows(2, 2))
-    assert not made.export.ended()
+    assert not made.export.state.ended()
 
 
 def test_a_kill_between_the_end_and_the_epoch_leaves_it_ended(
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.publish(0, rows(0, 2))
-    made.export.finish(query="q", run="r")
+    made.export.publisher.finish(query="q", run="r")
     with killed_in(monkeypatch, ExportStream, "publish"):
         emit(made, "a")
     made.reopen()
-    assert (made.export.ended(), all_given(made)) == (True, [(1, "a")])
+    assert (made.export.state.ended(), all_given(made)) == (True, [(1, "a")])
 
 
 def test_a_full_log_takes_no_tuples_until_its_readers_go_on(made: Bench) -> None:
@@ -274,7 +278,7 @@ def test_what_cannot_be_emitted_is_refused_and_changes_nothing(made: Bench) -> N
         emit(made, "a", payload="x" * (1 << 20))
     with pytest.raises(RequestDiffersError, match="1 to 128"):
         emit(made, "")
-    assert made.export.heads() == {made.stream: 1}
+    assert made.export.state.heads() == {made.stream: 1}
     assert emit(made, "a")["seq"] == 0
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pe_agent.agent.exports.export import NotAdmittedError, StageMissingError, steady_clock
-from pe_agent.agent.state.orphan_logs import OrphanLogs
+from pe_agent.agent.exports.export_state import steady_clock
+from pe_agent.agent.exports.publisher import NotAdmittedError, StageMissingError
+from pe_agent.agent.exports.stream.stream_directory import StreamDirectory
 from pe_agent.agent.state.store import Store
 from pe_agent.log.errors import LogCorrupt
 from streambroker_core.errors import StreambrokerError
@@ -43,15 +44,15 @@ def test_streams_keep_their_order_when_old_ones_are_gone(made: Bench) -> None:
         made.publish(batch, rows(batch, 1), query=f"q{batch}")
         made.now += LEASE_SECONDS
     newest = made.stream
-    assert list(made.export.streams) == [newest]
+    assert list(made.export.state.streams) == [newest]
     for batch in range(4, 6):
         made.admit(batch, query=f"q{batch}")
         made.stage(batch, rows(batch, 1), query=f"q{batch}")
         made.now += LEASE_SECONDS
-    order = list(made.export.streams)
+    order = list(made.export.state.streams)
     assert len(order) == 3
     made.reopen()
-    assert list(made.export.streams) == order
+    assert list(made.export.state.streams) == order
 
 
 def test_a_stream_that_a_reader_has_not_finished_is_remembered_without_its_epochs(
@@ -68,7 +69,7 @@ def test_a_stream_that_a_reader_has_not_finished_is_remembered_without_its_epoch
     made.now += 100
     made.publish(2, rows(10, 1), query="other")
     made.export.tick()
-    assert first not in made.export.streams
+    assert first not in made.export.state.streams
     assert not (made.directory / "log" / first).exists()
     made.reopen()
     with pytest.raises(DataLossError):
@@ -81,10 +82,10 @@ def test_a_finished_predecessor_is_deleted_from_disk(made: Bench) -> None:
     first = made.stream
     made.now += LEASE_SECONDS
     made.publish(0, rows(10, 1), query="other")
-    assert first not in made.export.streams
+    assert first not in made.export.state.streams
     assert [p.name for p in (made.directory / "log").iterdir()] == [made.stream]
     made.reopen()
-    assert list(made.export.streams) == [made.stream]
+    assert list(made.export.state.streams) == [made.stream]
 
 
 def logs(made: Bench) -> list[str]:
@@ -95,7 +96,7 @@ def test_the_directory_of_a_stream_that_was_not_opened_to_the_end_is_removed_at_
     made: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.admit(0)
-    with killed_in(monkeypatch, OrphanLogs, "forget"):
+    with killed_in(monkeypatch, StreamDirectory, "forget_orphan"):
         made.stage(0, rows(0, 5))
     assert len(logs(made)) == 1
     made.reopen()
@@ -144,10 +145,10 @@ def test_the_end_of_a_removed_stream_is_known_where_only_its_log_knew_it(cramped
     made.now += 100
     made.publish(0, rows(10, 1), query="other")
     made.export.tick()
-    assert first not in made.export.streams
+    assert first not in made.export.state.streams
     made.reopen()
-    assert made.export.ledger.streams[first].next == 2
-    assert made.export.published_rows == 11
+    assert made.export.state.ledger.streams[first].next == 2
+    assert made.export.epochs.published_rows == 11
 
 
 def test_rows_published_never_become_fewer_also_once_a_stream_is_forgotten(made: Bench) -> None:
@@ -156,12 +157,12 @@ def test_rows_published_never_become_fewer_also_once_a_stream_is_forgotten(made:
     first = made.stream
     made.now += LEASE_SECONDS
     made.publish(0, rows(10, 3), query="other")
-    assert first not in made.export.ledger.streams
+    assert first not in made.export.state.ledger.streams
     for _ in range(2):
-        assert made.export.published_rows == 8
+        assert made.export.epochs.published_rows == 8
         made.reopen()
     made.publish(1, rows(13, 1), query="other")
-    assert made.export.published_rows == 9
+    assert made.export.epochs.published_rows == 9
 
 
 def test_every_row_is_delivered_filtered_or_dropped_also_when_the_agent_restarts(
@@ -221,9 +222,9 @@ def test_a_failing_state_file_after_the_manifest_does_not_publish_twice(
         made.commit(0, stage)
     monkeypatch.undo()
     assert made.commit(0, stage)["published"] is False
-    assert made.export.heads() == {made.stream: 1}
+    assert made.export.state.heads() == {made.stream: 1}
     made.reopen()
-    assert made.export.heads() == {made.stream: 1}
+    assert made.export.state.heads() == {made.stream: 1}
     assert made.commit(0, stage)["published"] is False
 
 
@@ -232,7 +233,7 @@ def test_the_publishers_lease_begins_again_after_a_restart(made: Bench) -> None:
     made.now += LEASE_SECONDS + 1
     made.reopen()
     assert "occupied" in made.admit(0, query="other")
-    made.export.end_publisher_lease("q")
+    made.export.publisher.end_publisher_lease("q")
     made.reopen()
     assert made.admit(0, query="other") == {"admitted": True}
 
@@ -262,9 +263,9 @@ def test_stages_of_other_runs_and_published_batches_are_forgotten(made: Bench) -
     old = made.stage(0, rows(0, 1), run="r1")
     made.admit(0, run="r2")
     made.commit(0, made.stage(0, rows(0, 2), run="r2"), run="r2")
-    assert made.export.streams[made.stream].stages == {}
+    assert made.export.state.streams[made.stream].stages == {}
     made.reopen()
-    assert made.export.streams[made.stream].stages == {}
+    assert made.export.state.streams[made.stream].stages == {}
     made.admit(1, run="r2")
     with pytest.raises(StageMissingError):
         made.commit(1, old, run="r2")
@@ -278,7 +279,7 @@ def test_a_stage_that_breaks_off_is_not_kept(made: Bench) -> None:
         raise ConnectionError("the task is gone")
 
     with pytest.raises(ConnectionError):
-        made.export.stage(
+        made.export.publisher.stage(
             query="q",
             run="r",
             batch=0,
@@ -286,7 +287,7 @@ def test_a_stage_that_breaks_off_is_not_kept(made: Bench) -> None:
             schema=rows(0, 1).schema,
             batches=broken(),
         )
-    assert made.export.streams[made.stream].stages == {}
+    assert made.export.state.streams[made.stream].stages == {}
 
 
 def test_rows_that_come_after_the_publish_are_refused(made: Bench) -> None:
@@ -365,7 +366,7 @@ def test_dropped_rows_are_exact_though_the_epochs_around_the_position_are_gone(
     for batch in range(1, 6):
         made.publish(batch, rows(100 * batch, 10 + batch))
     made.reopen()
-    assert 0 not in made.export.ledger.streams[made.stream].epochs
+    assert 0 not in made.export.state.ledger.streams[made.stream].epochs
     (plan,) = made.plan({made.stream: 1}).planned
     assert plan.dropped == (4, 11 + 12 + 13 + 14)
 
@@ -384,13 +385,13 @@ def test_after_a_restart_rows_are_counted_exactly_from_each_place_of_a_reader(
         made.publish(batch, rows(100 * batch, 10 + batch))
     made.export.set_routes({})
     made.route("drop")
-    places = made.export.ledger.readers["reader"].referenced_epochs(made.stream)
+    places = made.export.state.ledger.readers["reader"].referenced_epochs(made.stream)
     assert places == {0, 1, 2, 4}
     for batch in range(5, 9):
         made.publish(batch, rows(100 * batch, 10 + batch))
-    before = made.export.ledger.streams[made.stream]
+    before = made.export.state.ledger.streams[made.stream]
     made.reopen()
-    after = made.export.ledger.streams[made.stream]
+    after = made.export.state.ledger.streams[made.stream]
     assert after is not before
     assert all(after.has_sum(place) for place in places)
     assert [after.rows_before(n) for n in places] == [before.rows_before(n) for n in places]
@@ -441,7 +442,7 @@ def test_a_late_attempt_of_a_published_batch_does_not_disturb_the_batch_under_wa
     made.limit(max_bytes=10)
     assert made.admit(0) == {"admitted": True}
     late = made.stage(0, rows(0, 1))
-    assert list(made.export.streams[made.stream].stages) == [first["stage"]]
+    assert list(made.export.state.streams[made.stream].stages) == [first["stage"]]
     second = made.stage(1, rows(2, 1))
     assert made.admit(1) == {"admitted": True}
     assert made.commit(0, late)["published"] is False
@@ -461,10 +462,10 @@ def test_a_straggler_that_asked_before_its_batch_was_published_is_discarded_at_o
         made.admit(1)
 
     with pytest.raises(StreambrokerError, match="discarded"):
-        made.export.stage(
+        made.export.publisher.stage(
             query="q", run="r", batch=0, ddl=DDL, schema=rows(0, 1).schema, batches=slow()
         )
-    assert made.export.streams[made.stream].stages == {}
+    assert made.export.state.streams[made.stream].stages == {}
     assert made.stage(1, rows(3, 1))["rows"] == 1
 
 
@@ -475,7 +476,7 @@ def test_rows_of_a_replayed_batch_are_compared_and_not_kept(made: Bench) -> None
         made.commit(0, made.stage(0, rows(0, 2), run="r2"), run="r2")
     again = made.stage(0, rows(0, 3), run="r2")
     assert made.commit(0, again, run="r2")["published"] is False
-    assert made.export.streams[made.stream].stages == {}
+    assert made.export.state.streams[made.stream].stages == {}
 
 
 def test_tasks_of_many_threads_stage_while_stragglers_come(
@@ -500,7 +501,7 @@ def test_tasks_of_many_threads_stage_while_stragglers_come(
         for one in stragglers:
             one.result()
     assert made.commit(1, *stages)["published"]
-    assert made.export.ledger.streams[made.stream].epochs[1].rows == 200
+    assert made.export.state.ledger.streams[made.stream].epochs[1].rows == 200
 
 
 def test_a_gap_in_batch_ids_is_counted_and_logged_once_also_over_a_restart(
@@ -527,9 +528,9 @@ def test_what_replays_read_again_is_not_kept_in_memory(made: Bench) -> None:
     made.plan(filter_="n > 0")
     for _ in range(2):
         for epoch in range(3):
-            made.export.count_block("reader", made.stream, epoch, 0, 1)
+            made.export.plans.count_block("reader", made.stream, epoch, 0, 1)
         made.plan({made.stream: 3}, filter_="n > 0")
-        assert made.export.deliveries.count_pending_epochs() == 0
+        assert made.export.state.deliveries.count_pending_epochs() == 0
         made.replan({made.stream: (0, 3)}, filter_="n > 0")
     assert made.export.status()["readers"]["reader"]["delivered"] == 3
 

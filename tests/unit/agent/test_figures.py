@@ -32,7 +32,7 @@ def read(made: Bench, epoch: int, filter_: str | None = None) -> int:
         filter=filter_,
         columns=None,
     )
-    return sum(batch.num_rows for batch, _ in BlockReader().read_batches(made.export, wanted))
+    return sum(batch.num_rows for batch, _ in BlockReader().read_batches(made.export.plans, wanted))
 
 
 def test_lag_is_told_in_epochs_rows_bytes_and_seconds(made: Bench) -> None:
@@ -41,7 +41,7 @@ def test_lag_is_told_in_epochs_rows_bytes_and_seconds(made: Bench) -> None:
         made.publish(batch, rows(10 * batch, 4 + batch))
         made.now += 10
     made.plan(budget=1)
-    held = made.export.ledger.streams[made.stream]
+    held = made.export.state.ledger.streams[made.stream]
     figures = reader(made)
     assert figures["lag"] == [3, held.bytes]
     assert (figures["lagRows"], figures["lagSeconds"]) == (15, 30.0)
@@ -59,7 +59,7 @@ def test_congestion_is_the_share_of_the_log_that_a_reader_has_to_read(made: Benc
     made.route("wait")
     made.publish(0, rows(0, 50))
     made.plan(budget=1)
-    size = made.export.ledger.streams[made.stream].bytes
+    size = made.export.state.ledger.streams[made.stream].bytes
     for limit, congestion in ((size * 10, 10), (size * 2, 50), (size, 100), (size // 3, 100)):
         made.limit(max_bytes=limit)
         assert reader(made)["congestion"] == congestion
@@ -74,7 +74,7 @@ def test_what_is_sent_counts_each_time_and_what_is_delivered_once(made: Bench) -
     assert [read(made, 0, "n > 6") for _ in range(2)] == [3, 3]
     sent = reader(made)
     assert sent["sentRows"] == 6
-    assert 0 < sent["sentBytes"] < 2 * made.export.ledger.streams[made.stream].bytes
+    assert 0 < sent["sentBytes"] < 2 * made.export.state.ledger.streams[made.stream].bytes
     made.plan({made.stream: 1}, filter_="n > 6")
     made.reopen()
     made.route("wait")

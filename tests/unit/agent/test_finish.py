@@ -20,18 +20,18 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 
 
 def finish(made: Bench, query: str | None = "q", run: str | None = "r") -> None:
-    made.export.finish(query=query, run=run)
+    made.export.publisher.finish(query=query, run=run)
 
 
 def test_an_end_is_told_and_outlives_the_agent(made: Bench) -> None:
     made.publish(0, rows(0, 3))
-    assert not made.export.ended()
+    assert not made.export.state.ended()
     told = made.told
     finish(made)
     assert made.told == told + 1
-    assert made.export.ended()
+    assert made.export.state.ended()
     assert made.export.status()["ended"]
-    assert made.reopen().ended()
+    assert made.reopen().state.ended()
 
 
 def test_a_batch_that_is_repeated_leaves_the_end_and_a_new_one_takes_it_back(made: Bench) -> None:
@@ -40,12 +40,12 @@ def test_a_batch_that_is_repeated_leaves_the_end_and_a_new_one_takes_it_back(mad
     made.admit(0)
     assert not made.commit(0, made.stage(0, rows(0, 3)))["published"]
     made.commit(1)
-    assert made.export.ended()
+    assert made.export.state.ended()
     made.publish(2, rows(3, 3))
-    assert not made.export.ended()
-    assert not made.reopen().ended()
+    assert not made.export.state.ended()
+    assert not made.reopen().state.ended()
     finish(made)
-    assert made.export.ended()
+    assert made.export.state.ended()
 
 
 def test_a_successor_takes_the_end_back_with_its_first_epoch(made: Bench) -> None:
@@ -54,9 +54,9 @@ def test_a_successor_takes_the_end_back_with_its_first_epoch(made: Bench) -> Non
     made.now += LEASE_SECONDS
     made.admit(0, query="other")
     stage = made.stage(0, rows(0, 3), query="other")
-    assert made.export.ended()
+    assert made.export.state.ended()
     made.commit(0, stage, query="other")
-    assert not made.export.ended()
+    assert not made.export.state.ended()
 
 
 def test_an_end_outlives_the_epochs(made: Bench) -> None:
@@ -65,17 +65,17 @@ def test_an_end_outlives_the_epochs(made: Bench) -> None:
     made.export.set_limits(RetentionLimits(max_bytes=1, max_age=0))
     made.now += 1
     made.export.tick()
-    assert not made.export.ledger.streams[made.stream].epochs
-    assert made.export.ended()
-    assert made.reopen().ended()
+    assert not made.export.state.ledger.streams[made.stream].epochs
+    assert made.export.state.ended()
+    assert made.reopen().state.ended()
 
 
 def test_an_export_ends_that_never_had_a_row(made: Bench) -> None:
     finish(made, query=None, run=None)
-    assert made.export.ended()
-    assert made.reopen().ended()
+    assert made.export.state.ended()
+    assert made.reopen().state.ended()
     made.publish(0, rows(0, 1))
-    assert not made.export.ended()
+    assert not made.export.state.ended()
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_another_query_or_an_earlier_run_says_no_end(
     with pytest.raises(StreambrokerError) as refused:
         finish(made, query, run)
     assert refused.value.code == code
-    assert not made.export.ended()
+    assert not made.export.state.ended()
     finish(made, "q", "r2")
-    assert made.export.ended()
+    assert made.export.state.ended()
 
 
 def test_an_end_does_not_give_back_a_lease_or_take_one(made: Bench) -> None:
@@ -99,7 +99,7 @@ def test_an_end_does_not_give_back_a_lease_or_take_one(made: Bench) -> None:
     finish(made)
     made.reopen()
     assert "occupied" in made.admit(0, query="other")
-    made.export.end_publisher_lease("q")
+    made.export.publisher.end_publisher_lease("q")
     finish(made)
     made.reopen()
     assert made.admit(0, query="other") == {"admitted": True}

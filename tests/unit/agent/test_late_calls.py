@@ -43,12 +43,14 @@ class Both:
 
     def _plan(self, body: Body) -> Body:
         ask = with_policy(parse_plan_request(body, "peer.plan"), "wait", granted=True)
-        found = self.exporter.export.plan(ask, filter_=body["filter"], columns=body["columns"])
+        found = self.exporter.export.plans.plan(
+            ask, filter_=body["filter"], columns=body["columns"]
+        )
         return {**encode_plan(found), "misfits": []}
 
     def _replan(self, body: Body) -> Body:
         ask = with_policy(parse_plan_request(body, "peer.replan"), "wait", granted=True)
-        again = self.exporter.export.register_plan(
+        again = self.exporter.export.plans.register_plan(
             ask, read_ranges(body), filter_=body["filter"], columns=body["columns"]
         )
         return {"blocks": again.blocks, "gone": again.missing}
@@ -70,7 +72,7 @@ class Both:
 
     def place(self) -> tuple[int, tuple[int, int] | None]:
         """Return position and plan of the reader as the exporter has them."""
-        reader = next(iter(self.exporter.export.ledger.readers.values()))
+        reader = next(iter(self.exporter.export.state.ledger.readers.values()))
         cursor = reader.cursors[self.exporter.stream]
         return cursor.next, cursor.planned
 
@@ -117,7 +119,7 @@ def test_what_a_late_plan_would_have_unpinned_is_not_dropped(both: Both) -> None
         both.late[0]()
     both.exporter.limit(max_bytes=1)
 
-    assert list(both.exporter.export.ledger.streams[both.exporter.stream].epochs) == [2, 3]
+    assert list(both.exporter.export.state.ledger.streams[both.exporter.stream].epochs) == [2, 3]
     assert both.place() == (2, (2, 3))
     assert end["dropped"] == {}
 
@@ -174,7 +176,7 @@ def test_what_a_late_call_says_of_an_older_checkpoint_is_not_counted(both: Both)
 def test_who_has_no_capability_cannot_overtake_anybody(both: Both) -> None:
     first = given(both, None)
     body = {**both.importer.asked[-1][1], "call": ["another", 1 << 60], "ranges": {}}
-    both.exporter.export.register_plan(
+    both.exporter.export.plans.register_plan(
         with_policy(parse_plan_request(body, "peer.replan"), "wait", granted=False),
         {},
         filter_=None,

@@ -48,7 +48,7 @@ def test_what_was_read_and_removed_before_the_reader_said_so_is_delivered(tmp_pa
         made.limit(max_bytes=1, grace=10)
         made.now += 100
         made.export.tick()
-        assert sorted(made.export.streams[made.stream].manifests) == [3]
+        assert sorted(made.export.state.streams[made.stream].manifests) == [3]
         made.plan({made.stream: 4}, filter_="n >= 0")
         told = made.export.status()["readers"]["reader"]
         assert (told["delivered"], told["filtered"], told["lost"]) == (11 + 12 + 13, 0, [0, 0])
@@ -69,4 +69,4 @@ def test_what_was_delivered_before_a_checkpoint_was_restored_is_not_dropped(tmp_
             made.plan({made.stream: 6})
             told = made.export.status()["readers"]["reader"]
             assert (told["delivered"], told["dropped"]) == (4 + 5 + 6 + 7 + 9, [1, 8])
-            assert sum((told["delivered"], told["dropped"][1])) == made.export.published_rows
+            assert sum((told["delivered"], told["dropped"][1])) == made.export.epochs.published_rows

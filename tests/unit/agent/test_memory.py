@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.agent.exports.publisher import BLOCK_MEMORY, EPOCH_MEMORY
+from pe_agent.agent.exports.epoch_writer import BLOCK_MEMORY, EPOCH_MEMORY
 from pe_agent.log import index
 from streambroker_core.ledger.retention import MEMORY_BYTES
 from support.agents.exports import IMPORT, Bench, bench, rows
@@ -61,40 +61,46 @@ def test_an_epoch_takes_no_more_memory_than_is_counted(
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    counted = sum(s.memory for s in made.export.ledger.streams.values())
+    counted = sum(s.memory for s in made.export.state.ledger.streams.values())
 
-    assert sum(len(s.epochs) for s in made.export.ledger.streams.values()) == EPOCHS
+    assert sum(len(s.epochs) for s in made.export.state.ledger.streams.values()) == EPOCHS
     assert taken <= counted
     assert counted <= 3 * taken
 
 
 def test_an_export_of_tiny_epochs_waits_and_says_what_it_waits_for(made: Bench) -> None:
     made.publish(0, rows(0, 1))
-    made.export.ledger.retention.max_memory = 20 * made.export.ledger.streams[made.stream].memory
+    made.export.state.ledger.retention.max_memory = (
+        20 * made.export.state.ledger.streams[made.stream].memory
+    )
     made.plan({made.stream: 0}, budget=1)
     for batch in range(1, 20):
         made.publish(batch, rows(batch, 1))
     waiting = made.admit(20)["waiting"]
 
     assert waiting["held"] < waiting["limit"] // 1000
-    assert waiting["memory"] == waiting["memory_limit"] == made.export.ledger.retention.max_memory
+    assert (
+        waiting["memory"]
+        == waiting["memory_limit"]
+        == made.export.state.ledger.retention.max_memory
+    )
     assert [h["import"] for h in waiting["holders"]] == [IMPORT]
     assert made.export.status()["readers"]["reader"]["congestion"] == 100
 
 
 def test_under_drop_the_oldest_tiny_epochs_go_also_after_a_restart(made: Bench) -> None:
     made.publish(0, rows(0, 1))
-    one = made.export.ledger.streams[made.stream].memory
+    one = made.export.state.ledger.streams[made.stream].memory
     made.route("drop")
     for batch in range(1, 20):
         made.publish(batch, rows(batch, 1))
     made.reopen()
     made.route("drop")
-    assert len(made.export.ledger.streams[made.stream].epochs) == 20
-    made.export.ledger.retention.max_memory = 5 * one
+    assert len(made.export.state.ledger.streams[made.stream].epochs) == 20
+    made.export.state.ledger.retention.max_memory = 5 * one
     made.export.tick()
-    assert list(made.export.ledger.streams[made.stream].epochs) == [15, 16, 17, 18, 19]
-    assert list(made.export.streams[made.stream].manifests) == [15, 16, 17, 18, 19]
+    assert list(made.export.state.ledger.streams[made.stream].epochs) == [15, 16, 17, 18, 19]
+    assert list(made.export.state.streams[made.stream].manifests) == [15, 16, 17, 18, 19]
 
 
 @pytest.mark.parametrize(("blocks", "epochs"), [(1, 90_000), (100, 5_000)])

@@ -68,7 +68,7 @@ def test_the_figures_of_an_export_and_its_routes_are_told(made: Bench) -> None:
     made.now += 1.5
     made.admit(2)
     found = samples(render_text(status(made), AGENT))
-    held = made.export.ledger.streams[made.stream]
+    held = made.export.state.ledger.streams[made.stream]
     assert {name for name, _ in found} >= CONTRACT
     assert found["export_published_rows_total", ""] == 10
     assert found["export_held_bytes", ""] == held.bytes_from(1)
@@ -130,7 +130,7 @@ def test_control_tuples_are_counted_by_delivery_apart_from_rows(made: Bench) -> 
     made.route("wait")
     made.publish(0, rows(0, 2))
     for request, delivery in (("a", "BEGIN"), ("b", "END_WINDOW"), ("b", "END_WINDOW")):
-        made.export.emit(request, {"type": "set", "delivery": delivery})
+        made.export.control.emit(request, {"type": "set", "delivery": delivery})
     read_control(made, "a", 1, 3)
     read_control(made, "b", 1, 2)
     of_log = {"accepted": {"AT_TIME": 3}, "applied": {"AT_TIME": 2}, "waiting": 1}
@@ -155,7 +155,7 @@ def read_control(made: Bench, reader: str, first: int, next_: int) -> None:
         read = ReadRequest(
             reader=reader, stream=made.stream, pieces=((epoch, 0, 0),), filter=None, columns=None
         )
-        assert list(BlockReader().read_control(made.export, read))
+        assert list(BlockReader().read_control(made.export.plans, read))
 
 
 def test_text_in_names_cannot_break_the_format(made: Bench) -> None:

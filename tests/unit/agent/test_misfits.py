@@ -79,16 +79,18 @@ def test_a_stream_that_does_not_fit_holds_a_reader_up_until_it_has_no_more_for_i
         first = made.stream
         made.plan(reader="behind")
         made.plan({first: 1})
-        assert made.export.blocks_reader("reader", first), "it goes on"
-        made.export.finish(query="q", run="r")
-        assert not made.export.blocks_reader("reader", first)
-        assert made.export.blocks_reader("behind", first), "it has an epoch for that one"
+        assert made.export.plans.blocks_reader("reader", first), "it goes on"
+        made.export.publisher.finish(query="q", run="r")
+        assert not made.export.plans.blocks_reader("reader", first)
+        assert made.export.plans.blocks_reader("behind", first), "it has an epoch for that one"
         made.publish(1, rows(1, 1), ddl="`n` bigint, `name` string, `more` string")
         second = made.stream
-        assert not made.export.blocks_reader("reader", first), "the other one is its successor"
-        assert made.export.blocks_reader("reader", second)
-        made.export.finish(query="q", run="r")
-        assert made.export.blocks_reader("reader", second)
+        assert not made.export.plans.blocks_reader("reader", first), (
+            "the other one is its successor"
+        )
+        assert made.export.plans.blocks_reader("reader", second)
+        made.export.publisher.finish(query="q", run="r")
+        assert made.export.plans.blocks_reader("reader", second)
         made.plan({first: 1, second: 1})
-        assert not made.export.blocks_reader("reader", second)
-        assert not made.export.blocks_reader("reader", "forgotten")
+        assert not made.export.plans.blocks_reader("reader", second)
+        assert not made.export.plans.blocks_reader("reader", "forgotten")

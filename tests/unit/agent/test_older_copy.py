@@ -48,7 +48,7 @@ def copied(made: Bench, first: int, last: int) -> str:
 
 def ask(made: Bench, position: int, *, lossy: bool = False, **more: Any) -> Plan:
     """Ask as a reader that has read the first stream's epochs below ``position``."""
-    first = next(iter(made.export.streams))
+    first = next(iter(made.export.state.streams))
     positions = {first: position, **more}
     last = ("q", position - 1)
     return made.plan(positions, own_streams=frozenset(positions), last=last, skip_lost=lossy)
@@ -57,7 +57,7 @@ def ask(made: Bench, position: int, *, lossy: bool = False, **more: Any) -> Plan
 def batches(made: Bench, answer: Plan) -> list[int]:
     """Return the batches of the epochs that an answer plans."""
     return [
-        made.export.streams[p.stream].manifests[n].batch
+        made.export.state.streams[p.stream].manifests[n].batch
         for p in answer.planned
         for n in range(p.from_, p.next)
     ]
@@ -70,7 +70,7 @@ def test_a_batch_that_follows_missing_ones_opens_a_successor(made: Bench) -> Non
     assert made.stream != old
     told = made.export.status()
     assert (told["streams"][old]["sealed"], told["gaps"]) == (True, 3)
-    assert [m.batch for m in made.export.streams[made.stream].manifests.values()] == [6, 7]
+    assert [m.batch for m in made.export.state.streams[made.stream].manifests.values()] == [6, 7]
 
 
 def test_a_batch_that_follows_opens_none(made: Bench) -> None:
@@ -78,7 +78,7 @@ def test_a_batch_that_follows_opens_none(made: Bench) -> None:
     made.commit(3)
     made.reopen()
     publish(made, 4, 4)
-    assert list(made.export.streams) == [made.stream]
+    assert list(made.export.state.streams) == [made.stream]
     assert made.export.status()["gaps"] == 0
 
 

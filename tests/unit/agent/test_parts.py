@@ -43,7 +43,7 @@ def wanted(stream: ExportStream) -> dict[str, Any]:
 def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Bench) -> None:
     for batch in range(6):
         made.publish(batch, rows(batch, 1, size=900), rows(batch, 1, size=900))
-    stream = made.export.streams[made.stream]
+    stream = made.export.state.streams[made.stream]
     reads, parts = Reads(stream), ShardVerifier()
     for _ in range(2):
         told = parts.verify({stream.id: stream}, wanted(stream))
@@ -66,7 +66,7 @@ def test_a_part_is_read_once_and_again_when_it_was_moved_or_is_in_doubt(made: Be
 def test_what_takes_long_goes_on_with_the_next_call(made: Bench) -> None:
     for batch in range(4):
         made.publish(batch, rows(batch, 1))
-    stream = made.export.streams[made.stream]
+    stream = made.export.state.streams[made.stream]
     reads = Reads(stream)
     reads.seconds = 0.6 * CALL_BUDGET_SECONDS
     parts = ShardVerifier(lambda: reads.now)
@@ -77,7 +77,7 @@ def test_what_takes_long_goes_on_with_the_next_call(made: Bench) -> None:
 def test_a_part_that_moves_while_it_is_read_is_read_where_it_is_then(made: Bench) -> None:
     for batch in range(8):
         made.publish(batch, rows(batch, 1, size=700))
-    stream = made.export.streams[made.stream]
+    stream = made.export.state.streams[made.stream]
     read, met = stream.log.read, list[bool]()
 
     def moving(address: Any) -> Any:
@@ -96,7 +96,7 @@ def test_a_part_that_moves_while_it_is_read_is_read_where_it_is_then(made: Bench
 
 def test_what_is_not_there_is_told_by_stream_and_epoch(made: Bench) -> None:
     made.publish(0, rows(0, 1))
-    stream = made.export.streams[made.stream]
+    stream = made.export.state.streams[made.stream]
     good = shard_identity(stream.manifests[0])
     asked = {"streams": {stream.id: {"0": {**good, "rows": [2]}, "7": good}, "none": {"0": good}}}
     told = ShardVerifier().verify({stream.id: stream, "none": None}, asked)

@@ -260,7 +260,7 @@ def test_an_exporter_tells_the_time_of_rows_that_it_does_not_send(
     export.publish(0, *batches, ddl=ddl)
     export.plan(filter_="n == 1")
     blocks, reads = BlockReader(), list[Any]()
-    stream = export.export.streams[export.stream]
+    stream = export.export.state.streams[export.stream]
     read_ = stream.read
 
     def counted(_: Any, block: Any) -> Any:
@@ -274,7 +274,9 @@ def test_an_exporter_tells_the_time_of_rows_that_it_does_not_send(
             reader="reader", stream=export.stream, pieces=((0, 0, 3),), filter="n == 1",
             columns=None, latest=LatestTimeRequest(column="t", filter=filter_) if asked else None,
         )  # fmt: skip
-        return [told.get("latest", "-") for _, told in blocks.read_batches(export.export, read)]
+        return [
+            told.get("latest", "-") for _, told in blocks.read_batches(export.export.plans, read)
+        ]
 
     assert latest(None) == [9, 7, None]
     assert len(reads) == 3

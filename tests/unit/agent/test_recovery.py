@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pe_agent.agent.agent import Agent, HomeForeignError
-from pe_agent.agent.exports.export import AgentExport, steady_clock
+from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.export_state import steady_clock
 from streambroker_core.ledger.plan import PlanRequest
 from streambroker_core.ledger.publisher import LEASE_SECONDS, FencedError
 from streambroker_core.ledger.retention import RetentionLimits
@@ -40,7 +41,7 @@ def test_a_reader_of_a_stream_that_was_removed_meanwhile_goes_on_after_a_restart
     made.plan({first: 1, made.stream: 1})
     made.limit(max_bytes=1)
     made.export.tick()
-    assert first not in made.export.ledger.streams
+    assert first not in made.export.state.ledger.streams
 
     made.reopen()
     made.route("drop")
@@ -93,9 +94,9 @@ def opened(home: Path) -> tuple[Agent, AgentExport]:
 def publish(export: AgentExport, *batches: int) -> None:
     of: dict[str, Any] = {"query": "q", "run": "r", "ddl": DDL}
     for batch in batches:
-        export.admit(**of, batch=batch, renewed=None)
-        stage = export.stage(**of, batch=batch, schema=SCHEMA, batches=[rows(batch, 1)])
-        export.publish(**of, batch=batch, stages=[stage])
+        export.publisher.admit(**of, batch=batch, renewed=None)
+        stage = export.publisher.stage(**of, batch=batch, schema=SCHEMA, batches=[rows(batch, 1)])
+        export.publisher.publish(**of, batch=batch, stages=[stage])
 
 
 def test_the_end_and_the_runs_of_an_export_without_rows_are_known_after_a_restart(
@@ -103,14 +104,14 @@ def test_the_end_and_the_runs_of_an_export_without_rows_are_known_after_a_restar
 ) -> None:
     hosts, export = opened(tmp_path)
     for run in ("old", "new"):
-        export.publish(query="q", run=run, batch=0, stages=[], ddl=None)
-    export.finish(query="q", run="new")
+        export.publisher.publish(query="q", run=run, batch=0, stages=[], ddl=None)
+    export.publisher.finish(query="q", run="new")
     hosts.close()
 
     hosts, export = opened(tmp_path)
-    assert export.ended()
+    assert export.state.ended()
     with pytest.raises(FencedError):
-        export.publish(query="q", run="old", batch=1, stages=[], ddl=None)
+        export.publisher.publish(query="q", run="old", batch=1, stages=[], ddl=None)
     hosts.close()
 
 
@@ -121,13 +122,13 @@ def test_a_reader_of_an_export_without_rows_holds_its_first_epochs_after_a_resta
         reader="reader", import_=IMPORT, policy="wait", start="latest", positions={}
     )
     hosts, export = opened(tmp_path)
-    export.plan(asked, filter_=None, columns=None)
+    export.plans.plan(asked, filter_=None, columns=None)
     hosts.close()
 
     hosts, export = opened(tmp_path)
     publish(export, 0, 1)
     export.set_limits(RetentionLimits(max_bytes=1))
-    (planned,) = export.plan(asked, filter_=None, columns=None).planned
+    (planned,) = export.plans.plan(asked, filter_=None, columns=None).planned
     assert (planned.from_, planned.next) == (0, 2)
     hosts.close()
 
@@ -149,7 +150,7 @@ def declared(hosts: Agent) -> AgentExport:
 
 def kept_after_grace(export: AgentExport, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how many epochs are retained when grace is over, and maximal age is not."""
-    monkeypatch.setattr(export, "_clock", lambda: steady_clock() + 3600.0)
+    monkeypatch.setattr(export.state, "clock", lambda: steady_clock() + 3600.0)
     export.tick()
     return sum(s["retained"] for s in export.status()["streams"].values())
 
@@ -208,27 +209,27 @@ def test_a_deleted_export_that_is_declared_anew_is_kept_though_the_view_lacks_it
 def test_what_a_view_allows_holds_after_a_restart_without_one(tmp_path: Path) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
     shown(hosts, "trades")
-    limits = hosts.get_export("trades").ledger.retention.limits
+    limits = hosts.get_export("trades").state.ledger.retention.limits
     assert limits.max_bytes == BUFFER.max_bytes
     publish(hosts.get_export("trades"), 0)
     hosts.close()
     (tmp_path / "routes.json").unlink()
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.get_export("trades").ledger.retention.limits == limits
+    assert hosts.get_export("trades").state.ledger.retention.limits == limits
     hosts.actions["declare"]({"kind": "export", "port": "trades", "spec": {"properties": {}}})
-    assert hosts.get_export("trades").ledger.retention.limits == limits
+    assert hosts.get_export("trades").state.ledger.retention.limits == limits
     hosts.close()
 
 
 def test_what_is_declared_may_be_kept_until_a_view_comes(tmp_path: Path) -> None:
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    limits = declared(hosts).ledger.retention.limits
+    limits = declared(hosts).state.ledger.retention.limits
     assert (limits.max_bytes, limits.max_age, limits.grace) == (10 << 30, 86400.0, 60.0)
     hosts.close()
 
     hosts = Agent(FEED, tmp_path, progress=lambda *_: None)
-    assert hosts.get_export("trades").ledger.retention.limits == limits
+    assert hosts.get_export("trades").state.ledger.retention.limits == limits
     hosts.close()
 
 

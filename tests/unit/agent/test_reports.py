@@ -49,7 +49,7 @@ def test_a_report_has_totals_and_what_each_reader_has_still_to_read(made: Bench)
     (port,) = report["exports"]
     export = report["exports"][port]
     (reader,) = export["readers"]
-    held = made.export.ledger.streams[made.stream]
+    held = made.export.state.ledger.streams[made.stream]
     assert port == made.export.key.rpartition("/")[2]
     assert (export["streams"], export["epochs"], export["rows"]) == (1, 3, 15)
     assert export["bytes"] == held.bytes
@@ -92,7 +92,7 @@ def test_a_report_says_of_each_export_whether_it_has_ended(made: Bench) -> None:
     said = []
     for _ in range(2):
         said += [export["ended"] for export in build_report(status(made))["exports"].values()]
-        made.export.finish(query="q", run="r")
+        made.export.publisher.finish(query="q", run="r")
 
     assert said == [False, True]
 

@@ -51,7 +51,7 @@ def read_all(made: Bench, epochs: range) -> list[list[int]]:
     )
     return [
         batch.column("n").to_pylist()
-        for batch, _ in BlockReader().read_batches(made.export, request)
+        for batch, _ in BlockReader().read_batches(made.export.plans, request)
     ]
 
 
@@ -61,7 +61,7 @@ def test_batches_that_are_aborted_give_their_disk_back(made: Bench) -> None:
     for _ in range(40):
         made.admit(1)
         stages = [made.stage(1, wide(0))["stage"]]
-        made.export.abort(query="q", run="r", batch=1, stages=stages)
+        made.export.publisher.abort(query="q", run="r", batch=1, stages=stages)
         assert disk(made) <= bound(1000)
     made.reopen()
     assert disk(made) <= bound(1000)
@@ -87,7 +87,7 @@ def test_tasks_that_break_off_give_their_disk_back(made: Bench) -> None:
     made.admit(0)
     for _ in range(40):
         with pytest.raises(ConnectionError):
-            made.export.stage(
+            made.export.publisher.stage(
                 query="q", run="r", batch=0, ddl=DDL, schema=wide(0).schema, batches=broken()
             )
         assert disk(made) <= bound(0)
@@ -96,25 +96,25 @@ def test_tasks_that_break_off_give_their_disk_back(made: Bench) -> None:
 def test_what_was_aborted_does_not_come_back_with_a_restart(made: Bench) -> None:
     made.admit(0)
     stage = made.stage(0, rows(0, 1))["stage"]
-    made.export.abort(query="q", run="r", batch=0, stages=[stage])
+    made.export.publisher.abort(query="q", run="r", batch=0, stages=[stage])
     made.reopen()
-    assert made.export.streams[made.stream].stages == {}
+    assert made.export.state.streams[made.stream].stages == {}
 
 
 def test_an_abort_takes_the_whole_batch_also_what_the_driver_did_not_hear_of(made: Bench) -> None:
     made.admit(0)
     made.stage(0, rows(0, 1))
-    made.export.abort(query="q", run="r", batch=0, stages=[])
-    assert made.export.streams[made.stream].stages == {}
+    made.export.publisher.abort(query="q", run="r", batch=0, stages=[])
+    assert made.export.state.streams[made.stream].stages == {}
 
 
 def test_an_abort_of_another_run_or_batch_takes_nothing_of_this_one(made: Bench) -> None:
     made.admit(0, run="old")
     made.admit(0, run="r")
     stage = made.stage(0, rows(0, 1))
-    made.export.abort(query="q", run="old", batch=0, stages=[])
-    made.export.abort(query="other", run="r", batch=0, stages=[])
-    made.export.abort(query="q", run="r", batch=1, stages=[])
+    made.export.publisher.abort(query="q", run="old", batch=0, stages=[])
+    made.export.publisher.abort(query="other", run="r", batch=0, stages=[])
+    made.export.publisher.abort(query="q", run="r", batch=1, stages=[])
     assert made.commit(0, stage)["published"]
 
 
@@ -124,7 +124,7 @@ def test_small_epochs_between_large_failures_do_not_keep_their_segments(made: Be
         made.publish(batch, rows(batch, 1))
         made.admit(batch + 1)
         stage = made.stage(batch + 1, rows(0, 55, size=1000))["stage"]
-        made.export.abort(query="q", run="r", batch=batch + 1, stages=[stage])
+        made.export.publisher.abort(query="q", run="r", batch=batch + 1, stages=[stage])
         assert disk(made) <= bound(1000 * (batch + 1), 55_000)
     assert read_all(made, range(30)) == [[n] for n in range(30)]
     made.reopen()
@@ -138,12 +138,12 @@ def test_a_damaged_block_keeps_its_segment_and_makes_nobody_write_the_others_aga
     made.limit(max_bytes=1 << 20)
     for batch in range(3):
         made.publish(batch, rows(batch, 1))
-    stream = made.export.streams[made.stream]
+    stream = made.export.state.streams[made.stream]
     damage(made, stream.manifests[1].local_blocks[0].address)
     for batch in range(3, 30):
         made.admit(batch)
         stage = made.stage(batch, rows(0, 55, size=1000))["stage"]
-        made.export.abort(query="q", run="r", batch=batch, stages=[stage])
+        made.export.publisher.abort(query="q", run="r", batch=batch, stages=[stage])
         made.publish(batch, rows(batch, 1))
         assert disk(made) <= bound(1000 * (batch + 1), 55_000) + SEGMENT
     size = sum(s.bytes for s in stream.log.segments())
@@ -176,14 +176,14 @@ def test_a_read_under_way_goes_on_where_its_epoch_was_moved_to(made: Bench) -> N
         filter=None,
         columns=None,
     )
-    reading = BlockReader().read_batches(made.export, request)
+    reading = BlockReader().read_batches(made.export.plans, request)
     seen = [next(reading)[0].column("n").to_pylist()]
-    before = made.export.streams[made.stream].manifests[0]
+    before = made.export.state.streams[made.stream].manifests[0]
     made.publish(4, rows(40, 1))
     for run in ("r5", "r6", "r7"):
         made.admit(5, run=run)
         made.stage(5, wide(0), run=run)
-    assert made.export.streams[made.stream].manifests[0] != before
+    assert made.export.state.streams[made.stream].manifests[0] != before
     seen += [batch.column("n").to_pylist() for batch, _ in reading]
     assert seen == [[10 * e + i] for e in range(4) for i in range(2)]
 
@@ -222,10 +222,10 @@ def test_a_stage_that_is_discarded_under_way_ends_its_task(made: Bench) -> None:
         yield rows(1, 1)
 
     with pytest.raises(Exception, match="discarded"):
-        made.export.stage(
+        made.export.publisher.stage(
             query="q", run="r", batch=0, ddl=DDL, schema=rows(0, 1).schema, batches=slow()
         )
-    assert made.export.streams[made.stream].stages == {}
+    assert made.export.state.streams[made.stream].stages == {}
 
 
 def test_an_epoch_is_removed_at_the_same_cost_among_many(tmp_path: Path) -> None:
@@ -236,6 +236,6 @@ def test_an_epoch_is_removed_at_the_same_cost_among_many(tmp_path: Path) -> None
         with bench(directory) as made:
             for batch in range(count):
                 made.publish(batch, rows(batch, 1))
-            stream = made.export.streams[made.stream]
+            stream = made.export.state.streams[made.stream]
             costs.append(lines(partial(stream.remove, [0])))
     assert costs[0] == costs[1]

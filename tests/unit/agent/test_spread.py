@@ -62,7 +62,7 @@ def test_a_home_that_ends_between_seal_and_manifest_publishes_again(job: Job) ->
     with pytest.raises(KilledError):
         job.home.commit(0, *stages)
     export = job.reopen_home()
-    assert export.heads() == {job.home.stream: 0}
+    assert export.state.heads() == {job.home.stream: 0}
     job.after_seal = lambda: None
     job.release()
     assert job.home.commit(0, *stages)["epoch"] == 0
@@ -80,7 +80,7 @@ def test_nothing_is_published_while_a_fellow_is_away_or_lacks_a_stage(job: Job) 
     job.away = set()
     with pytest.raises(StageMissingError):
         job.home.commit(0, {**stages[0], "crc": 5}, stages[1])
-    assert job.home.export.heads() == {job.home.stream: 0}
+    assert job.home.export.state.heads() == {job.home.stream: 0}
     assert job.home.commit(0, *stages)["epoch"] == 0
 
 
@@ -104,10 +104,10 @@ def test_a_part_is_kept_until_it_is_counted(job: Job) -> None:
     job.publish(0, ONE)
     job.home.plan(filter_="n < 3")
     job.home.plan({job.home.stream: 1}, filter_="n < 3")
-    job.home.export.renew_reader("reader", "default/alerts/0/trades", 100.0)
+    job.home.export.plans.renew_reader("reader", "default/alerts/0/trades", 100.0)
     job.publish(1, ONE)
-    assert 0 not in job.home.export.streams[job.home.stream].manifests
-    levels = job.home.export.retained_levels(ONE, [job.home.stream])
+    assert 0 not in job.home.export.state.streams[job.home.stream].manifests
+    levels = job.home.export.shards.retained_levels(ONE, [job.home.stream])
     assert levels[job.home.stream]["kept"] == [[1, 2], [0, 1]]
     job.release()
     assert job.figures() == [3, 7, 0]
@@ -120,7 +120,7 @@ def test_a_part_that_is_acknowledged_meanwhile_is_kept_until_it_is_counted(
     job.home.limit(max_bytes=1)
     job.publish(0, ONE)
     job.home.plan(filter_="n < 3")
-    export, stream, owed = job.home.export, job.home.stream, job.home.export.pending_counts
+    export, stream, owed = job.home.export, job.home.stream, job.home.export.shards.pending_counts
 
     def acknowledged() -> None:
         job.home.plan({stream: 1}, filter_="n < 3")
@@ -128,16 +128,16 @@ def test_a_part_that_is_acknowledged_meanwhile_is_kept_until_it_is_counted(
 
     def first_owed(agent: str) -> Any:
         found = owed(agent)
-        monkeypatch.setattr(export, "pending_counts", owed)
+        monkeypatch.setattr(export.shards, "pending_counts", owed)
         meanwhile.start()
         meanwhile.join(0.3)  # it ends here only where nothing holds it back
         return found
 
     meanwhile = threading.Thread(target=acknowledged)
-    monkeypatch.setattr(export, "pending_counts", first_owed)
-    level = export.retained_levels(ONE, [stream])[stream]
+    monkeypatch.setattr(export.shards, "pending_counts", first_owed)
+    level = export.shards.retained_levels(ONE, [stream])[stream]
     meanwhile.join()
-    assert [o.epoch for o in export.pending_counts(ONE)] == [0]
+    assert [o.epoch for o in export.shards.pending_counts(ONE)] == [0]
     assert any(first <= 0 < next_ for first, next_ in level["kept"])
 
 
@@ -162,7 +162,7 @@ def test_what_is_removed_here_is_removed_there_and_does_not_come_back(job: Job) 
     assert job.epochs(ONE) == 1
     assert job.hosts[ONE].status()[job.home.export.key][job.home.stream]["stages"] == 0
     export = job.reopen_home()
-    assert sorted(export.streams[job.home.stream].manifests) == [3]
+    assert sorted(export.state.streams[job.home.stream].manifests) == [3]
     job.home.plan()
     assert job.read(3)[ONE] == list(range(300, 310))
 
@@ -178,6 +178,6 @@ def test_a_stream_of_a_home_that_lost_its_log_is_removed(job: Job, tmp_path: Pat
 
 
 def test_an_agent_without_fellows_answers_admissions_as_ever(job: Job) -> None:
-    job.home.export.shard_agents = None
+    job.home.export.shards.agents = None
     assert job.admit(0) == {"admitted": True}
-    assert job.home.export.streams == {}
+    assert job.home.export.state.streams == {}

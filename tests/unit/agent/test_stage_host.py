@@ -13,10 +13,10 @@ import pytest
 
 from pe_agent.agent.exports.publisher import StageMissingError, StageTooLargeError
 from pe_agent.agent.exports.stream.block_reader import BlockReader, NotPlannedError, ReadRequest
+from pe_agent.agent.exports.stream.stream_directory import StreamDirectory
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.shards.read_grant import Grant, GrantError
 from pe_agent.agent.shards.shard_store import ShardMissingError, ShardStore
-from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from support.agents.exports import DDL, SCHEMA, killed_in, rows
@@ -178,7 +178,7 @@ def test_what_a_crash_leaves_of_a_stream_that_is_not_kept_goes_at_the_next_start
     fellow: Fellow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = fellow.directory / "kept"
-    with killed_in(monkeypatch, OrphanLogs, "forget"):
+    with killed_in(monkeypatch, StreamDirectory, "forget_orphan"):
         fellow.stage(0, rows(0, 5))
     assert [p.name for p in kept.iterdir()] == ["s"]
     fellow.reopen()

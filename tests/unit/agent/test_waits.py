@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pe_agent.agent.exports.wait_times import RETRY_WINDOW_SECONDS, WaitTimes
+from pe_agent.agent.exports.backpressure import RETRY_WINDOW_SECONDS, WaitTimes
 
 
 def test_a_wait_lasts_from_the_first_vain_admission_to_the_one_that_is_given() -> None:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pe_agent.agent.exports.export import AgentExport, RetentionLimits
+from pe_agent.agent.exports.export import AgentExport
+from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.block_reader import Readable, ReadRequest
 from pe_agent.agent.imports.offset_planner import OffsetPlanner, PortNotDeclaredError
 from pe_agent.agent.notifier import Notifier
@@ -34,7 +35,7 @@ from pe_agent.log.scrub import Scrub
 from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.control.tuples.epoch_control import parse_indexed
 from streambroker_core.errors import CapabilityError, StreambrokerError
-from streambroker_core.ledger.retention import BlockingReader
+from streambroker_core.ledger.retention import BlockingReader, RetentionLimits
 from streambroker_core.ledger.routes import NotRoutedError
 from streambroker_core.model import Buffer, Export, PeKey, PortKey, pe_of, port_of
 from streambroker_core.model.schema import to_ddl
@@ -138,7 +139,7 @@ class Agent:
 
     def _recover(self, export: AgentExport, progress: Callable[[str, int, int], None]) -> None:
         export.recover(progress)
-        for stream in export.streams.values():
+        for stream in export.state.streams.values():
             self.scrub.add(stream.log)
 
     def _check_owner(self) -> None:
@@ -157,24 +158,24 @@ class Agent:
 
     def _blocking_readers(self, port: str) -> list[BlockingReader]:
         export = self._exports.get(f"{self.pe}/{port}")
-        return [] if export is None else export.blocking_readers()
+        return [] if export is None else export.backpressure.blocking_readers()
 
     def _wait_chain(self, port: str, query: str, gated: bool) -> list[str]:
         """Return the exports a query waits for at one of ours, see `Backpressure.wait_chain`."""
         export = self._exports.get(f"{self.pe}/{port}")
-        return [] if export is None else export.wait_chain(query, gated=gated)
+        return [] if export is None else export.backpressure.wait_chain(query, gated=gated)
 
     def _get_or_create_export(self, key: str) -> AgentExport:
         with self._lock:
             if key not in self._exports:
-                self._exports[key] = AgentExport(
+                state = ExportState(
                     key,
                     self.home / "log" / port_of(key),
                     self.store,
                     self.committer,
                     notify=partial(self._on_export_change, key),
                 )
-                self._exports[key].shard_agents = self.shard_agents
+                self._exports[key] = AgentExport(state, self.shard_agents)
                 self._apply_declared_limits(self._exports[key])
             return self._exports[key]
 
@@ -199,13 +200,13 @@ class Agent:
         """Wake the export's waiters; wake the link if the export has ended or resumed."""
         self.notifier.notify(key)
         export = self._exports.get(key)
-        if export is not None and export.ended() != (port_of(key) in self.reported_ended):
+        if export is not None and export.state.ended() != (port_of(key) in self.reported_ended):
             self.report_due.set()
 
     def ended_exports(self) -> frozenset[str]:
         """Return the exports that have ended, by port."""
         exports = dict(self._exports)
-        return frozenset(port_of(key) for key, e in exports.items() if e.ended())
+        return frozenset(port_of(key) for key, e in exports.items() if e.state.ended())
 
     def get_export(self, port_or_key: str) -> AgentExport:
         """Return an export that is declared or that this agent has opened (view or log).
@@ -240,7 +241,7 @@ class Agent:
         if shard_agent is not None:
             return self.shard_store.open_read(ticket)
         grants.check(self.token, ticket, read)
-        return self.get_export(export)
+        return self.get_export(export).plans
 
     def _apply_view(self, view: View) -> None:
         for port in {*view.exports, *(port_of(k) for k in list(self._exports))}:
@@ -275,8 +276,8 @@ class Agent:
             CapabilityError, FilterForbiddenError, PortNotDeclaredError, RevokedError.
         """
         export, import_ = self.get_export(str(body["export"])), str(body["import"])
-        export.ledger.routes.check_revoked(import_)
-        reader = export.ledger.readers.get(str(body.get("reader")))
+        export.state.ledger.routes.check_revoked(import_)
+        reader = export.state.ledger.readers.get(str(body.get("reader")))
         if reader is not None and reader.import_ != import_:
             raise NotRoutedError(f"reader {reader.id} belongs to another import")
         has_valid_pass = reader is not None and self.is_pass_valid(
@@ -319,7 +320,7 @@ class Agent:
         now: float | None = time.time()
         claimed_expiry = None if token is None else capability.claimed_expiry(str(token))
         if claimed_expiry is not None and (self.broker_last_seen or 0.0) < claimed_expiry:
-            now = None if import_ in export.ledger.routes.policies else now
+            now = None if import_ in export.state.ledger.routes.policies else now
         return capability.verify(self.key, token, reader_import=import_, export=export.key, now=now)
 
     def check_filter(self, export: AgentExport, filter_: str | None) -> None:
@@ -344,8 +345,12 @@ class Agent:
             "publisher.renew": self._renew_publisher,
             "publisher.renounce": self._renounce,
             "publisher.finish": self._finish,
-            "export.emit": lambda b: self.get_export(b["export"]).emit(b["request"], b["what"]),
-            "export.emitted": lambda b: self.get_export(b["export"]).emission_status(int(b["seq"])),
+            "export.emit": lambda b: self.get_export(b["export"]).control.emit(
+                b["request"], b["what"]
+            ),
+            "export.emitted": lambda b: self.get_export(b["export"]).control.emission_status(
+                int(b["seq"])
+            ),
             "control.append": lambda b: self.control_log.append(b["request"], b["what"]),
             "control.entry": lambda b: self.control_log.entry(int(b["seq"])),
             "rules.wanted": self.rule_state.wait_for_rules,
@@ -382,7 +387,7 @@ class Agent:
         }
 
     def _admit(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self.get_export(body["export"]).admit(
+        return self.get_export(body["export"]).publisher.admit(
             query=body["query"],
             run=body["run"],
             batch=body["batch"],
@@ -392,7 +397,7 @@ class Agent:
         )
 
     def _publish(self, body: dict[str, Any]) -> dict[str, Any]:
-        return self.get_export(body["export"]).publish(
+        return self.get_export(body["export"]).publisher.publish(
             query=body["query"],
             run=body["run"],
             batch=body["batch"],
@@ -403,21 +408,23 @@ class Agent:
         )
 
     def _abort(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).abort(
+        self.get_export(body["export"]).publisher.abort(
             query=body["query"], run=body["run"], batch=body["batch"], stages=body["stages"]
         )
         return {}
 
     def _renew_publisher(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).renew_publisher(body["query"])
+        self.get_export(body["export"]).publisher.renew_publisher(body["query"])
         return {}
 
     def _renounce(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).end_publisher_lease(body["query"])
+        self.get_export(body["export"]).publisher.end_publisher_lease(body["query"])
         return {}
 
     def _finish(self, body: dict[str, Any]) -> dict[str, Any]:
-        self.get_export(body["export"]).finish(query=body.get("query"), run=body.get("run"))
+        self.get_export(body["export"]).publisher.finish(
+            query=body.get("query"), run=body.get("run")
+        )
         return {}
 
     def _leave(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -562,7 +569,7 @@ class Agent:
         self.imports.peers.close()
         self.shard_agents.close()
         for export in self._exports.values():
-            export.close()
+            export.state.close()
         self.shard_store.close()
         self.committer.close()
         self.store.close()

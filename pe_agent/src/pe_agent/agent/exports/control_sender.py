@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pe_agent.agent.exports.publisher import ExportPublisher
-from pe_agent.agent.exports.state_codec import save_publisher
+from pe_agent.agent.exports.epoch_writer import EpochWriter
+from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl
 from streambroker_core.control.tuples import ControlTuple
 from streambroker_core.control.tuples.epoch_control import check_epoch
@@ -49,13 +50,20 @@ class NotEmittedError(StreambrokerError):
     code = "NotEmitted"
 
 
-class ControlSender(ExportPublisher):
-    """External control requests to an export. Public methods are thread-safe."""
+class ControlSender:
+    """External control requests to an export. Public methods are thread-safe.
 
-    _has_waiting = True
+    ``accepted`` counts external tuples since the agent's start, by delivery.
+    """
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+    def __init__(self, state: ExportState, epochs: EpochWriter) -> None:
+        self._state = state
+        self._ledger = state.ledger
+        self._store = state.store
+        self._key = state.key
+        self._epochs = epochs
+        self.accepted: Counter[str] = Counter()
+        self._has_waiting = True
         self._unrecorded_epochs: list[tuple[str, int, int]] = []
         """Stream, epoch and last number of published tuples not yet recorded in the store."""
 
@@ -78,74 +86,79 @@ class ControlSender(ExportPublisher):
             raise RequestDiffersError(f"a request's id has 1 to {MAX_REQUEST_ID} characters.")
         control_request = parse_control_request(body)
         text = canonical_text(control_request.encode())
-        with self._publishing, self._lock:
+        with self._state.publishing, self._state.lock:
             known = self._store.query(
-                "SELECT seq, what FROM emitted WHERE export = ? AND request = ?", self.key, request
+                "SELECT seq, what FROM emitted WHERE export = ? AND request = ?",
+                self._key,
+                request,
             )
             if known and known[0][1] != text:
                 raise RequestDiffersError(
-                    f"request {request} has emitted another control tuple at {self.key}: give each"
+                    f"request {request} has emitted another control tuple at {self._key}: give each"
                     " tuple a request id of its own."
                 )
             seq = known[0][0] if known else self._store_tuple(request, control_request, text)
-            self._emit_waiting()
-            self._sweep()
-        self._notify()
+            self.emit_waiting()
+            self._state.sweep()
+        self._state.notify()
         return self.emission_status(seq)
 
     def _store_tuple(self, request: str, control_request: ControlRequest, text: str) -> int:
         self._check_room()
         log, seq = self._log_id(), self._next_seq()
         waiting = [tuple_ for _, tuple_ in self._waiting_tuples(log)]
-        check_epoch([*waiting, control_request.with_identity(log, seq)], f"export {self.key}")
+        check_epoch([*waiting, control_request.with_identity(log, seq)], f"export {self._key}")
         self._has_waiting = True
         with self._store.transaction(durable=True) as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (self._log_key, log))
             db.execute(
                 "INSERT INTO emitted (export, seq, request, what) VALUES (?, ?, ?, ?)",
-                (self.key, seq, request, text),
+                (self._key, seq, request, text),
             )
             db.execute(
                 "DELETE FROM emitted WHERE export = ? AND seq < ? AND epoch IS NOT NULL",
-                (self.key, seq - REMEMBERED_TUPLES),
+                (self._key, seq - REMEMBERED_TUPLES),
             )
         self.accepted[control_request.delivery.value] += 1
         return seq
 
     def _check_room(self) -> None:
-        holders = self.ledger.retention.blocking_readers(self._clock())
+        holders = self._ledger.retention.blocking_readers(self._state.clock())
         if holders:
             names = ", ".join(f"{h.import_} ({h.bytes:,} bytes)" for h in holders)
             raise ExportFullError(
-                f"the log of export {self.key} is full of rows that {names} has not finished, and"
+                f"the log of export {self._key} is full of rows that {names} has not finished, and"
                 " accepts no control tuples until it has. Nothing was emitted; try again later."
             )
 
     @property
     def _log_key(self) -> str:
-        return f"emits/{self.key}"
+        return f"emits/{self._key}"
 
     def _log_id(self) -> str:
         return self._store.get(self._log_key) or secrets.token_hex(8)
 
     def _next_seq(self) -> int:
-        rows = self._store.query("SELECT MAX(seq) FROM emitted WHERE export = ?", self.key)
+        rows = self._store.query("SELECT MAX(seq) FROM emitted WHERE export = ?", self._key)
         return 0 if rows[0][0] is None else int(rows[0][0]) + 1
 
     def _waiting_tuples(self, log: str) -> list[tuple[int, ControlTuple]]:
         rows = self._store.query(
             "SELECT seq, what FROM emitted WHERE export = ? AND epoch IS NULL ORDER BY seq",
-            self.key,
+            self._key,
         )
         return [
             (seq, parse_control_request(json.loads(what)).with_identity(log, seq))
             for seq, what in rows
         ]
 
-    def _emit_waiting(self) -> None:
-        """Publish an epoch with the waiting tuples; without a stream they keep waiting."""
+    def emit_waiting(self) -> None:
+        """Publish an epoch with the waiting tuples; without a stream they keep waiting.
+
+        The caller holds the export's locks.
+        """
         self._record_epochs()
-        stream = self.newest
+        stream = self._state.newest
         if stream is None or not self._has_waiting:
             return
         log = self._log_id()
@@ -153,7 +166,7 @@ class ControlSender(ExportPublisher):
         if not waiting:
             self._has_waiting = False
             return
-        ledger_stream = self.ledger.streams[stream.id]
+        ledger_stream = self._ledger.streams[stream.id]
         self._extend_end(stream.id, ledger_stream.next + 1)
         controls = [one for _, one in waiting]
         last = waiting[-1][0]
@@ -164,7 +177,7 @@ class ControlSender(ExportPublisher):
             batch=-1,
             rows=0,
             bytes=0,
-            published=self._clock(),
+            published=self._state.clock(),
             ddl=stream.ddl,
             rows_before=ledger_stream.rows,
             blocks=(),
@@ -172,17 +185,20 @@ class ControlSender(ExportPublisher):
                 head=make_control_head(ledger_stream.next, controls), emitted=(log, last + 1)
             ),
         )
-        self._append_epoch(stream, manifest, [(0, one) for one in controls])
+        self._epochs.append(stream, manifest, [(0, one) for one in controls])
         self._unrecorded_epochs.append((stream.id, manifest.epoch, last))
         self._has_waiting = False
-        self._record_position(stream, manifest)
+        self._epochs.record_position(stream, manifest)
         self._record_epochs()
 
     def _extend_end(self, stream: str, next_: int) -> None:
         """Move the recorded end of an ended export behind the epoch about to be written."""
-        if self.publisher.ended is not None and self.publisher.ended == self._end_position():
-            self.publisher.ended = (stream, next_)
-            save_publisher(self.publisher, self._store, durable=True)
+        if (
+            self._state.publisher.ended is not None
+            and self._state.publisher.ended == self._state.end_position()
+        ):
+            self._state.publisher.ended = (stream, next_)
+            self._state.save_publisher(durable=True)
 
     def _record_epochs(self) -> None:
         while self._unrecorded_epochs:
@@ -194,18 +210,18 @@ class ControlSender(ExportPublisher):
             db.execute(
                 "UPDATE emitted SET stream = ?, epoch = ?"
                 " WHERE export = ? AND epoch IS NULL AND seq <= ?",
-                (stream, epoch, self.key, last),
+                (stream, epoch, self._key, last),
             )
 
-    def _recover_emitted(self) -> None:
+    def recover(self) -> None:
         """Record the tuples in manifests as published, then publish the rest."""
         log = self._log_id()
-        for stream in self.streams.values():
+        for stream in self._state.streams.values():
             for manifest in sorted(stream.manifests.values(), key=lambda m: m.epoch):
                 emitted = manifest.control.emitted if manifest.control else None
                 if emitted is not None and emitted[0] == log:
                     self._record_epoch(stream.id, manifest.epoch, emitted[1] - 1)
-        self._emit_waiting()
+        self.emit_waiting()
 
     def emission_status(self, seq: int) -> dict[str, Any]:
         """Return the epoch of an external tuple, and the readers that have applied it.
@@ -218,13 +234,15 @@ class ControlSender(ExportPublisher):
         Raises:
             NotEmittedError: there is no such tuple (any more).
         """
-        with self._lock:
+        with self._state.lock:
             rows = self._store.query(
-                "SELECT stream, epoch FROM emitted WHERE export = ? AND seq = ?", self.key, seq
+                "SELECT stream, epoch FROM emitted WHERE export = ? AND seq = ?",
+                self._key,
+                seq,
             )
             if not rows:
                 raise NotEmittedError(
-                    f"export {self.key} knows no control tuple from outside with number {seq}; it"
+                    f"export {self._key} knows no control tuple from outside with number {seq}; it"
                     f" remembers the last {REMEMBERED_TUPLES}."
                 )
             stream, epoch = rows[0]
@@ -240,7 +258,7 @@ class ControlSender(ExportPublisher):
 
     def _control_readers(self, stream: str, epoch: int) -> Sequence[dict[str, Any]]:
         """Return active control readers, including those within grace."""
-        now = self._clock()
+        now, grace = self._state.clock(), self._ledger.retention.limits.grace
         return [
             {
                 "reader": r.id,
@@ -248,8 +266,6 @@ class ControlSender(ExportPublisher):
                 "applied": (c := r.cursors.get(stream)) is not None and c.next > epoch,
                 "away": max(0.0, now - r.lease_expires),
             }
-            for r in self.ledger.readers.values()
-            if r.control
-            and r.routed
-            and now <= r.lease_expires + self.ledger.retention.limits.grace
+            for r in self._ledger.readers.values()
+            if r.control and r.routed and now <= r.lease_expires + grace
         ]

@@ -1,92 +1,113 @@
-"""One export of an agent: recovery, limits, routes and status.
-
-Publishing and reading are in its base classes.
-"""
+"""One export of an agent: recovery, limits, routes and status."""
 
 from __future__ import annotations
 
 import json
+import logging
+import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
 
+from pe_agent.agent.exports.backpressure import Backpressure
 from pe_agent.agent.exports.control_sender import ControlSender
-from pe_agent.agent.exports.export_state import SEGMENT_BYTES, log, steady_clock
-from pe_agent.agent.exports.publisher import NotAdmittedError, StageMissingError, to_ledger_epoch
+from pe_agent.agent.exports.epoch_writer import EpochWriter, to_ledger_epoch
+from pe_agent.agent.exports.export_state import ExportState
+from pe_agent.agent.exports.publisher import ExportPublisher
 from pe_agent.agent.exports.reader_plans import ReaderPlans
+from pe_agent.agent.exports.shard_coordinator import ShardCoordinator, StageSealer
 from pe_agent.agent.exports.state_codec import decode_reader, restore_publisher
-from pe_agent.agent.exports.status import export_metrics, list_missing_epochs
+from pe_agent.agent.exports.status import (
+    format_time,
+    lag_metrics,
+    list_damage,
+    list_damaged_segments,
+    list_missing_epochs,
+    reader_metrics,
+)
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.state.store import FORGOTTEN, REMOVED, SEALED
 from streambroker_core.ledger.epochs import Stream
 from streambroker_core.ledger.retention import RetentionLimits
 
+log = logging.getLogger("pe_agent")
 
-class AgentExport(ControlSender, ReaderPlans):
-    """One export of this agent's PE. Public methods are thread-safe."""
 
-    _withdrawn_at: float | None = None
+class AgentExport:
+    """One export of this agent's PE, composed of objects with a task each.
+
+    Public methods are thread-safe.
+    """
+
+    def __init__(self, state: ExportState, agents: StageSealer | None = None) -> None:
+        self.key = state.key
+        self.state = state
+        self.epochs = EpochWriter(state)
+        self.shards = ShardCoordinator(state, agents)
+        self.backpressure = Backpressure(state)
+        self.control = ControlSender(state, self.epochs)
+        self.publisher = ExportPublisher(
+            state, self.epochs, self.shards, self.backpressure, self.control
+        )
+        self.plans = ReaderPlans(state, self.shards, self.backpressure)
+        self._withdrawn_at: float | None = None
+        self._view_limits: RetentionLimits | None = state.store.value(
+            f"limits/{self.key}", lambda text: RetentionLimits(**json.loads(text)), None
+        )
+        state.ledger.retention.limits = self._view_limits or RetentionLimits()
 
     def recover(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Open the existing logs and rebuild the ledger from them and the store."""
-        self._orphan_logs.remove_all()
-        rows = self._store.query(
+        state, store, ledger = self.state, self.state.store, self.state.ledger
+        state.directory.remove_orphans()
+        rows = store.query(
             "SELECT id, query, ddl, arrow, sealed, next, rows FROM streams WHERE export = ?"
             " AND sealed <> ? ORDER BY ord",
             self.key,
             FORGOTTEN,
         )
         forgotten = "SELECT id, rows FROM streams WHERE export = ? AND sealed = ?"
-        earlier = self._store.query(forgotten, self.key, FORGOTTEN)
-        self.ledger.retention.forgotten.update(id_ for id_, _ in earlier)
+        earlier = store.query(forgotten, self.key, FORGOTTEN)
+        ledger.retention.forgotten.update(id_ for id_, _ in earlier)
         for id_, query, ddl, arrow, sealed, next_, total in rows:
             if sealed == REMOVED:
-                self.ledger.streams[id_] = Stream(id_, sealed=True)
-                self.ledger.streams[id_].skip_to(next_, total)
+                ledger.streams[id_] = Stream(id_, sealed=True)
+                ledger.streams[id_].skip_to(next_, total)
                 continue
-            with self._store.reading_row("streams", id_):
+            with store.reading_row("streams", id_):
                 schema = pa.ipc.read_schema(pa.py_buffer(arrow))
-            stream_progress = None if progress is None else lambda n, of, s=id_: progress(s, n, of)
-            opened = ExportStream.open(
-                id_,
-                self._directory / id_,
-                committer=self._committer,
-                query=query,
-                ddl=ddl,
-                schema=schema,
-                segment_bytes=self._segment_bytes,
-                progress=stream_progress,
+            opened = state.directory.open(
+                id_, query=query, ddl=ddl, schema=schema, progress=progress
             )
             self._restore_stream(opened, sealed == SEALED, next_, total)
-        self.published_rows = sum(s.rows for s in self.ledger.streams.values())
-        self.published_rows += sum(count for _, count in earlier)
-        with self._store.reading_row("publishers", self.key):
-            restore_publisher(self.publisher, self._store, self.streams.values(), now=self._clock())
-        for id_, state in self._store.query(
-            "SELECT id, state FROM readers WHERE export = ?", self.key
-        ):
-            with self._store.reading_row("readers", f"{self.key} {id_}"):
-                self._restore_reader(id_, json.loads(state))
-        self._recover_emitted()
-        self._sweep_stages()
+        self.epochs.published_rows = sum(s.rows for s in ledger.streams.values())
+        self.epochs.published_rows += sum(count for _, count in earlier)
+        with store.reading_row("publishers", self.key):
+            restore_publisher(state.publisher, store, state.streams.values(), now=state.clock())
+        for id_, text in store.query("SELECT id, state FROM readers WHERE export = ?", self.key):
+            with store.reading_row("readers", f"{self.key} {id_}"):
+                self._restore_reader(id_, json.loads(text))
+        self.control.recover()
+        self.epochs.sweep_stages()
 
-    def _restore_reader(self, id_: str, state: dict[str, Any]) -> None:
-        reader, delivery = decode_reader(state, streams=self.ledger.streams, now=self._clock())
-        for name, sums in state.get("rows_before", {}).items():
-            if name in self.ledger.streams:
+    def _restore_reader(self, id_: str, stored: dict[str, Any]) -> None:
+        ledger = self.state.ledger
+        reader, delivery = decode_reader(stored, streams=ledger.streams, now=self.state.clock())
+        for name, sums in stored.get("rows_before", {}).items():
+            if name in ledger.streams:
                 for number, rows_before in sums:
-                    self.ledger.streams[name].restore_sum(number, rows_before)
-        self.ledger.readers[id_] = reader
-        self.deliveries.restore(id_, delivery)
+                    ledger.streams[name].restore_sum(number, rows_before)
+        ledger.readers[id_] = reader
+        self.state.deliveries.restore(id_, delivery)
 
     def _restore_stream(self, opened: ExportStream, sealed: bool, next_: int, total: int) -> None:
         stream = Stream(opened.id)
-        self.ledger.streams[opened.id] = stream
-        self._add_stream(opened)
-        self._forget_released(opened)
+        self.state.ledger.streams[opened.id] = stream
+        self.state.add_stream(opened)
+        self.shards.forget_released(opened)
         stream.sealed = sealed
         for m in sorted(opened.manifests.values(), key=lambda m: m.epoch):
             stream.skip_to(m.epoch, m.rows_before)
@@ -94,44 +115,56 @@ class AgentExport(ControlSender, ReaderPlans):
         next_, total = max((next_, total), opened.recovered_position)
         if stream.next < next_:
             stream.skip_to(next_, total)
-        level = retained.read(self._store, opened.id)
+        level = retained.read(self.state.store, opened.id)
         if level is not None:
             retained.restore_missing(stream, level)
         if next_ and not opened.log.recovered.frames and not sealed:
             # Its directory was moved or emptied: the next epoch opens a successor stream.
             stream.sealed = True
-            self._store.write("UPDATE streams SET sealed = ? WHERE id = ?", SEALED, opened.id)
+            self.state.store.write("UPDATE streams SET sealed = ? WHERE id = ?", SEALED, opened.id)
         for text in list_missing_epochs(stream):
             log.error("the log of export %s is damaged: %s", self.key, text)
 
     def declare(self, limits: RetentionLimits) -> None:
         """Apply the declared limits until the first view; a view's stored limits come first."""
-        with self._lock:
-            self.ledger.retention.limits = self._view_limits or limits
+        with self.state.lock:
+            self.state.ledger.retention.limits = self._view_limits or limits
             self._withdrawn_at = None
 
     def set_limits(self, limits: RetentionLimits) -> None:
         """Apply a view's limits."""
-        with self._lock:
-            self.ledger.retention.limits = limits
+        with self.state.lock:
+            self.state.ledger.retention.limits = limits
             self._withdrawn_at = None
             self._save_limits(limits)
-            self._sweep()
-        self._notify()
+            self.state.sweep()
+        self.state.notify()
+
+    def _save_limits(self, limits: RetentionLimits) -> None:
+        """Store a view's limits; they apply after a restart until the next view."""
+        if limits == self._view_limits:
+            return
+        self._view_limits = limits
+        try:
+            self.state.store.set(f"limits/{self.key}", json.dumps(asdict(limits)))
+        except sqlite3.Error:
+            log.exception("limits are active, but could not be stored", extra={"export": self.key})
 
     def set_routes(self, policies: Mapping[str, str], revoked: Iterable[str] = ()) -> None:
         """Apply a view's routes: start policy by import, and revoked imports."""
-        with self._lock:
-            before = {r.id: (r.policy, r.routed) for r in self.ledger.readers.values()}
-            cut_before = list(self.ledger.routes.cut)
-            self.ledger.set_routes(policies, revoked)
-            if list(self.ledger.routes.cut) != cut_before:
-                self._save_cut()
-            for reader in self.ledger.readers.values():
+        state = self.state
+        with state.lock:
+            before = {r.id: (r.policy, r.routed) for r in state.ledger.readers.values()}
+            cut_before = list(state.ledger.routes.cut)
+            state.ledger.set_routes(policies, revoked)
+            if list(state.ledger.routes.cut) != cut_before:
+                # Their capabilities must not open the export again.
+                state.store.set(f"cut/{self.key}", json.dumps(list(state.ledger.routes.cut)))
+            for reader in state.ledger.readers.values():
                 if before[reader.id] != (reader.policy, reader.routed):
-                    self._save_reader(reader.id)
-            self._sweep()
-        self._notify()
+                    state.save_reader(reader.id)
+            state.sweep()
+        state.notify()
 
     def withdraw(self, *, declared: bool = False) -> None:
         """Handle the export's absence from the view: cut its routes, keep the log for ``grace``.
@@ -139,33 +172,69 @@ class AgentExport(ControlSender, ReaderPlans):
         An export that no view ever had is unchanged: the broker does not know it yet. An export
         that is ``declared`` again loses only its routes.
         """
-        with self._lock:
+        with self.state.lock:
             if self._view_limits is None:
                 return
             if self._withdrawn_at is None and not declared:
-                self._withdrawn_at = self._clock()
+                self._withdrawn_at = self.state.clock()
         self.set_routes({})
 
     def tick(self) -> None:
         """Apply limits of age, size and grace; called about once a second."""
-        with self._lock:
-            limits = self.ledger.retention.limits
-            if self._withdrawn_at is not None and self._clock() > self._withdrawn_at + limits.grace:
-                self.ledger.retention.limits = replace(limits, max_bytes=0, max_age=0.0)
-            self._count_released_plans()
-            self._sweep()
+        with self.state.lock:
+            limits = self.state.ledger.retention.limits
+            if (
+                self._withdrawn_at is not None
+                and self.state.clock() > self._withdrawn_at + limits.grace
+            ):
+                self.state.ledger.retention.limits = replace(limits, max_bytes=0, max_age=0.0)
+            self.plans.count_released_plans()
+            self.state.sweep()
 
     def status(self) -> dict[str, Any]:
         """Return streams, readers, and held bytes with their readers."""
-        with self._lock:
-            return export_metrics(self, self._clock())
-
-
-__all__ = [
-    "SEGMENT_BYTES",
-    "AgentExport",
-    "NotAdmittedError",
-    "RetentionLimits",
-    "StageMissingError",
-    "steady_clock",
-]
+        with self.state.lock:
+            state, ledger, publisher = self.state, self.state.ledger, self.state.publisher
+            now, wait_times = state.clock(), self.backpressure.wait_times
+            return {
+                "streams": {
+                    s.id: {
+                        "next": s.next,
+                        "retained": len(s.epochs),
+                        "bytes": s.bytes,
+                        "rows": s.rows,
+                        "sealed": s.sealed,
+                        "schema": state.streams[s.id].ddl if s.id in state.streams else None,
+                    }
+                    for s in ledger.streams.values()
+                },
+                "publisher": {
+                    "query": publisher.query,
+                    "batch": publisher.last.batch if publisher.last else None,
+                    "gaps": publisher.gaps,
+                },
+                "ended": state.ended(),
+                "held": ledger.retention.held_bytes(now),
+                "limit": ledger.retention.limits.max_bytes,
+                "waiting_for": [h.import_ for h in ledger.retention.blocking_readers(now)],
+                "waitingSince": format_time(wait_times.since(now)),
+                "waitedSeconds": round(wait_times.seconds, 3),
+                "publishedRows": self.epochs.published_rows,
+                "control": {
+                    "accepted": dict(self.control.accepted),
+                    "published": dict(self.epochs.published),
+                },
+                "gaps": publisher.gaps,
+                "damaged": list_damage(state),
+                "damagedSegments": len(list_damaged_segments(state)),
+                "missing": sum(n - m for s in ledger.streams.values() for m, n in s.missing),
+                "readers": {
+                    id_: {
+                        **reader_metrics(reader, state.deliveries.for_reader(id_), now),
+                        **lag_metrics(state, reader, now),
+                        "blockedSeconds": round(wait_times.seconds_for(id_), 3),
+                        "sentControl": dict(state.deliveries.sent_control(id_)),
+                    }
+                    for id_, reader in ledger.readers.items()
+                },
+            }

@@ -10,38 +10,36 @@ import logging
 import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from pe_agent.agent.exports.backpressure import Backpressure
-from pe_agent.agent.exports.shard_coordinator import SealedStage, ShardCoordinator, join_blocks
-from pe_agent.agent.exports.state_codec import save_publisher
-from pe_agent.agent.exports.stream import retained_epochs as retained
+from pe_agent.agent.exports.control_sender import ControlSender
+from pe_agent.agent.exports.epoch_writer import EpochWriter
+from pe_agent.agent.exports.export_state import ExportState
+from pe_agent.agent.exports.shard_coordinator import (
+    CommitRequest,
+    SealedStage,
+    ShardCoordinator,
+    join_blocks,
+)
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, ManifestControl, Stage
-from pe_agent.agent.state.store import GROWING, SEALED
 from pe_agent.log.errors import LogError
 from streambroker_core.control.tuples.epoch_control import (
     IndexedControl,
     deduplicate_indexed,
-    encode,
 )
 from streambroker_core.control.tuples.window_bounds import make_control_head
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.ledger.epochs import Epoch, Stream
 from streambroker_core.ledger.publisher import PublisherBusy
 
 log = logging.getLogger("pe_agent")
 
 BATCH_BYTES = 1 << 30
 """Minimum byte limit of one batch; ``buffer.maxBytes`` raises it."""
-EPOCH_MEMORY = 1200
-"""Bytes of agent memory per epoch, without its blocks (measured on CPython)."""
-BLOCK_MEMORY = 250
-"""Bytes of agent memory per block of an epoch."""
 
 
 class StageMissingError(StreambrokerError):
@@ -70,25 +68,27 @@ class StageTooLargeError(StreambrokerError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _CommitRequest:
-    """Commit of a driver; see :meth:`ExportPublisher.publish`."""
-
-    query: str
-    run: str
-    batch: int
-    stages: list[dict[str, Any]]
-    ddl: str | None
-    rows: int
-    control: list[IndexedControl]
-    schema: pa.Schema | None
-
-
-class ExportPublisher(Backpressure, ShardCoordinator):
+class ExportPublisher:
     """Requests of the publishing query to an export. Public methods are thread-safe."""
 
-    _admitted: tuple[str, int] | None = None
-    _readmitted: frozenset[tuple[str, int]] = frozenset()
+    def __init__(
+        self,
+        state: ExportState,
+        epochs: EpochWriter,
+        shards: ShardCoordinator,
+        backpressure: Backpressure,
+        control: ControlSender,
+    ) -> None:
+        self._state = state
+        self._publisher = state.publisher
+        self._ledger = state.ledger
+        self._key = state.key
+        self._epochs = epochs
+        self._shards = shards
+        self._backpressure = backpressure
+        self._control = control
+        self._admitted: tuple[str, int] | None = None
+        self._readmitted: frozenset[tuple[str, int]] = frozenset()
 
     def admit(
         self,
@@ -114,58 +114,34 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             SelfWaitError: those readers wait for this query themselves (deadlock).
             FencedError, PublisherInUseError, BatchDiffersError: see core's ledger.publisher.
         """
-        with self._lock:
-            now, before = self._clock(), self.publisher.run
-            verdict = self.publisher.admit(
+        with self._state.lock:
+            now, before = self._state.clock(), self._publisher.run
+            verdict = self._publisher.admit(
                 query=query, run=run, batch=batch, schema=ddl, now=now, renewed=renewed
             )
             if isinstance(verdict, PublisherBusy):
-                return {
-                    "occupied": {
-                        "holder": verdict.holder,
-                        "renewed": verdict.renewed,
-                        "seconds": max(0.0, verdict.lease_expires - now),
-                    }
-                }
-            if self.publisher.run != before:
-                self._sweep_stages()
-            save_publisher(self.publisher, self._store)
-            if self.publisher.is_published(batch):
+                seconds = max(0.0, verdict.lease_expires - now)
+                occupied = {"holder": verdict.holder, "renewed": verdict.renewed}
+                return {"occupied": {**occupied, "seconds": seconds}}
+            if self._publisher.run != before:
+                self._epochs.sweep_stages()
+            self._state.save_publisher()
+            if self._publisher.is_published(batch):
                 self._readmitted |= {(run, batch)}
                 return {"admitted": True}
             if self._admitted != (run, batch):
-                holders = self._check_admission(query, now)
-                if holders:
-                    return {
-                        "waiting": {
-                            "held": self.ledger.retention.held_bytes(now),
-                            "limit": self.ledger.retention.limits.max_bytes,
-                            "memory": self.ledger.retention.held_memory(now),
-                            "memory_limit": self.ledger.retention.max_memory,
-                            "since": self.wait_times.since(now),
-                            "holders": [
-                                {
-                                    "reader": h.reader,
-                                    "import": h.import_,
-                                    "bytes": h.bytes,
-                                    "away": h.away,
-                                }
-                                for h in holders
-                            ],
-                        }
-                    }
+                waiting = self._backpressure.check_admission(query, now)
+                if waiting:
+                    return {"waiting": waiting}
             self._admitted = (run, batch)
-            shard_agents = (
-                self.shard_agents.staging_agents()
-                if self.shard_agents and schema is not None
-                else []
-            )
+            agents = self._shards.agents
+            shard_agents = agents.staging_agents() if agents and schema is not None else []
             if not shard_agents:
                 return {"admitted": True}
             return {
                 "admitted": True,
-                "home": self.key,
-                "stream": self._stream_for_batch(query, batch, ddl, schema).id,
+                "home": self._key,
+                "stream": self._epochs.stream_for_batch(query, batch, ddl, schema).id,
                 "limit": self._batch_limit(),
                 "fellows": shard_agents,
             }
@@ -196,80 +172,36 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         try:
             stream.write(stage, batches, partial(self._check_size, stream, batch))
         finally:
-            with contextlib.suppress(LogError), self._lock:
-                self._reclaim()
+            with contextlib.suppress(LogError), self._state.lock:
+                self._epochs.reclaim()
         return stage.summary()
 
     def _check_size(self, stream: ExportStream, batch: int, requested: int) -> None:
         staged, limit = stream.staged_bytes, self._batch_limit()
         if staged + requested > limit:
             raise StageTooLargeError(
-                batch, self.key, staged=staged, requested=requested, limit=limit
+                batch, self._key, staged=staged, requested=requested, limit=limit
             )
 
     def _batch_limit(self) -> int:
-        return max(self.ledger.retention.limits.max_bytes, BATCH_BYTES)
+        return max(self._ledger.retention.limits.max_bytes, BATCH_BYTES)
 
     def _begin_stage(
         self, query: str, run: str, batch: int, ddl: str, schema: pa.Schema
     ) -> tuple[ExportStream, Stage] | None:
-        with self._lock:
+        with self._state.lock:
             admitted = self._admitted == (run, batch) or (run, batch) in self._readmitted
-            if self.publisher.query != query or not admitted:
+            if self._publisher.query != query or not admitted:
                 raise NotAdmittedError(
-                    f"batch {batch} of query {query} is not admitted to {self.key}: the task has to"
-                    " ask for admission again."
+                    f"batch {batch} of query {query} is not admitted to {self._key}: the"
+                    " task has to ask for admission again."
                 )
-            self.publisher.check_run(run)
-            self.publisher.renew(query, self._clock())
-            if self.publisher.is_published(batch):
+            self._publisher.check_run(run)
+            self._publisher.renew(query, self._state.clock())
+            if self._publisher.is_published(batch):
                 return None
-            current = self._stream_for_batch(query, batch, ddl, schema)
+            current = self._epochs.stream_for_batch(query, batch, ddl, schema)
             return current, current.begin(query=query, run=run, batch=batch)
-
-    def _stream_for_batch(
-        self, query: str, batch: int, ddl: str, schema: pa.Schema
-    ) -> ExportStream:
-        """Return the stream that a batch is written to.
-
-        Three batches open a new stream: a query's first batch, one with another schema, and one
-        before which batches are missing. Readers would take the last one for a missing batch.
-        """
-        current = self.newest
-        if current is None or (current.query, current.ddl) != (query, ddl):
-            return self._open_stream(query, ddl, schema)
-        if self.publisher.gap_before(batch) and self.ledger.streams[current.id].next:
-            return self._open_stream(query, ddl, schema)
-        return current
-
-    def _open_stream(self, query: str, ddl: str, schema: pa.Schema) -> ExportStream:
-        id_ = secrets.token_hex(8)
-        schema = schema.remove_metadata()
-        self._orphan_logs.add(id_)
-        stream = ExportStream.open(
-            id_,
-            self._directory / id_,
-            committer=self._committer,
-            query=query,
-            ddl=ddl,
-            schema=schema,
-            segment_bytes=self._segment_bytes,
-        )
-        with self._store.transaction(durable=True) as db:
-            seal = "UPDATE streams SET sealed = ? WHERE export = ? AND sealed = ?"
-            db.execute(seal, (SEALED, self.key, GROWING))
-            db.execute(
-                "INSERT INTO streams (id, export, ord, ddl, arrow, sealed, next, rows, query)"
-                " SELECT ?, ?, COALESCE(MAX(ord), 0) + 1, ?, ?, ?, 0, 0, ?"
-                " FROM streams WHERE export = ?",
-                (id_, self.key, ddl, bytes(schema.serialize()), GROWING, query, self.key),
-            )
-            retained.write(id_, retained.current_level(Stream(id_)), db)
-            self._orphan_logs.forget(id_, db)
-        self._add_stream(stream)
-        self.ledger.open(id_)
-        self._notify()
-        return stream
 
     def publish(
         self,
@@ -299,37 +231,32 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         """
         ddl = None if ddl is None else sys.intern(ddl)  # one copy in memory for all epochs
         rows = sum(s["rows"] for s in stages)
-        placed = deduplicate_indexed(control, rows, f"batch {batch} of {self.key}", query)
-        commit = _CommitRequest(query, run, batch, stages, ddl, rows, placed, schema)
-        with self._publishing:
-            sealed = self._seal_remote_stages(
-                query=query, run=run, batch=batch, stages=stages, ddl=ddl, control=len(placed)
-            )
-            return self._publish(commit, sealed)
+        placed = deduplicate_indexed(control, rows, f"batch {batch} of {self._key}", query)
+        request = CommitRequest(
+            query=query,
+            run=run,
+            batch=batch,
+            stages=stages,
+            ddl=ddl,
+            rows=rows,
+            control=placed,
+            schema=schema,
+        )
+        with self._state.publishing:
+            return self._publish(request, self._shards.seal_remote_stages(request))
 
-    def _publish(
-        self, request: _CommitRequest, sealed: Mapping[str, SealedStage]
-    ) -> dict[str, Any]:
-        with self._lock:
-            fresh = self.publisher.publish(
-                query=request.query,
-                run=request.run,
-                batch=request.batch,
-                rows=request.rows,
-                schema=request.ddl,
-                now=self._clock(),
-                control=len(request.control),
-            )
-            if not fresh:
+    def _publish(self, request: CommitRequest, sealed: Mapping[str, SealedStage]) -> dict[str, Any]:
+        with self._state.lock:
+            if not request.is_new(self._publisher, self._state.clock()):
                 self._discard_republished(request)
                 return {"published": False, "epoch": None, "stream": None}
-            response: dict[str, Any] = {"published": True, "epoch": None, "stream": None}
+            epoch: int | None = None
             if request.rows or request.control:
                 manifest, stream = self._build_manifest(request, sealed)
-                self._append_epoch(stream, manifest, request.control)
-                response.update(epoch=manifest.epoch, stream=stream.id)
+                self._epochs.append(stream, manifest, request.control)
+                epoch = manifest.epoch
             # Before the store is written: if that fails, the batch is published nevertheless.
-            gap = self.publisher.record_published(
+            gap = self._publisher.record_published(
                 batch=request.batch,
                 rows=request.rows,
                 schema=request.ddl,
@@ -339,70 +266,45 @@ class ExportPublisher(Backpressure, ShardCoordinator):
                 log.warning(
                     "batch %s of export %s follows batch %s: was the checkpoint restored?",
                     request.batch,
-                    self.key,
+                    self._key,
                     request.batch - gap - 1,
                 )
-            if response["epoch"] is not None:
-                self._record_position(stream, manifest)
+            if epoch is not None:
+                self._epochs.record_position(stream, manifest)
             # An epoch is in the log; a batch without one leaves only this trace.
-            save_publisher(self.publisher, self._store, durable=response["epoch"] is None)
+            self._state.save_publisher(durable=epoch is None)
             self._admitted, self._readmitted = None, frozenset()
-            self._emit_waiting()
-            self._sweep_stages()
-            self._sweep()
-        self._notify()
-        return response
+            self._control.emit_waiting()
+            self._epochs.sweep_stages()
+            self._state.sweep()
+        self._state.notify()
+        return {
+            "published": True,
+            "epoch": epoch,
+            "stream": None if epoch is None else stream.id,
+        }
 
-    def _emit_waiting(self) -> None:
-        """Publish waiting external control tuples in an epoch of their own."""
-
-    def _discard_republished(self, request: _CommitRequest) -> None:
+    def _discard_republished(self, request: CommitRequest) -> None:
         for summary in request.stages:
-            self._discard_stage(summary["stage"])
-        self._sweep_stages()
+            self._epochs.discard_stage(summary["stage"])
+        self._epochs.sweep_stages()
         if self._admitted == (request.run, request.batch):
             self._admitted = None
-        if request.query != self.publisher.query:
-            save_publisher(self.publisher, self._store, durable=True)
-
-    def _append_epoch(
-        self, stream: ExportStream, manifest: Manifest, control: Sequence[IndexedControl] = ()
-    ) -> None:
-        stream.publish(manifest, encode(control) if control else b"")
-        self.ledger.publish(
-            stream.id, to_ledger_epoch(manifest, stream.epoch_bytes(manifest.epoch))
-        )
-        self.published_rows += manifest.rows
-        self.published.update(one.delivery.value for _, one in control)
-
-    def _record_position(self, stream: ExportStream, manifest: Manifest) -> None:
-        """Store the end position of a stream; it outlives the stream's epochs."""
-        self._store.write(
-            "UPDATE streams SET next = ?, rows = ? WHERE id = ?",
-            manifest.epoch + 1,
-            manifest.rows_after,
-            stream.id,
-        )
+        if request.query != self._publisher.query:
+            self._state.save_publisher(durable=True)
 
     def _build_manifest(
-        self, request: _CommitRequest, sealed: Mapping[str, SealedStage]
+        self, request: CommitRequest, sealed: Mapping[str, SealedStage]
     ) -> tuple[Manifest, ExportStream]:
         named = [s for s in request.stages if s["rows"]]
         stream = self._stream_for_commit(request, staged=bool(named))
         stages = {
-            s["stage"]: verify_stage(stream, s, f"export {self.key}")
+            s["stage"]: verify_stage(stream, s, f"export {self._key}")
             for s in named
             if s["stage"] not in sealed
         }
-        ledger_stream = self.ledger.streams[stream.id]
-        blocks, agents = join_blocks(
-            [
-                ((), sealed[s["stage"]])
-                if s["stage"] in sealed
-                else (stages[s["stage"]].blocks, None)
-                for s in named
-            ]
-        )
+        ledger_stream = self._ledger.streams[stream.id]
+        blocks, agents = join_blocks([sealed.get(s["stage"]) or stages[s["stage"]] for s in named])
         manifest = Manifest(
             epoch=ledger_stream.next,
             query=request.query,
@@ -410,37 +312,39 @@ class ExportPublisher(Backpressure, ShardCoordinator):
             batch=request.batch,
             rows=request.rows,
             bytes=sum(s.bytes for s in stages.values()) + sum(s.bytes for s in sealed.values()),
-            published=self._clock(),
+            published=self._state.clock(),
             ddl=str(request.ddl),
             rows_before=ledger_stream.rows,
             blocks=blocks,
             agents=agents,
-            gap=self.publisher.gap_before(request.batch),
+            gap=self._publisher.gap_before(request.batch),
             control=_manifest_control(ledger_stream.next, request.control),
         )
         return manifest, stream
 
-    def _stream_for_commit(self, request: _CommitRequest, *, staged: bool) -> ExportStream:
+    def _stream_for_commit(self, request: CommitRequest, *, staged: bool) -> ExportStream:
         """Return the stream in which a batch is published; a batch without rows may open it."""
-        stream = self.newest
+        stream = self._state.newest
         if not staged and request.schema is not None and request.ddl is not None:
-            return self._stream_for_batch(request.query, request.batch, request.ddl, request.schema)
+            return self._epochs.stream_for_batch(
+                request.query, request.batch, request.ddl, request.schema
+            )
         if stream is None or not staged:
             raise StageMissingError(
-                f"batch {request.batch} of {self.key} names no stage of this agent."
+                f"batch {request.batch} of {self._key} names no stage of this agent."
             )
         return stream
 
     def abort(self, *, query: str, run: str, batch: int, stages: list[str]) -> None:
         """Discard all stages of a batch, known to the driver or not; published batches stay."""
-        with self._publishing, self._lock:
+        with self._state.publishing, self._state.lock:
             for stage in stages:
-                self._discard_stage(stage)
+                self._epochs.discard_stage(stage)
             if self._admitted == (run, batch):
                 self._admitted = None
-            if self.publisher.abort(query=query, run=run, batch=batch):
-                save_publisher(self.publisher, self._store)
-            self._sweep_stages()
+            if self._publisher.abort(query=query, run=run, batch=batch):
+                self._state.save_publisher()
+            self._epochs.sweep_stages()
 
     def finish(self, *, query: str | None, run: str | None) -> None:
         """Mark the export as ended for its readers; a later epoch revokes this.
@@ -448,38 +352,22 @@ class ExportPublisher(Backpressure, ShardCoordinator):
         Raises:
             PublisherInUseError, FencedError: see core's ledger.publisher.
         """
-        with self._lock:
-            self.publisher.finish(query, run, self._end_position())
-            free = self._clock() >= self.publisher.lease_expires
-            save_publisher(self.publisher, self._store, lease_released=free, durable=True)
-        self._notify()
+        with self._state.lock:
+            self._publisher.finish(query, run, self._state.end_position())
+            free = self._state.clock() >= self._publisher.lease_expires
+            self._state.save_publisher(lease_released=free, durable=True)
+        self._state.notify()
 
     def renew_publisher(self, query: str) -> None:
         """Renew the publisher lease: the publishing driver is alive."""
-        with self._lock:
-            self.publisher.renew(query, self._clock())
+        with self._state.lock:
+            self._publisher.renew(query, self._state.clock())
 
     def end_publisher_lease(self, query: str) -> None:
         """End the lease of a stopped query, durably: a restarted agent need not wait for it."""
-        with self._lock:
-            self.publisher.end_lease(query, self._clock())
-            save_publisher(
-                self.publisher, self._store, lease_released=query == self.publisher.query
-            )
-
-    def _discard_stage(self, stage: str) -> None:
-        for stream in self.streams.values():
-            stream.discard(stage)
-
-    def _sweep_stages(self) -> None:
-        """Discard stages that no commit can name any more, and free their disk space."""
-        for stream in self.streams.values():
-            stream.sweep_stages(lambda s: self.publisher.is_stale(s.run, s.batch))
-        self._reclaim()
-
-    def _reclaim(self) -> None:
-        for stream in self.streams.values():
-            stream.reclaim()
+        with self._state.lock:
+            self._publisher.end_lease(query, self._state.clock())
+            self._state.save_publisher(lease_released=query == self._publisher.query)
 
 
 def verify_stage(stream: ExportStream | None, summary: Mapping[str, Any], location: str) -> Stage:
@@ -514,19 +402,4 @@ def _manifest_control(epoch: int, control: Sequence[IndexedControl]) -> Manifest
         return None
     return ManifestControl(
         head=make_control_head(epoch, (one for _, one in control)), query_tuples=len(control)
-    )
-
-
-def to_ledger_epoch(manifest: Manifest, size: int) -> Epoch:
-    """Return the ledger's epoch for a manifest; ``size`` is in bytes."""
-    return Epoch(
-        number=manifest.epoch,
-        rows=manifest.rows,
-        bytes=size,
-        published=manifest.published,
-        query=manifest.query,
-        batch=manifest.batch,
-        gap=manifest.gap,
-        memory=EPOCH_MEMORY + BLOCK_MEMORY * len(manifest.blocks),
-        control=manifest.control.head if manifest.control else None,
     )

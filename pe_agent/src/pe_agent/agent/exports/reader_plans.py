@@ -6,7 +6,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pe_agent.agent.exports.backpressure import Backpressure
+from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.shard_coordinator import ShardCoordinator
+from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, RemoteBlock
 from pe_agent.agent.exports.stream.row_filter import schema_mismatch
 from pe_agent.log.errors import LogError
@@ -41,8 +44,22 @@ class RegisteredPlan:
     control: dict[str, list[int]] = field(default_factory=dict)
 
 
-class ReaderPlans(ShardCoordinator):
+class ReaderPlans:
     """Requests of readers to an export. Public methods are thread-safe."""
+
+    def __init__(
+        self, state: ExportState, shards: ShardCoordinator, backpressure: Backpressure
+    ) -> None:
+        self._state = state
+        self._ledger = state.ledger
+        self._deliveries = state.deliveries
+        self._shards = shards
+        self._backpressure = backpressure
+
+    @property
+    def streams(self) -> Mapping[str, ExportStream]:
+        """Return the streams of the export's log, by id."""
+        return self._state.streams
 
     def plan(
         self,
@@ -59,24 +76,24 @@ class ReaderPlans(ShardCoordinator):
         Raises:
             OvertakenError, DataLossError, ReadersExceededError, RevokedError: see core's ledger.
         """
-        with self._lock:
-            self.ledger.planner.check_call(request)
-            now, before = self._clock(), self._planned_ranges(request.reader)
+        with self._state.lock:
+            self._ledger.planner.check_call(request)
+            now, before = self._state.clock(), self._planned_ranges(request.reader)
             self._finish_plan(request)
             if excluded:
-                limit = self.heads() if request.limit is None else request.limit
+                limit = self._state.heads() if request.limit is None else request.limit
                 request = replace(
                     request, limit={s: n for s, n in limit.items() if s not in excluded}
                 )
-            plan = self.ledger.planner.plan(request, now)
+            plan = self._ledger.planner.plan(request, now)
             if plan.routed:
-                self.deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
+                self._deliveries.begin_plan(request.reader, filter_, columns, plan.planned)
             self._update_planned_since(request.reader, before)
-            self._save_reader(request.reader)
+            self._state.save_reader(request.reader)
             self._forget_evicted()
-            self._sweep()
+            self._state.sweep()
         if plan.finished:
-            self._notify()
+            self._state.notify()
         return plan
 
     def schema_mismatches(
@@ -85,16 +102,17 @@ class ReaderPlans(ShardCoordinator):
         """Return why streams are unreadable; ``schema`` has the wanted columns as DDL, if known."""
         wanted = column_names(columns)
         mismatches = {
-            s.id: schema_mismatch(s, filter_, wanted, schema) for s in list(self.streams.values())
+            s.id: schema_mismatch(s, filter_, wanted, schema)
+            for s in list(self._state.streams.values())
         }
         return {stream: why for stream, why in mismatches.items() if why is not None}
 
     def blocks_reader(self, reader: str, stream: str) -> bool:
         """Return whether an unreadable stream has, or may still get, epochs for a reader."""
-        with self._lock:
-            known = self.ledger.streams.get(stream)
-            is_growing = known is not None and not known.sealed and not self.ended()
-            return is_growing or self.ledger.retention.has_unread(reader, stream)
+        with self._state.lock:
+            known = self._ledger.streams.get(stream)
+            is_growing = known is not None and not known.sealed and not self._state.ended()
+            return is_growing or self._ledger.retention.has_unread(reader, stream)
 
     def register_plan(
         self,
@@ -116,22 +134,22 @@ class ReaderPlans(ShardCoordinator):
             NotRoutedError: its route is gone, and some of the epochs were never granted to it.
             OvertakenError: a later call of the reader was handled before.
         """
-        with self._lock:
-            self.ledger.planner.check_call(request)
+        with self._state.lock:
+            self._ledger.planner.check_call(request)
             before = self._planned_ranges(request.reader)
             self._finish_plan(request)
-            self.ledger.planner.register_plan(request, ranges, self._clock())
-            self.deliveries.begin_plan(request.reader, filter_, columns)
+            self._ledger.planner.register_plan(request, ranges, self._state.clock())
+            self._deliveries.begin_plan(request.reader, filter_, columns)
             self._update_planned_since(request.reader, before)
-            self._save_reader(request.reader)
-        broken = self._find_broken(ranges) if request.skip_lost else {}
-        with self._lock:
+            self._state.save_reader(request.reader)
+        broken = self._shards.find_broken(ranges) if request.skip_lost else {}
+        with self._state.lock:
             missing = self._skipped_epochs(request, ranges, broken)
             agents: list[str] = []
             blocks = {
                 s: self._list_blocks(s, *ranges[s], missing.get(s, ()), agents) for s in ranges
             }
-            order = tuple(s for s in self.ledger.streams if s in ranges)
+            order = tuple(s for s in self._ledger.streams if s in ranges)
             control = {s: self._epochs_with_control(s, blocks[s]) for s in ranges}
         for name, skipped in missing.items():
             log.warning(
@@ -142,7 +160,7 @@ class ReaderPlans(ShardCoordinator):
         )
 
     def _epochs_with_control(self, stream: str, epochs: Iterable[int]) -> list[int]:
-        export_stream = self.streams.get(stream)
+        export_stream = self._state.streams.get(stream)
         return [
             n for n in epochs if export_stream is not None and export_stream.manifests[n].control
         ]
@@ -155,17 +173,17 @@ class ReaderPlans(ShardCoordinator):
     ) -> dict[str, list[MissingRange]]:
         """Return the epochs omitted from a plan; stored before the reader gets the response."""
         planned = self._planned_ranges(request.reader)
-        if any(planned.get(s) != ranges[s] for s in ranges if s in self.ledger.streams):
+        if any(planned.get(s) != ranges[s] for s in ranges if s in self._ledger.streams):
             raise OvertakenError(f"reader {request.reader} has another plan now.")
-        delivery = self.deliveries.for_reader(request.reader)
+        delivery = self._deliveries.for_reader(request.reader)
         missing: dict[str, list[MissingRange]] = {}
         if request.skip_lost:
             missing = find_missing(
-                self.ledger.streams, ranges, broken=broken, before=delivery.missed
+                self._ledger.streams, ranges, broken=broken, before=delivery.missed
             )
         if missing != delivery.missed:
             delivery.missed = missing
-            self._save_reader(request.reader)
+            self._state.save_reader(request.reader)
         return missing
 
     def _list_blocks(
@@ -176,21 +194,21 @@ class ReaderPlans(ShardCoordinator):
         missing: Collection[MissingRange],
         agents: list[str],
     ) -> dict[int, list[list[int]]]:
-        export_stream = self.streams.get(stream)
+        export_stream = self._state.streams.get(stream)
         manifests = {} if export_stream is None else export_stream.manifests
         return {
             n: _encode_blocks(manifests[n], agents)
             for low, high in holes(((g[0], g[1]) for g in missing), first, next_)
-            for n in self._present_epochs(stream, low, high)
+            for n in self._state.present_epochs(stream, low, high)
             if n in manifests
         }
 
     def is_planned_with(self, reader: str, filter_: str | None) -> bool:
         """Return whether the last plan of a reader had this filter."""
-        with self._lock:
+        with self._state.lock:
             return (
-                reader in self.ledger.readers
-                and self.deliveries.for_reader(reader).filter == filter_
+                reader in self._ledger.readers
+                and self._deliveries.for_reader(reader).filter == filter_
             )
 
     def find_readable(
@@ -210,38 +228,38 @@ class ReaderPlans(ShardCoordinator):
         Raises:
             RevokedError: the reader's import is revoked.
         """
-        with self._lock:
-            known = self.ledger.readers.get(reader)
+        with self._state.lock:
+            known = self._ledger.readers.get(reader)
             if known is not None:
-                self.ledger.routes.check_revoked(known.import_)
-            if not self.ledger.planner.is_planned(reader, stream, epoch, self._clock()):
+                self._ledger.routes.check_revoked(known.import_)
+            if not self._ledger.planner.is_planned(reader, stream, epoch, self._state.clock()):
                 return None
-            if not self.deliveries.for_reader(reader).matches_plan(filter_, columns):
+            if not self._deliveries.for_reader(reader).matches_plan(filter_, columns):
                 return None
             if query is not None and known is not None:
                 known.query = query
-            export_stream = self.streams.get(stream)
+            export_stream = self._state.streams.get(stream)
             return None if export_stream is None else export_stream.manifests.get(epoch)
 
     def count_block(self, reader: str, stream: str, epoch: int, block: int, rows: int) -> None:
         """Record how many rows of a block passed the filter; idempotent."""
-        with self._lock:
-            self.deliveries.note_passed(reader, stream, epoch, block, rows)
+        with self._state.lock:
+            self._deliveries.note_passed(reader, stream, epoch, block, rows)
 
     def count_control(self, reader: str, deliveries: Iterable[str]) -> None:
         """Count sent control tuples."""
-        with self._lock:
-            if reader in self.ledger.readers:
-                self.deliveries.sent_control(reader).update(deliveries)
+        with self._state.lock:
+            if reader in self._ledger.readers:
+                self._deliveries.sent_control(reader).update(deliveries)
 
     def count_sent(self, reader: str, rows: int, size: int, query: str | None = None) -> None:
         """Count sent rows and bytes, including repeated reads, and record the reading query."""
-        with self._lock:
-            if reader not in self.ledger.readers:
+        with self._state.lock:
+            if reader not in self._ledger.readers:
                 return
             if query is not None:
-                self.ledger.readers[reader].query = query
-            delivery = self.deliveries.for_reader(reader)
+                self._ledger.readers[reader].query = query
+            delivery = self._deliveries.for_reader(reader)
             delivery.sent_rows += rows
             delivery.sent_bytes += size
 
@@ -250,56 +268,57 @@ class ReaderPlans(ShardCoordinator):
         return error
 
     def _planned_ranges(self, id_: str) -> dict[str, tuple[int, int]]:
-        reader = self.ledger.readers.get(id_)
+        reader = self._ledger.readers.get(id_)
         cursors = reader.cursors if reader else {}
         return {s: c.planned for s, c in cursors.items() if c.planned is not None}
 
     def _update_planned_since(self, id_: str, previous: Mapping[str, tuple[int, int]]) -> None:
-        delivery, planned = self.deliveries.for_reader(id_), self._planned_ranges(id_)
+        delivery, planned = self._deliveries.for_reader(id_), self._planned_ranges(id_)
         if not planned:
             delivery.planned_since = None
         elif planned != previous or delivery.planned_since is None:
-            delivery.planned_since = self._clock()
+            delivery.planned_since = self._state.clock()
 
-    def _count_released_plans(self) -> None:
+    def count_released_plans(self) -> None:
         """Count plans released after grace; their epochs may be removed now."""
-        for reader in self.ledger.retention.released_readers(self._clock()):
-            delivery = self.deliveries.for_reader(reader.id)
+        for reader in self._ledger.retention.released_readers(self._state.clock()):
+            delivery = self._deliveries.for_reader(reader.id)
             if delivery.planned_since is not None:
                 delivery.planned_since = None
                 delivery.released_plans += 1
-                self._save_reader(reader.id)
+                self._state.save_reader(reader.id)
                 log.warning("the plan of reader %s is released: it is away", reader.id)
 
     def _forget_evicted(self) -> None:
-        for id_ in self.ledger.planner.evicted:
-            self.deliveries.forget(id_)
-            self.wait_times.forget(id_)
-            self.chains.forget((id_,))
-            self._store.write("DELETE FROM readers WHERE export = ? AND id = ?", self.key, id_)
-        self.ledger.planner.evicted.clear()
+        for id_ in self._ledger.planner.evicted:
+            self._deliveries.forget(id_)
+            self._backpressure.forget(id_)
+            self._state.store.write(
+                "DELETE FROM readers WHERE export = ? AND id = ?", self._state.key, id_
+            )
+        self._ledger.planner.evicted.clear()
 
     def _finish_plan(self, request: PlanRequest) -> None:
-        reader = self.ledger.readers.get(request.reader)
+        reader = self._ledger.readers.get(request.reader)
         if reader is not None:
-            self.deliveries.finish_plan(reader, request.positions)
+            self._deliveries.finish_plan(reader, request.positions)
 
     def renew_reader(self, reader: str, import_: str, seconds: float) -> bool:
         """Renew a reader's lease for ``seconds``; return whether it has a plan."""
-        with self._lock:
+        with self._state.lock:
             if not self._belongs_to(reader, import_):
                 return False
-            self.ledger.retention.renew(reader, self._clock() + seconds)
+            self._ledger.retention.renew(reader, self._state.clock() + seconds)
             return bool(self._planned_ranges(reader))
 
     def end_reader_lease(self, reader: str, import_: str) -> None:
         """End the lease of a reader whose process has stopped."""
-        with self._lock:
+        with self._state.lock:
             if self._belongs_to(reader, import_):
-                self.ledger.retention.end_lease(reader, self._clock())
+                self._ledger.retention.end_lease(reader, self._state.clock())
 
     def _belongs_to(self, reader: str, import_: str) -> bool:
-        known = self.ledger.readers.get(reader)
+        known = self._ledger.readers.get(reader)
         return known is not None and known.import_ == import_
 
 

@@ -12,13 +12,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from pe_agent.agent.exports.export_state import ExportState
 from pe_agent.agent.exports.stream import retained_epochs as retained
 from pe_agent.agent.exports.stream.export_stream import ExportStream
-from pe_agent.agent.exports.stream.manifests import Block, RemoteBlock, expected_shard_identity
+from pe_agent.agent.exports.stream.manifests import (
+    Block,
+    RemoteBlock,
+    Stage,
+    expected_shard_identity,
+)
+from streambroker_core.control.tuples.epoch_control import IndexedControl
+from streambroker_core.ledger.publisher import Publisher
 from streambroker_core.model import pe_of
 
 log = logging.getLogger("pe_agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequest:
+    """Commit of a driver; see `ExportPublisher.publish`. ``rows`` is the total of the stages."""
+
+    query: str
+    run: str
+    batch: int
+    stages: Sequence[dict[str, Any]]
+    ddl: str | None
+    rows: int
+    control: Sequence[IndexedControl]
+    schema: pa.Schema | None
+
+    def is_new(self, publisher: Publisher, now: float) -> bool:
+        """Return whether the batch is to be published; raises like core's `Publisher.publish`."""
+        return publisher.publish(
+            query=self.query,
+            run=self.run,
+            batch=self.batch,
+            rows=self.rows,
+            schema=self.ddl,
+            now=now,
+            control=len(self.control),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,57 +92,44 @@ class StageSealer(Protocol):
         """Ask shard agents for missing or damaged parts; see `ShardAgents.find_broken`."""
 
 
-class ShardCoordinator(ExportState):
+class ShardCoordinator:
     """Shard handling of an export. Public methods are thread-safe."""
 
-    shard_agents: StageSealer | None = None
-    _last_seal_number = 0
+    def __init__(self, state: ExportState, agents: StageSealer | None) -> None:
+        self._state = state
+        self._ledger = state.ledger
+        self.agents = agents
+        self._last_seal_number = 0
 
     # -- publishing --------------------------------------------------------------------------
 
-    def _seal_remote_stages(
-        self,
-        *,
-        query: str,
-        run: str,
-        batch: int,
-        stages: Sequence[Mapping[str, Any]],
-        ddl: str | None,
-        control: int = 0,
-    ) -> dict[str, SealedStage]:
-        home = pe_of(self.key)
+    def seal_remote_stages(self, request: CommitRequest) -> dict[str, SealedStage]:
+        """Seal the stages of a batch at the shard agents that have them; return them by id.
+
+        The caller holds `ExportState.publishing`, but not the lock.
+        """
+        home = pe_of(self._state.key)
         remote: dict[str, list[Mapping[str, Any]]] = {}
-        for summary in stages:
+        for summary in request.stages:
             if summary["rows"] and summary.get("agent", home) != home:
                 remote.setdefault(summary["agent"], []).append(summary)
-        if not remote or self.shard_agents is None:
+        if not remote or self.agents is None:
             return {}
-        rows = sum(s["rows"] for s in stages)
-        with self._lock:
-            now = self._clock()
-            fresh = self.publisher.publish(
-                query=query,
-                run=run,
-                batch=batch,
-                rows=rows,
-                schema=ddl,
-                now=now,
-                control=control,
-            )
-            stream = self.newest
-            if not fresh or stream is None:
+        with self._state.lock:
+            now, stream = self._state.clock(), self._state.newest
+            if not request.is_new(self._state.publisher, now) or stream is None:
                 return {}
             command = {
-                "export": self.key,
+                "export": self._state.key,
                 "stream": stream.id,
-                "epoch": self.ledger.streams[stream.id].next,
-                "query": query,
-                "run": run,
-                "batch": batch,
+                "epoch": self._ledger.streams[stream.id].next,
+                "query": request.query,
+                "run": request.run,
+                "batch": request.batch,
                 "published": now,
                 "turn": self._next_seal_number(),
             }
-        responses = self.shard_agents.seal(
+        responses = self.agents.seal(
             {pe: {**command, "stages": summaries} for pe, summaries in remote.items()}
         )
         return {
@@ -122,22 +144,26 @@ class ShardCoordinator(ExportState):
 
     def _next_seal_number(self) -> int:
         """Return a number above all before, also over a restart, to detect late seals."""
-        name = f"turn/{self.key}"
-        previous = max(self._last_seal_number, int(self._store.get(name) or 0))
+        name = f"turn/{self._state.key}"
+        previous = max(self._last_seal_number, int(self._state.store.get(name) or 0))
         self._last_seal_number = max(previous + 1, time.time_ns())
-        self._store.set(name, str(self._last_seal_number))
+        self._state.store.set(name, str(self._last_seal_number))
         return self._last_seal_number
 
     # -- reading -----------------------------------------------------------------------------
 
-    def _find_broken(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, set[int]]:
-        """Return the epochs with missing or damaged parts at shard agents, by stream."""
-        with self._lock:
+    def find_broken(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, set[int]]:
+        """Return the epochs with missing or damaged parts at shard agents, by stream.
+
+        Raises:
+            AgentUnreachableError: a shard agent does not report its parts.
+        """
+        with self._state.lock:
             bodies = self._shards_in(ranges)
-        if not bodies or self.shard_agents is None:
+        if not bodies or self.agents is None:
             return {}
         result: dict[str, set[int]] = {}
-        for pe, streams in self.shard_agents.find_broken(bodies).items():
+        for pe, streams in self.agents.find_broken(bodies).items():
             for stream, epochs in streams.items():
                 for epoch, why in epochs.items():
                     log.warning("agent %s lacks epoch %s of stream %s: %s", pe, epoch, stream, why)
@@ -147,11 +173,13 @@ class ShardCoordinator(ExportState):
     def _shards_in(self, ranges: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Any]]:
         bodies: dict[str, dict[str, Any]] = {}
         for stream, (first, next_) in ranges.items():
-            manifests = self.streams[stream].manifests if stream in self.streams else {}
-            present = self._present_epochs(stream, first, next_)
+            manifests = (
+                self._state.streams[stream].manifests if stream in self._state.streams else {}
+            )
+            present = self._state.present_epochs(stream, first, next_)
             for manifest in (manifests[n] for n in present if n in manifests):
                 for pe in manifest.agents:
-                    body = bodies.setdefault(pe, {"export": self.key, "streams": {}})
+                    body = bodies.setdefault(pe, {"export": self._state.key, "streams": {}})
                     parts = body["streams"].setdefault(stream, {})
                     parts[str(manifest.epoch)] = expected_shard_identity(manifest, pe)
         return bodies
@@ -160,11 +188,11 @@ class ShardCoordinator(ExportState):
 
     def pending_counts(self, agent: str) -> list[PendingCount]:
         """Return the pending counts of a shard agent."""
-        with self._lock:
+        with self._state.lock:
             return [
                 PendingCount(reader=r, stream=s, epoch=n, agent=pe, rows=rows, filter=filter_)
-                for r in self.ledger.readers
-                for s, n, pe, rows, filter_ in self.deliveries.for_reader(r).owed
+                for r in self._ledger.readers
+                for s, n, pe, rows, filter_ in self._state.deliveries.for_reader(r).owed
                 if pe == agent
             ]
 
@@ -173,15 +201,15 @@ class ShardCoordinator(ExportState):
         entry = [pending.stream, pending.epoch, pending.agent, pending.rows, pending.filter]
         if passed is None:
             log.warning("rows of %s at %s are counted as delivered", pending.stream, pending.agent)
-        with self._lock:
-            delivery = self.deliveries.for_reader(pending.reader)
-            if pending.reader not in self.ledger.readers or entry not in delivery.owed:
+        with self._state.lock:
+            delivery = self._state.deliveries.for_reader(pending.reader)
+            if pending.reader not in self._ledger.readers or entry not in delivery.owed:
                 return
             delivery.owed.remove(entry)
             passing = pending.rows if passed is None else passed
             delivery.delivered += passing
             delivery.filtered += pending.rows - passing
-            self._save_reader(pending.reader)
+            self._state.save_reader(pending.reader)
 
     # -- releasing ---------------------------------------------------------------------------
 
@@ -191,10 +219,10 @@ class ShardCoordinator(ExportState):
         The level is stored durably first: after a restart this agent's log may still have
         manifests of epochs whose parts are removed.
         """
-        with self._lock:
+        with self._state.lock:
             owed = {(o.stream, o.epoch) for o in self.pending_counts(agent)}
             levels = {id_: self._current_level(id_) for id_ in streams}
-            publisher = self.publisher
+            publisher = self._state.publisher
             common = {
                 "query": publisher.query,
                 "batch": -1 if publisher.last is None else publisher.last.batch,
@@ -217,18 +245,23 @@ class ShardCoordinator(ExportState):
         return result
 
     def _current_level(self, id_: str) -> retained.RetainedLevel | None:
-        stream = self.ledger.streams.get(id_)
-        return None if stream is None or id_ not in self.streams else retained.current_level(stream)
+        stream = self._ledger.streams.get(id_)
+        return (
+            None
+            if stream is None or id_ not in self._state.streams
+            else retained.current_level(stream)
+        )
 
     def _record_level(self, id_: str, level: retained.RetainedLevel | None) -> None:
         if level is None:
-            with self._store.transaction() as db:
+            with self._state.store.transaction() as db:
                 retained.forget(id_, db)
         else:
-            retained.record(self._store, id_, level)
+            retained.record(self._state.store, id_, level)
 
-    def _forget_released(self, stream: ExportStream) -> None:
-        level = retained.read(self._store, stream.id)
+    def forget_released(self, stream: ExportStream) -> None:
+        """Remove recovered epochs whose parts at shard agents may be removed already."""
+        level = retained.read(self._state.store, stream.id)
         if level is not None:
             stream.remove(
                 [
@@ -240,17 +273,17 @@ class ShardCoordinator(ExportState):
 
 
 def join_blocks(
-    stages: Sequence[tuple[Sequence[Block], SealedStage | None]],
+    stages: Sequence[Stage | SealedStage],
 ) -> tuple[tuple[Block | RemoteBlock, ...], tuple[str, ...]]:
     """Return an epoch's blocks in order, and the shard agents that have sealed some of them."""
     blocks: list[Block | RemoteBlock] = []
     agents: list[str] = []
-    for own, sealed in stages:
-        blocks += own
-        if sealed is None:
+    for stage in stages:
+        if isinstance(stage, Stage):
+            blocks += stage.blocks
             continue
-        if sealed.agent not in agents:
-            agents.append(sealed.agent)
-        number = agents.index(sealed.agent) + 1
-        blocks += [RemoteBlock(number, size, rows) for rows, size in sealed.blocks]
+        if stage.agent not in agents:
+            agents.append(stage.agent)
+        number = agents.index(stage.agent) + 1
+        blocks += [RemoteBlock(number, size, rows) for rows, size in stage.blocks]
     return tuple(blocks), tuple(agents)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
+from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.state.store import Store
 from streambroker_core.ledger.publisher import LEASE_SECONDS, Published, Publisher
 from streambroker_core.ledger.retention import Cursor, Reader
 
-if TYPE_CHECKING:
-    from pe_agent.agent.exports.stream.export_stream import ExportStream
-    from pe_agent.agent.state.store import Store
-
-
 T = TypeVar("T")
-
-_PUBLISHER = "INSERT OR REPLACE INTO publishers VALUES (?, ?)"
 
 
 def encode_reader(reader: Reader, delivery: ReaderDelivery) -> dict[str, Any]:
@@ -81,11 +76,9 @@ def _only_existing(streams: Collection[str], values: Mapping[str, T]) -> dict[st
     return {stream: value for stream, value in values.items() if stream in streams}
 
 
-def save_publisher(
-    publisher: Publisher, store: Store, *, lease_released: bool = False, durable: bool = False
-) -> None:
-    """Store queries, runs and last batch; ``durable`` survives a power failure."""
-    state = {
+def encode_publisher(publisher: Publisher, *, lease_released: bool) -> dict[str, Any]:
+    """Encode queries, runs and last batch."""
+    return {
         "query": publisher.query,
         "schema": publisher.schema,
         "runs": publisher.runs,
@@ -97,12 +90,6 @@ def save_publisher(
         "skipped": publisher.skipped,
         "ended": publisher.ended,
     }
-    row = (publisher.export, json.dumps(state))
-    if durable:
-        with store.transaction(durable=True) as db:
-            db.execute(_PUBLISHER, row)
-    else:
-        store.write(_PUBLISHER, *row)
 
 
 def _encode_published(last: Published) -> dict[str, Any]:

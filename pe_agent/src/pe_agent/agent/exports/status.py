@@ -1,59 +1,14 @@
-"""Status report of an export: streams, readers, and held bytes."""
+"""Parts of the status report of an export: damage, readers and their lag."""
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pe_agent.agent.exports.export_state import ExportState
-    from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
-    from streambroker_core.ledger.epochs import Stream
-    from streambroker_core.ledger.retention import Reader
-
-
-def export_metrics(export: ExportState, now: float) -> dict[str, Any]:
-    """Return the status of an export at ``now`` on its clock; the caller holds its lock."""
-    ledger, publisher = export.ledger, export.publisher
-    return {
-        "streams": {
-            s.id: {
-                "next": s.next,
-                "retained": len(s.epochs),
-                "bytes": s.bytes,
-                "rows": s.rows,
-                "sealed": s.sealed,
-                "schema": export.streams[s.id].ddl if s.id in export.streams else None,
-            }
-            for s in ledger.streams.values()
-        },
-        "publisher": {
-            "query": publisher.query,
-            "batch": publisher.last.batch if publisher.last else None,
-            "gaps": publisher.gaps,
-        },
-        "ended": export.ended(),
-        "held": ledger.retention.held_bytes(now),
-        "limit": ledger.retention.limits.max_bytes,
-        "waiting_for": [h.import_ for h in ledger.retention.blocking_readers(now)],
-        "waitingSince": format_time(export.wait_times.since(now)),
-        "waitedSeconds": round(export.wait_times.seconds, 3),
-        "publishedRows": export.published_rows,
-        "control": {"accepted": dict(export.accepted), "published": dict(export.published)},
-        "gaps": publisher.gaps,
-        "damaged": list_damage(export),
-        "damagedSegments": len(list_damaged_segments(export)),
-        "missing": sum(n - m for s in ledger.streams.values() for m, n in s.missing),
-        "readers": {
-            id_: {
-                **reader_metrics(reader, export.deliveries.for_reader(id_), now),
-                **lag_metrics(export, reader, now),
-                "blockedSeconds": round(export.wait_times.seconds_for(id_), 3),
-                "sentControl": dict(export.deliveries.sent_control(id_)),
-            }
-            for id_, reader in ledger.readers.items()
-        },
-    }
+from pe_agent.agent.exports.export_state import ExportState
+from pe_agent.agent.exports.stream.delivery_counts import ReaderDelivery
+from streambroker_core.ledger.epochs import Stream
+from streambroker_core.ledger.retention import Reader
 
 
 def list_damaged_segments(export: ExportState) -> list[str]:

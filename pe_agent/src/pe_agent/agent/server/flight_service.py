@@ -169,7 +169,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _stage(
         self, command: dict[str, Any], reader: flight.MetadataRecordBatchReader
     ) -> dict[str, Any]:
-        return self._agent.get_export(str(command["export"])).stage(
+        return self._agent.get_export(str(command["export"])).publisher.stage(
             query=command["query"],
             run=command["run"],
             batch=command["batch"],
@@ -224,8 +224,10 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         authorized = self._agent.authorize_peer(body)
         export = authorized.export
         self._agent.check_filter(export, body["filter"])
-        mismatches = export.schema_mismatches(body["filter"], body["columns"], body.get("schema"))
-        plan = export.plan(
+        mismatches = export.plans.schema_mismatches(
+            body["filter"], body["columns"], body.get("schema")
+        )
+        plan = export.plans.plan(
             with_policy(request, authorized.policy, granted=authorized.granted),
             filter_=body["filter"],
             columns=body["columns"],
@@ -234,7 +236,7 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         misfits = [
             why
             for stream, why in mismatches.items()
-            if export.blocks_reader(request.reader, stream)
+            if export.plans.blocks_reader(request.reader, stream)
         ]
         pass_ = self._agent.pass_for(export.key, request.import_, request.reader)
         return {**encode_plan(plan), "misfits": misfits, "pass": pass_}
@@ -243,9 +245,9 @@ class AgentService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         request, ranges = parse_plan_request(body, "peer.replan"), read_ranges(body)
         authorized = self._agent.authorize_peer(body, planned=True)
         export = authorized.export
-        if not export.is_planned_with(str(body["reader"]), body["filter"]):
+        if not export.plans.is_planned_with(str(body["reader"]), body["filter"]):
             self._agent.check_filter(export, body["filter"])
-        registered = export.register_plan(
+        registered = export.plans.register_plan(
             with_policy(request, authorized.policy, granted=authorized.granted),
             ranges,
             filter_=body["filter"],

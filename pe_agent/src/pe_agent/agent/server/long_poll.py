@@ -72,10 +72,12 @@ class WatchService:
                         if routed or self._agent.is_pass_valid(export, import_, r, passes[r])
                     ]
                     for reader in authenticated:
-                        has_plan |= exported.renew_reader(reader, import_, lease)
-                    exported.note_wait_chains(import_, {r: waits.get(r, []) for r in authenticated})
+                        has_plan |= exported.plans.renew_reader(reader, import_, lease)
+                    exported.backpressure.note_wait_chains(
+                        import_, {r: waits.get(r, []) for r in authenticated}
+                    )
                 if routed:
-                    heads, ended = exported.heads(), exported.ended()
+                    heads, ended = exported.state.heads(), exported.state.ended()
             except StreambrokerError as error:
                 refused = error
         if heads is None and not has_plan:
@@ -93,7 +95,7 @@ class WatchService:
         export, import_, reader = str(body["export"]), str(body["import"]), str(body["reader"])
         exported = self._agent.get_export(export)
         if self._agent.is_pass_valid(export, import_, reader, body.get("pass")):
-            exported.end_reader_lease(reader, import_)
+            exported.plans.end_reader_lease(reader, import_)
         return {}
 
 

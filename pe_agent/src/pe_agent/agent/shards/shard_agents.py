@@ -226,7 +226,9 @@ class ShardAgents:
         for export in exports.values():
             self._settle_counts(shard_agent, export)
         levels = {
-            key: exports[key].retained_levels(pe, ids) if key in exports else dict.fromkeys(ids)
+            key: exports[key].shards.retained_levels(pe, ids)
+            if key in exports
+            else dict.fromkeys(ids)
             for key, ids in shard_agent.streams.items()
         }
         body = {"home": self._pe, "exports": levels}
@@ -234,7 +236,7 @@ class ShardAgents:
         shard_agent.streams = response["streams"]
         for key, readers in response["sent"].items():
             for reader, (rows, size, query) in readers.items() if key in exports else ():
-                exports[key].count_sent(reader, rows, size, query)
+                exports[key].plans.count_sent(reader, rows, size, query)
         if not shard_agent.active and not shard_agent.streams:
             with self._lock:
                 self._agents.pop(pe, None)
@@ -242,7 +244,7 @@ class ShardAgents:
             shard_agent.stopped.set()
 
     def _settle_counts(self, shard_agent: _ShardAgent, export: AgentExport) -> None:
-        owed = export.pending_counts(shard_agent.pe)
+        owed = export.shards.pending_counts(shard_agent.pe)
         for stream, filter_ in {(o.stream, o.filter): None for o in owed}:
             ours = [o for o in owed if (o.stream, o.filter) == (stream, filter_)]
             counted = shard_agent.call(
@@ -254,7 +256,7 @@ class ShardAgents:
                 epochs=sorted({o.epoch for o in ours}),
             )["rows"]
             for one in ours:
-                export.settle_count(one, counted[str(one.epoch)])
+                export.shards.settle_count(one, counted[str(one.epoch)])
 
     # -- status ------------------------------------------------------------------------------
 

@@ -22,10 +22,10 @@ from pe_agent.agent.exports.stream.block_reader import BytesCache
 from pe_agent.agent.exports.stream.export_stream import ExportStream
 from pe_agent.agent.exports.stream.manifests import Manifest, Stage
 from pe_agent.agent.exports.stream.row_filter import count_passing_rows
+from pe_agent.agent.exports.stream.stream_directory import StreamDirectory
 from pe_agent.agent.shards import read_grant as grants
 from pe_agent.agent.shards.read_grant import Grant, GrantError
 from pe_agent.agent.shards.verify import ShardVerifier
-from pe_agent.agent.state.orphan_logs import OrphanLogs
 from pe_agent.agent.state.store import Store
 from pe_agent.log.commit import Committer
 from pe_agent.log.errors import LogError
@@ -80,12 +80,9 @@ class ShardStore:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self._pe = pe
-        self._directory = directory
         self._store = store
-        self._orphan_logs = OrphanLogs(store, "kept", directory)
-        self._orphan_logs.remove_all()
-        self._committer = committer
-        self._segment_bytes = segment_bytes
+        self._directory = StreamDirectory(store, "kept", directory, committer, segment_bytes)
+        self._directory.remove_orphans()
         self._lock = threading.Lock()
         self._stored: dict[str, _StoredStream] = {}
         self._counts = BytesCache(MAX_COUNTS)
@@ -96,27 +93,10 @@ class ShardStore:
         ):
             with store.reading_row("kept_streams", id_):
                 schema = pa.ipc.read_schema(pa.py_buffer(arrow))
-            self._stored[id_] = _StoredStream(export, self._open(id_, query, ddl, schema, progress))
-
-    def _open(
-        self,
-        id_: str,
-        query: str,
-        ddl: str,
-        schema: pa.Schema,
-        progress: Callable[[str, int, int], None] | None = None,
-    ) -> ExportStream:
-        return ExportStream.open(
-            id_,
-            self._directory / id_,
-            committer=self._committer,
-            query=query,
-            ddl=ddl,
-            schema=schema,
-            segment_bytes=self._segment_bytes,
-            progress=None if progress is None else lambda n, of: progress(id_, n, of),
-            is_shard=True,
-        )
+            stream = self._directory.open(
+                id_, query=query, ddl=ddl, schema=schema, progress=progress, is_shard=True
+            )
+            self._stored[id_] = _StoredStream(export, stream)
 
     def _find(self, export: str, stream: str) -> _StoredStream | None:
         stored = self._stored.get(stream)
@@ -152,14 +132,17 @@ class ShardStore:
         with self._lock:
             stored = self._stored.get(id_)
             if stored is None:
-                self._orphan_logs.add(id_)
-                stored = _StoredStream(export, self._open(id_, query, ddl, schema))
+                self._directory.add_orphan(id_)
+                stream = self._directory.open(
+                    id_, query=query, ddl=ddl, schema=schema, is_shard=True
+                )
+                stored = _StoredStream(export, stream)
                 with self._store.transaction(durable=True) as db:
                     db.execute(
                         "INSERT OR REPLACE INTO kept_streams VALUES (?, ?, ?, ?, ?)",
                         (id_, export, query, ddl, bytes(schema.serialize())),
                     )
-                    self._orphan_logs.forget(id_, db)
+                    self._directory.forget_orphan(id_, db)
                 self._stored[id_] = stored
         if (stored.export, stored.stream.query, stored.stream.ddl) != (export, query, ddl):
             raise StageMissingError(f"stream {id_} is not of export {export} and query {query}.")
@@ -263,10 +246,10 @@ class ShardStore:
             self._verifier.forget(id_)
             with self._store.transaction() as db:
                 db.execute("DELETE FROM kept_streams WHERE stream = ?", (id_,))
-                self._orphan_logs.add(id_, db)
+                self._directory.add_orphan(id_, db)
             if stored is not None:
                 stored.stream.log.close()
-            self._orphan_logs.remove(id_)
+            self._directory.remove_orphan(id_)
 
     # -- reading -----------------------------------------------------------------------------
 

@@ -1,0 +1,81 @@
+"""Directory with the logs of several streams, one subdirectory each.
+
+A subdirectory is recorded as an orphan before it is created, and before its stream is forgotten, so
+that the next start removes what a crash leaves. Unrecorded directories are not touched: after a
+lost or restored store they may be needed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from pe_agent.agent.exports.stream.export_stream import ExportStream
+from pe_agent.agent.state.store import Store
+from pe_agent.log.commit import Committer
+
+_ADD = "INSERT OR REPLACE INTO unnamed VALUES (?, ?)"
+_FORGET = "DELETE FROM unnamed WHERE owner = ? AND id = ?"
+
+
+class StreamDirectory:
+    """Logs and orphans of one owner. Thread-safe."""
+
+    def __init__(
+        self, store: Store, owner: str, parent: Path, committer: Committer, segment_bytes: int
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._parent = parent
+        self._committer = committer
+        self._segment_bytes = segment_bytes
+
+    def open(
+        self,
+        id_: str,
+        *,
+        query: str,
+        ddl: str,
+        schema: pa.Schema,
+        progress: Callable[[str, int, int], None] | None = None,
+        is_shard: bool = False,
+    ) -> ExportStream:
+        """Create or recover the log of a stream; see :meth:`ExportStream.open`."""
+        return ExportStream.open(
+            id_,
+            self._parent / id_,
+            committer=self._committer,
+            query=query,
+            ddl=ddl,
+            schema=schema,
+            segment_bytes=self._segment_bytes,
+            progress=None if progress is None else lambda n, of: progress(id_, n, of),
+            is_shard=is_shard,
+        )
+
+    def add_orphan(self, id_: str, db: sqlite3.Connection | None = None) -> None:
+        """Record an orphan, in the transaction ``db`` if passed."""
+        if db is None:
+            self._store.write(_ADD, self._owner, id_)
+        else:
+            db.execute(_ADD, (self._owner, id_))
+
+    def forget_orphan(self, id_: str, db: sqlite3.Connection) -> None:
+        """Delete the record: from this transaction on a stream has the directory."""
+        db.execute(_FORGET, (self._owner, id_))
+
+    def remove_orphan(self, id_: str) -> None:
+        """Delete a directory; on failure the next start tries again."""
+        directory = self._parent / id_
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            self._store.write(_FORGET, self._owner, id_)
+
+    def remove_orphans(self) -> None:
+        """Delete all recorded directories; call this before a log is opened."""
+        for (id_,) in self._store.query("SELECT id FROM unnamed WHERE owner = ?", self._owner):
+            self.remove_orphan(str(id_))
