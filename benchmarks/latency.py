@@ -133,7 +133,7 @@ def published(log: Path) -> list[tuple[int, float]]:
     result = []
     for directory in sorted(log.iterdir()):
         stream = StreamLog.open(directory, committer=committer)
-        for _, _, meta in stream.frames({Kind.MANIFEST}):
+        for _, _, meta in stream.recovered_frames({Kind.MANIFEST}):
             manifest = Manifest.decode(meta)
             result.append((manifest.rows_before + manifest.rows, manifest.published))
         stream.close()

@@ -118,7 +118,7 @@ def test_a_manifest_of_a_newer_release_is_refused_by_name(agent: AgentProcess) -
     (segment,) = agent.segments()
     committer = Committer(threads=1)
     log = StreamLog.open(segment.parent, committer=committer)
-    newest = [meta for _, kind, meta in log.frames() if kind == Kind.MANIFEST][-1]
+    newest = [meta for _, _, meta in log.recovered_frames({Kind.MANIFEST})][-1]
     body = {**json.loads(newest), "v": VERSION + 1, "epoch": 2}
     log.sync(log.append(Kind.MANIFEST, json.dumps(body).encode()))
     log.close()

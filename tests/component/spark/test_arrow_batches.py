@@ -25,7 +25,7 @@ def stored(home: Path) -> list[int]:
     for folder in {path.parent for path in (home / "log" / "out").glob("*/*.*")}:
         with opened(folder) as log:
             found += [
-                json.loads(meta)["n"] for _, kind, meta in log.frames() if kind == Kind.STAGE_DATA
+                json.loads(meta)["n"] for _, _, meta in log.recovered_frames({Kind.STAGE_DATA})
             ]
     return found
 

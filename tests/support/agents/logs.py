@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pe_agent.log.commit import Committer
-from pe_agent.log.frames import Kind
-from pe_agent.log.log import Address, StreamLog
+from pe_agent.log.frames import Address, BufferedFile, Kind, Scan
+from pe_agent.log.log import StreamLog
+from pe_agent.log.segments import HEADER_BYTES, read_header, segment_path
 
 
 @contextlib.contextmanager
@@ -33,9 +34,31 @@ def fill(log: StreamLog, count: int, *, size: int = 40) -> list[Address]:
     return [log.append(Kind.NOTE, b'{"n": %d}' % n, body(n, size)) for n in range(count)]
 
 
+def frames_of(log: StreamLog) -> Iterator[tuple[Address, Kind, bytes]]:
+    """Yield address, kind and meta of the frames in the files, in order, up to a bad one."""
+    for info in log.segments():
+        path = segment_path(log.directory, info.number)
+        with path.open("rb") as file:
+            scan = Scan(
+                BufferedFile(file.fileno(), info.end),
+                path,
+                start=HEADER_BYTES,
+                sequence=read_header(file.fileno(), path).sequence,
+                verify_from=info.end,
+            )
+            for frame in scan:
+                address = Address(info.number, frame.offset, frame.header.length)
+                yield address, Kind(frame.header.kind), frame.meta
+
+
+def size_of(log: StreamLog) -> int:
+    """Return the bytes of all frames."""
+    return sum(info.bytes for info in log.segments())
+
+
 def contents(log: StreamLog) -> list[bytes]:
     """Return all payloads, in order."""
-    return [bytes(log.read(address)) for address, _, _ in log.frames()]
+    return [bytes(log.read(address)) for address, _, _ in frames_of(log)]
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:

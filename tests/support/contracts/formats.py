@@ -42,8 +42,8 @@ from pe_agent.aligned.timeout_ticks import TickPlan
 from pe_agent.cep import metrics_reporter as figuring
 from pe_agent.log.commit import Committer
 from pe_agent.log.control_file import ControlFile
-from pe_agent.log.frames import Kind
-from pe_agent.log.log import Address, StreamLog
+from pe_agent.log.frames import Address, Kind
+from pe_agent.log.log import StreamLog
 from pe_agent.side.tables import pins, versions
 from streambroker_core.board import AgentRegistered
 from streambroker_core.cep import Pattern

@@ -97,9 +97,9 @@ def test_control_survives_the_agent_and_the_move_out_of_its_segment(tmp_path: Pa
             publish(made, batch, [], count=40)
         made.plan(control=CONTROL)
         stream = made.export.state.streams[made.stream]
-        before = stream._addresses[0]
-        stream._rewrite_segment(before.segment)
-        stream.reclaim()
+        before = stream._index.addresses[0]
+        stream.compactor._rewrite_segment(before.segment)
+        stream.compactor.run()
         assert before.segment not in [s.number for s in stream.log.segments()]
         assert given(made, 0) == [[(1, "q.op.0/0")]]
         made.reopen()
@@ -109,7 +109,7 @@ def test_control_survives_the_agent_and_the_move_out_of_its_segment(tmp_path: Pa
 def test_damaged_control_is_told_and_not_left_out(made: Bench) -> None:
     publish(made, 0, [(1, tuple_())], count=1)
     made.plan(control=CONTROL)
-    address = made.export.state.streams[made.stream]._addresses[0]
+    address = made.export.state.streams[made.stream]._index.addresses[0]
     (segment,) = (made.directory / "log" / made.stream).glob("*.segment")
     with segment.open("r+b") as file:
         file.seek(address.offset + address.length - 3)

@@ -9,10 +9,10 @@ import pytest
 from pe_agent.log.commit import Committer, Flushable
 from pe_agent.log.errors import AddressGone, FrameTooLarge, LogClosed, LogCorrupt
 from pe_agent.log.frames import HEADER_BYTES as FRAME_HEADER
-from pe_agent.log.frames import Kind
-from pe_agent.log.log import Address, StreamLog
+from pe_agent.log.frames import Address, Kind
+from pe_agent.log.log import StreamLog
 from pe_agent.log.segments import HEADER_BYTES
-from support.agents.logs import body, contents, fill, flip, opened
+from support.agents.logs import body, contents, fill, flip, frames_of, opened, size_of
 
 WAIT_S = 20.0
 
@@ -78,13 +78,11 @@ def test_what_is_appended_is_read_back_with_kind_and_meta(tmp_path: Path) -> Non
         second = log.append(Kind.MANIFEST, b"", b"")
 
         assert bytes(log.read(first)) == b"one"
-        assert log.read_meta(first) == b'{"a":1}'
         assert bytes(log.read(second)) == b""
-        assert list(log.frames()) == [
+        assert list(frames_of(log)) == [
             (first, Kind.STAGE_DATA, b'{"a":1}'),
             (second, Kind.MANIFEST, b""),
         ]
-        assert [kind for _, kind, _ in log.frames({Kind.MANIFEST})] == [Kind.MANIFEST]
 
 
 def test_a_payload_may_be_many_buffers_of_any_type(tmp_path: Path) -> None:
@@ -117,7 +115,7 @@ def test_a_full_segment_is_followed_by_the_next(tmp_path: Path) -> None:
 
         assert [one.segment for one in addresses] == [1, 1, 1, 2, 2, 2, 3]
         assert [(one.number, one.frames) for one in log.segments()] == [(1, 3), (2, 3), (3, 1)]
-        assert log.size_bytes == 7 * frame
+        assert size_of(log) == 7 * frame
         assert contents(log) == [body(n, 100) for n in range(7)]
 
 
@@ -148,7 +146,7 @@ def test_frames_beyond_the_format_are_refused_with_their_size(tmp_path: Path) ->
         with pytest.raises(ValueError, match="99"):
             log.append(99, b"")
 
-        assert log.size_bytes == 0
+        assert size_of(log) == 0
 
 
 def test_many_threads_append_and_sync_at_once(tmp_path: Path) -> None:
@@ -165,7 +163,7 @@ def test_many_threads_append_and_sync_at_once(tmp_path: Path) -> None:
         done = [pair for pairs in pool.map(work, range(8)) for pair in pairs]
 
         assert sorted(done) == [
-            (address, bytes(log.read(address))) for address, _, _ in log.frames()
+            (address, bytes(log.read(address))) for address, _, _ in frames_of(log)
         ]
         assert len(done) == 200
 
@@ -189,7 +187,7 @@ def test_callers_that_wait_together_share_one_fdatasync(
             one.result(WAIT_S)
 
     assert len(gate.files) == 2
-    assert len(list(log.frames())) == 16
+    assert len(list(frames_of(log))) == 16
     log.close()
 
 
@@ -238,7 +236,7 @@ def test_neither_reads_nor_syncs_wait_for_an_append(
         try:
             syncing.result(WAIT_S / 4)
             assert pool.submit(contents, log).result(WAIT_S / 4) == [body(0)]
-            assert pool.submit(log.read_meta, first).result(WAIT_S / 4) == b'{"n": 0}'
+            assert pool.submit(log.read, first).result(WAIT_S / 4) == body(0)
             assert not appending.done()
         finally:
             go.set()
@@ -313,20 +311,19 @@ def test_a_damaged_frame_is_named_when_it_is_read(tmp_path: Path) -> None:
         with pytest.raises(LogCorrupt, match=r"0000000001\.segment") as caught:
             log.read(address)
         assert caught.value.offset == address.offset
-        assert log.read_meta(address) == b'{"n": 1}'
 
 
-def test_a_damaged_meta_is_named_when_it_is_read_or_listed(tmp_path: Path) -> None:
+def test_a_damaged_meta_is_named_when_it_is_read_or_verified(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
         address = fill(log, 3)[1]
         log.sync()
         flip(tmp_path / "0000000001.segment", address.offset + FRAME_HEADER)
 
-        with pytest.raises(LogCorrupt):
-            log.read_meta(address)
         with pytest.raises(LogCorrupt) as caught:
-            list(log.frames())
+            log.read(address)
         assert caught.value.offset == address.offset
+        assert list(log.verify(1)) == [address.length]
+        assert f"offset {address.offset}" in log.damaged[1]
 
 
 @pytest.mark.parametrize("shift", [(0, 1, -1), (0, 0, -1), (0, 0, 1), (0, 1, 0)])
@@ -354,24 +351,23 @@ def test_a_dropped_segment_holds_no_room_for_lack_of_a_reader(tmp_path: Path) ->
         log.sync()
         log.flush()
         log.read(addresses[0])
-        log.drop_segment(1)
+        log.drop(lambda number: number != 1)
 
         assert descriptors_of(tmp_path) == ["0000000003.segment"]
 
 
-def test_a_segment_dropped_while_it_is_listed_is_listed_to_its_end(tmp_path: Path) -> None:
+def test_a_segment_dropped_while_it_is_verified_is_read_to_its_end(tmp_path: Path) -> None:
     with opened(tmp_path, segment_bytes=500) as log:
         fill(log, 12, size=100)
         log.sync()
         log.flush()
-        listing = log.frames()
-        first = next(listing)[0]
-        of_first = sum(1 for address, _, _ in log.frames() if address.segment == 1)
-        log.remove_segments(lambda _: False)
-        rest = [address.segment for address, _, _ in listing]
+        first = log.segments()[0]
+        reading = log.verify(1)
+        lengths = [next(reading)]
+        log.drop(lambda _: False)
+        lengths += reading
 
-        assert first.segment == 1
-        assert rest == [1] * (of_first - 1) + [4] * (12 - 3 * of_first)
+        assert (len(lengths), sum(lengths)) == (first.frames, first.bytes)
         assert descriptors_of(tmp_path).count("0000000001.segment (deleted)") == 0
 
 
@@ -381,9 +377,9 @@ def test_dropped_segments_are_gone_and_the_rest_stays(tmp_path: Path) -> None:
         log.sync()
         log.read(addresses[1])
 
-        assert log.drop_segment(2) == addresses[1].length
-        assert log.drop_segment(2) == 0
-        assert [one.number for one in log.remove_segments(lambda number: number > 3)] == [1, 3]
+        assert log.drop(lambda number: number != 2) == [(2, addresses[1].length, 1)]
+        assert log.drop(lambda number: number != 2) == []
+        assert [one.number for one in log.drop(lambda number: number > 3)] == [1, 3]
         with pytest.raises(AddressGone, match="dropped"):
             log.read(addresses[1])
         assert contents(log) == [body(n, 100) for n in (3, 4, 5)]
@@ -401,16 +397,14 @@ def test_the_active_segment_is_never_dropped(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
         fill(log, 1)
 
-        assert log.remove_segments(lambda _: False) == []
-        with pytest.raises(ValueError, match="active"):
-            log.drop_segment(1)
+        assert log.drop(lambda _: False) == []
         assert contents(log) == [body(0)]
 
 
 def test_sequences_go_on_after_all_but_an_empty_end_was_dropped(tmp_path: Path) -> None:
     with opened(tmp_path, segment_bytes=200) as log:
         fill(log, 3, size=100)
-        log.remove_segments(lambda _: False)
+        log.drop(lambda _: False)
 
     with opened(tmp_path, segment_bytes=200) as log:
         log.append(Kind.NOTE, b"{}", b"more")
@@ -439,8 +433,8 @@ def test_a_closed_log_refuses_by_name_and_leaves_no_descriptor(tmp_path: Path) -
     uses: list[Callable[[], object]] = [
         lambda: log.append(Kind.NOTE, b""),
         lambda: log.read(address),
-        lambda: list(log.frames()),
-        lambda: log.drop_segment(1),
+        lambda: list(log.verify(1)),
+        lambda: log.drop(lambda _: False),
     ]
 
     for use in uses:
@@ -453,6 +447,6 @@ def test_a_closed_log_refuses_by_name_and_leaves_no_descriptor(tmp_path: Path) -
 def test_a_closed_log_keeps_no_preallocated_room(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
         fill(log, 2)
-        size = log.size_bytes
+        size = size_of(log)
 
     assert (tmp_path / "0000000001.segment").stat().st_size == HEADER_BYTES + size

@@ -13,7 +13,7 @@ from pe_agent.log.frames import Kind
 from pe_agent.log.log import StreamLog
 from pe_agent.log.recovery import Recovery
 from pe_agent.log.segments import HEADER_BYTES
-from support.agents.logs import body, contents, fill, flip, opened
+from support.agents.logs import body, contents, fill, flip, frames_of, opened
 
 FIRST = "0000000001.segment"
 FIRST_INDEX = "0000000001.index"
@@ -44,7 +44,7 @@ def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def reopened(directory: Path) -> tuple[list[bytes], Recovery]:
     with opened(directory) as log:
-        assert list(log.recovered_frames(set(Kind))) == list(log.frames())
+        assert list(log.recovered_frames(set(Kind))) == list(frames_of(log))
         return contents(log), log.recovered
 
 
@@ -88,7 +88,7 @@ def test_what_was_found_is_what_the_frames_are(three: Path) -> None:
     with opened(three) as log:
         log.append(Kind.MANIFEST, b"manifest")
     with opened(three) as log:
-        assert list(log.recovered_frames(set(Kind))) == list(log.frames())
+        assert list(log.recovered_frames(set(Kind))) == list(frames_of(log))
         assert [meta for _, _, meta in log.recovered_frames({Kind.MANIFEST})] == [b"manifest"]
         log.forget_recovered()
         assert not list(log.recovered_frames(set(Kind)))
@@ -218,7 +218,7 @@ def test_damage_that_the_index_hides_is_met_by_reads_and_by_verifying(three: Pat
         assert sum(log.verify(2)) == 2 * FRAME
         assert list(log.damaged) == [1]
         assert FIRST in log.damaged[1]
-        log.drop_segment(1)
+        log.drop(lambda number: number != 1)
         assert not log.damaged
         assert not list(log.verify(1))
     committer = Committer(threads=1)
@@ -302,7 +302,7 @@ def test_a_segment_that_is_dropped_while_it_is_indexed_leaves_no_index(
     with opened(tmp_path, segment_bytes=2 * FRAME) as log:
 
         def late(segment: Path, run: bytes, at: int) -> None:
-            log.drop_segment(int(segment.stem))
+            log.drop(lambda number: number != int(segment.stem))
             append(segment, run, at)
 
         monkeypatch.setattr(index, "append", late)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import pe_agent.log
-from pe_agent.log.frames import Kind
-from pe_agent.log.log import Address
+from pe_agent.log.frames import Address, Kind
 from pe_agent.log.segments import HEADER_BYTES
-from support.agents.logs import opened
+from support.agents.logs import frames_of, opened, size_of
 
 ROUNDS = 15
 ALONE = """
@@ -112,7 +111,7 @@ def test_every_acknowledged_frame_survives_kill_9_at_any_moment(tmp_path: Path) 
 
         promised = acknowledged(acks)
         with opened(directory, segment_bytes=200_000) as log:
-            metas = {address: meta for address, _, meta in log.frames()}
+            metas = {address: meta for address, _, meta in frames_of(log)}
             lost = [address for address, word in promised.items() if metas.get(address) != word]
             assert not lost
             for address in promised.keys() - checked:
@@ -144,11 +143,11 @@ def test_a_kill_between_the_end_of_a_segment_and_its_index_costs_a_scan_of_it(
 
     with opened(directory, segment_bytes=10_000) as log:
         found = {address: meta for address, _, meta in log.recovered_frames(set(Kind))}
-        assert list(found) == [address for address, _, _ in log.frames()]
+        assert list(found) == [address for address, _, _ in frames_of(log)]
         assert [found[address] for address in promised] == [b"%d" % n for n in range(len(promised))]
         assert all(log.read(address) == b"%s;" % found[address] * 20 for address in found)
         scanned, cut = log.recovered.scanned_bytes, log.recovered.cut_bytes
-        size = log.size_bytes
+        size = size_of(log)
         tail = log.segments()[-1]
     assert cut == 0
     assert scanned < size or nth == 1

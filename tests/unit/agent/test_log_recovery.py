@@ -15,7 +15,7 @@ from pe_agent.log.log import StreamLog
 from pe_agent.log.recovery import Recovery
 from pe_agent.log.segments import HEADER_BYTES, TORN_SUFFIX
 from support.agents.exports import killed_in
-from support.agents.logs import body, contents, fill, flip, opened, snapshot
+from support.agents.logs import body, contents, fill, flip, frames_of, opened, size_of, snapshot
 
 FIRST = "0000000001.segment"
 SECOND = "0000000002.segment"
@@ -151,7 +151,7 @@ def test_a_cut_leaves_neither_stale_bytes_nor_a_stale_mark(stopped: Path) -> Non
     flip(stopped / FIRST, HEADER_BYTES + 2 * frame_bytes())
     os.truncate(stopped / FIRST, HEADER_BYTES + 3 * frame_bytes())
     with opened(stopped) as log:
-        end = HEADER_BYTES + log.size_bytes
+        end = HEADER_BYTES + size_of(log)
         with (stopped / FIRST).open("rb") as file:
             mark = segments.read_header(file.fileno(), stopped / FIRST).mark
         left = (stopped / FIRST).read_bytes()[end:]
@@ -312,7 +312,7 @@ def test_a_damaged_payload_in_an_older_segment_is_found_on_demand(three: Path) -
     committer = Committer()
 
     with opened(three) as log:
-        address = next(log.frames())[0]
+        address = next(frames_of(log))[0]
         with pytest.raises(LogCorrupt):
             log.read(address)
     with pytest.raises(LogCorrupt, match="payload"):

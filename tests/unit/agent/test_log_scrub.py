@@ -73,7 +73,7 @@ def test_a_log_that_is_closed_or_dropped_meanwhile_holds_nothing_up(
     with opened(three) as closed:
         pass
     with opened(other) as log:
-        log.drop_segment(1)
+        log.drop(lambda number: number != 1)
         scrub.add(closed)
         scrub.add(log)
         until(done(scrub), SECONDS, "the scrub")

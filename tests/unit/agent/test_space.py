@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.agent.exports.stream.block_reader import BlockReader, ReadRequest
-from pe_agent.log.log import Address
+from pe_agent.log.frames import Address
 from support.agents.exports import DDL, Bench, bench, rows
 from support.core.counting import lines
 
@@ -147,7 +147,7 @@ def test_a_damaged_block_keeps_its_segment_and_makes_nobody_write_the_others_aga
         made.publish(batch, rows(batch, 1))
         assert disk(made) <= bound(1000 * (batch + 1), 55_000) + SEGMENT
     size = sum(s.bytes for s in stream.log.segments())
-    stream.reclaim()
+    stream.compactor.run()
     assert sum(s.bytes for s in stream.log.segments()) == size
     stream.remove([1])
     assert stream.manifests[0].local_blocks[0].address.segment > 1

@@ -12,8 +12,7 @@ import pytest
 from pe_agent.agent.exports.stream.export_stream import ExportStream, RowsDifferError
 from pe_agent.agent.exports.stream.manifests import Block, Manifest, ManifestVersionError, Stage
 from pe_agent.log.commit import Committer
-from pe_agent.log.frames import Kind
-from pe_agent.log.log import Address
+from pe_agent.log.frames import Address, Kind
 from support.agents.exports import DDL, SCHEMA, rows
 
 SEGMENT = 4096

@@ -55,6 +55,14 @@ class Kind(enum.IntEnum):
     NOTE = 4
 
 
+class Address(NamedTuple):
+    """Segment number, offset and length in bytes of a frame; ordered as frames were appended."""
+
+    segment: int
+    offset: int
+    length: int
+
+
 class Header(NamedTuple):
     """Fixed part of a frame, as stored."""
 
@@ -309,6 +317,7 @@ __all__ = [
     "MAX_META_BYTES",
     "MAX_PAYLOAD_BYTES",
     "VERSION",
+    "Address",
     "BufferedFile",
     "Header",
     "Kind",

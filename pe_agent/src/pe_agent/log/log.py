@@ -5,42 +5,29 @@ Rules:
 1. `sync` acknowledges a frame, `append` does not.
 2. A failed fdatasync is not repeated: the kernel may have dropped the pages and would report
    success.
-3. `_appending` orders appends and is held while a frame is written. `_state` guards the tail and
-   the list of segments and is held only briefly. So readers and syncs do not wait for writes, and
-   appends do not wait for an fdatasync. Payload checksums are computed outside both locks. Lock
-   order: `_flushing`, `_appending`, `_state`.
+3. `LogWriter.lock` orders appends and is held while a frame is written. `LogState.changed` guards
+   the tail and the list of segments and is held only briefly. So readers and syncs do not wait for
+   writes, and appends do not wait for an fdatasync. Payload checksums are computed outside both
+   locks. Lock order: `_flushing`, `LogWriter.lock`, `LogState.changed`.
 4. One process owns a directory; the agent's lock on its data directory ensures it.
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from pe_agent.log import frames, index, segments
+from pe_agent.log import index, segments
 from pe_agent.log.atomic_file import sync_directory
 from pe_agent.log.commit import Committer
-from pe_agent.log.errors import AddressGone, LogClosed, LogCorrupt, LogFailed
-from pe_agent.log.frames import Header, Kind, Payload
+from pe_agent.log.errors import LogCorrupt, LogFailed
+from pe_agent.log.frames import Address, Kind, Payload
+from pe_agent.log.log_writer import LogState, LogWriter
 from pe_agent.log.recovery import Progress, RecoveredLog, Recovery, Verify, recover
-from pe_agent.log.segments import DescriptorCache, Segment, SegmentInfo
+from pe_agent.log.segments import Segment, SegmentInfo, SegmentReader
 
 SEGMENT_BYTES = 64 << 20
 FLUSH_BYTES = 16 << 20
-
-
-class Address(NamedTuple):
-    """Segment number, offset and length in bytes of a frame; ordered as frames were appended."""
-
-    segment: int
-    offset: int
-    length: int
-
-
-_Position = tuple[int, int]
-"""Segment number and offset; ordered like the frames."""
 
 
 class StreamLog:
@@ -64,27 +51,14 @@ class StreamLog:
         """Use `open` instead."""
         self.directory = directory
         self.recovered: Recovery = recovered.report
-        self._segment_bytes = segment_bytes
+        self.damaged: dict[int, str] = {}
+        self._recovered_runs = recovered.runs
+        self._state = LogState(directory, recovered)
+        self._writer = LogWriter(self._state, recovered.sequence, segment_bytes=segment_bytes)
+        self._reader = SegmentReader(directory)
         self._flush_bytes = flush_bytes
         self._committer = committer
-        self._segments = {segment.number: segment for segment in recovered.segments}
-        self._active = recovered.segments[-1]
-        self._sequence = recovered.sequence
-        self._state = threading.Condition()
         self._flushing = threading.Lock()
-        self._appending = threading.Lock()
-        unsafe = [one for one in recovered.segments[:-1] if one.mark < one.end]
-        self._pending_segments = [
-            one for one in recovered.segments[:-1] if one.mark < one.end or one.unindexed
-        ]
-        self._unflushed = 0
-        first = unsafe[0] if unsafe else self._active
-        self._synced: _Position = (first.number, first.mark)
-        self._recovered_runs = recovered.runs
-        self.damaged: dict[int, str] = {}
-        self._failure: Exception | None = None
-        self._closed = False
-        self._files = DescriptorCache(directory)
 
     @classmethod
     def open(
@@ -128,7 +102,7 @@ class StreamLog:
             committer=committer,
         )
         log.flush()
-        log._check_usable()
+        log._state.check_usable()
         return log
 
     def append(self, kind: int, meta: bytes, payload: Payload = b"") -> Address:
@@ -149,84 +123,14 @@ class StreamLog:
             FrameTooLarge: meta or payload exceeds the format's limits.
             ValueError: the kind is unknown.
         """
-        kind = Kind(kind)
-        parts = frames.views(payload)
-        payload_bytes = sum(map(len, parts))
-        frames.check_size(len(meta), payload_bytes)
-        crc = frames.checksum(parts)
-        length = frames.HEADER_BYTES + len(meta) + payload_bytes
-        with self._appending:
-            with self._state:
-                self._check_usable()
-            head = frames.encode(
-                kind,
-                meta,
-                payload_bytes=payload_bytes,
-                payload_crc=crc,
-                sequence=self._sequence,
-            )
-            segment = self._write([memoryview(head), *parts], length)
-            address, flush_due = self._accept(segment, length, kind, meta, head)
+        address = self._writer.append(Kind(kind), meta, payload)
+        with self._state.changed:
+            flush_due = self._state.unflushed >= self._flush_bytes
+            if flush_due:
+                self._state.unflushed = 0
         if flush_due:
             self._committer.request(self)
         return address
-
-    def _accept(
-        self, segment: Segment, length: int, kind: Kind, meta: bytes, head: bytes
-    ) -> tuple[Address, bool]:
-        """Record a written frame; return its address and whether to flush now."""
-        with self._state:
-            self._check_usable()
-            address = Address(segment.number, segment.end, length)
-            segment.end += length
-            segment.frames += 1
-            segment.unindexed.add(kind, length, meta, frames.header_checksum(head))
-            self._sequence += 1
-            self._unflushed += length
-            flush_due = self._unflushed >= self._flush_bytes
-            if flush_due:
-                self._unflushed = 0
-        return address, flush_due
-
-    def _write(self, parts: list[memoryview], length: int) -> Segment:
-        """Write a frame's parts; return the segment with its `end` not yet moved."""
-        path = self._active.path
-        try:
-            segment = self._segment_for(length)
-            path = segment.path
-            segment.reserve(length, segment_bytes=self._segment_bytes)
-            segment.write(parts)
-        except BaseException as error:
-            self._undo(error)
-            if isinstance(error, OSError) and error.errno in segments.NO_ROOM:
-                raise segments.log_full_error(path, length, error) from error
-            if isinstance(error, OSError):
-                raise LogFailed(self.directory, reason=str(error)) from error
-            raise
-        return segment
-
-    def _undo(self, error: BaseException) -> None:
-        """Cut off a partly written frame; fail the log if that is not possible."""
-        try:
-            self._active.cut()
-        except OSError as second:
-            self.fail(second)
-        if isinstance(error, OSError) and error.errno not in segments.NO_ROOM:
-            self.fail(error)
-
-    def _segment_for(self, length: int) -> Segment:
-        active = self._active
-        used = active.end - segments.HEADER_BYTES
-        if not used or used + length <= self._segment_bytes:
-            return active
-        fresh = segments.create(self.directory, active.number + 1, self._sequence)
-        # Before it is visible as full: the flush that syncs a full segment closes its file.
-        active.cut()
-        with self._state:
-            self._segments[fresh.number] = fresh
-            self._pending_segments.append(active)
-            self._active = fresh
-        return fresh
 
     def sync(self, upto: Address | None = None) -> None:
         """Wait until the frames up to `upto` (default: all) are safe on disk.
@@ -237,50 +141,51 @@ class StreamLog:
             LogFailed: the state on disk is unknown.
             LogClosed: the log was closed before.
         """
-        with self._state:
-            position = self._tail()
+        state = self._state
+        with state.changed:
+            position = state.tail
             if upto is not None:
                 position = min(position, (upto.segment, upto.offset + upto.length))
-            if self._synced >= position and self._failure is None:
+            if state.synced >= position and state.failure is None:
                 return
-            self._check_usable()
+            state.check_usable()
         self._committer.request(self)
-        with self._state:
-            self._state.wait_for(
-                lambda: self._synced >= position or self._failure is not None or self._closed
+        with state.changed:
+            state.changed.wait_for(
+                lambda: state.synced >= position or state.failure is not None or state.closed
             )
-            if self._synced < position:
-                self._check_usable()
+            if state.synced < position:
+                state.check_usable()
 
     def flush(self) -> None:
         """Sync all frames, for the committer; on a failed fdatasync fail the log, do not raise."""
+        state = self._state
         with self._flushing:
-            with self._state:
-                if self._failure is not None or self._closed:
+            with state.changed:
+                if state.failure is not None or state.closed:
                     return
-                full_segments = list(self._pending_segments)
-                due = [
-                    (one, one.end) for one in (*full_segments, self._active) if one.end > one.mark
-                ]
+                full = list(state.pending)
+                due = [(one, one.end) for one in (*full, state.active) if one.end > one.mark]
                 new = [
-                    (one, one.take_unindexed(growing=one is self._active))
-                    for one in (*full_segments, self._active)
+                    (one, one.take_unindexed(growing=one is state.active))
+                    for one in (*full, state.active)
                 ]
-                position = self._tail()
-                self._unflushed = 0
+                position = state.tail
+                state.unflushed = 0
             try:
                 for segment, end in due:
                     segment.sync(end)
             except OSError as error:
-                self.fail(error)
-                self._forget_unsynced()
+                state.fail(error)
+                with self._writer.lock, contextlib.suppress(OSError):
+                    state.forget_unsynced()
                 return
-            for segment in full_segments:
+            for segment in full:
                 segment.release()
-            with self._state:
-                self._synced = position
-                del self._pending_segments[: len(full_segments)]
-                self._state.notify_all()
+            with state.changed:
+                state.synced = position
+                del state.pending[: len(full)]
+                state.changed.notify_all()
             for segment, entries in new:
                 self._extend_index(segment, entries)
 
@@ -288,34 +193,14 @@ class StreamLog:
         if entries is None:
             return
         segment.extend_index(entries)
-        with self._state:
-            dropped = segment.number not in self._segments
+        with self._state.changed:
+            dropped = segment.number not in self._state.segments
         if dropped:
             segment.unlink()
 
-    def _forget_unsynced(self) -> None:
-        """Cut the frames that a failed fdatasync left in doubt, as far as the disk allows.
-
-        They may be in the page cache only; a recovery would read them there as if they were safe.
-        """
-        with self._appending, self._state, contextlib.suppress(OSError):
-            for segment in (*self._pending_segments, self._active):
-                os.ftruncate(segment.open_for_writing(), segment.mark)
-
     def fail(self, error: Exception) -> None:
         """Refuse further frames: the state on disk is unknown."""
-        with self._state:
-            self._failure = self._failure or error
-            self._state.notify_all()
-
-    def _tail(self) -> _Position:
-        return self._active.number, self._active.end
-
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise LogFailed(self.directory, reason=str(self._failure)) from self._failure
-        if self._closed:
-            raise LogClosed(self.directory)
+        self._state.fail(error)
 
     def read(self, address: Address) -> memoryview:
         """Return a frame's verified payload.
@@ -327,72 +212,8 @@ class StreamLog:
             AddressGone: its segment was dropped, or the address never had a frame.
             LogFailed, LogClosed: see `append`.
         """
-        with self._frame(address) as (fd, header, _):
-            start = address.offset + header.length - header.payload_bytes
-            payload = memoryview(frames.read_at(fd, header.payload_bytes, start))
-        if frames.checksum([payload]) != header.payload_crc:
-            why = "the checksum of a frame's payload differs"
-            raise LogCorrupt(self._path(address.segment), offset=address.offset, reason=why)
-        return payload
-
-    def read_meta(self, address: Address) -> bytes:
-        """Return a frame's verified meta bytes; raises like `read`."""
-        with self._frame(address) as (_, _, meta):
-            return meta
-
-    @contextlib.contextmanager
-    def _frame(self, address: Address) -> Iterator[tuple[int, Header, bytes]]:
-        path = self._path(address.segment)
-        self._check_readable(address)
-        with contextlib.ExitStack() as stack:
-            try:
-                fd = stack.enter_context(self._files.pin(address.segment))
-            except FileNotFoundError:
-                why = "its segment was dropped"
-                raise AddressGone(path, offset=address.offset, reason=why) from None
-            window = frames.BufferedFile(fd, address.offset + address.length)
-            head = window.read(address.offset, frames.HEADER_BYTES)
-            frame, damage = frames.parse_frame(window, path, address.offset, head)
-            if frame is None:
-                raise LogCorrupt(path, offset=address.offset, reason=damage or "")
-            if frame.header.length != address.length:
-                why = f"a frame of {frame.header.length} bytes, not {address.length}"
-                raise LogCorrupt(path, offset=address.offset, reason=why)
-            yield fd, frame.header, frame.meta
-
-    def _check_readable(self, address: Address) -> None:
-        path = self._path(address.segment)
-        end = address.offset + address.length
-        with self._state:
-            if self._closed or (self._failure and (address.segment, end) > self._synced):
-                self._check_usable()
-            segment = self._segments.get(address.segment)
-            if segment is None:
-                raise AddressGone(path, offset=address.offset, reason="its segment was dropped")
-            if end > segment.end:
-                raise AddressGone(path, offset=address.offset, reason="the log ends before it")
-
-    def _path(self, number: int) -> Path:
-        return segments.segment_path(self.directory, number)
-
-    def frames(self, kinds: Collection[int] | None = None) -> Iterator[tuple[Address, Kind, bytes]]:
-        """Yield (address, kind, meta bytes) of the present frames, in order, without payloads.
-
-        ``kinds`` None yields all. Segments dropped in the meantime are skipped.
-
-        Raises:
-            LogCorrupt: a frame's header is damaged.
-            LogClosed: the log is closed.
-        """
-        with self._state:
-            if self._closed:
-                self._check_usable()
-            stop = self._synced if self._failure else self._tail()
-            ends = [(one.number, one.end) for one in self._segments.values()]
-        for number, end in ends:
-            if number > stop[0]:
-                return
-            yield from self._read_frames(number, stop[1] if number == stop[0] else end, kinds)
+        self._state.check_readable(address)
+        return self._reader.read(address)
 
     def recovered_frames(self, kinds: Collection[int]) -> Iterator[tuple[Address, Kind, bytes]]:
         """Yield the recovered frames of some kinds, in order, without disk access.
@@ -416,103 +237,47 @@ class StreamLog:
         Raises:
             LogClosed: the log is closed.
         """
-        with self._state:
-            if self._closed:
-                self._check_usable()
-            segment = self._segments.get(number)
+        state = self._state
+        with state.changed:
+            if state.closed:
+                state.check_usable()
+            segment = state.segments.get(number)
             end = 0 if segment is None else min(segment.end, segment.mark)
         if end <= segments.HEADER_BYTES:
             return
         try:
-            for address, _, _ in self._read_frames(number, end, None, verify_payloads=True):
-                yield address.length
+            yield from self._reader.verify(number, end)
         except LogCorrupt as error:
-            with self._state:
-                if number in self._segments:
+            with state.changed:
+                if number in state.segments:
                     self.damaged[number] = str(error)
-
-    def _read_frames(
-        self, number: int, end: int, kinds: Collection[int] | None, *, verify_payloads: bool = False
-    ) -> Iterator[tuple[Address, Kind, bytes]]:
-        path = self._path(number)
-        with contextlib.ExitStack() as stack:
-            try:
-                fd = stack.enter_context(self._files.pin(number))
-            except FileNotFoundError:
-                return
-            header = segments.read_header(fd, path)
-            scan = frames.Scan(
-                frames.BufferedFile(fd, end),
-                path,
-                start=segments.HEADER_BYTES,
-                sequence=header.sequence,
-                verify_from=0 if verify_payloads else end,
-            )
-            for frame in scan:
-                if kinds is None or frame.header.kind in kinds:
-                    address = Address(number, frame.offset, frame.header.length)
-                    yield address, Kind(frame.header.kind), frame.meta
-            if scan.end < end:
-                raise LogCorrupt(path, offset=scan.end, reason=scan.damage or "a blank frame")
 
     def segments(self) -> list[SegmentInfo]:
         """Return the segments, oldest first; the last is active."""
-        with self._state:
-            return [segment.info for segment in self._segments.values()]
+        with self._state.changed:
+            return [segment.info for segment in self._state.segments.values()]
 
-    @property
-    def size_bytes(self) -> int:
-        """Total bytes of all frames."""
-        return sum(info.bytes for info in self.segments())
-
-    def drop_segment(self, number: int) -> int:
-        """Remove a segment and its frames; reads in progress still succeed.
-
-        Returns:
-            Bytes of frames removed; 0 if the segment does not exist.
-
-        Raises:
-            ValueError: it is the active segment.
-            LogFailed: the directory cannot be written.
-            LogClosed: the log is closed.
-        """
-        dropped = self._drop({number}.__contains__, refuse_active=True)
-        return sum(info.bytes for info in dropped)
-
-    def remove_segments(self, keep: Callable[[int], bool]) -> list[SegmentInfo]:
+    def drop(self, keep: Callable[[int], bool]) -> list[SegmentInfo]:
         """Remove the segments for which `keep` is false, never the active one; return them.
 
+        Reads in progress still succeed.
+
         Raises:
             LogFailed: the directory cannot be written.
             LogClosed: the log is closed.
         """
-        return self._drop(lambda number: not keep(number))
-
-    def _drop(
-        self, chosen: Callable[[int], bool], *, refuse_active: bool = False
-    ) -> list[SegmentInfo]:
-        with self._state:
-            self._check_usable()
-            if refuse_active and chosen(self._active.number):
-                raise ValueError(f"segment {self._active.number} is active and cannot be dropped")
-            removed = [
-                one
-                for one in self._segments.values()
-                if one is not self._active and chosen(one.number)
-            ]
-            for segment in removed:
-                del self._segments[segment.number]
-                self.damaged.pop(segment.number, None)
+        dropped = self._state.take_dropped(keep)
         try:
-            for segment in removed:
+            for segment in dropped:
+                self.damaged.pop(segment.number, None)
                 segment.unlink()
-                self._files.forget(segment.number)
-            if removed:
+                self._reader.forget(segment.number)
+            if dropped:
                 sync_directory(self.directory)
         except OSError as error:
             self.fail(error)
             raise LogFailed(self.directory, reason=str(error)) from error
-        return [segment.info for segment in removed]
+        return [segment.info for segment in dropped]
 
     def close(self) -> None:
         """Sync everything and close the files; later calls raise `LogClosed`.
@@ -520,22 +285,23 @@ class StreamLog:
         Raises:
             LogFailed: the last frames could not be synced.
         """
-        with self._state:
-            if self._closed:
+        state = self._state
+        with state.changed:
+            if state.closed:
                 return
-            failed_before = self._failure is not None
+            failed_before = state.failure is not None
         self.flush()
-        with self._flushing, self._appending, self._state:
-            self._closed = True
-            self._state.notify_all()
-            if self._failure is None:
+        with self._flushing, self._writer.lock, state.changed:
+            state.closed = True
+            state.changed.notify_all()
+            if state.failure is None:
                 with contextlib.suppress(OSError):  # cut the unused reserved space
-                    self._active.cut()
-            for segment in (*self._pending_segments, self._active):
+                    state.active.cut()
+            for segment in (*state.pending, state.active):
                 segment.release()
-        self._files.close()
-        if self._failure is not None and not failed_before:
-            raise LogFailed(self.directory, reason=str(self._failure)) from self._failure
+        self._reader.close()
+        if state.failure is not None and not failed_before:
+            raise LogFailed(self.directory, reason=str(state.failure)) from state.failure
 
 
 def _create_first(directory: Path) -> Segment:

@@ -31,8 +31,17 @@ from typing import NamedTuple
 
 from pe_agent.log import index
 from pe_agent.log.atomic_file import sync_directory
-from pe_agent.log.errors import LogCorrupt, LogFull, LogVersionUnknown
-from pe_agent.log.frames import VERSION, read_at
+from pe_agent.log.errors import AddressGone, LogCorrupt, LogFull, LogVersionUnknown
+from pe_agent.log.frames import HEADER_BYTES as FRAME_HEADER_BYTES
+from pe_agent.log.frames import (
+    VERSION,
+    Address,
+    BufferedFile,
+    Scan,
+    checksum,
+    parse_frame,
+    read_at,
+)
 
 HEADER_BYTES = 4096
 SUFFIX = ".segment"
@@ -322,10 +331,11 @@ class _OpenFile:
         self.stale = False
 
 
-class DescriptorCache:
-    """Descriptors for reading segments; at most `limit` are kept while unused. Thread-safe.
+class SegmentReader:
+    """Reads frames of a directory's segments. Thread-safe.
 
-    A pinned segment stays readable after it is dropped.
+    At most `limit` descriptors are kept while unused. A read in progress succeeds although its
+    segment is removed.
     """
 
     def __init__(self, directory: Path, *, limit: int = 16) -> None:
@@ -334,13 +344,62 @@ class DescriptorCache:
         self._lock = threading.Lock()
         self._files: dict[int, _OpenFile] = {}
 
-    @contextlib.contextmanager
-    def pin(self, number: int) -> Iterator[int]:
-        """Pin and yield a descriptor of the segment.
+    def read(self, address: Address) -> memoryview:
+        """Return a frame's verified payload.
 
         Raises:
-            FileNotFoundError: the segment was removed.
+            LogCorrupt: the frame on disk is damaged.
+            AddressGone: its segment was removed.
         """
+        path = segment_path(self._directory, address.segment)
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self._pin(address.segment))
+            except FileNotFoundError:
+                why = "its segment was dropped"
+                raise AddressGone(path, offset=address.offset, reason=why) from None
+            window = BufferedFile(fd, address.offset + address.length)
+            head = window.read(address.offset, FRAME_HEADER_BYTES)
+            frame, damage = parse_frame(window, path, address.offset, head)
+            if frame is None:
+                raise LogCorrupt(path, offset=address.offset, reason=damage or "")
+            header = frame.header
+            if header.length != address.length:
+                why = f"a frame of {header.length} bytes, not {address.length}"
+                raise LogCorrupt(path, offset=address.offset, reason=why)
+            start = address.offset + header.length - header.payload_bytes
+            payload = memoryview(read_at(fd, header.payload_bytes, start))
+        if checksum([payload]) != header.payload_crc:
+            why = "the checksum of a frame's payload differs"
+            raise LogCorrupt(path, offset=address.offset, reason=why)
+        return payload
+
+    def verify(self, number: int, end: int) -> Iterator[int]:
+        """Read a segment up to `end` with its payloads; yield the length of each frame in bytes.
+
+        Raises:
+            LogCorrupt: a frame is damaged or missing.
+        """
+        path = segment_path(self._directory, number)
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self._pin(number))
+            except FileNotFoundError:
+                return
+            scan = Scan(
+                BufferedFile(fd, end),
+                path,
+                start=HEADER_BYTES,
+                sequence=read_header(fd, path).sequence,
+                verify_from=0,
+            )
+            for frame in scan:
+                yield frame.header.length
+            if scan.end < end:
+                raise LogCorrupt(path, offset=scan.end, reason=scan.damage or "a blank frame")
+
+    @contextlib.contextmanager
+    def _pin(self, number: int) -> Iterator[int]:
         with self._lock:
             file = self._files.pop(number, None)
             if file is None:

@@ -112,7 +112,7 @@ class EpochWriter:
     def reclaim(self) -> None:
         """Free disk space that no stage and no epoch needs."""
         for stream in self._state.streams.values():
-            stream.reclaim()
+            stream.compactor.run()
 
 
 def to_ledger_epoch(manifest: Manifest, size: int) -> Epoch:

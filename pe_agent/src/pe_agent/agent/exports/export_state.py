@@ -114,7 +114,7 @@ class ExportState:
         """Add a stream's log; retained epochs are stored before it removes segments."""
         id_ = stream.id
         self.streams[id_] = stream
-        stream.before_drop = lambda: retained.record(
+        stream.compactor.before_drop = lambda: retained.record(
             self.store, id_, retained.current_level(self.ledger.streams[id_])
         )
 

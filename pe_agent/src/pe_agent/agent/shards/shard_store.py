@@ -435,4 +435,4 @@ def _release_epochs(stream: ExportStream, level: Mapping[str, Any]) -> None:
     if obsolete:
         stream.remove(obsolete)
     else:
-        stream.reclaim()
+        stream.compactor.run()

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
-from pe_agent.log.log import Address
+from pe_agent.log.frames import Address
 from streambroker_core.control.tuples.window_bounds import ControlHead
 from streambroker_core.errors import StreambrokerError
 
