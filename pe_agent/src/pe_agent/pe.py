@@ -12,13 +12,14 @@ from pe_agent import functions
 from pe_agent.job import owner_reference as owners
 from pe_agent.job import publish as publishing
 from pe_agent.job import send_control as emitted
-from pe_agent.job import subscribe as subscribing
 from pe_agent.job.agent_process import AgentProcess, default_home
+from pe_agent.job.context import JobContext
 from pe_agent.job.port_names import PortsByName
 from pe_agent.job.ports import ExportPort, ImportPort
 from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.job.shard_agents import ShardAgentProcesses, parse_agents
 from pe_agent.job.view_cache import ViewCache
+from pe_agent.streams import subscribe as subscribing
 from pe_agent.transport import agent_tls, tokens
 from pe_agent.transport import broker_trust as tls
 from pe_agent.transport.agent_client import AgentClient
@@ -26,17 +27,15 @@ from pe_agent.transport.broker_client import BrokerClient
 from pe_agent.transport.broker_trust import BrokerTrust, TrustError
 from pe_agent.transport.tokens import Token
 from streambroker_core.errors import StreambrokerError
-from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, Kind, PeKey, PortKey
-from streambroker_core.wire.manifests.ports import read_spec, write_spec
+from streambroker_core.model import DEFAULT_NAMESPACE, DEFAULT_SCOPE, PeKey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-    from pe_agent.aligned import Stream
+    from pe_agent.streams.stream import Stream
 
 log = logging.getLogger("pe_agent")
-
-KINDS: Mapping[str, Kind] = {"export": "Export", "import": "Import"}
 
 
 def start(
@@ -178,6 +177,7 @@ class PE:
         imports: the ports subscribed so far, by name.
         exports: the ports published so far, by name.
         view_cache: the last known view of its ports.
+        context: the PE as the parts of the job see it.
     """
 
     def __init__(
@@ -194,43 +194,40 @@ class PE:
     ) -> None:
         self.key = key
         self._shard_agents = shard_agents
-        self._owner = owner
         self.imports: dict[str, ImportPort] = PortsByName("import", "subscribe")
         self.exports: dict[str, ExportPort] = PortsByName("export", "publish")
-        self._spark = spark
-        self._process = process
-        self._broker = BrokerClient(broker, key.namespace, token, trust) if broker else None
-        self._application = application
         self.view_cache = ViewCache(lambda: self.agent.call("view", timeout=2.0)["view"])
-        self._queries = QueryMonitor(spark, lambda: self.agent)
         self.stopped = threading.Event()
-        process.beat_callbacks.append(self._queries.beat)
+        self.context = JobContext(
+            key=key,
+            spark=spark,
+            process=process,
+            broker_client=BrokerClient(broker, key.namespace, token, trust) if broker else None,
+            application=application,
+            owner=owner,
+            queries=QueryMonitor(spark, lambda: self.agent),
+            view_cache=self.view_cache,
+            stopped=self.stopped,
+            add_import=self._add_import,
+            add_export=self._add_export,
+        )
+        process.beat_callbacks.append(self.context.queries.beat)
+
+    def _add_import(self, port: str) -> None:
+        self.imports[port] = ImportPort(self.context, port)
+
+    def _add_export(self, port: str, query: StreamingQuery | None) -> None:
+        self.exports[port] = ExportPort(self.context, port, query=query)
 
     @property
     def agent(self) -> AgentClient:
         """The PE's own agent."""
-        return self._process.client
+        return self.context.agent
 
     @property
     def data_dir(self) -> Path:
         """The directory of the PE's agent."""
-        return self._process.home
-
-    def _agent_options(self) -> dict[str, str]:
-        trust = self._process.trust
-        options = {"agent": self.agent.location, "agentToken": self.agent.token}
-        if trust.path is not None:
-            options |= {"agentCa": str(trust.path), "agentPlain": "allow" if trust.plain else ""}
-        if trust.certificate is not None:
-            options |= {
-                "agentCertificate": str(trust.certificate.chain),
-                "agentKey": str(trust.certificate.key),
-            }
-        return options
-
-    def _report_running_queries(self) -> None:
-        """Report from now on to the agent which queries run: their operators send it metrics."""
-        self._queries.reports_running = True
+        return self.context.process.home
 
     subscribe = subscribing.subscribe
 
@@ -242,9 +239,9 @@ class PE:
         Raises:
             AlignedError: it is not streaming, or a column has a reserved name.
         """
-        from pe_agent import aligned
+        from pe_agent.streams.stream import stream
 
-        return aligned.stream(frame, pe=self)
+        return stream(frame, pe=self)
 
     # -- control tuples ------------------------------------------------------------------------
 
@@ -264,34 +261,9 @@ class PE:
 
     # -- common ------------------------------------------------------------------------------
 
-    def _declare(
-        self, kind: str, port: str, spec: dict[str, Any], *, redeclare: bool, schema: Any = None
-    ) -> None:
-        key = PortKey.parse(f"{self.key}/{port}")
-        if spec:
-            spec = {"application": dict(self._application), **spec}
-            if schema is not None:
-                spec["schema"] = schema
-            resource = read_spec(KINDS[kind], spec, key=key)
-            written = write_spec(resource)
-            spec = {name: written.get(name, value) for name, value in spec.items()}
-        self.agent.call(
-            "declare",
-            kind=kind,
-            port=port,
-            spec=spec or None,
-            schema=schema,
-            redeclare=redeclare,
-            owner=self._owner,
-        )
-
     def broker(self) -> BrokerClient:
         """Return the broker's client; raise BrokerUnavailableError if the PE has no broker."""
-        if self._broker is None:
-            from pe_agent.transport.broker_client import BrokerUnavailableError
-
-            raise BrokerUnavailableError("the PE was started without a broker; give broker=.")
-        return self._broker
+        return self.context.broker()
 
     def view(self) -> dict[str, Any] | None:
         """Return the agent's route table as it is now, None while none is known."""
@@ -304,15 +276,15 @@ class PE:
 
     def on_beat(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` about twice a second while the agent answers."""
-        self._process.beat_callbacks.append(callback)
+        self.context.process.beat_callbacks.append(callback)
 
     def stop(self, *, end_agent: bool = False) -> None:
         """Release the agent. It keeps serving for ``linger``; ``end_agent`` ends it at once."""
         self.stopped.set()
         try:
-            self._queries.beat()
+            self.context.queries.beat()
         except StreambrokerError as error:
             log.info("publisher leases not released: %s", error)
-        self._process.stop(end_agent=end_agent)
+        self.context.process.stop(end_agent=end_agent)
         if self._shard_agents is not None:
             self._shard_agents.stop(end_agent=end_agent)

@@ -92,7 +92,7 @@ def test_after_a_kill_one_agent_serves_and_the_stream_goes_on(agents: Pair, paus
         first = until(lambda: read_address(home), SECONDS, "an agent")
         pe = pe_agent.start(spark, job="feed", data_dir=home, linger=20, port=port)
         heard: list[str] = []
-        pe._process.beat_callbacks.append(lambda: heard.append(pe.agent.location))
+        pe.context.process.beat_callbacks.append(lambda: heard.append(pe.agent.location))
         try:
             publisher, reader = Publishing(agents.exporter), Reading(agents.importer)
             start = reader.open()
@@ -121,7 +121,7 @@ def test_after_a_kill_one_agent_serves_and_the_stream_goes_on(agents: Pair, paus
             assert pe.agent.location == agents.exporter.location
             assert reader.read(start, end) == list(range(6))
             # Else the first beat that is missed later on would pass for the agent's end.
-            child = pe._process._process
+            child = pe.context.process._process
             assert child is None or child.poll() is None
         finally:
             kubelet.ending.set()

@@ -34,8 +34,8 @@ def test_the_ports_getters_never_raise_and_say_when_they_are_stale(own: World) -
     name = own.followed("import", own.declare("import", **FILTERED))
     by_name = own.followed("import", own.declare("import", streams=NAMES))
     export = own.followed("export", own.declare("export", properties=PROPERTIES))
-    port, named = ImportPort(own.pe, name), ImportPort(own.pe, by_name)
-    exported = ExportPort(own.pe, export)
+    port, named = ImportPort(own.pe.context, name), ImportPort(own.pe.context, by_name)
+    exported = ExportPort(own.pe.context, export)
 
     def values() -> tuple[Any, ...]:
         return port.filter, port.subscription, named.streams, exported.properties, port.routes
@@ -53,7 +53,7 @@ def test_the_ports_getters_never_raise_and_say_when_they_are_stale(own: World) -
 
 
 def test_a_port_of_which_nothing_is_known_has_no_values(world: World) -> None:
-    port, export = ImportPort(world.pe, "nobody"), ExportPort(world.pe, "nobody")
+    port, export = ImportPort(world.pe.context, "nobody"), ExportPort(world.pe.context, "nobody")
     assert (port.filter, port.subscription, port.streams, port.routes) == (None, None, [], [])
     assert (export.properties, export.routes) == (None, [])
     assert port.stale
@@ -62,7 +62,7 @@ def test_a_port_of_which_nothing_is_known_has_no_values(world: World) -> None:
 
 def test_a_change_is_known_to_the_port_before_the_agent_has_it(own: World) -> None:
     name = own.followed("import", own.declare("import", **FILTERED))
-    port = ImportPort(own.pe, name)
+    port = ImportPort(own.pe.context, name)
     own.process.stop(end_agent=True)
     port.set_filter("price > 7.0")
 
@@ -72,12 +72,12 @@ def test_a_change_is_known_to_the_port_before_the_agent_has_it(own: World) -> No
 
 
 def test_the_ports_setters_raise_typed_errors(world: World) -> None:
-    port = ImportPort(world.pe, world.declare("import", streams=NAMES))
-    nobody = ImportPort(world.pe, "nobody")
-    export = ExportPort(world.pe, world.declare("export", streamId="by-name"))
-    away = ImportPort(world.pe_of(f"http://127.0.0.1:{free_port()}"), "any")
+    port = ImportPort(world.pe.context, world.declare("import", streams=NAMES))
+    nobody = ImportPort(world.pe.context, "nobody")
+    export = ExportPort(world.pe.context, world.declare("export", streamId="by-name"))
+    away = ImportPort(world.pe_of(f"http://127.0.0.1:{free_port()}").context, "any")
     world.declare("export", properties={"typed": 1}, schema=[{"name": "n", "type": "bigint"}])
-    unfit = ImportPort(world.pe, world.declare("import", subscription="typed == 1"))
+    unfit = ImportPort(world.pe.context, world.declare("import", subscription="typed == 1"))
     cases: list[tuple[type[Exception], Callable[[], object]]] = [
         (SubscriptionError, lambda: port.set_subscription("a ==")),
         (FilterError, lambda: port.set_filter("a ==")),
@@ -99,7 +99,7 @@ def test_a_policy_counts_once_although_its_answer_was_lost(world: World) -> None
     name = world.declare("export", properties=PROPERTIES)
     cutter = Cutter(world.broker.url)
     cutter.cuts = 1
-    change = ExportPort(world.pe_of(cutter.url), name).set_congestion_policy("drop")
+    change = ExportPort(world.pe_of(cutter.url).context, name).set_congestion_policy("drop")
     cutter.close()
 
     assert change.generation == 2

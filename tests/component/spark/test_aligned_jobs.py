@@ -27,7 +27,7 @@ def source(jobs: Session, pe: PE, name: str = "script", **more: Any) -> Stream:
     made = scripted(
         jobs.spark, jobs.folder / name, SCRIPT, **{"tasks": 1, "seed": IN_ORDER, **more}
     )
-    return Stream(spark=jobs.spark, pe=pe, data=made.data)
+    return Stream(spark=jobs.spark, job=pe.context, data=made.data)
 
 
 def published(jobs: Session, stream: Stream, port: str, **more: Any) -> None:

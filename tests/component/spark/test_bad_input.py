@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql import SparkSession
 
 from pe_agent.job.agent_process import AgentFailedError
-from pe_agent.job.subscribe import ArgumentError
+from pe_agent.job.publish import ArgumentError
 from pe_agent.transport.broker_client import BrokerRefusedError, BrokerUnavailableError
 from streambroker_core.errors import FilterError, PropertyError, SubscriptionError
 from support.processes.jobs import Broker

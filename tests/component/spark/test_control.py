@@ -81,11 +81,13 @@ def with_end(frame: DataFrame) -> DataFrame:
 
 def publish_packed(jobs: Session, pe: PE, feed: Feed, port: str) -> None:
     schema = to_items(parse_ddl(COLUMNS))
-    pe._declare("export", port, {"properties": {"kind": "a"}}, redeclare=False, schema=schema)
+    pe.context.declare(
+        "export", port, {"properties": {"kind": "a"}}, redeclare=False, schema=schema
+    )
     query = (
         with_end(jobs.files(feed))
         .writeStream.format("streambroker")
-        .options(export=port, control="true", columns=COLUMNS, **pe._agent_options())
+        .options(export=port, control="true", columns=COLUMNS, **pe.context.agent_options())
         .option("checkpointLocation", str(jobs.folder / "ck-out"))
         .start()
     )
@@ -97,7 +99,7 @@ def read_packed(jobs: Session, pe: PE, windows: Windows, **more: str) -> Any:
     query = (
         jobs.spark.readStream.format("streambroker")
         .options(control="true", columns=COLUMNS, buckets=str(BUCKETS), key="name", **more)
-        .options(**{"import": "in"}, **pe._agent_options())
+        .options(**{"import": "in"}, **pe.context.agent_options())
         .load()
         .writeStream.foreachBatch(windows)
         .option("checkpointLocation", str(jobs.folder / "ck-in"))

@@ -42,7 +42,7 @@ def main(folder: Path, role: str, broker: str) -> None:
 
 def export(spark: SparkSession, pe: PE, folder: Path) -> None:
     """Publish what an operator makes of a script, with the tuples that pass it."""
-    source = Stream(spark=spark, pe=pe, data=scripted(spark, folder, script()).data)
+    source = Stream(spark=spark, job=pe.context, data=scripted(spark, folder, script()).data)
     query = _killed(source, folder).publish(
         "out",
         properties={"kind": "out"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -35,7 +36,8 @@ class Frame:
 
 def imported(port: str, *, log: bool = True, ddl: str = COLUMNS) -> Stream:
     load = cast(Any, lambda more: Frame([{"import": port, **more}]))
-    return Import(port=port, ddl=ddl, load=load).stream(cast(Any, None), cast(Any, None), log=log)
+    job = cast(Any, SimpleNamespace(spark=None))
+    return Import(port=port, ddl=ddl, load=load).stream(job, log=log)
 
 
 def opened(stream: Stream) -> Stream:

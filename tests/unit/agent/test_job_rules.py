@@ -86,7 +86,9 @@ class Job:
 
 @contextmanager
 def running(agent: Agent, job: Job, query: str = "") -> Iterator[BrokerDiscoverer]:
-    discoverer = BrokerDiscoverer(cast(Any, SimpleNamespace(agent=agent)), timeout=0.2)
+    discoverer = BrokerDiscoverer(
+        cast(Any, SimpleNamespace(context=SimpleNamespace(agent=agent))), timeout=0.2
+    )
     discoverer.for_query(query)
     discovery = Discovery(discoverer, job.manager)
     try:
@@ -141,7 +143,7 @@ def test_rules_of_the_view_are_those_of_the_job_and_follow_it(agent: Agent) -> N
 def test_without_a_word_of_the_broker_there_are_no_first_rules(agent: Agent) -> None:
     with pytest.raises(DiscoveryError, match="has not sent the rules"):
         BrokerDiscoverer(
-            cast(Any, SimpleNamespace(agent=agent)), timeout=0.1
+            cast(Any, SimpleNamespace(context=SimpleNamespace(agent=agent))), timeout=0.1
         ).initial_pattern_processors()
 
 

@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pe_agent.functions.typed_properties import as_properties
+from pe_agent.job.context import Job
 from pe_agent.job.port_client import PortClient
 from pe_agent.job.ports import Change, ExportPort, ImportPort, NotAppliedError, drop_null_fields
 from pe_agent.transport.broker_client import (
@@ -36,9 +37,6 @@ from pe_agent.transport.flight_errors import AgentUnreachableError
 from streambroker_core.errors import StreambrokerError
 from streambroker_core.matching import canonical_filter
 from streambroker_core.model import is_port_name
-
-if TYPE_CHECKING:
-    from pe_agent.pe import PE
 
 DONE, NO_PORT, INVALID, UNKNOWN = 0, 1, 2, 3
 PROGRAMMED = "programmed"
@@ -115,7 +113,7 @@ class Known(Generic[_T]):
 
 
 def set_import_subscription(
-    pe: PE, port: str, subscription: str, *, wait: str | None = None, timeout: float = 30.0
+    pe: Job, port: str, subscription: str, *, wait: str | None = None, timeout: float = 30.0
 ) -> Outcome:
     """Replace the subscription of an import by subscription; filter and scope stay.
 
@@ -137,7 +135,7 @@ def set_import_subscription(
 
 
 def set_import_filter(
-    pe: PE,
+    pe: Job,
     port: str,
     filter: str,  # noqa: A002 - the word of the API
     *,
@@ -160,7 +158,7 @@ def set_import_filter(
 
 
 def set_import_streams(
-    pe: PE,
+    pe: Job,
     port: str,
     streams: Sequence[Mapping[str, str]],
     *,
@@ -182,35 +180,35 @@ def set_import_streams(
     return _set(ImportPort, pe, port, lambda at: at.set_streams(streams), wait, timeout)
 
 
-def get_import_subscription(pe: PE, port: str) -> Known[str]:
+def get_import_subscription(pe: Job, port: str) -> Known[str]:
     """Return the subscription of an import; empty if none is set yet.
 
     Returns:
         Code 0; 1 also for an import by name; 3 with the last known one.
     """
     return _get(
-        PortClient(pe, "import", port),
+        PortClient(pe.context, "import", port),
         "subscription",
         lambda body: {"subscription": body["subscription"]},
         lambda known: known["subscription"] or "",
     )
 
 
-def get_import_filter(pe: PE, port: str) -> Known[str]:
+def get_import_filter(pe: Job, port: str) -> Known[str]:
     """Return the filter of an import in its canonical text; empty for none.
 
     Returns:
         Code 0; 1; 3 with the last known one.
     """
     return _get(
-        PortClient(pe, "import", port),
+        PortClient(pe.context, "import", port),
         "filter",
         lambda body: {"filter": canonical_filter(body["filter"])},
         lambda known: known["filter"] or "",
     )
 
 
-def get_import_streams(pe: PE, port: str) -> Known[list[dict[str, str]]]:
+def get_import_streams(pe: Job, port: str) -> Known[list[dict[str, str]]]:
     """Return the names that an import selects; an empty list if none are set yet.
 
     Returns:
@@ -223,7 +221,7 @@ def get_import_streams(pe: PE, port: str) -> Known[list[dict[str, str]]]:
         return {"streams": body.get("streams", []), "subscription": None}
 
     return _get(
-        PortClient(pe, "import", port),
+        PortClient(pe.context, "import", port),
         "streams",
         read,
         lambda known: drop_null_fields(known["streams"]),
@@ -234,7 +232,7 @@ def get_import_streams(pe: PE, port: str) -> Known[list[dict[str, str]]]:
 
 
 def set_export_properties(
-    pe: PE, port: str, properties: object, *, wait: str | None = None, timeout: float = 30.0
+    pe: Job, port: str, properties: object, *, wait: str | None = None, timeout: float = 30.0
 ) -> Outcome:
     """Replace all properties of an export at once.
 
@@ -256,14 +254,14 @@ def set_export_properties(
     return _set(ExportPort, pe, port, change, wait, timeout)
 
 
-def get_export_properties(pe: PE, port: str) -> Known[dict[str, Any]]:
+def get_export_properties(pe: Job, port: str) -> Known[dict[str, Any]]:
     """Return all properties of an export.
 
     Returns:
         Code 0; 1 also for an export by name; 3 with the last known ones.
     """
     return _get(
-        PortClient(pe, "export", port),
+        PortClient(pe.context, "export", port),
         "properties",
         lambda body: {"properties": body},
         lambda known: dict(known["properties"]),
@@ -277,7 +275,7 @@ _P = TypeVar("_P", ImportPort, ExportPort)
 
 def _set(
     kind: type[_P],
-    pe: PE,
+    pe: Job,
     name: str,
     change: Callable[[_P], Change],
     wait: str | None,
@@ -290,7 +288,7 @@ def _set(
         return Outcome(INVALID, error=ValueError(wrong))
     deadline = time.monotonic() + min(timeout, _MAX_SECONDS)
     try:
-        applied = change(kind(pe, name, deadline=deadline))
+        applied = change(kind(pe.context, name, deadline=deadline))
     except Exception as error:
         return Outcome(_code_for(error), error=error)
     if wait is None or _wait_programmed(applied, deadline):

@@ -6,8 +6,9 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pe_agent.job.context import JobContext
 from pe_agent.transport.broker_client import (
     BrokerAnswer,
     BrokerRefusedError,
@@ -16,9 +17,6 @@ from pe_agent.transport.broker_client import (
     pe_path,
 )
 from streambroker_core.errors import StreambrokerError
-
-if TYPE_CHECKING:
-    from pe_agent.pe import PE
 
 DECLARE_WAIT_SECONDS = 5.0
 """How long a request waits until the broker has a port that the job has declared."""
@@ -34,18 +32,20 @@ MIN_TIMEOUT_SECONDS = 0.05
 class PortClient:
     """One port, as known to the broker, the agent and this program; ``deadline`` is monotonic."""
 
-    def __init__(self, pe: PE, kind: str, name: str, *, deadline: float = math.inf) -> None:
-        self._pe, self.kind, self.name = pe, kind, name
+    def __init__(
+        self, job: JobContext, kind: str, name: str, *, deadline: float = math.inf
+    ) -> None:
+        self._job, self.kind, self.name = job, kind, name
         self._deadline = deadline
-        self._path = f"{pe_path(pe.key.job, pe.key.pe)}/{kind}/{name}"
+        self._path = f"{pe_path(job.key.job, job.key.pe)}/{kind}/{name}"
 
     def cached_port(self) -> dict[str, Any] | None:
         """Return the port from the cache of this program; never raises."""
-        return self._pe.view_cache.port(self.kind, self.name)
+        return self._job.view_cache.port(self.kind, self.name)
 
     def port_in_view(self) -> dict[str, Any] | None:
         """Return the port from the agent's view; never raises."""
-        return self._pe.view_cache.port_in_view(self.kind, self.name)
+        return self._job.view_cache.port_in_view(self.kind, self.name)
 
     def get(
         self, subresource: str, parse_fields: Callable[[Any], Mapping[str, Any]]
@@ -92,7 +92,7 @@ class PortClient:
         return result
 
     def _cache(self, uid: str, generation: int, fields: Mapping[str, Any]) -> None:
-        self._pe.view_cache.update_port(
+        self._job.view_cache.update_port(
             self.kind, self.name, uid=uid, generation=generation, fields=fields
         )
 
@@ -118,7 +118,7 @@ class PortClient:
         while True:
             try:
                 if method == "GET":
-                    return self._pe.broker().request(
+                    return self._job.broker().request(
                         method, path, timeout=self._remaining(READ_SECONDS)
                     )
                 return self._change_with_retry(method, path, body, headers or {})
@@ -135,7 +135,7 @@ class PortClient:
 
     def _is_declared(self) -> bool:
         try:
-            return f"{self.kind}/{self.name}" in self._pe.status()["declarations"]
+            return f"{self.kind}/{self.name}" in self._job.agent.call("status")["declarations"]
         except StreambrokerError:
             return False
 
@@ -151,7 +151,7 @@ class PortClient:
         deadline, perhaps_made = self._deadline_after(RETRY_LOST_SECONDS), False
         while True:
             try:
-                return self._pe.broker().request(
+                return self._job.broker().request(
                     method,
                     path,
                     body,

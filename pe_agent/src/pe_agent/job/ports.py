@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pe_agent.job.context import JobContext
 from pe_agent.job.expression_errors import mark_expression_errors
 from pe_agent.job.port_client import PortClient
 from streambroker_core.errors import StreambrokerError
@@ -19,8 +20,6 @@ from streambroker_core.model.properties import normalise
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from pe_agent.pe import PE
 
 log = logging.getLogger("pe_agent")
 
@@ -80,9 +79,9 @@ class _Port:
 
     kind = ""
 
-    def __init__(self, pe: PE, name: str, *, deadline: float = math.inf) -> None:
-        self._pe, self.name = pe, name
-        self._client = PortClient(pe, self.kind, name, deadline=deadline)
+    def __init__(self, job: JobContext, name: str, *, deadline: float = math.inf) -> None:
+        self._job, self.name = job, name
+        self._client = PortClient(job, self.kind, name, deadline=deadline)
 
     @property
     def routes(self) -> list[dict[str, Any]]:
@@ -115,9 +114,9 @@ class _Port:
 
         def follow() -> None:
             seen, last = "", None
-            while not (ended.is_set() or self._pe.stopped.is_set()):
+            while not (ended.is_set() or self._job.stopped.is_set()):
                 try:
-                    answer = self._pe.agent.call("view", seen=seen, wait=1.0)
+                    answer = self._job.agent.call("view", seen=seen, wait=1.0)
                 except StreambrokerError:
                     ended.wait(0.5)
                     continue
@@ -245,7 +244,7 @@ class ImportPort(_Port):
         return all(p.get("generation", 0) >= generation for p in self._pinned_by_reader().values())
 
     def _pinned_by_reader(self) -> dict[str, Any]:
-        readers = self._pe.status()["imports"]["readers"]
+        readers = self._job.agent.call("status")["imports"]["readers"]
         return {
             id_: r["pinned"]
             for id_, r in readers.items()
@@ -265,9 +264,14 @@ class ExportPort(_Port):
     kind = "export"
 
     def __init__(
-        self, pe: PE, name: str, *, deadline: float = math.inf, query: StreamingQuery | None = None
+        self,
+        job: JobContext,
+        name: str,
+        *,
+        deadline: float = math.inf,
+        query: StreamingQuery | None = None,
     ) -> None:
-        super().__init__(pe, name, deadline=deadline)
+        super().__init__(job, name, deadline=deadline)
         self._query = query
         self._query_and_run = (None, None) if query is None else (str(query.id), str(query.runId))
 
@@ -287,7 +291,7 @@ class ExportPort(_Port):
                 " (awaitTermination), then finish."
             )
         query, run = self._query_and_run
-        self._pe.agent.call("publisher.finish", export=self.name, query=query, run=run)
+        self._job.agent.call("publisher.finish", export=self.name, query=query, run=run)
 
     @property
     def properties(self) -> dict[str, Any] | None:

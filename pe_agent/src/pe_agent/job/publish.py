@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.datasource.options import format_ddl
-from pe_agent.job.ports import ExportPort
-from pe_agent.job.subscribe import ArgumentError
+from pe_agent.job.context import Job, JobContext
 from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
+from streambroker_core.errors import StreambrokerError
 from streambroker_core.model.properties import normalise
 from streambroker_core.model.schema import parse_ddl, to_items
 
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-    from pe_agent.pe import PE
+
+class ArgumentError(StreambrokerError):
+    """Arguments that exclude each other, or one that is wrong; nothing was declared."""
+
+    code = "ArgumentInvalid"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Sink:
 
 
 def publish(
-    pe: PE,
+    pe: Job,
     frame: DataFrame,
     port: str,
     *,
@@ -84,7 +88,7 @@ def publish(
     )
     sink = Sink(exports={port: (frame.schema, spec)}, options={"export": port})
     return start_query(
-        pe,
+        pe.context,
         frame,
         sink,
         checkpoint=checkpoint,
@@ -126,7 +130,7 @@ def export_spec(
 
 
 def start_query(
-    pe: PE,
+    job: JobContext,
     frame: DataFrame,
     sink: Sink,
     *,
@@ -138,13 +142,13 @@ def start_query(
     """Declare the exports of a sink, and start the query that publishes to them."""
     for port, (columns, spec) in sink.exports.items():
         schema = to_items(parse_ddl(format_ddl(columns)))
-        pe._declare("export", port, dict(spec), redeclare=redeclare, schema=schema)
-        pe.exports[port] = ExportPort(pe, port)
-    sources, ports = pe._queries.sources(frame), tuple(sink.exports)
-    pe._queries.announce(ports, sources)
+        job.declare("export", port, dict(spec), redeclare=redeclare, schema=schema)
+        job.add_export(port, None)
+    sources, ports = job.queries.sources(frame), tuple(sink.exports)
+    job.queries.announce(ports, sources)
     writer = (
         frame.writeStream.format(sink.format)
-        .options(**pe._agent_options(), **sink.options)
+        .options(**job.agent_options(), **sink.options)
         .option("checkpointLocation", str(checkpoint))
         .outputMode("append")
     )
@@ -158,6 +162,6 @@ def start_query(
     ):
         query = with_cause_first(writer.start())
     for port in ports:
-        pe.exports[port] = ExportPort(pe, port, query=query)
-    pe._queries.add(ports, query, sources)
+        job.add_export(port, query)
+    job.queries.add(ports, query, sources)
     return query

@@ -7,8 +7,9 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pe_agent.job.context import Job
 from streambroker_core.control.tuples import (
     ALL_TARGETS,
     ControlError,
@@ -19,9 +20,6 @@ from streambroker_core.control.tuples import (
 from streambroker_core.control.tuples.envelope import encode_target
 from streambroker_core.control.tuples.payloads import encode
 from streambroker_core.control.tuples.request import parse_control_request
-
-if TYPE_CHECKING:
-    from pe_agent.pe import PE
 
 POLL_SECONDS = 0.1
 
@@ -61,7 +59,7 @@ class SentControl:
 
 
 def emit_control(
-    pe: PE,
+    pe: Job,
     port: str,
     payload: object,
     *,
@@ -87,18 +85,19 @@ def emit_control(
         ControlError, ControlLimitError, ManifestError: it cannot be a control tuple.
         AgentRefusedError: the export is not known, or full.
     """
-    answer = pe.agent.call(
+    job = pe.context
+    answer = job.agent.call(
         "export.emit",
         export=port,
         request=request or secrets.token_hex(16),
         what=_build_request(payload, delivery, at, target),
     )
     seq = answer["seq"]
-    return SentControl(answer, lambda: pe.agent.call("export.emitted", export=port, seq=seq))
+    return SentControl(answer, lambda: job.agent.call("export.emitted", export=port, seq=seq))
 
 
 def send_control(
-    pe: PE,
+    pe: Job,
     payload: object,
     *,
     operator: str | None = None,
@@ -133,13 +132,14 @@ def send_control(
                 " remove one of the two."
             )
         target = replace(target, operator=operator)
-    answer = pe.agent.call(
+    job = pe.context
+    answer = job.agent.call(
         "control.append",
         request=request or secrets.token_hex(16),
         what=_build_request(payload, delivery, at, target),
     )
     seq = answer["seq"]
-    return SentControl(answer, lambda: pe.agent.call("control.entry", seq=seq))
+    return SentControl(answer, lambda: job.agent.call("control.entry", seq=seq))
 
 
 def _build_request(

@@ -20,7 +20,7 @@ from streambroker_core.errors import StreambrokerError
 from streambroker_core.wire.reports.side_status import SideStatus, write_side
 
 if TYPE_CHECKING:
-    from pe_agent.pe import PE
+    from pe_agent.job.context import JobContext
 
 log = logging.getLogger("pe_agent")
 
@@ -41,9 +41,9 @@ class SideMetricsReporter:
     options: tuple[tuple[str, str], ...]
 
     @classmethod
-    def for_pe(cls, pe: PE, operator: str) -> SideMetricsReporter:
-        """Return the reporter to the agent of a PE."""
-        return cls(operator=operator, options=tuple(sorted(pe._agent_options().items())))
+    def for_job(cls, job: JobContext, operator: str) -> SideMetricsReporter:
+        """Return the reporter to the agent of a job."""
+        return cls(operator=operator, options=tuple(sorted(job.agent_options().items())))
 
     def __call__(self, bucket: int, window: int, sides: Sequence[SideStatus]) -> None:
         """Enqueue the metrics of a bucket after a window."""

@@ -22,10 +22,10 @@ from streambroker_core.errors import AlignedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from pe_agent.pe import PE
+    from pe_agent.job.context import JobContext
     from pe_agent.streams.stream import RowsFrame, Stream
 
 
@@ -47,12 +47,12 @@ class Import:
     rules_file: str | None = None
     _row_frames: dict[tuple[int, bool], DataFrame] = field(default_factory=dict, repr=False)
 
-    def stream(self, spark: SparkSession, pe: PE, *, log: bool) -> Stream:
+    def stream(self, job: JobContext, *, log: bool) -> Stream:
         """Return the import as a stream; with ``log`` it carries the agent's control log."""
         from pe_agent.streams.stream import Stream
 
         carrier = self if log else None
-        return Stream(spark=spark, pe=pe, data=ImportFrame(imports=(self,)), carrier=carrier)
+        return Stream(spark=job.spark, job=job, data=ImportFrame(imports=(self,)), carrier=carrier)
 
     def schema(self) -> StructType:
         """Return the columns, including ``_source`` if it is set."""

@@ -67,7 +67,7 @@ class OperatorStream(Stream):
             )
         return Stream(
             spark=self.spark,
-            pe=self.pe,
+            job=self.job,
             data=OutputFrame(frame=node.frame, output=output, columns=node.schemas[output]),
             nodes=self.nodes,
             watermark_operators=self.watermark_operators,
@@ -112,7 +112,7 @@ class OperatorStream(Stream):
             raise AlignedError(
                 f"properties are given for output {unpublished[0]}, which is not published."
             )
-        pe = self.require_pe("publish_outputs")
+        job = self.require_job("publish_outputs")
         exports = {
             output: (
                 port,
@@ -124,7 +124,7 @@ class OperatorStream(Stream):
         frame, sink = sink_for_outputs(node.frame, exports)
         self.mark_used(again=again)
         return publishing.start_query(
-            pe,
+            job,
             frame,
             sink,
             checkpoint=checkpoint,
@@ -279,7 +279,7 @@ def control_aware(
     frame = hosting.run_operator(config, feeds).alias(mark)
     return OperatorStream(
         spark=first.spark,
-        pe=next((one.pe for one in by_port.values() if one.pe is not None), None),
+        job=next((one.job for one in by_port.values() if one.job is not None), None),
         data=OutputFrame(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
         nodes={**nodes, name: OperatorNode(name=name, frame=frame, schemas=outputs, mark=mark)},
         watermark_operators=frozenset({name}) if timed or clocks else frozenset(),

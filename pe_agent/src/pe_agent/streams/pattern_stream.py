@@ -172,18 +172,18 @@ def pattern_processors(
             needed = relevance and relevance(one)
             sending.send(to_pattern_rules(one, copied, needed, ticks=ticks is not None))
 
-        processors, pe = Processors(send, before, context, relevance, ticks), prepared.stream.pe
+        processors, job = Processors(send, before, context, relevance, ticks), prepared.stream.job
         operator = prepared.run_operator(name, buckets, copied, processors)
         _set_tick_interval(ticks, before)
         if sent is None:
             send(before)
         processors.begin(discoverer, first, tell)
-        if pe is not None:
+        if job is not None:
             sources = processors.figures, processors.waiting, processors.errors
             reporter = RuleMetricsReporter(
-                lambda: pe.agent, name, sending.name, *sources, lambda: processors.running
+                lambda: job.agent, name, sending.name, *sources, lambda: processors.running
             )
-            pe.on_beat(reporter.beat)
+            job.process.beat_callbacks.append(reporter.beat)
     except BaseException:
         discoverer.close()
         raise
@@ -300,12 +300,12 @@ def _set_tick_interval(ticks: TickFile | None, rules: RuleSet) -> None:
 
 
 def _rules_path(stream: Stream, name: str) -> Path:
-    if stream.pe is None:
+    if stream.job is None:
         raise AlignedError(
             "rules need a file through which they reach the query: name one with control=, next"
             " to the query's checkpoint."
         )
-    return stream.pe.data_dir / f"rules-{name}"
+    return stream.job.process.home / f"rules-{name}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -316,11 +316,11 @@ class SideInputs:
         self, streams: Mapping[str, Stream], operator: str
     ) -> SideMetricsReporter | None:
         every = (self.main, *streams.values())
-        pe = next((one.pe for one in every if one.pe is not None), None)
-        if pe is None:
+        job = next((one.job for one in every if one.job is not None), None)
+        if job is None:
             return None
-        pe._report_running_queries()
-        return SideMetricsReporter.for_pe(pe, operator)
+        job.queries.reports_running = True
+        return SideMetricsReporter.for_job(job, operator)
 
     def _union_control(
         self, join: SideJoin, streams: Mapping[str, Stream], tables: Mapping[str, Table]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pe_agent.datasource.schemas import Columns
-    from pe_agent.pe import PE
+    from pe_agent.job.context import Job, JobContext
     from pe_agent.streams.operator_stream import OperatorNode, OperatorStream
     from pe_agent.streams.side_input import Given
     from pe_agent.streams.side_inputs import SideInputs
@@ -133,7 +133,7 @@ class Stream:
     """
 
     spark: SparkSession
-    pe: PE | None = None
+    job: JobContext | None = None
     data: RowsFrame | OutputFrame | ImportFrame | None = None
     control_frames: tuple[ControlFrame, ...] = ()
     key: tuple[str, ...] = ()
@@ -399,7 +399,7 @@ class Stream:
         """
         from pe_agent.aligned import sinks
 
-        pe, spec = self.require_pe("publish"), publishing.export_spec(port, **settings)
+        job, spec = self.require_job("publish"), publishing.export_spec(port, **settings)
         data = self._require_data("rows")
         self.mark_used(again=again)
         if isinstance(data, OutputFrame) and not self.control_frames:
@@ -410,7 +410,7 @@ class Stream:
                 self._as_rows("rows"), self.control_frames, port, spec
             )
         return publishing.start_query(
-            pe,
+            job,
             frame,
             sink,
             checkpoint=checkpoint,
@@ -432,11 +432,11 @@ class Stream:
             node.is_used = True
             start_guard.allow_query(self.spark, node.mark)
 
-    def require_pe(self, what: str) -> PE:
-        """Return the PE of the stream; raise AlignedError if it was made without one."""
-        if self.pe is None:
+    def require_job(self, what: str) -> JobContext:
+        """Return the job of the stream; raise AlignedError if it was made without one."""
+        if self.job is None:
             raise AlignedError(f"{what} needs a PE: make the stream with pe.aligned(frame).")
-        return self.pe
+        return self.job
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -576,7 +576,7 @@ def _union_two(left: Stream, right: Stream) -> Stream:
             )
     return replace(
         left,
-        pe=left.pe or right.pe,
+        job=left.job or right.job,
         data=data,
         control_frames=(*left.control_frames, *right.control_frames),
         key=left.key or right.key,
@@ -590,7 +590,7 @@ def _union_two(left: Stream, right: Stream) -> Stream:
     )
 
 
-def stream(frame: DataFrame, *, pe: PE | None = None) -> Stream:
+def stream(frame: DataFrame, *, pe: Job | None = None) -> Stream:
     """Return a streaming DataFrame as a stream; rows are ordered by task, then within the task.
 
     Args:
@@ -602,7 +602,11 @@ def stream(frame: DataFrame, *, pe: PE | None = None) -> Stream:
     """
     if not frame.isStreaming:
         raise AlignedError("the DataFrame is not streaming: make it with readStream or subscribe.")
-    return Stream(spark=frame.sparkSession, pe=pe, data=RowsFrame(frame=add_sequence(frame)))
+    return Stream(
+        spark=frame.sparkSession,
+        job=None if pe is None else pe.context,
+        data=RowsFrame(frame=add_sequence(frame)),
+    )
 
 
 def _union_data(left: Stream, right: Stream) -> RowsFrame | ImportFrame:

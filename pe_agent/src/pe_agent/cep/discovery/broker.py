@@ -16,7 +16,7 @@ from streambroker_core.cep.rules.rule_set import UnreadableRule
 from streambroker_core.errors import StreambrokerError
 
 if TYPE_CHECKING:
-    from pe_agent.pe import PE
+    from pe_agent.job.context import Job
     from pe_agent.transport.agent_client import AgentClient
 
 log = logging.getLogger("pe_agent.cep")
@@ -38,14 +38,14 @@ class BrokerDiscoverer:
             broker; None without a problem.
     """
 
-    def __init__(self, pe: PE, *, timeout: float = 30.0) -> None:
+    def __init__(self, pe: Job, *, timeout: float = 30.0) -> None:
         """Set the PE whose rules are fetched.
 
         Args:
             pe: the PE, as `pe_agent.start` returns it.
             timeout: seconds to wait for the first rules.
         """
-        self._agent: Callable[[], AgentClient] = lambda: pe.agent
+        self._agent: Callable[[], AgentClient] = lambda: pe.context.agent
         self._timeout = timeout
         self._name, self._query = secrets.token_hex(8), ""
         self._digest: str | None = None

@@ -9,29 +9,22 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from pe_agent.datasource.options import SOURCE_FIELD, fetch_schema
 from pe_agent.datasource.schemas import Columns, as_ddl
 from pe_agent.job.expression_errors import mark_expression_errors
-from pe_agent.job.ports import ImportPort
+from pe_agent.job.publish import ArgumentError
 from pe_agent.spark.session import active_session
 from streambroker_core.control.tuples.payloads import type_name
-from streambroker_core.errors import StreambrokerError
 from streambroker_core.expression import parse
 from streambroker_core.model.schema import Schema, parse_ddl, to_ddl, to_items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pe_agent.aligned import Stream
-    from pe_agent.pe import PE
-
-
-class ArgumentError(StreambrokerError):
-    """Arguments that exclude each other, or one that is wrong; nothing was declared."""
-
-    code = "ArgumentInvalid"
+    from pe_agent.job.context import Job, JobContext
+    from pe_agent.streams.stream import Stream
 
 
 @overload
 def subscribe(
-    pe: PE,
+    pe: Job,
     port: str,
     subscription: str | None = None,
     *,
@@ -55,7 +48,7 @@ def subscribe(
 
 @overload
 def subscribe(
-    pe: PE,
+    pe: Job,
     port: str,
     subscription: str | None = None,
     *,
@@ -80,7 +73,7 @@ def subscribe(
 
 
 def subscribe(
-    pe: PE,
+    pe: Job,
     port: str,
     subscription: str | None = None,
     *,
@@ -146,9 +139,10 @@ def subscribe(
     declared_ddl = None if schema is None else as_ddl(schema)
     if declared_ddl is not None:
         spec["schema"] = to_items(_select_columns(parse_ddl(declared_ddl), columns))
-    pe._declare("import", port, spec, redeclare=redeclare)
-    pe.imports[port] = ImportPort(pe, port)
-    ddl = to_ddl(_select_columns(parse_ddl(declared_ddl or fetch_schema(pe.agent, port)), columns))
+    job = pe.context
+    job.declare("import", port, spec, redeclare=redeclare)
+    job.add_import(port)
+    ddl = to_ddl(_select_columns(parse_ddl(declared_ddl or fetch_schema(job.agent, port)), columns))
     options = {
         "import": port,
         "source": str(source).lower(),
@@ -158,7 +152,7 @@ def subscribe(
     if max_bytes_per_batch is not None:
         options["maxBytesPerBatch"] = str(max_bytes_per_batch)
     if not control:
-        return _load_frame(pe, options, f"{ddl}, {SOURCE_FIELD}" if source else ddl)
+        return _load_frame(job, options, f"{ddl}, {SOURCE_FIELD}" if source else ddl)
     from pe_agent.streams.import_stream import Import
 
     options |= {"control": "true", "mergeable": ",".join(map(type_name, mergeable))}
@@ -166,17 +160,19 @@ def subscribe(
         port=port,
         ddl=ddl,
         source=source,
-        load=lambda more: _load_frame(pe, {**options, **more}),
+        load=lambda more: _load_frame(job, {**options, **more}),
     )
-    return opened.stream(pe._spark, pe, log=control_log)
+    return opened.stream(job, log=control_log)
 
 
-def _load_frame(pe: PE, options: Mapping[str, str], schema: str | None = None) -> DataFrame:
+def _load_frame(
+    job: JobContext, options: Mapping[str, str], schema: str | None = None
+) -> DataFrame:
     """Open a frame with a name of its own, by which the agent identifies queries that read it."""
-    reader = pe._spark.readStream.format("streambroker").options(**options, **pe._agent_options())
+    reader = job.spark.readStream.format("streambroker").options(**options, **job.agent_options())
     if schema is not None:
         reader = reader.schema(schema)
-    with active_session(pe._spark):
+    with active_session(job.spark):
         return reader.option("frame", secrets.token_hex(8)).load()
 
 
