@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 _MOVED = {
     "pe_agent.aligned.control_file": "pe_agent.log.control_file",
-    "pe_agent.aligned.operators": "pe_agent.streams.operator_stream",
+    "pe_agent.aligned.operators": "pe_agent.streams.stream",
     "pe_agent.aligned.streams": "pe_agent.streams.stream",
     "pe_agent.broker_client": "pe_agent.transport.broker_client",
     "pe_agent.causes": "pe_agent.spark.query_failure",
@@ -55,7 +55,7 @@ _MOVED = {
     "pe_agent.ports": "pe_agent.job.ports",
     "pe_agent.side.inputs": "pe_agent.streams.side_input",
     "pe_agent.side.joins": "pe_agent.streams.side_inputs",
-    "pe_agent.side.stateless": "pe_agent.streams.stateless_side_inputs",
+    "pe_agent.side.stateless": "pe_agent.streams.side_inputs",
     "pe_agent.tokens": "pe_agent.transport.tokens",
 }
 

@@ -14,7 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 import pe_agent
 from pe_agent.aligned import Limits, Operator, OperatorStream, Stream
-from pe_agent.streams.stream import RowsFrame
+from pe_agent.aligned.data import RowsFrame
+from pe_agent.aligned.plan import StreamPlan
 from support.aligned.graphs import Node, Turn, chain, sink, turns
 from support.aligned.model import simulate
 from support.aligned.operators import Failing, Multiply, NewerMultiply, Talkative
@@ -115,9 +116,10 @@ def test_control_that_a_receiver_does_not_know_or_that_was_changed_is_refused(
     assert "has type Note, which is not known to this receiver; it knows SetFactor" in told
     passing = multiplied(source, Multiply, on_invalid="pass")
     assert collected(passing.to_df(), tmp_path / "ck") == {0: [(1, 1, 0)]}
-    assert isinstance(source.data, RowsFrame)
-    changed = source.data.frame.withColumn("_control", F.substring("_control", 1, 20))
-    broken = Stream(spark=spark, data=RowsFrame(frame=changed, mixed=True), key=("k",))
+    assert isinstance(source.plan.data, RowsFrame)
+    changed = source.plan.data.frame.withColumn("_control", F.substring("_control", 1, 20))
+    rows = RowsFrame(frame=changed, mixed=True)
+    broken = Stream(StreamPlan(spark=spark, data=rows, key=("k",)))
     told = refused(multiplied(broken, Multiply), tmp_path / "ck2")
     assert "a control row contains no control tuple" in told
 

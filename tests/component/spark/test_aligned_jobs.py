@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def source(jobs: Session, pe: PE, name: str = "script", **more: Any) -> Stream:
     made = scripted(
         jobs.spark, jobs.folder / name, SCRIPT, **{"tasks": 1, "seed": IN_ORDER, **more}
     )
-    return Stream(spark=jobs.spark, job=pe.context, data=made.data)
+    return Stream(replace(made.plan, job=pe.context))
 
 
 def published(jobs: Session, stream: Stream, port: str, **more: Any) -> None:

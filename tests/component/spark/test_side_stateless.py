@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_rows_are_those_of_an_operator_with_state(spark: SparkSession, tmp_path:
 
 def alone(sides: SideInputs, name: str) -> SideInputs:
     """Return the side inputs with one of them alone, and nothing added."""
-    return SideInputs(main=sides.main, sources={name: sides.sources[name]})
+    return replace(sides, sources={name: sides.sources[name]}, enrichments=(), settings={})
 
 
 def united(frames: dict[str, DataFrame]) -> DataFrame:

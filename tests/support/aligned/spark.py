@@ -23,8 +23,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from pe_agent.aligned import Operator, OperatorStream, Stream, control_aware
+from pe_agent.aligned.data import RowsFrame
+from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import encode_control
-from pe_agent.streams.stream import RowsFrame
 from streambroker_core.control.operators.operator import Changes
 from streambroker_core.control.runtime.packing import sequence
 from streambroker_core.control.tuples import Limits
@@ -145,7 +146,7 @@ def scripted(
         .option("seed", str(seed))
         .load()
     )
-    return Stream(spark=spark, data=RowsFrame(frame=frame, mixed=True))
+    return Stream(StreamPlan(spark=spark, data=RowsFrame(frame=frame, mixed=True)))
 
 
 class Told(Scripted):

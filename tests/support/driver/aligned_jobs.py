@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def main(folder: Path, role: str, broker: str) -> None:
 
 def export(spark: SparkSession, pe: PE, folder: Path) -> None:
     """Publish what an operator makes of a script, with the tuples that pass it."""
-    source = Stream(spark=spark, job=pe.context, data=scripted(spark, folder, script()).data)
+    source = Stream(replace(scripted(spark, folder, script()).plan, job=pe.context))
     query = _killed(source, folder).publish(
         "out",
         properties={"kind": "out"},

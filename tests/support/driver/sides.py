@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
+from pe_agent.aligned.data import OutputFrame
 from pe_agent.spark.local_session import SMALL, session
-from pe_agent.streams.stream import OutputFrame
 from support.processes.waiting import until
 from support.sides.spark import BODY, Fed, Seen, made_of, settings
 
@@ -28,7 +28,7 @@ def main(folder: Path, cores: int) -> None:
     spark = session("side-kills", cores=cores, conf=SMALL)
     frame = spark.readStream.schema(BODY).option("maxFilesPerTrigger", 1)
     fed = Fed(frame.parquet(str(folder / "in")), told["case"], folder / "tables")
-    data = made_of(told["case"], fed, told["buckets"]).data
+    data = made_of(told["case"], fed, told["buckets"]).plan.data
     assert isinstance(data, OutputFrame)
 
     def take(batch: DataFrame, window: int) -> None:

@@ -22,12 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's users write it
 
 from pe_agent.aligned import OperatorStream, Stream, stream
+from pe_agent.aligned.data import ControlFrame, OutputFrame
+from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime import progress_messages as runtime_notes
 from pe_agent.aligned.runtime.frames import CONTROL, PROGRESS, ROWS, encode_control, read_ipc
 from pe_agent.side import SideInputs, Table, Views
 from pe_agent.side.tables.versions import version_path
 from pe_agent.streams.side_input import Given
-from pe_agent.streams.stream import ControlFrame, OutputFrame
 from streambroker_core.control.tuples import ControlTuple, Delivery
 from streambroker_core.side import SideComplete, SideVersion
 from streambroker_core.side.definition import SideJoin
@@ -204,7 +205,8 @@ class Fed:
     def control(self) -> Stream:
         """Return what is said."""
         frame = self._frame.where(F.col("port") == "control").select(CONTROL)
-        return Stream(spark=self._frame.sparkSession, control_frames=(ControlFrame(frame=frame),))
+        spark = self._frame.sparkSession
+        return Stream(StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),)))
 
     def table(self, name: str, told: dict[str, Any]) -> Table:
         """Return a table whose versions have the names of the case."""
@@ -364,7 +366,7 @@ def run_on_spark(
     found = {case["id"]: Seen() for case in cases}
     frames = []
     for case in cases:
-        data = made_of(case, Fed(frame, case, folder / "tables"), buckets).data
+        data = made_of(case, Fed(frame, case, folder / "tables"), buckets).plan.data
         assert isinstance(data, OutputFrame)
         frames.append(data.frame.withColumn("case", F.lit(case["id"])))
     every = frames[0]

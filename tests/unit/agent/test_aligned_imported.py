@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from pe_agent.aligned import AlignedError, Stream
+from pe_agent.aligned import AlignedError
+from pe_agent.aligned.data import RowsFrame
+from pe_agent.aligned.import_frame import Import, ImportFrame
+from pe_agent.aligned.plan import StreamPlan, choose_carrier
 from pe_agent.datasource.options import Options
-from pe_agent.streams.import_stream import Import, ImportFrame, choose_carrier
-from pe_agent.streams.stream import RowsFrame
 from streambroker_core.control.runtime.buckets import Layout
 
 COLUMNS = "`a key` bigint, v int, t timestamp"
@@ -34,18 +34,19 @@ class Frame:
         return self
 
 
-def imported(port: str, *, log: bool = True, ddl: str = COLUMNS) -> Stream:
+def imported(port: str, *, log: bool = True, ddl: str = COLUMNS) -> StreamPlan:
     load = cast(Any, lambda more: Frame([{"import": port, **more}]))
-    job = cast(Any, SimpleNamespace(spark=None))
-    return Import(port=port, ddl=ddl, load=load).stream(job, log=log)
+    one = Import(port=port, ddl=ddl, load=load)
+    data, carrier = ImportFrame(imports=(one,)), one if log else None
+    return StreamPlan(spark=cast(Any, None), data=data, carrier=carrier)
 
 
-def opened(stream: Stream) -> Stream:
+def opened(stream: StreamPlan) -> StreamPlan:
     """Return a stream that an operation has opened."""
-    return stream._with_frame(stream._as_rows("where"), stream._as_rows("where").frame)
+    return replace(stream, data=stream.as_rows("where"))
 
 
-def packed(stream: Stream, layout: Layout = LAYOUT) -> list[Mapping[str, str]]:
+def packed(stream: StreamPlan, layout: Layout = LAYOUT) -> list[Mapping[str, str]]:
     assert isinstance(stream.data, ImportFrame)
     return cast(Frame, stream.data.open_packed(layout, "t", stream.carrier)).options
 
@@ -74,7 +75,7 @@ def test_of_imports_put_together_the_first_that_may_brings_the_log() -> None:
         ("two", "2", "false"),
     ]
     assert logs(packed(one.union(one))) == [("one", "0", "true"), ("one", "1", "false")]
-    assert not silent.union(silent).has_control_log
+    assert silent.union(silent).carrier is None
     assert logs(packed(one.without_control_log())) == [("one", "0", "false")]
 
 
@@ -82,7 +83,7 @@ def test_one_that_is_open_goes_before_one_that_is_not_and_two_are_refused() -> N
     one, two = imported("one"), imported("two")
     ways = choose_carrier([one, opened(two)])
     assert ways[1] is two.carrier
-    assert [way.has_control_log for way in ways[0]] == [False, True]
+    assert [way.carrier is not None for way in ways[0]] == [False, True]
     with pytest.raises(AlignedError, match=r"imports two and one of one query both.*control_log="):
         choose_carrier([opened(two), opened(one)])
     with pytest.raises(AlignedError, match="import one is open with the control log"):

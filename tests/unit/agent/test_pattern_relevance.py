@@ -19,7 +19,7 @@ def relevance(*more: StructField) -> Any:
         event_time=("t", "1 second"), schema=lambda: StructType(list(columns))
     )
     made = _PatternInput(
-        stream=stream,
+        plan=stream,
         key=(),
         columns=None,
         conditions={},

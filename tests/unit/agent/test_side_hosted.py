@@ -14,10 +14,11 @@ from pe_agent.side.operator import (
     SideOperatorFactory,
     SparkSideOperator,
 )
+from pe_agent.side.row_functions import OwnKeysFunction, RowJoiner
 from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.versions import REQUESTS
 from pe_agent.streams.side_input import side_map, side_singleton
-from pe_agent.streams.side_inputs import OwnKeysFunction, RowJoiner, SideInputs
+from pe_agent.streams.side_inputs import SideInputs
 from streambroker_core.control.operators.operator import Window
 from streambroker_core.control.tuples import ControlTuple, Delivery, SideTick, make_logged_tuple
 from streambroker_core.control.tuples.payloads import encode
@@ -216,7 +217,8 @@ def test_settings_that_are_not_known_are_named() -> None:
     ):
         given.define("rates", None)
     with pytest.raises(SideDefinitionError, match="a str, not a stream; make it a table"):
-        side_singleton("rates").stream("rates")  # type: ignore[arg-type]
-    sides = SideInputs(main=None, sources={})  # type: ignore[arg-type]
+        side_singleton("rates").plan("rates")  # type: ignore[arg-type]
+    nothing: Any = None
+    sides = SideInputs(main=nothing, sources={}, make_rows=nothing, make_operator=nothing)
     with pytest.raises(SideDefinitionError, match="late is not an option; there are: order"):
         sides.options(late=3)

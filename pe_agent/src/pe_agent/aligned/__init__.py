@@ -9,17 +9,7 @@ A stream wraps a streaming DataFrame; operators are those of ``streambroker_core
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pe_agent.aligned.control_source import control_stream
-    from pe_agent.log.control_file import ControlFile
-    from pe_agent.streams.operator_stream import OperatorStream, control_aware
-    from pe_agent.streams.stream import Stream, stream
-    from streambroker_core.control.operators.operator import Blobs, Changes, Input, Operator
-    from streambroker_core.control.operators.typed_operator import TypedOperator, handles
-    from streambroker_core.control.tuples import ControlTuple, Delivery, Limits, Target
-    from streambroker_core.errors import AlignedError
+from typing import Any
 
 _MODULES = {
     "AlignedError": "streambroker_core.errors",
@@ -31,35 +21,17 @@ _MODULES = {
     "Input": "streambroker_core.control.operators.operator",
     "Limits": "streambroker_core.control.tuples",
     "Operator": "streambroker_core.control.operators.operator",
-    "OperatorStream": "pe_agent.streams.operator_stream",
+    "OperatorStream": "pe_agent.streams.stream",
     "Stream": "pe_agent.streams.stream",
     "Target": "streambroker_core.control.tuples",
     "TypedOperator": "streambroker_core.control.operators.typed_operator",
-    "control_aware": "pe_agent.streams.operator_stream",
-    "control_stream": "pe_agent.aligned.control_source",
+    "control_aware": "pe_agent.streams.stream",
+    "control_stream": "pe_agent.streams.stream",
     "handles": "streambroker_core.control.operators.typed_operator",
     "stream": "pe_agent.streams.stream",
 }
 
-__all__ = [
-    "AlignedError",
-    "Blobs",
-    "Changes",
-    "ControlFile",
-    "ControlTuple",
-    "Delivery",
-    "Input",
-    "Limits",
-    "Operator",
-    "OperatorStream",
-    "Stream",
-    "Target",
-    "TypedOperator",
-    "control_aware",
-    "control_stream",
-    "handles",
-    "stream",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

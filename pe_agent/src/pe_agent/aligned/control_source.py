@@ -13,10 +13,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from pe_agent.aligned.data import ControlFrame
+from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import CONTROL
-from pe_agent.log.control_file import ControlFileOffsets, read_log_id
+from pe_agent.log.control_file import ControlFileOffsets
 from pe_agent.spark.session import active_session, register_source
-from pe_agent.streams.stream import ControlFrame, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,22 +25,14 @@ if TYPE_CHECKING:
 FORMAT = "streambroker-control-file"
 
 
-def control_stream(spark: SparkSession, path: str | Path) -> Stream:
-    """Return the control tuples of a file as a stream, for ``union`` with other streams.
-
-    Raises:
-        AlignedError: it is no file of control tuples.
-    """
-    read_log_id(Path(path))
-    return control_source_stream(spark, ControlFileSource, path=str(path))
-
-
-def control_source_stream(spark: SparkSession, source: type[DataSource], **options: Any) -> Stream:
-    """Return the control tuples of a source as a stream, for ``union`` with other streams."""
+def control_source_plan(
+    spark: SparkSession, source: type[DataSource], **options: Any
+) -> StreamPlan:
+    """Return the plan of the control tuples of a source, for ``union`` with other plans."""
     register_source(spark, source)
     with active_session(spark):
         frame = spark.readStream.format(source.name()).options(**options).load()
-    return Stream(spark=spark, control_frames=(ControlFrame(frame=frame),))
+    return StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),))
 
 
 class ControlSource(DataSource):

@@ -49,7 +49,7 @@ from streambroker_core.errors import AlignedError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pe_agent.streams.stream import ControlFrame, RowsFrame
+    from pe_agent.aligned.data import ControlFrame, RowsFrame
 
 FORMAT = "streambroker-outputs"
 SEPARATE_CONTROL = -1

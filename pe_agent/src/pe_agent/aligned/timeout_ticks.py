@@ -23,10 +23,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from pe_agent.aligned.control_source import ControlSource, control_source_stream
+from pe_agent.aligned.control_source import ControlSource, control_source_plan
+from pe_agent.aligned.plan import StreamPlan
 from pe_agent.aligned.runtime.frames import CONTROL, encode_control
 from pe_agent.log.atomic_file import replace_file
-from pe_agent.streams.stream import Stream
 from streambroker_core.control.tuples import Delivery, SideTick, make_logged_tuple
 from streambroker_core.control.tuples.payloads import encode
 
@@ -78,10 +78,10 @@ def tick_seconds(timeout: float) -> float:
     return max(MIN_TICK_SECONDS, timeout / TICKS_PER_TIMEOUT)
 
 
-def tick_stream(spark: SparkSession, plan: TickPlan | TickFile) -> Stream:
-    """Return ticks as a stream for ``union``; ``plan`` is a file if it changes during the query."""
+def tick_source_plan(spark: SparkSession, plan: TickPlan | TickFile) -> StreamPlan:
+    """Return ticks for ``union``; ``plan`` is a file if it changes during the query."""
     options = {"path": str(plan.path)} if isinstance(plan, TickFile) else asdict(plan)
-    return control_source_stream(spark, TickSource, **options)
+    return control_source_plan(spark, TickSource, **options)
 
 
 class TickSource(ControlSource):

@@ -7,38 +7,9 @@ how rules change and which rows match.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pe_agent.cep.discovery.broker import BrokerDiscoverer
-    from pe_agent.cep.discovery.discoverer import (
-        Discovery,
-        DiscoveryError,
-        PatternProcessorDiscoverer,
-        PatternProcessorDiscovererFactory,
-        PeriodicPatternProcessorDiscoverer,
-        QueryDiscoverer,
-        ReportedDiscoverer,
-        Wanted,
-    )
-    from pe_agent.cep.discovery.manager import PatternProcessorManager
-    from pe_agent.cep.discovery.polling import (
-        DirectoryDiscoverer,
-        HttpDiscoverer,
-        TableDiscoverer,
-        sqlite_table,
-    )
-    from pe_agent.cep.dry_runs import dry_run
-    from pe_agent.cep.functions import MatchFunction
-    from pe_agent.cep.query_rules import Processors
-    from pe_agent.cep.rule_progress import Progress, RuleReport
-    from pe_agent.cep.run_state import explain
-    from pe_agent.streams.pattern_stream import PatternStream, pattern, pattern_processors
-    from pe_agent.streams.sql_patterns import sql
-    from streambroker_core.cep.pattern.pattern import Pattern, Skip
-    from streambroker_core.cep.pattern.rule import PatternProcessor
-
-_WHERE = {
+_MODULES = {
     "BrokerDiscoverer": "pe_agent.cep.discovery.broker",
     "DirectoryDiscoverer": "pe_agent.cep.discovery.polling",
     "Discovery": "pe_agent.cep.discovery.discoverer",
@@ -50,7 +21,7 @@ _WHERE = {
     "PatternProcessorDiscoverer": "pe_agent.cep.discovery.discoverer",
     "PatternProcessorDiscovererFactory": "pe_agent.cep.discovery.discoverer",
     "PatternProcessorManager": "pe_agent.cep.discovery.manager",
-    "PatternStream": "pe_agent.streams.pattern_stream",
+    "PatternStream": "pe_agent.streams.stream",
     "PeriodicPatternProcessorDiscoverer": "pe_agent.cep.discovery.discoverer",
     "Processors": "pe_agent.cep.query_rules",
     "Progress": "pe_agent.cep.rule_progress",
@@ -68,39 +39,11 @@ _WHERE = {
     "sqlite_table": "pe_agent.cep.discovery.polling",
 }
 
-__all__ = [
-    "BrokerDiscoverer",
-    "DirectoryDiscoverer",
-    "Discovery",
-    "DiscoveryError",
-    "HttpDiscoverer",
-    "MatchFunction",
-    "Pattern",
-    "PatternProcessor",
-    "PatternProcessorDiscoverer",
-    "PatternProcessorDiscovererFactory",
-    "PatternProcessorManager",
-    "PatternStream",
-    "PeriodicPatternProcessorDiscoverer",
-    "Processors",
-    "Progress",
-    "QueryDiscoverer",
-    "ReportedDiscoverer",
-    "RuleReport",
-    "Skip",
-    "TableDiscoverer",
-    "Wanted",
-    "dry_run",
-    "explain",
-    "pattern",
-    "pattern_processors",
-    "sql",
-    "sqlite_table",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from pe_agent.aligned import AlignedError
 from pe_agent.cep.key_selectors import Key, check_selector, to_selector
 from streambroker_core.cep.engine import trace as explain
 from streambroker_core.cep.engine.trace import DryRun
@@ -17,6 +16,7 @@ from streambroker_core.cep.pattern.pattern import Pattern
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.document import read_rule
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
+from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from pe_agent.aligned import AlignedError
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.pattern.key_selectors import Selector, key_expression
-from streambroker_core.errors import FilterError
+from streambroker_core.errors import AlignedError, FilterError
 
 Key: TypeAlias = "str | Sequence[str]"
 

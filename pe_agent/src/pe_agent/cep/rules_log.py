@@ -9,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pe_agent.aligned import AlignedError, ControlFile, Stream, control_stream
-from pe_agent.streams.import_stream import ImportFrame
+from pe_agent.aligned.control_source import ControlFileSource, control_source_plan
+from pe_agent.aligned.import_frame import ImportFrame
+from pe_agent.aligned.plan import StreamPlan
+from pe_agent.log.control_file import ControlFile
 from streambroker_core.cep.operator import PatternRules
 from streambroker_core.cep.pattern.key_selectors import Selector
 from streambroker_core.cep.rules.push_down import Relevance
 from streambroker_core.cep.rules.rule_set import RuleSet
+from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -33,7 +36,7 @@ class RulesLog(Protocol):
     def send(self, rules: PatternRules) -> None:
         """Send a set; it applies from the beginning of a window that is not planned yet."""
 
-    def attach_to(self, stream: Stream) -> Stream:
+    def attach_to(self, stream: StreamPlan) -> StreamPlan:
         """Return a stream that contains the sets as control tuples."""
 
 
@@ -60,15 +63,17 @@ class RulesFile:
         """Send a set; it is durable when this returns."""
         self._file.append(rules)
 
-    def attach_to(self, stream: Stream) -> Stream:
+    def attach_to(self, stream: StreamPlan) -> StreamPlan:
         """Return the stream in union with the file's tuples."""
-        return stream.union(control_stream(stream.spark, self._file.path))
+        return stream.union(
+            control_source_plan(stream.spark, ControlFileSource, path=str(self._file.path))
+        )
 
 
 class ImportedRules(RulesFile):
     """A file that an import carries, so that exporters send only rows that some rule has to see."""
 
-    def attach_to(self, stream: Stream) -> Stream:
+    def attach_to(self, stream: StreamPlan) -> StreamPlan:
         """Return the import's stream; raise AlignedError unless it is one subscribed import."""
         if not isinstance(stream.data, ImportFrame) or len(stream.data.imports) != 1:
             raise AlignedError(

@@ -7,10 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pe_agent.job.agent_process import AgentProcess
-from pe_agent.job.query_monitor import QueryMonitor
-from pe_agent.job.view_cache import ViewCache
-from pe_agent.transport.agent_client import AgentClient
 from pe_agent.transport.broker_client import BrokerClient, BrokerUnavailableError
 from streambroker_core.model import Kind, PeKey, PortKey
 from streambroker_core.wire.manifests.ports import read_spec, write_spec
@@ -18,6 +14,11 @@ from streambroker_core.wire.manifests.ports import read_spec, write_spec
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from pe_agent.job.agent_process import AgentProcess
+    from pe_agent.job.query_monitor import QueryMonitor
+    from pe_agent.job.view_cache import ViewCache
+    from pe_agent.transport.agent_client import AgentClient
 
 _KINDS: Mapping[str, Kind] = {"export": "Export", "import": "Import"}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_agent.datasource.options import format_ddl
-from pe_agent.job.context import Job, JobContext
 from pe_agent.spark.batch_size import limit_batches_by_rows
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.spark.session import active_session
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
+
+    from pe_agent.job.context import Job, JobContext
 
 
 class ArgumentError(StreambrokerError):

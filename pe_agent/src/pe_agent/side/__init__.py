@@ -10,36 +10,9 @@ Policies and windows are those of ``streambroker_core.side``.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pe_agent.side.errors import PinError, TableError
-    from pe_agent.side.operator import FIGURES_SCHEMA
-    from pe_agent.side.tables.store import Table, TableState, TableStore
-    from pe_agent.streams.side_input import (
-        Given,
-        side_list,
-        side_map,
-        side_multimap,
-        side_singleton,
-    )
-    from pe_agent.streams.side_inputs import SideInputs
-    from pe_agent.streams.stateless_side_inputs import StatelessInputs
-    from streambroker_core.side import (
-        NO_DEFAULT,
-        ListView,
-        MapView,
-        MultimapView,
-        SideComplete,
-        SideRefresh,
-        SideVersion,
-        SingletonView,
-        Views,
-        fixed,
-        sliding,
-    )
-
-_WHERE = {
+_MODULES = {
     "FIGURES_SCHEMA": "pe_agent.side.operator",
     "Given": "pe_agent.streams.side_input",
     "ListView": "streambroker_core.side",
@@ -52,7 +25,7 @@ _WHERE = {
     "SideRefresh": "streambroker_core.side",
     "SideVersion": "streambroker_core.side",
     "SingletonView": "streambroker_core.side",
-    "StatelessInputs": "pe_agent.streams.stateless_side_inputs",
+    "StatelessInputs": "pe_agent.streams.side_inputs",
     "Table": "pe_agent.side.tables.store",
     "TableError": "pe_agent.side.errors",
     "TableState": "pe_agent.side.tables.store",
@@ -66,36 +39,11 @@ _WHERE = {
     "sliding": "streambroker_core.side",
 }
 
-__all__ = [
-    "FIGURES_SCHEMA",
-    "NO_DEFAULT",
-    "Given",
-    "ListView",
-    "MapView",
-    "MultimapView",
-    "PinError",
-    "SideComplete",
-    "SideInputs",
-    "SideRefresh",
-    "SideVersion",
-    "SingletonView",
-    "StatelessInputs",
-    "Table",
-    "TableError",
-    "TableState",
-    "TableStore",
-    "Views",
-    "fixed",
-    "side_list",
-    "side_map",
-    "side_multimap",
-    "side_singleton",
-    "sliding",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: Spark starts a process for each micro-batch that waits for imports."""
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -10,21 +10,22 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-from pyspark import SparkFiles, TaskContext
+from pyspark import SparkFiles
 
-from pe_agent import aligned
-from pe_agent.aligned import AlignedError, OperatorStream, Stream
+from pe_agent.aligned import row_steps
+from pe_agent.aligned.data import RowsFrame
+from pe_agent.aligned.operator_plan import DEFAULT_BUCKETS, plan_operator
+from pe_agent.aligned.plan import StreamPlan, plan_of
 from pe_agent.aligned.queries.query_listener import watch_queries
 from pe_agent.aligned.runtime.hosting import parse_columns
-from pe_agent.aligned.timeout_ticks import TickFile, tick_seconds, tick_stream
+from pe_agent.aligned.timeout_ticks import TickFile, tick_seconds, tick_source_plan
 from pe_agent.cep.accumulators import AccumulatorValue, MetricsAccumulator
 from pe_agent.cep.discovery.discoverer import (
     FixedDiscoverer,
@@ -36,15 +37,12 @@ from pe_agent.cep.discovery.discoverer import (
 from pe_agent.cep.discovery.manager import OutcomeListener
 from pe_agent.cep.key_selectors import Key, check_selector, select_copied_keys, to_selector
 from pe_agent.cep.metrics_reporter import RuleMetricsReporter
+from pe_agent.cep.pattern_operator import make_operator
 from pe_agent.cep.query_rules import Processors
 from pe_agent.cep.rules_log import ImportedRules, RulesFile, RulesLog, to_pattern_rules
 from pe_agent.datasource.options import format_ddl
 from pe_agent.datasource.schemas import spark_to_arrow
-from pe_agent.filters import compile_filter
-from pe_agent.streams.operator_stream import DEFAULT_BUCKETS
-from pe_agent.streams.stream import RowsFrame
-from streambroker_core.cep.engine.condition_masks import row_by_row
-from streambroker_core.cep.engine.metrics import WindowMetrics
+from pe_agent.streams.stream import PatternStream, Stream
 from streambroker_core.cep.engine.outputs import with_rule_columns
 from streambroker_core.cep.nfa.compiled import shortest_timeout
 from streambroker_core.cep.operator import (
@@ -55,7 +53,6 @@ from streambroker_core.cep.operator import (
     RESULTS,
     TIMEOUTS,
     MatchFunction,
-    PatternOperator,
     copy_rows,
 )
 from streambroker_core.cep.pattern.conditions import ConditionFunction, iter_calls
@@ -64,8 +61,7 @@ from streambroker_core.cep.pattern.pattern import Pattern
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.rules.push_down import Relevance, compute_relevance
 from streambroker_core.cep.rules.rule_set import RuleContext, RuleSet
-from streambroker_core.errors import FilterError, SchemaError
-from streambroker_core.expression import Expression
+from streambroker_core.errors import AlignedError, SchemaError
 from streambroker_core.model.durations import Duration
 from streambroker_core.model.schema import Column, parse_ddl
 
@@ -78,17 +74,6 @@ log = logging.getLogger("pe_agent.cep")
 Functions: TypeAlias = "Mapping[str, MatchFunction | ConditionFunction]"
 """What rules may name: functions for matches, and Python functions of conditions."""
 _COPY_COLUMNS = "_selector string, _place binary, _first boolean"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatternStream(OperatorStream):
-    """Matches; by tag ``timeouts``, ``late``, ``errors`` and an output for each function.
-
-    Attributes:
-        processors: the rules, kept in the driver.
-    """
-
-    processors: Processors
 
 
 def pattern_processors(
@@ -144,7 +129,7 @@ def pattern_processors(
     prepared = _PatternInput.from_arguments(
         stream, key, event_time, watermark, tie_break, functions, timeouts=timeouts
     )
-    path = _rules_path(prepared.stream, name) if control is None else control
+    path = _rules_path(prepared.plan, name) if control is None else control
     sending: RulesLog = ImportedRules(path) if push_down else RulesFile(path)
     discoverer = _make_discoverer(rules)
     sent = sending.last()
@@ -164,7 +149,7 @@ def pattern_processors(
         context = replace(prepared.context(allowed), fixed_key=has_key or not copied)
         relevance = prepared.relevance_function(copied) if push_down else None
 
-        prepared = replace(prepared, stream=sending.attach_to(prepared.stream))
+        prepared = replace(prepared, plan=sending.attach_to(prepared.plan))
         prepared, ticks = prepared.with_ticks(sent is None or sent.ticks)
 
         def send(one: RuleSet) -> None:
@@ -172,7 +157,7 @@ def pattern_processors(
             needed = relevance and relevance(one)
             sending.send(to_pattern_rules(one, copied, needed, ticks=ticks is not None))
 
-        processors, job = Processors(send, before, context, relevance, ticks), prepared.stream.job
+        processors, job = Processors(send, before, context, relevance, ticks), prepared.plan.job
         operator = prepared.run_operator(name, buckets, copied, processors)
         _set_tick_interval(ticks, before)
         if sent is None:
@@ -257,9 +242,7 @@ def pattern(
     if relevance is not None:
         needed = relevance(rules)
         settings = {**prepared.settings, "relevant": needed.filter}
-        prepared = replace(
-            prepared, stream=_filter_rows(prepared.stream, needed), settings=settings
-        )
+        prepared = replace(prepared, plan=_filter_rows(prepared.plan, needed), settings=settings)
     prepared, ticks = prepared.with_ticks(timer)
     _set_tick_interval(ticks, rules)
     processors = Processors(lambda _: None, rules, context, relevance, ticks)
@@ -281,15 +264,15 @@ def _make_discoverer(
     return discoverer
 
 
-def _filter_rows(stream: Stream, relevance: Relevance) -> Stream:
+def _filter_rows(plan: StreamPlan, relevance: Relevance) -> StreamPlan:
     """Keep only relevant rows for the operator; raise AlignedError unless the stream is of rows."""
-    if not isinstance(stream.data, RowsFrame):
+    if not isinstance(plan.data, RowsFrame):
         raise AlignedError(
             "push_down of one rule is for a stream of rows, neither of an import nor after an"
             " operator: for an import use pattern_processors, whose rules exporters know; else"
             " leave push_down out."
         )
-    return replace(stream, data=replace(stream.data, row_filter=relevance.filter))
+    return replace(plan, data=replace(plan.data, row_filter=relevance.filter))
 
 
 def _set_tick_interval(ticks: TickFile | None, rules: RuleSet) -> None:
@@ -299,20 +282,20 @@ def _set_tick_interval(ticks: TickFile | None, rules: RuleSet) -> None:
         ticks.update(seconds=tick_seconds(timeout / 1_000_000) if timeout else 0.0)
 
 
-def _rules_path(stream: Stream, name: str) -> Path:
-    if stream.job is None:
+def _rules_path(plan: StreamPlan, name: str) -> Path:
+    if plan.job is None:
         raise AlignedError(
             "rules need a file through which they reach the query: name one with control=, next"
             " to the query's checkpoint."
         )
-    return stream.job.process.home / f"rules-{name}"
+    return plan.job.process.home / f"rules-{name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternInput:
-    """Checked input of a pattern operator; ``stream`` has no key any more."""
+    """Checked input of a pattern operator; ``plan`` has no key any more."""
 
-    stream: Stream
+    plan: StreamPlan
     key: Selector
     columns: pa.Schema
     conditions: dict[str, ConditionFunction]
@@ -331,11 +314,11 @@ class _PatternInput:
         *,
         timeouts: bool,
     ) -> _PatternInput:
-        source = stream if isinstance(stream, Stream) else aligned.stream(stream)
+        source = plan_of(stream)
         if watermark is not None:
             if event_time is None:
                 raise AlignedError("a watermark without an event time: name it with event_time=.")
-            source = source.with_watermark(event_time, watermark)
+            source = row_steps.with_watermark(source, event_time, watermark, None)
         if event_time is None and source.event_time is not None:
             event_time = source.event_time[0]
         schema = spark_to_arrow(source.schema())
@@ -361,7 +344,7 @@ class _PatternInput:
             "timeouts": timeouts,
         }
         return cls(
-            stream=replace(source, key=()),
+            plan=replace(source, key=()),
             key=chosen,
             columns=schema,
             conditions=conditions,
@@ -374,8 +357,8 @@ class _PatternInput:
         if not enabled or self.settings["time"] != "processing":
             return self, None
         ticks = TickFile(SparkFiles.getRootDirectory())
-        stream = self.stream.union(tick_stream(self.stream.spark, ticks))
-        return replace(self, stream=stream), ticks
+        plan = self.plan.union(tick_source_plan(self.plan.spark, ticks))
+        return replace(self, plan=plan), ticks
 
     def has_column_key(self) -> bool:
         return all(part in self.columns.names for part in self.key)
@@ -386,7 +369,7 @@ class _PatternInput:
             outputs=frozenset(self.match_functions),
             fields=frozenset(self.columns.names),
             schema=tuple(
-                Column(one.name, one.dataType.simpleString()) for one in self.stream.schema().fields
+                Column(one.name, one.dataType.simpleString()) for one in self.plan.schema().fields
             ),
             selectors=selectors,
         )
@@ -395,16 +378,16 @@ class _PatternInput:
         self, copied_keys: Collection[Selector]
     ) -> Callable[[RuleSet], Relevance]:
         why = ""
-        if self.settings["time"] != "event" or self.stream.event_time is None:
+        if self.settings["time"] != "event" or self.plan.event_time is None:
             why = "without a watermark any row of a bucket may end windows"
         elif copied_keys:
             why = "rows are copied for the keys of rules, and their time is read after that"
-        elif self.stream.event_time[0] != self.settings["event_time"]:
+        elif self.plan.event_time[0] != self.settings["event_time"]:
             why = "the event time is not the column of the watermark"
         if why:
             return lambda _: Relevance(why=why)
         try:
-            columns = parse_ddl(format_ddl(self.stream.schema()))
+            columns = parse_ddl(format_ddl(self.plan.schema()))
         except SchemaError as error:
             unknown = f"filters do not support a type of the columns: {error}"
             return lambda _: Relevance(why=unknown)
@@ -422,19 +405,21 @@ class _PatternInput:
             raise AlignedError(
                 f"{buckets} buckets without a key: give a key, or leave buckets out for one."
             )
-        stream, rows = self.stream, self.stream.schema()
+        plan, rows = self.plan, self.plan.schema()
         if copied_keys:
             more = parse_columns(_COPY_COLUMNS)
             both = type(rows)([*rows.fields, *more.fields])
-            stream = stream.map_batches(partial(copy_rows, selectors=sorted(copied_keys)), both)
-        accumulator: Accumulator[AccumulatorValue] = stream.spark.sparkContext.accumulator(
+            copy = partial(copy_rows, selectors=sorted(copied_keys))
+            plan = row_steps.map_batches(plan, copy, both)
+        accumulator: Accumulator[AccumulatorValue] = plan.spark.sparkContext.accumulator(
             processors.tally, MetricsAccumulator()
         )
         settings = {**self.settings, "copied": bool(copied_keys)}
         if fixed_rules is not None:
             settings |= {"rules": fixed_rules, "fixed": True}
-        made = stream.control_aware(
-            partial(_make_operator, accumulator, settings),
+        made = plan_operator(
+            partial(make_operator, accumulator, settings),
+            plan,
             name=name,
             buckets=buckets,
             schemas={
@@ -449,29 +434,7 @@ class _PatternInput:
             },
             null_keys=True,
         )
-        attributes = {one.name: getattr(made, one.name) for one in fields(made)}
-        return PatternStream(**attributes, processors=processors)
-
-
-def _make_operator(
-    accumulator: Accumulator[AccumulatorValue], settings: Mapping[str, Any]
-) -> PatternOperator:
-    """Return the operator of a window; called in Spark tasks."""
-
-    def watch(window: WindowMetrics) -> None:
-        task = TaskContext.get()
-        query = None if task is None else task.getLocalProperty("sql.streaming.queryId")
-        accumulator.add([replace(window, query=query or "")])
-
-    return PatternOperator(**settings, maker=_make_mask, watch=watch, clock=time.perf_counter_ns)
-
-
-def _make_mask(expression: Expression, schema: pa.Schema) -> Any:
-    """Return the mask of a condition; evaluate row by row if no column type fits it."""
-    try:
-        return compile_filter(expression, schema).mask
-    except FilterError:
-        return row_by_row(expression, schema)
+        return PatternStream(made, processors)
 
 
 def _pattern_functions(pattern: Pattern) -> dict[str, ConditionFunction]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from pe_agent.aligned.plan import Planned, StreamPlan, plan_of
 from pe_agent.datasource.schemas import spark_to_arrow
+from pe_agent.side.row_functions import as_tuple
 from pe_agent.side.tables.store import Table
-from pe_agent.streams.stream import Stream
 from streambroker_core.model.durations import FORMS, in_microseconds
 from streambroker_core.side.definition import SideInput, SideKind
 from streambroker_core.side.errors import SideDefinitionError
@@ -33,39 +34,38 @@ class Given:
         settings: attributes of ``SideInput``.
     """
 
-    source: Stream | Table | DataFrame
+    source: Planned | Table | DataFrame
     kind: SideKind
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def stream(self, name: str) -> Stream | None:
-        """Return its stream, None for a table; raise SideDefinitionError for other sources."""
-        from pe_agent.aligned import stream
-
-        source = self.source
+    def plan(self, name: str) -> StreamPlan | None:
+        """Return its plan, None for a table; raise SideDefinitionError for other sources."""
+        source: Any = self.source
         if isinstance(source, Table):
             return None
-        if isinstance(source, Stream):
-            if source.data is None:
+        plan = getattr(source, "plan", None)
+        if isinstance(plan, StreamPlan):
+            if plan.data is None:
                 raise SideDefinitionError(
                     name, "a stream of control tuples alone", "give it a stream of rows"
                 )
-            return replace(source, key=())
+            return replace(plan, key=())
         if not getattr(source, "isStreaming", False):
             raise SideDefinitionError(
                 name,
                 f"its rows are a {type(source).__name__}, not a stream",
                 "make it a table, with TableStore(…).frame(lambda: …)",
             )
-        return stream(source)
+        return plan_of(source)
 
-    def define(self, name: str, stream: Stream | None) -> SideInput:
+    def define(self, name: str, plan: StreamPlan | None) -> SideInput:
         """Return the definition; raise SideDefinitionError for an unknown or bad setting."""
         unknown = [one for one in self.settings if one not in _POLICIES]
         if unknown:
             raise SideDefinitionError(
                 name, f"{unknown[0]} is not a setting", f"there are: {', '.join(_POLICIES)}"
             )
-        policies = {**self.settings, "key": _as_tuple(self.settings.get("key"))}
+        policies = {**self.settings, "key": as_tuple(self.settings.get("key"))}
         if not isinstance(policies.get("value"), str | None):
             policies["value"] = tuple(policies["value"])
         if isinstance(policies.get("timeout"), str | timedelta):
@@ -75,23 +75,17 @@ class Given:
                     name, f"{policies['timeout']!r} is not a valid timeout", FORMS
                 )
             policies["timeout"] = micros / 1_000_000
-        if stream is None:
+        if plan is None:
             assert isinstance(self.source, Table)  # noqa: S101 - what has no stream
             schema = self.source.schema
         else:
-            schema = spark_to_arrow(stream.schema())
-            if stream.event_time is not None:
-                policies.setdefault("event_time", stream.event_time[0])
-        return SideInput(
-            name=name, kind=self.kind, schema=schema, static=stream is None, **policies
-        )
+            schema = spark_to_arrow(plan.schema())
+            if plan.event_time is not None:
+                policies.setdefault("event_time", plan.event_time[0])
+        return SideInput(name=name, kind=self.kind, schema=schema, static=plan is None, **policies)
 
 
-def _as_tuple(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
-
-
-def side_singleton(source: Stream | Table | DataFrame, **settings: Any) -> Given:
+def side_singleton(source: Planned | Table | DataFrame, **settings: Any) -> Given:
     """One value that all rows see.
 
     Args:
@@ -102,7 +96,7 @@ def side_singleton(source: Stream | Table | DataFrame, **settings: Any) -> Given
     return Given(source=source, kind="singleton", settings=settings)
 
 
-def side_list(source: Stream | Table | DataFrame, **settings: Any) -> Given:
+def side_list(source: Planned | Table | DataFrame, **settings: Any) -> Given:
     """All values, in order of arrival.
 
     Args:
@@ -113,7 +107,7 @@ def side_list(source: Stream | Table | DataFrame, **settings: Any) -> Given:
 
 
 def side_map(
-    source: Stream | Table | DataFrame, *, key: str | Sequence[str], **settings: Any
+    source: Planned | Table | DataFrame, *, key: str | Sequence[str], **settings: Any
 ) -> Given:
     """One value for each key.
 
@@ -127,7 +121,7 @@ def side_map(
 
 
 def side_multimap(
-    source: Stream | Table | DataFrame, *, key: str | Sequence[str], **settings: Any
+    source: Planned | Table | DataFrame, *, key: str | Sequence[str], **settings: Any
 ) -> Given:
     """Any number of values for each key.
 

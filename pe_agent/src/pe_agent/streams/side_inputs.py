@@ -8,34 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from pe_agent.aligned.timeout_ticks import TickPlan, tick_seconds, tick_stream
+from pe_agent.aligned.operator_plan import plan_operator
+from pe_agent.aligned.plan import StreamPlan
+from pe_agent.aligned.row_steps import map_batches
+from pe_agent.aligned.runtime.hosting import parse_columns
+from pe_agent.aligned.timeout_ticks import TickPlan, tick_seconds, tick_source_plan
 from pe_agent.datasource.schemas import spark_to_arrow
+from pe_agent.side.map_partitions import PartitionJoiner
 from pe_agent.side.metrics_reporter import SideMetricsReporter
 from pe_agent.side.operator import FIGURES_SCHEMA, METRICS_OUTPUT, SideOperatorFactory
+from pe_agent.side.row_functions import (
+    GroupedFunction,
+    GroupFunction,
+    OwnKeysFunction,
+    as_tuple,
+    build_row_joiner,
+)
+from pe_agent.side.tables.announcements import version_source_plan
 from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.store import Table
-from pe_agent.streams.operator_stream import OperatorStream, control_aware
 from pe_agent.streams.side_input import Given
-from pe_agent.streams.stream import Stream
 from streambroker_core.model.durations import Duration
-from streambroker_core.side import Enrich, SideInput, SideJoin, Views, fixed, sliding
+from streambroker_core.side import Enrich, SideInput, SideJoin, fixed, sliding
 from streambroker_core.side.definition import MAIN
 from streambroker_core.side.describe import explain
 from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.enrich import enriched_schema
-from streambroker_core.side.join.joiner import Function, Result
+from streambroker_core.side.join.joiner import Function
 from streambroker_core.side.operator import ERROR_SCHEMA, ERRORS, LATE, OUT
 from streambroker_core.side.state.layout import build_layout
+from streambroker_core.side.validate import needs_state
 
 if TYPE_CHECKING:
     from pe_agent.datasource.schemas import Columns
-    from pe_agent.streams.stateless_side_inputs import StatelessInputs
 
 NAME: Final = "side_inputs"
 _OPTIONS: Final = (
@@ -46,12 +53,12 @@ _OPTIONS: Final = (
     "max_waiting_bytes",
 )
 
-GroupFunction = Callable[[tuple[Any, ...], tuple[int, int], pa.RecordBatch, Views], Result]
-"""Called with key, window, rows and views."""
+Rows = TypeVar("Rows")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideInputs:
+class SideInputs(Generic[Rows, Made]):
     """A stream and its side inputs; made by ``Stream.with_side_inputs``.
 
     ``options``, ``window`` and ``enrich`` return a new object. A chain ends with ``to_stream``,
@@ -60,14 +67,16 @@ class SideInputs:
     ``aligned.control_aware``.
     """
 
-    main: Stream
+    main: StreamPlan
     sources: Mapping[str, Given]
+    make_rows: Callable[[StreamPlan], Rows]
+    make_operator: Callable[[StreamPlan], Made]
     enrichments: tuple[Enrich, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     # -- settings ----------------------------------------------------------------------------
 
-    def options(self, **settings: Any) -> SideInputs:
+    def options(self, **settings: Any) -> SideInputs[Rows, Made]:
         """Set how rows are ordered, and how many may wait.
 
         Args:
@@ -85,7 +94,7 @@ class SideInputs:
                 )
         return replace(self, settings={**self.settings, **settings})
 
-    def window(self, size: Duration, slide: Duration | None = None) -> SideInputs:
+    def window(self, size: Duration, slide: Duration | None = None) -> SideInputs[Rows, Made]:
         """Cut main rows into windows of event time.
 
         Args:
@@ -104,7 +113,7 @@ class SideInputs:
         names: Mapping[str, str] | None = None,
         missing: Literal["null", "error", "wait"] | None = None,
         version: str | None = None,
-    ) -> SideInputs:
+    ) -> SideInputs[Rows, Made]:
         """Add columns of a side input to each main row.
 
         Args:
@@ -120,7 +129,7 @@ class SideInputs:
         """
         one = Enrich(
             input=name,
-            on=_as_tuple(on),
+            on=as_tuple(on),
             columns=tuple(columns),
             names=tuple((names or {}).items()),
             missing=missing,
@@ -128,14 +137,12 @@ class SideInputs:
         )
         return replace(self, enrichments=(*self.enrichments, one))
 
-    def stateless(self) -> StatelessInputs:
+    def stateless(self) -> StatelessInputs[Rows, Made]:
         """Join rows with tables in place: no state, no shuffle, no order, no waiting.
 
         For side inputs that are all tables. The ends of its chain are ``to_stream``,
         ``map_batches`` and ``join_view``; see ``StatelessInputs``.
         """
-        from pe_agent.streams.stateless_side_inputs import StatelessInputs
-
         return StatelessInputs(sides=self)
 
     def explain(self) -> list[str]:
@@ -156,7 +163,7 @@ class SideInputs:
 
     # -- ends of a chain ---------------------------------------------------------------------
 
-    def to_stream(self, *, figures: bool = False, **settings: Any) -> OperatorStream:
+    def to_stream(self, *, figures: bool = False, **settings: Any) -> Made:
         """Return main rows with the added columns.
 
         Args:
@@ -176,7 +183,7 @@ class SideInputs:
         own_keys: bool = False,
         figures: bool = False,
         **settings: Any,
-    ) -> OperatorStream:
+    ) -> Made:
         """Call a function on batches of main rows with their views.
 
         Args:
@@ -203,7 +210,7 @@ class SideInputs:
         *,
         figures: bool = False,
         **settings: Any,
-    ) -> OperatorStream:
+    ) -> Made:
         """Call a function once for each key and window, with all rows, when the window has passed.
 
         Args:
@@ -217,7 +224,7 @@ class SideInputs:
             SideDefinitionError, AlignedError: as for ``to_stream``; or main rows have no windows.
         """
         grouped = replace(self, settings={**self.settings, "grouped": True})
-        return grouped._run(_GroupedFunction(function), schema, figures, settings)
+        return grouped._run(GroupedFunction(function), schema, figures, settings)
 
     def join_view(
         self,
@@ -230,7 +237,7 @@ class SideInputs:
         missing: Literal["null", "error", "wait"] | None = None,
         figures: bool = False,
         **settings: Any,
-    ) -> OperatorStream:
+    ) -> Made:
         """Join main rows with a map or multimap: a row for each value of its key.
 
         Args:
@@ -246,7 +253,7 @@ class SideInputs:
         Raises:
             SideDefinitionError, AlignedError: as for ``to_stream``.
         """
-        wait = Enrich(input=view, on=_as_tuple(on), missing=missing, only_wait=True)
+        wait = Enrich(input=view, on=as_tuple(on), missing=missing, only_wait=True)
         sides = replace(self, enrichments=(*self.enrichments, wait))
         join, _ = sides._define()
         join_rows, schema = build_row_joiner(join, view, on, columns, how)
@@ -257,11 +264,11 @@ class SideInputs:
 
     # -- within ------------------------------------------------------------------------------
 
-    def _define(self, *, stateless: bool = False) -> tuple[SideJoin, dict[str, Stream]]:
-        streams: dict[str, Stream] = {}
+    def _define(self, *, stateless: bool = False) -> tuple[SideJoin, dict[str, StreamPlan]]:
+        streams: dict[str, StreamPlan] = {}
         inputs: list[SideInput] = []
         for name, given in self.sources.items():
-            stream = given.stream(name)
+            stream = given.plan(name)
             inputs.append(given.define(name, stream))
             if stream is not None:
                 streams[name] = stream
@@ -284,7 +291,7 @@ class SideInputs:
         schema: Columns | None,
         emits_metrics: bool,
         settings: Mapping[str, Any],
-    ) -> OperatorStream:
+    ) -> Made:
         join, streams = self._define()
         shape = build_layout(join)
         tables = self._tables()
@@ -306,14 +313,15 @@ class SideInputs:
         }
         main = self._union_control(join, streams, tables)
         operator_settings: dict[str, Any] = {"name": NAME, "null_keys": True, **settings}
-        return control_aware(make, {**streams, MAIN: main}, schemas=schemas, **operator_settings)
+        made = plan_operator(make, {**streams, MAIN: main}, schemas=schemas, **operator_settings)
+        return self.make_operator(made)
 
     def _tables(self) -> dict[str, Table]:
         every = ((name, given.source) for name, given in self.sources.items())
         return {name: source for name, source in every if isinstance(source, Table)}
 
     def _metrics_reporter(
-        self, streams: Mapping[str, Stream], operator: str
+        self, streams: Mapping[str, StreamPlan], operator: str
     ) -> SideMetricsReporter | None:
         every = (self.main, *streams.values())
         job = next((one.job for one in every if one.job is not None), None)
@@ -323,111 +331,187 @@ class SideInputs:
         return SideMetricsReporter.for_job(job, operator)
 
     def _union_control(
-        self, join: SideJoin, streams: Mapping[str, Stream], tables: Mapping[str, Table]
-    ) -> Stream:
+        self, join: SideJoin, streams: Mapping[str, StreamPlan], tables: Mapping[str, Table]
+    ) -> StreamPlan:
         """Return the main stream in union with the control of its tables, and ticks."""
-        stores = {table.store.path: table.store for table in tables.values()}
-        extra = [store.stream(self.main.spark) for store in stores.values()]
+        stores = dict.fromkeys(table.store.path for table in tables.values())
+        spark = self.main.spark
+        extra = [version_source_plan(spark, path) for path in stores]
         candidates = [join.limit(one) for one in join.inputs]
         candidates += [one.idle_after for one in (self.main, *streams.values())]
         limits = [one for one in candidates if one is not None]
         if streams or limits:  # even without a limit: setting one later must not add a source
             seconds = tick_seconds(min(limits)) if limits else 0.0
-            extra.append(tick_stream(self.main.spark, TickPlan(seconds=seconds, due=0)))
-        return reduce(lambda one, other: one.union(other), extra, self.main)
+            extra.append(tick_source_plan(spark, TickPlan(seconds=seconds, due=0)))
+        return self.main.union(*extra)
 
 
-@dataclass(frozen=True)
-class _GroupedFunction:
-    function: GroupFunction
+@dataclass(frozen=True, kw_only=True)
+class StatelessInputs(Generic[Rows, Made]):
+    """A stream and the tables that its rows are joined with; made by ``SideInputs.stateless``.
 
-    def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
-        assert views.window is not None  # noqa: S101 - rows are grouped by windows
-        return self.function(views.key, views.window, batch, views)
+    - Rows are mapped in the tasks that have them. A row sees what it would see in an operator with
+      state, null keys and defaults included.
+    - All tasks of a micro-batch see one version of each table: the newest when its first row is
+      joined. Each replay of the micro-batch sees the same version, whatever became of the table.
+    - Control tuples of the main stream keep their places; ``SideRefresh`` and ``SideVersion`` pass
+      without effect.
+    - There are no windows, no order, no waiting, no output ``errors`` or ``late``: what needs them
+      is refused.
+    - Its checkpoint has no state, and cannot be shared with a query that has state.
 
-
-@dataclass(frozen=True)
-class OwnKeysFunction:
-    """Wrapper of a function that reads maps only by the keys for which rows wait."""
-
-    function: Function
-    own_keys: ClassVar[bool] = True
-
-    def __call__(self, batch: pa.RecordBatch, views: Views) -> Result:
-        """Call the function."""
-        return self.function(batch, views)
-
-
-@dataclass(frozen=True)
-class RowJoiner:
-    """Joins main rows with a map or multimap: each row once for each value of its key."""
-
-    name: str
-    on: tuple[str, ...]
-    fields: tuple[str, ...]
-    is_multimap: bool
-    is_inner: bool
-
-    def __call__(self, batch: pa.RecordBatch, views: Views) -> pa.RecordBatch:
-        """Join a batch."""
-        columns = (batch.column(name) for name in self.on)
-        known, added = views[self.name].columns(*columns, names=self.fields)
-        if self.is_multimap:
-            rows, places = self._join_indices(added[0])
-            batch = batch.take(rows)
-            added = [one.flatten().take(places) for one in added]
-        elif self.is_inner:
-            batch, added = batch.filter(known), [one.filter(known) for one in added]
-        for name, column in zip(self.fields, added, strict=True):
-            batch = batch.append_column(name, column)
-        return batch
-
-    def _join_indices(self, lists: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Return the index of the main row of each joined row, and of its value or null."""
-        rows = pc.cast(pc.list_parent_indices(lists), pa.int64())
-        places = pa.array(range(len(rows)), pa.int64())
-        if self.is_inner:
-            return rows, places
-        empty = pc.equal(pc.list_value_length(lists), 0)
-        lacking = pc.cast(pc.indices_nonzero(empty), pa.int64())
-        rows = pa.concat_arrays([rows, lacking])
-        order = pc.sort_indices(rows)
-        places = pa.concat_arrays([places, pa.nulls(len(lacking), pa.int64())])
-        return rows.take(order), places.take(order)
-
-
-def build_row_joiner(
-    join: SideJoin,
-    name: str,
-    on: str | Sequence[str],
-    columns: Sequence[str],
-    how: str,
-) -> tuple[RowJoiner, pa.Schema]:
-    """Return the function that joins main rows with a side input, and the columns of its rows.
-
-    Raises:
-        SideDefinitionError: the join could never work.
+    Attributes:
+        sides: the definition; what needs state is refused at the end of a chain.
     """
-    side = join.input(name)
-    # An enrichment with the same arguments runs the same checks.
-    one = Enrich(input=name, on=_as_tuple(on), columns=tuple(columns))
-    build_layout(replace(join, enrich=(*join.enrich, one)))
-    if side.kind not in ("map", "multimap") or how not in ("left", "inner"):
-        raise SideDefinitionError(
-            name,
-            f"a {side.kind} is joined as `{how}`",
-            "use a map or a multimap, and left or inner; else enrich or map_batches",
+
+    sides: SideInputs[Rows, Made]
+
+    def enrich(
+        self,
+        name: str,
+        *,
+        on: str | Sequence[str] = (),
+        columns: Sequence[str] = (),
+        names: Mapping[str, str] | None = None,
+        missing: Literal["null", "error", "wait"] | None = None,
+        version: str | None = None,
+    ) -> StatelessInputs[Rows, Made]:
+        """Add columns of a table to each main row.
+
+        Args:
+            name: the side input.
+            on: main columns, in the order of its key; none for a singleton.
+            columns: names of the values to add; none for all.
+            names: other names for some of them.
+            missing: a row without a value gets nulls, or the default; others are refused.
+            version: name of a column for the version that the row was joined with.
+        """
+        made = self.sides.enrich(
+            name, on=on, columns=columns, names=names, missing=missing, version=version
         )
-    fields = tuple(columns) or side.fields
-    join_rows = RowJoiner(name, _as_tuple(on), fields, side.many, is_inner=how == "inner")
-    added = [side.schema.field(one) for one in fields]
-    return join_rows, pa.schema([*enriched_schema(join), *added])
+        return replace(self, sides=made)
 
+    def explain(self) -> list[str]:
+        """Return all settings that apply, defaults included, one sentence for each.
 
-def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+        Raises:
+            SideDefinitionError: the definition could never work.
+        """
+        return self.sides._explain_join(self._define())
+
+    # -- ends of a chain ---------------------------------------------------------------------
+
+    def to_stream(self, *, name: str = NAME, **settings: Any) -> Rows:
+        """Return main rows with the added columns.
+
+        Args:
+            name: name under which sizes and versions are reported to the job's agent.
+            settings: none; those of an operator with state are refused.
+
+        Raises:
+            SideDefinitionError: the definition could never work; nothing was started.
+        """
+        return self._run(None, None, name, settings)
+
+    def map_batches(
+        self, function: Function, schema: Columns, *, name: str = NAME, **settings: Any
+    ) -> Rows:
+        """Call a function on batches of main rows with their views.
+
+        Args:
+            function: takes an Arrow batch of main rows, with the added columns, and views by name;
+                returns batches, a table or nothing.
+            schema: columns of the result.
+            name: as for ``to_stream``.
+            settings: as for ``to_stream``.
+
+        Raises:
+            SideDefinitionError, AlignedError: as for ``to_stream``.
+        """
+        return self._run(function, schema, name, settings)
+
+    def join_view(
+        self,
+        view: str,
+        /,
+        *,
+        on: str | Sequence[str],
+        columns: Sequence[str] = (),
+        how: Literal["left", "inner"] = "left",
+        name: str = NAME,
+        **settings: Any,
+    ) -> Rows:
+        """Join main rows with a map or multimap: a row for each value of its key.
+
+        Args:
+            view: the side input.
+            on: main columns, in the order of its key.
+            columns: names of the values to add; none for all.
+            how: a row whose key has no value gets nulls (``left``), or is left out (``inner``).
+            name: as for ``to_stream``.
+            settings: as for ``to_stream``.
+
+        Raises:
+            SideDefinitionError, AlignedError: as for ``to_stream``.
+        """
+        join_rows, schema = build_row_joiner(self._define(), view, on, columns, how)
+        return self._run(join_rows, schema, name, settings)
+
+    def window(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse windows: always raises SideDefinitionError."""
+        raise _stateless_error("window groups rows that are kept in state", "leave it out")
+
+    def apply(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse groups of rows: always raises SideDefinitionError."""
+        raise _stateless_error(
+            "apply needs all rows of a window, kept in state", "take map_batches"
+        )
+
+    def options(self, **settings: Any) -> NoReturn:
+        """Refuse options, which set how rows wait: always raises SideDefinitionError."""
+        raise _stateless_error(
+            f"{_first_name(settings)} is for rows that wait", "leave options out"
+        )
+
+    # -- within ------------------------------------------------------------------------------
+
+    def _define(self) -> SideJoin:
+        return self.sides._define(stateless=True)[0]
+
+    def _run(
+        self,
+        function: Function | None,
+        schema: Columns | None,
+        name: str,
+        settings: Mapping[str, Any],
+    ) -> Rows:
+        if settings:
+            raise _stateless_error(
+                f"{_first_name(settings)} is a setting of an operator with state", "leave it out"
+            )
+        join = self._define()
+        build_layout(join)
+        made = parse_columns(enriched_schema(join) if schema is None else schema)
+        tables = self.sides._tables()
+        for side in join.inputs:
+            tables[side.name].bind_stateless(side)
+        joiner = PartitionJoiner(
+            join=join,
+            function=function,
+            tables=cached_tables_for(tables),
+            reporter=self.sides._metrics_reporter({}, name),
+        )
+        return self.sides.make_rows(map_batches(self.sides.main, joiner, made))
 
 
 def _describe_table(name: str, table: Table) -> str:
     when = "on request" if table.every is None else f"every {table.every:g} s"
     return f"`{name}` is table {table.name}, checked {when}; version {table.state().version} now."
+
+
+def _first_name(settings: Mapping[str, Any]) -> str:
+    return next(iter(settings), "an option")
+
+
+def _stateless_error(problem: str, remedy: str) -> SideDefinitionError:
+    return SideDefinitionError(MAIN, *needs_state(problem, remedy))

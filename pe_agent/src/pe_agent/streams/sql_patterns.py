@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pe_agent import aligned
-from pe_agent.aligned import AlignedError, Stream
+from pe_agent.aligned.plan import plan_of
 from pe_agent.cep.discovery.discoverer import (
     PatternProcessorDiscoverer,
     PatternProcessorDiscovererFactory,
 )
 from pe_agent.datasource.schemas import spark_to_arrow
 from pe_agent.streams.pattern_stream import Functions, pattern, pattern_processors
+from pe_agent.streams.stream import Stream
 from streambroker_core.cep.engine.outputs import MatchedEvents
 from streambroker_core.cep.operator import MatchFunction
 from streambroker_core.cep.pattern.match_buffer import Event
 from streambroker_core.cep.pattern.rule import PatternProcessor
 from streambroker_core.cep.sql import DynamicRowPattern, Measure, RowPattern, read_row_pattern
+from streambroker_core.errors import AlignedError
 from streambroker_core.model.durations import Duration
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ def sql(
         AlignedError: an argument does not fit; nothing was started.
     """
     query = read_row_pattern(text, tables=tables, factories=factories or {})
-    table = tables[query.table]
-    stream = table if isinstance(table, Stream) else aligned.stream(table)
+    stream = Stream(plan_of(tables[query.table]))
     order, more = query.order[0], query.order[1:]
     if len(more) > 1:
         raise AlignedError(

@@ -153,7 +153,9 @@ def subscribe(
         options["maxBytesPerBatch"] = str(max_bytes_per_batch)
     if not control:
         return _load_frame(job, options, f"{ddl}, {SOURCE_FIELD}" if source else ddl)
-    from pe_agent.streams.import_stream import Import
+    from pe_agent.aligned.import_frame import Import, ImportFrame
+    from pe_agent.aligned.plan import StreamPlan
+    from pe_agent.streams.stream import Stream
 
     options |= {"control": "true", "mergeable": ",".join(map(type_name, mergeable))}
     opened = Import(
@@ -162,7 +164,9 @@ def subscribe(
         source=source,
         load=lambda more: _load_frame(job, {**options, **more}),
     )
-    return opened.stream(job, log=control_log)
+    carrier = opened if control_log else None
+    data = ImportFrame(imports=(opened,))
+    return Stream(StreamPlan(spark=job.spark, job=job, data=data, carrier=carrier))
 
 
 def _load_frame(

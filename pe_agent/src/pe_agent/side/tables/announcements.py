@@ -21,10 +21,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
-from pe_agent.aligned.control_source import ControlSource, control_source_stream, read_control
+from pe_agent.aligned.control_source import ControlSource, control_source_plan, read_control
+from pe_agent.aligned.plan import StreamPlan
 from pe_agent.log.control_file import ControlFileOffsets
 from pe_agent.side.tables.versions import ReadPosition, write_atomically
-from pe_agent.streams.stream import Stream
 from streambroker_core.control.tuples import Delivery, envelope
 from streambroker_core.side.control_messages import SideVersion
 
@@ -36,9 +36,9 @@ CONTROL_FILE, READERS = "control", "readers"
 _REPORT_SECONDS = 60.0
 
 
-def version_stream(spark: SparkSession, folder: Path) -> Stream:
-    """Return the announcements in a folder of tables as a stream, for ``union``."""
-    return control_source_stream(spark, VersionsSource, path=str(folder / CONTROL_FILE))
+def version_source_plan(spark: SparkSession, folder: Path) -> StreamPlan:
+    """Return the announcements in a folder of tables, for ``union``."""
+    return control_source_plan(spark, VersionsSource, path=str(folder / CONTROL_FILE))
 
 
 def read_positions(folder: Path, grace: float, now: float) -> list[ReadPosition]:

@@ -24,10 +24,9 @@ from pe_agent.log.control_file import ControlFile
 from pe_agent.side.errors import PinError, TableError
 from pe_agent.side.tables import pins
 from pe_agent.side.tables import type_check as types
-from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, read_positions, version_stream
+from pe_agent.side.tables.announcements import CONTROL_FILE, READERS, read_positions
 from pe_agent.side.tables.sources import FolderSource, FrameSource, QuerySource, TableSource
 from pe_agent.side.tables.versions import REQUESTS, ReadPosition, Version, Versions, read_version
-from pe_agent.streams.stream import Stream
 from streambroker_core.control.tuples import Delivery
 from streambroker_core.side.control_messages import SideVersion
 from streambroker_core.side.definition import SideInput
@@ -35,7 +34,7 @@ from streambroker_core.side.errors import SideDefinitionError
 from streambroker_core.side.join.static_table import build_content
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 log = logging.getLogger("pe_agent")
 
@@ -366,10 +365,6 @@ class TableStore:
     def tables(self) -> list[Table]:
         """Return the tables of the store."""
         return list(self._tables.values())
-
-    def stream(self, spark: SparkSession) -> Stream:
-        """Return the announcements as a stream of control tuples; side inputs add it themselves."""
-        return version_stream(spark, self.path)
 
     def close(self) -> None:
         """Stop reading; versions stay for the running queries.

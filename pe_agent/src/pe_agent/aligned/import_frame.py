@@ -11,22 +11,19 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pe_agent.aligned.data import RowsFrame
 from pe_agent.aligned.runtime.frames import mixed_schema
 from pe_agent.aligned.runtime.unpacker import PackedRowsReader
 from pe_agent.datasource.columns import parse_struct
 from pe_agent.datasource.options import SOURCE_FIELD, format_ddl
 from pe_agent.datasource.schemas import as_nullable, spark_to_arrow
 from streambroker_core.control.runtime.buckets import Layout
-from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
-
-    from pe_agent.job.context import JobContext
-    from pe_agent.streams.stream import RowsFrame, Stream
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,13 +43,6 @@ class Import:
     source: bool = False
     rules_file: str | None = None
     _row_frames: dict[tuple[int, bool], DataFrame] = field(default_factory=dict, repr=False)
-
-    def stream(self, job: JobContext, *, log: bool) -> Stream:
-        """Return the import as a stream; with ``log`` it carries the agent's control log."""
-        from pe_agent.streams.stream import Stream
-
-        carrier = self if log else None
-        return Stream(spark=job.spark, job=job, data=ImportFrame(imports=(self,)), carrier=carrier)
 
     def schema(self) -> StructType:
         """Return the columns, including ``_source`` if it is set."""
@@ -91,8 +81,6 @@ class ImportFrame:
 
     def open_rows(self, carrier: Import | None) -> RowsFrame:
         """Open the imports as rows; ``carrier`` brings the control log."""
-        from pe_agent.streams.stream import RowsFrame
-
         frames = [
             one.open_rows(at, log=self._carries_log(at, carrier)) for at, one in self._with_ranks()
         ]
@@ -124,35 +112,6 @@ class ImportFrame:
 
     def _carries_log(self, rank: int, carrier: Import | None) -> bool:
         return self.imports[rank] is carrier and carrier not in self.imports[:rank]
-
-
-def choose_carrier(streams: Sequence[Stream]) -> tuple[list[Stream], Import | None]:
-    """Choose the one import of a query that brings the control log; the others are set not to.
-
-    An import that is already open is preferred, else the first that may bring it. Two open ones
-    raise AlignedError.
-    """
-    chosen = list(streams)
-    opened = {
-        id(one.carrier): one.carrier
-        for one in chosen
-        if one.carrier is not None and not isinstance(one.data, ImportFrame)
-    }
-    if len(opened) > 1:
-        first, second, *_ = opened.values()
-        raise AlignedError(
-            f"the imports {first.port} and {second.port} of one query both bring the control log,"
-            " so each tuple of send_control would come twice: subscribe to one of them with"
-            " control_log=False."
-        )
-    keep = next(iter(opened.values()), None)
-    for at, one in enumerate(chosen):
-        if one.carrier is not None and isinstance(one.data, ImportFrame):
-            if keep is None:
-                keep = one.carrier
-            else:
-                chosen[at] = one.without_control_log()
-    return chosen, keep
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:

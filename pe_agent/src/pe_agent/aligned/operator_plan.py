@@ -1,17 +1,18 @@
-"""Operators on streams: checks of the arguments, and the resulting output streams."""
+"""The plan of an operator on streams: checks of the arguments, and its first output."""
 
 from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from pe_agent.aligned.data import OutputFrame, RowsFrame
+from pe_agent.aligned.import_frame import ImportFrame
+from pe_agent.aligned.plan import OperatorNode, StreamPlan, choose_carrier, merge_nodes
 from pe_agent.aligned.queries import jvm_prefilter
 from pe_agent.aligned.runtime import hosting
 from pe_agent.aligned.runtime.frames import CONTROL
@@ -20,18 +21,10 @@ from pe_agent.aligned.runtime.idleness import InputTiming, delay_micros
 from pe_agent.aligned.runtime.packer import FramePacker, Repacker
 from pe_agent.aligned.runtime.processor import APPLIED_SCHEMA, COUNTS_SCHEMA, OperatorConfig
 from pe_agent.datasource.schemas import Columns, spark_to_arrow
-from pe_agent.job import publish as publishing
-from pe_agent.spark.query_failure import with_cause_first
-from pe_agent.streams.import_stream import ImportFrame, choose_carrier
-from pe_agent.streams.stream import OutputFrame, RowsFrame, Stream, select_output_rows
 from streambroker_core.control.operators.operator import Input, Operator
 from streambroker_core.control.runtime.buckets import Layout, make_layout
 from streambroker_core.control.tuples import Limits
 from streambroker_core.errors import AlignedError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 DEFAULT_BUCKETS = 64
 
@@ -39,155 +32,9 @@ OperatorFactory = Callable[[], Operator]
 """Makes an operator: an operator class, or a function without arguments."""
 
 
-@dataclass(kw_only=True)
-class OperatorNode:
-    """An operator in a graph; ``mark`` is an alias in the plans of its queries only."""
-
-    name: str
-    frame: DataFrame
-    schemas: dict[str, StructType]
-    mark: str
-    is_used: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorStream(Stream):
-    """The first output of an operator; index by tag for the others: ``stream["errors"]``."""
-
-    def __getitem__(self, output: str) -> Stream:
-        """Return an output.
-
-        Raises:
-            AlignedError: there is no output of that name.
-        """
-        node = self.node()
-        if output not in node.schemas:
-            raise AlignedError(
-                f"operator {node.name} has no output {output}; it has {', '.join(node.schemas)}."
-            )
-        return Stream(
-            spark=self.spark,
-            job=self.job,
-            data=OutputFrame(frame=node.frame, output=output, columns=node.schemas[output]),
-            nodes=self.nodes,
-            watermark_operators=self.watermark_operators,
-            carrier=self.carrier,
-        )
-
-    def publish_outputs(
-        self,
-        ports: Mapping[str, str],
-        *,
-        checkpoint: str | Path,
-        again: bool = False,
-        properties: Mapping[str, Mapping[str, Any]] | None = None,
-        trigger: Mapping[str, Any] | None = None,
-        query_name: str | None = None,
-        redeclare: bool = False,
-    ) -> StreamingQuery:
-        """Export several outputs, with their control tuples, by one query.
-
-        Each batch reaches each export once.
-
-        Args:
-            ports: export ports by output.
-            checkpoint: directory of the query's checkpoint.
-            again: the operators may run in another query as well.
-            properties: properties of the exports, by output; optional for an export that exists.
-            trigger: as for ``PE.publish``, like ``query_name`` and ``redeclare``.
-            query_name: name of the query.
-            redeclare: overwrite the Exports that exist.
-
-        Raises:
-            AlignedError: there is no such output, properties name an output that is not published,
-                two outputs have the same export, or ``to_df`` refuses.
-        """
-        from pe_agent.aligned.sinks import sink_for_outputs
-
-        node, export_properties = self.node(), dict(properties or {})
-        for output in ports:
-            self[output]
-        unpublished = [output for output in export_properties if output not in ports]
-        if unpublished:
-            raise AlignedError(
-                f"properties are given for output {unpublished[0]}, which is not published."
-            )
-        job = self.require_job("publish_outputs")
-        exports = {
-            output: (
-                port,
-                node.schemas[output],
-                publishing.export_spec(port, properties=export_properties.get(output)),
-            )
-            for output, port in ports.items()
-        }
-        frame, sink = sink_for_outputs(node.frame, exports)
-        self.mark_used(again=again)
-        return publishing.start_query(
-            job,
-            frame,
-            sink,
-            checkpoint=checkpoint,
-            trigger=trigger,
-            query_name=query_name,
-            redeclare=redeclare,
-        )
-
-    def for_each_window(
-        self,
-        function: Callable[[int, dict[str, DataFrame]], None],
-        *,
-        checkpoint: str | Path,
-        again: bool = False,
-        trigger: Mapping[str, Any] | None = None,
-        query_name: str | None = None,
-    ) -> StreamingQuery:
-        """Call a function in the driver for each window, with the rows of all outputs.
-
-        Args:
-            function: takes the window's number and a DataFrame of each output by tag. After a crash
-                it is called again for the last window, with the same rows: key its side effects by
-                window number or by identity.
-            checkpoint: directory of the query's checkpoint.
-            again: the operators may run in another query as well.
-            trigger: as for ``DataStreamWriter.trigger``.
-            query_name: name of the query.
-
-        Raises:
-            AlignedError: as for ``to_df``.
-        """
-        node = self.node()
-        self.mark_used(again=again)
-        schemas = dict(node.schemas)
-
-        def call(frame: DataFrame, window: int) -> None:
-            frame = frame.persist()
-            try:
-                function(
-                    window, {tag: select_output_rows(frame, tag, schemas[tag]) for tag in schemas}
-                )
-            finally:
-                frame.unpersist()
-
-        writer = node.frame.writeStream.foreachBatch(call)
-        writer = writer.option("checkpointLocation", str(checkpoint))
-        if trigger is not None:
-            writer = writer.trigger(**trigger)
-        if query_name is not None:
-            writer = writer.queryName(query_name)
-        return with_cause_first(writer.start())
-
-    def node(self) -> OperatorNode:
-        """Return the operator; raise AlignedError if another step follows it."""
-        if not isinstance(self.data, OutputFrame):
-            raise AlignedError("outputs belong to an operator: take them directly after it.")
-        frame = self.data.frame
-        return next(node for node in self.nodes.values() if node.frame is frame)
-
-
-def control_aware(
+def plan_operator(
     operator: OperatorFactory,
-    inputs: Stream | Mapping[str, Stream],
+    inputs: StreamPlan | Mapping[str, StreamPlan],
     *,
     name: str | None = None,
     schema: Columns | None = None,
@@ -199,30 +46,8 @@ def control_aware(
     report: str | None = None,
     counts: str | None = None,
     on_invalid: str = "fail",
-) -> OperatorStream:
-    """Run an operator on streams.
-
-    Args:
-        operator: its class, or a function that makes one; called in each window and bucket.
-        inputs: the stream of each input by name, or the one stream of the only input.
-        name: name of the operator, unique in the query and fixed for a checkpoint; default is the
-            name of its class.
-        schema: columns of the first output; default is those of the only input.
-        schemas: columns of the outputs, by tag.
-        buckets: number of buckets; fixed for a checkpoint.
-        order_by: column by which the rows of all inputs are merged; None for input after input.
-        null_keys: send rows with a null in their key to bucket 0; otherwise they are refused.
-        limits: limits of control tuples in one window.
-        report: tag of one more output, with a row for each control tuple that was delivered.
-        counts: tag of one more output, with a row for each bucket, window and delivery: the numbers
-            of control tuples received, dropped as copies, delivered, emitted and waiting. A row
-            without a delivery counts rows.
-        on_invalid: what happens to a control tuple that the operator cannot receive, because a
-            strict operator does not know its type, or because of its payload or address:
-            ``fail`` fails the window, ``pass`` forwards the tuple with a warning in the log.
-
-    Returns:
-        The first output; the others by tag.
+) -> StreamPlan:
+    """Return the first output of an operator; the arguments are those of ``control_aware``.
 
     Raises:
         AlignedError, OperatorError: an argument does not fit; nothing was started.
@@ -231,7 +56,7 @@ def control_aware(
     if on_invalid not in ("fail", "pass"):
         raise AlignedError(f"on_invalid is {on_invalid!r}: it has to be 'fail' or 'pass'.")
     runner = hosting.inspect_operator(operator, name, buckets)
-    by_port = _streams_by_port(inputs, runner.inputs, name)
+    by_port = _plans_by_port(inputs, runner.inputs, name)
     streams, carrier = choose_carrier(list(by_port.values()))
     by_port = dict(zip(by_port, streams, strict=True))
     if carrier is not None and any(one.carrier and _is_import(one) for one in streams):
@@ -277,7 +102,7 @@ def control_aware(
         for feed in _build_feeds(one, layouts[port], idle=bool(timings))
     ]
     frame = hosting.run_operator(config, feeds).alias(mark)
-    return OperatorStream(
+    return StreamPlan(
         spark=first.spark,
         job=next((one.job for one in by_port.values() if one.job is not None), None),
         data=OutputFrame(frame=frame, output=runner.outputs[0], columns=outputs[runner.outputs[0]]),
@@ -287,7 +112,7 @@ def control_aware(
     )
 
 
-def _input_timings(streams: Mapping[str, Stream]) -> dict[str, InputTiming]:
+def _input_timings(streams: Mapping[str, StreamPlan]) -> dict[str, InputTiming]:
     """Return the timing of each input with an event time if any input may be idle, else {}."""
     timings = {}
     if any(one.idle_after is not None for one in streams.values()):
@@ -298,19 +123,6 @@ def _input_timings(streams: Mapping[str, Stream]) -> dict[str, InputTiming]:
                     delay=delay_micros(one.spark, one.event_time[1]), idle_after=idle
                 )
     return timings
-
-
-def merge_nodes(streams: Iterable[Stream]) -> dict[str, OperatorNode]:
-    """Return the operators upstream by name; raise AlignedError if two have the same name."""
-    merged: dict[str, OperatorNode] = {}
-    for stream in streams:
-        for name, node in stream.nodes.items():
-            if merged.setdefault(name, node) is not node:
-                raise AlignedError(
-                    f"two operators of the query have the name {name}: give one of them another"
-                    " name=."
-                )
-    return merged
 
 
 def _operator_name(operator: OperatorFactory, name: str | None) -> str:
@@ -327,11 +139,11 @@ def _operator_name(operator: OperatorFactory, name: str | None) -> str:
     return chosen
 
 
-def _streams_by_port(
-    inputs: Stream | Mapping[str, Stream], ports: tuple[Input, ...], name: str
-) -> dict[str, Stream]:
+def _plans_by_port(
+    inputs: StreamPlan | Mapping[str, StreamPlan], ports: tuple[Input, ...], name: str
+) -> dict[str, StreamPlan]:
     names = [one.name for one in ports]
-    if isinstance(inputs, Stream):
+    if isinstance(inputs, StreamPlan):
         if len(names) != 1:
             raise AlignedError(
                 f"operator {name} has the inputs {', '.join(names)}: give each a stream, with"
@@ -346,7 +158,7 @@ def _streams_by_port(
     return {one: inputs[one] for one in names}
 
 
-def _layout(input_: Input, stream: Stream, buckets: int, *, null_keys: bool) -> Layout:
+def _layout(input_: Input, stream: StreamPlan, buckets: int, *, null_keys: bool) -> Layout:
     key = stream.key or input_.key
     if stream.key and input_.key and stream.key != input_.key:
         raise AlignedError(
@@ -360,7 +172,7 @@ def _layout(input_: Input, stream: Stream, buckets: int, *, null_keys: bool) -> 
     return make_layout(replace(input_, key=key), spark_to_arrow(columns), buckets, nulls=null_keys)
 
 
-def _check_time(input_: Input, stream: Stream, columns: StructType) -> None:
+def _check_time(input_: Input, stream: StreamPlan, columns: StructType) -> None:
     watermark = stream.event_time
     if watermark is not None and watermark[0] not in columns.names:
         raise AlignedError(
@@ -378,7 +190,7 @@ def _check_time(input_: Input, stream: Stream, columns: StructType) -> None:
 
 def _output_schemas(
     tags: tuple[str, ...],
-    streams: Mapping[str, Stream],
+    streams: Mapping[str, StreamPlan],
     schema: Columns | None,
     schemas: Mapping[str, Columns] | None,
     name: str,
@@ -410,11 +222,11 @@ def _add_reports(
             outputs[tag] = hosting.parse_columns(schema)
 
 
-def _is_import(stream: Stream) -> bool:
+def _is_import(stream: StreamPlan) -> bool:
     return isinstance(stream.data, ImportFrame)
 
 
-def _build_feeds(stream: Stream, layout: Layout, *, idle: bool) -> list[Feed]:
+def _build_feeds(stream: StreamPlan, layout: Layout, *, idle: bool) -> list[Feed]:
     feeds = []
     if isinstance(stream.data, ImportFrame):
         column, delay = stream.event_time or (None, None)

@@ -1,0 +1,43 @@
+"""The pattern operator as Spark's tasks make it: with masks, and metrics in an accumulator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from pe_agent.cep.accumulators import AccumulatorValue
+from pe_agent.filters import compile_filter
+from streambroker_core.cep.engine.condition_masks import row_by_row
+from streambroker_core.cep.engine.metrics import WindowMetrics
+from streambroker_core.cep.operator import PatternOperator
+from streambroker_core.errors import FilterError
+from streambroker_core.expression import Expression
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+
+def make_operator(
+    accumulator: Accumulator[AccumulatorValue], settings: Mapping[str, Any]
+) -> PatternOperator:
+    """Return the operator of a window; called in Spark tasks."""
+
+    def watch(window: WindowMetrics) -> None:
+        task = TaskContext.get()
+        query = None if task is None else task.getLocalProperty("sql.streaming.queryId")
+        accumulator.add([replace(window, query=query or "")])
+
+    return PatternOperator(**settings, maker=_make_mask, watch=watch, clock=time.perf_counter_ns)
+
+
+def _make_mask(expression: Expression, schema: pa.Schema) -> Any:
+    """Return the mask of a condition; evaluate row by row if no column type fits it."""
+    try:
+        return compile_filter(expression, schema).mask
+    except FilterError:
+        return row_by_row(expression, schema)
