@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pe_agent.aligned.queries.start_guard import QueryStarts, find_refused
+from pe_agent.aligned.queries.query_listener import QueryStarts, find_refused
 
 
 def test_there_may_be_as_many_queries_as_frames_were_given_out() -> None:

@@ -5,6 +5,7 @@ A union adds them to streams of rows.
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def control_source_plan(
     return StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),))
 
 
-class ControlSource(DataSource):
+class ControlSource(DataSource, ABC):
     """A source of control tuples alone; subclasses define its format and reader."""
 
     FORMAT = ""

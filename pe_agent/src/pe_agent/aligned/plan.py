@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pe_agent.aligned.data import ControlFrame, OutputFrame, RowsFrame
 from pe_agent.aligned.import_frame import Import, ImportFrame
-from pe_agent.aligned.queries import start_guard
+from pe_agent.aligned.queries import query_listener
 from pe_agent.aligned.runtime.frames import CONTROL, SEQ, add_sequence, shift_sequence
 from streambroker_core.control.runtime.packing import RANK_BITS
 from streambroker_core.errors import AlignedError
@@ -118,7 +118,7 @@ class StreamPlan:
             )
         for node in self.nodes.values():
             node.is_used = True
-            start_guard.allow_query(self.spark, node.mark)
+            query_listener.allow_query(self.spark, node.mark)
 
     def union(self, *others: StreamPlan) -> StreamPlan:
         """Return the union; rows of the first precede those of the next in each window."""

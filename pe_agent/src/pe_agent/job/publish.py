@@ -18,6 +18,7 @@ from streambroker_core.model.schema import parse_ddl, to_items
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
 
     from pe_agent.job.context import Job, JobContext
@@ -42,6 +43,22 @@ class Sink:
     format: str = "streambroker"
     options: Mapping[str, str] = field(default_factory=dict)
     sizing_schema: StructType | None = None
+
+
+@dataclass(frozen=True)
+class QueryStart:
+    """How a query is started; the fields are arguments of `publish`."""
+
+    checkpoint: str | Path
+    trigger: Mapping[str, Any] | None = None
+    query_name: str | None = None
+
+    def configure(self, writer: DataStreamWriter) -> DataStreamWriter:
+        """Return the writer with checkpoint, trigger and name."""
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        if self.trigger is not None:
+            writer = writer.trigger(**self.trigger)
+        return writer if self.query_name is None else writer.queryName(self.query_name)
 
 
 def publish(
@@ -88,15 +105,8 @@ def publish(
         buffer=buffer,
     )
     sink = Sink(exports={port: (frame.schema, spec)}, options={"export": port})
-    return start_query(
-        pe.context,
-        frame,
-        sink,
-        checkpoint=checkpoint,
-        trigger=trigger,
-        query_name=query_name,
-        redeclare=redeclare,
-    )
+    start = QueryStart(checkpoint, trigger, query_name)
+    return start_query(pe.context, frame, sink, start, redeclare=redeclare)
 
 
 def export_spec(
@@ -131,14 +141,7 @@ def export_spec(
 
 
 def start_query(
-    job: JobContext,
-    frame: DataFrame,
-    sink: Sink,
-    *,
-    checkpoint: str | Path,
-    trigger: Mapping[str, Any] | None = None,
-    query_name: str | None = None,
-    redeclare: bool = False,
+    job: JobContext, frame: DataFrame, sink: Sink, start: QueryStart, *, redeclare: bool
 ) -> StreamingQuery:
     """Declare the exports of a sink, and start the query that publishes to them."""
     for port, (columns, spec) in sink.exports.items():
@@ -147,21 +150,13 @@ def start_query(
         job.add_export(port, None)
     sources, ports = job.queries.sources(frame), tuple(sink.exports)
     job.queries.announce(ports, sources)
-    writer = (
-        frame.writeStream.format(sink.format)
-        .options(**job.agent_options(), **sink.options)
-        .option("checkpointLocation", str(checkpoint))
-        .outputMode("append")
-    )
-    if trigger is not None:
-        writer = writer.trigger(**trigger)
-    if query_name is not None:
-        writer = writer.queryName(query_name)
+    options = {**job.agent_options(), **sink.options}
+    writer = frame.writeStream.format(sink.format).options(**options).outputMode("append")
     with (
         limit_batches_by_rows(frame.sparkSession, sink.sizing_schema or frame.schema),
         active_session(frame.sparkSession),
     ):
-        query = with_cause_first(writer.start())
+        query = with_cause_first(start.configure(writer).start())
     for port in ports:
         job.add_export(port, query)
     job.queries.add(ports, query, sources)

@@ -20,7 +20,7 @@ from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
 from pe_agent.aligned.sinks import sink_for_outputs, sink_for_rows
 from pe_agent.datasource.schemas import Columns
-from pe_agent.job import publish as publishing
+from pe_agent.job.publish import QueryStart, export_spec, start_query
 from pe_agent.log.control_file import read_log_id
 from pe_agent.spark.query_failure import with_cause_first
 from pe_agent.streams.side_inputs import SideInputs
@@ -222,7 +222,7 @@ class Stream:
         Raises:
             AlignedError: the stream was made without a PE, or ``to_df`` refuses.
         """
-        plan, spec = self.plan, publishing.export_spec(port, **settings)
+        plan, spec = self.plan, export_spec(port, **settings)
         job, data = plan.require_job("publish"), plan.require_data("rows")
         plan.mark_used(again=again)
         if isinstance(data, OutputFrame) and not plan.control_frames:
@@ -230,15 +230,8 @@ class Stream:
             frame, sink = sink_for_outputs(data.frame, exports)
         else:
             frame, sink = sink_for_rows(plan.as_rows("rows"), plan.control_frames, port, spec)
-        return publishing.start_query(
-            job,
-            frame,
-            sink,
-            checkpoint=checkpoint,
-            trigger=trigger,
-            query_name=query_name,
-            redeclare=redeclare,
-        )
+        start = QueryStart(checkpoint, trigger, query_name)
+        return start_query(job, frame, sink, start, redeclare=redeclare)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -309,21 +302,14 @@ class OperatorStream(Stream):
             output: (
                 port,
                 node.schemas[output],
-                publishing.export_spec(port, properties=export_properties.get(output)),
+                export_spec(port, properties=export_properties.get(output)),
             )
             for output, port in ports.items()
         }
         frame, sink = sink_for_outputs(node.frame, exports)
         self.plan.mark_used(again=again)
-        return publishing.start_query(
-            job,
-            frame,
-            sink,
-            checkpoint=checkpoint,
-            trigger=trigger,
-            query_name=query_name,
-            redeclare=redeclare,
-        )
+        start = QueryStart(checkpoint, trigger, query_name)
+        return start_query(job, frame, sink, start, redeclare=redeclare)
 
     def for_each_window(
         self,
@@ -362,12 +348,8 @@ class OperatorStream(Stream):
                 frame.unpersist()
 
         writer = node.frame.writeStream.foreachBatch(call)
-        writer = writer.option("checkpointLocation", str(checkpoint))
-        if trigger is not None:
-            writer = writer.trigger(**trigger)
-        if query_name is not None:
-            writer = writer.queryName(query_name)
-        return with_cause_first(writer.start())
+        start = QueryStart(checkpoint, trigger, query_name)
+        return with_cause_first(start.configure(writer).start())
 
     def node(self) -> OperatorNode:
         """Return the operator; raise AlignedError if another step follows it."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pe_agent.aligned.queries.start_guard import REFUSED_PROPERTY
+from pe_agent.aligned.queries.query_listener import REFUSED_PROPERTY
 from pe_agent.aligned.runtime import progress_messages
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
