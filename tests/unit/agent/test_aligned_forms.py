@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pe_agent.aligned import AlignedError, ControlFile, Limits
-from pe_agent.aligned.control_source import ControlFileReader
+from pe_agent.aligned.control_source import ControlReader
 from pe_agent.aligned.runtime.frames import (
     EMITTED,
     END_POSITION,
@@ -44,6 +44,7 @@ from pe_agent.aligned.runtime.unpacker import (
 from pe_agent.datasource.packer import ImportPacker as PackerOfImport
 from pe_agent.datasource.packer import Packing
 from pe_agent.log import control_file
+from pe_agent.log.control_file import ControlFileOffsets
 from streambroker_core.control.operators.operator import OperatorError
 from streambroker_core.control.runtime.buckets import Layout
 from streambroker_core.control.runtime.control_rows import PositionedControl, to_batch
@@ -399,7 +400,7 @@ def test_a_session_that_cannot_keep_state_is_refused_by_the_setting(name: str, v
 # -- control files ---------------------------------------------------------------------------
 
 
-def read(reader: ControlFileReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+def read(reader: ControlReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
     ids = []
     for part in reader.partitions(start, end):
         for batch in reader.read(part):
@@ -409,7 +410,7 @@ def read(reader: ControlFileReader, start: dict[str, Any], end: dict[str, Any]) 
 
 def test_a_control_file_gives_each_tuple_once_and_in_a_replay_the_same(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
-    reader = ControlFileReader(control.path)
+    reader = ControlReader(ControlFileOffsets(control.path))
     begin = reader.initialOffset()
     assert reader.latestOffset(begin, None) == begin
     ids = [control.append(Note(name=name)).id for name in "abc"]
@@ -418,7 +419,7 @@ def test_a_control_file_gives_each_tuple_once_and_in_a_replay_the_same(tmp_path:
     ids.append(ControlFile(control.path).append(Note(name="d")).id)
     end = reader.latestOffset(middle, None)
     assert read(reader, begin, middle) == ids[:3]
-    assert read(ControlFileReader(control.path), begin, middle) == ids[:3]
+    assert read(ControlReader(ControlFileOffsets(control.path)), begin, middle) == ids[:3]
     assert read(reader, middle, end) == ids[3:]
     assert reader.partitions(end, end) == []
 
@@ -426,7 +427,7 @@ def test_a_control_file_gives_each_tuple_once_and_in_a_replay_the_same(tmp_path:
 def test_with_available_now_what_is_appended_later_is_left_for_the_next_run(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
     control.append(Note(name="a"))
-    reader = ControlFileReader(control.path)
+    reader = ControlReader(ControlFileOffsets(control.path))
     reader.prepareForTriggerAvailableNow()
     control.append(Note(name="b"))
     assert reader.latestOffset(reader.initialOffset(), None)["next"] == 1
@@ -440,7 +441,7 @@ def test_a_window_takes_so_much_of_a_control_file_and_one_tuple_in_any_case(
     ids = [control.append(Note(name=name)).id for name in ("a", "b", "c", "d", "e" * 900, "f", "g")]
     line = len(control.path.read_bytes().splitlines()[1])
     monkeypatch.setattr(control_file, "WINDOW_LIMITS", (3, 2 * line + line // 2))
-    reader = ControlFileReader(control.path)
+    reader = ControlReader(ControlFileOffsets(control.path))
     if until_now:
         reader.prepareForTriggerAvailableNow()
     at, found = reader.initialOffset(), []
@@ -490,11 +491,12 @@ def test_an_append_reads_the_end_of_the_file_and_a_window_what_it_takes(
     monkeypatch.setattr(Path, "open", lambda path, mode: Counted(open_(path, mode)))
     assert control.append(Note(name="last")).seq == 50
     assert 0 < read_bytes < 5_000
-    reader = ControlFileReader(control.path)
+    reader = ControlReader(ControlFileOffsets(control.path))
     assert reader.latestOffset({}, None)["next"] == 51
     read_bytes = 0
     assert reader.latestOffset({"next": 50}, None)["next"] == 51
-    assert len(read(reader, reader._file._offset(49), reader._file._offset(51))) == 2
+    first, end = ({**reader.initialOffset(), "next": at} for at in (49, 51))
+    assert len(read(reader, first, end)) == 2
     assert read_bytes < 2_000
 
 
@@ -513,7 +515,7 @@ def test_the_next_number_is_found_behind_a_line_of_any_length(tmp_path: Path, si
 def test_a_file_that_was_put_back_is_read_from_its_beginning(tmp_path: Path) -> None:
     control = ControlFile(tmp_path / "control")
     ids = [control.append(Note(name=name)).id for name in "ab"]
-    reader = ControlFileReader(control.path)
+    reader = ControlReader(ControlFileOffsets(control.path))
     begin, end = reader.initialOffset(), reader.latestOffset({}, None)
     whole = control.path.read_bytes()
     control.path.write_bytes(whole.splitlines(keepends=True)[0])
@@ -529,7 +531,7 @@ def test_half_a_line_that_a_crash_left_is_not_read_and_not_kept(tmp_path: Path) 
     control.append(Note(name="a"))
     with control.path.open("ab") as file:
         file.write(b'{"half')
-    reader = ControlFileReader(control.path)
+    reader = ControlReader(ControlFileOffsets(control.path))
     begin = reader.initialOffset()
     assert reader.latestOffset(begin, None)["next"] == 1
     control.append(Note(name="b"))
@@ -542,13 +544,13 @@ def test_half_a_line_that_a_crash_left_is_not_read_and_not_kept(tmp_path: Path) 
 def test_another_control_file_or_one_that_lost_lines_is_refused(tmp_path: Path) -> None:
     one, two = ControlFile(tmp_path / "one"), ControlFile(tmp_path / "two")
     two.append(Note(name="a"))
-    reader = ControlFileReader(two.path)
+    reader = ControlReader(ControlFileOffsets(two.path))
     begin, end = reader.initialOffset(), reader.latestOffset({}, None)
     with pytest.raises(AlignedError, match="but the checkpoint has read"):
-        ControlFileReader(one.path).partitions(begin, end)
-    assert ControlFileReader(one.path).latestOffset(end, None)["log"] == one.log
+        ControlReader(ControlFileOffsets(one.path)).partitions(begin, end)
+    assert ControlReader(ControlFileOffsets(one.path)).latestOffset(end, None)["log"] == one.log
     two.path.write_bytes(two.path.read_bytes().splitlines()[0] + b"\n")
-    again = ControlFileReader(two.path)
+    again = ControlReader(ControlFileOffsets(two.path))
     for act in (lambda: reader.partitions(begin, end), lambda: again.latestOffset(end, None)):
         with pytest.raises(AlignedError, match=r"has 0 tuples.* 1: lines have been"):
             act()

@@ -14,11 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pe_agent.aligned.control_source import ControlReader
 from pe_agent.side import PinError, Table, TableError, TableStore
 from pe_agent.side.map_partitions import PartitionJoiner
 from pe_agent.side.tables import pins
 from pe_agent.side.tables import store as tables_module
-from pe_agent.side.tables.announcements import CONTROL_FILE, VersionsReader
+from pe_agent.side.tables.announcements import CONTROL_FILE, VersionOffsets
 from pe_agent.side.tables.cache import cached_tables_for
 from pe_agent.side.tables.pins import LOCK, PINS, SEEN_FILE, MicroBatch, current_batch, pin_for
 from pe_agent.side.tables.versions import JOURNAL, Versions, read_version, sorted_path, version_path
@@ -241,7 +242,7 @@ def test_a_query_with_state_and_one_without_keep_each_its_versions(
 ) -> None:
     table = bound(store, tmp_path)
     table.bind(rates())
-    reader = VersionsReader(store.path / CONTROL_FILE)
+    reader = ControlReader(VersionOffsets(store.path / CONTROL_FILE))
     reader.latestOffset(reader.latestOffset(reader.initialOffset(), None), None)
     first, second = table.state().version, change(table, tmp_path)
     assert pinned(table, 0) == second

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from pe_agent.aligned import ControlFile
+from pe_agent.aligned.control_source import ControlReader
 from pe_agent.log.line_tail import Lines
 from pe_agent.side import Table, TableError, TableStore
 from pe_agent.side.tables import store as tables_module
 from pe_agent.side.tables import versions as versions_module
-from pe_agent.side.tables.announcements import READERS, VersionsReader
+from pe_agent.side.tables.announcements import READERS, VersionOffsets
 from pe_agent.side.tables.cache import CachedTables
 from pe_agent.side.tables.versions import Versions, read_version, version_path
 from streambroker_core.side import SideInput
@@ -181,12 +182,12 @@ def versions_of(part: Any) -> list[str]:
     return [json.loads(line)["payload"]["version"] for line in part.value]
 
 
-def begun(store: TableStore, tmp_path: Path) -> tuple[Table, VersionsReader, dict[str, Any]]:
+def begun(store: TableStore, tmp_path: Path) -> tuple[Table, ControlReader, dict[str, Any]]:
     """Return a table with one version, a reader, and its offset behind that version."""
     put(tmp_path / "in", EUR=0.0)
     table = store.folder("rates", tmp_path / "in", every=None)
     table.bind(rates())
-    reader = VersionsReader(store.path / "control")
+    reader = ControlReader(VersionOffsets(store.path / "control"))
     return table, reader, reader.latestOffset(reader.initialOffset(), None)
 
 
@@ -331,7 +332,7 @@ def test_a_driver_that_ends_at_any_step_leaves_versions_whole(
         assert {version_path(table.folder, one) for one in listed} == set(
             table.folder.glob("*.arrow")
         )
-        reader = VersionsReader(store.path / "control")
+        reader = ControlReader(VersionOffsets(store.path / "control"))
         start = reader.initialOffset()
         (part,) = reader.partitions(start, reader.latestOffset(start, None))
         assert versions_of(part) == [second]

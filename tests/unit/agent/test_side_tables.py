@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pe_agent.aligned.control_source import ControlReader
 from pe_agent.log import control_file
 from pe_agent.side import SideVersion, Table, TableError, TableStore
 from pe_agent.side.tables.announcements import (
     CONTROL_FILE,
     READERS,
-    VersionsReader,
+    VersionOffsets,
     drop_hidden_versions,
 )
 from pe_agent.side.tables.cache import CachedTables
@@ -327,7 +328,7 @@ def test_a_query_hears_of_each_side_input_its_last_version_alone(tmp_path: Path)
                 store.control.append(SideVersion(input=name, version=version))
         store.control.append(SideVersion(input="a", version="v3", at=5))
         store.control.append(SideVersion(input="a", version="v4"), delivery=Delivery.END_WINDOW)
-        reader = VersionsReader(store.path / CONTROL_FILE)
+        reader = ControlReader(VersionOffsets(store.path / CONTROL_FILE))
         start = reader.initialOffset()
         end = reader.latestOffset(start, None)
         (part,) = reader.partitions(start, end)
@@ -349,14 +350,14 @@ def test_a_query_that_is_far_behind_hears_of_no_version_that_is_gone(
     with TableStore(tmp_path / "store") as store:
         table = folder(store, tmp_path / "in")
         table.bind(rates())
-        behind = VersionsReader(store.path / CONTROL_FILE)
+        behind = ControlReader(VersionOffsets(store.path / CONTROL_FILE))
         offset = behind.latestOffset(behind.initialOffset(), None)
         for value in range(1, 11):
             put(tmp_path / "in", EUR=float(value))
             table.refresh()
             store.clean()
         last = table.state().version
-        new = VersionsReader(store.path / CONTROL_FILE)
+        new = ControlReader(VersionOffsets(store.path / CONTROL_FILE))
         for reader, start in ((behind, offset), (new, new.initialOffset())):
             end = reader.latestOffset(start, None)
             (part,) = reader.partitions(start, end)
@@ -374,7 +375,7 @@ def test_versions_are_kept_until_every_query_has_passed_them(tmp_path: Path) -> 
         table = folder(store, tmp_path / "in")
         table.bind(rates())
         names = [table.state().version]
-        slow, fast = (VersionsReader(store.path / CONTROL_FILE) for _ in range(2))
+        slow, fast = (ControlReader(VersionOffsets(store.path / CONTROL_FILE)) for _ in range(2))
         at = {one: one.initialOffset() for one in (slow, fast)}
         at = {one: one.latestOffset(start, None) for one, start in at.items()}  # the first one
         for value in (2.0, 3.0):

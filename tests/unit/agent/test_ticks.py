@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pe_agent.aligned.timeout_ticks import TickFile, TickPlan, TickReader, tick_seconds
+from pe_agent.aligned.control_source import ControlReader
+from pe_agent.aligned.timeout_ticks import TickFile, TickOffsets, TickPlan, tick_seconds
 
 HOURLY = TickPlan(seconds=3600.0, due=0)
 
@@ -28,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -> None:
-    reader = TickReader(HOURLY)
+    reader = ControlReader(TickOffsets(HOURLY))
     start = reader.initialOffset()
     end = reader.latestOffset(start, None)
     assert end["tick"] > start["tick"]
@@ -43,7 +44,7 @@ def test_a_tick_comes_with_the_time_and_once_where_all_is_read_that_is_there() -
 
 
 def test_without_a_time_limit_there_is_no_tick_and_the_place_of_an_earlier_one_stays() -> None:
-    reader = TickReader(TickPlan())
+    reader = ControlReader(TickOffsets(TickPlan()))
     at = reader.initialOffset()
     assert reader.latestOffset(at, None) == at
     reader.prepareForTriggerAvailableNow()
@@ -56,9 +57,9 @@ def test_ticks_go_on_when_a_query_starts_again_with_another_timeout(
     """What the checkpoint has of them must not lie beyond those that come."""
     now = 1_000_000.0
     monkeypatch.setattr(time, "time", lambda: now)
-    at = TickReader(TickPlan()).initialOffset()
+    at = ControlReader(TickOffsets(TickPlan())).initialOffset()
     for seconds in (0.5, 15.0, 0.5, 60.0):
-        reader = TickReader(TickPlan(seconds=seconds, due=0))
+        reader = ControlReader(TickOffsets(TickPlan(seconds=seconds, due=0)))
         before = reader.latestOffset(at, None)
         now += seconds
         at = reader.latestOffset(before, None)
@@ -70,7 +71,7 @@ def test_a_source_is_silent_until_the_file_has_a_time_limit_and_then_begins_with
 ) -> None:
     """With the first tick every bucket reports when something is due, also after a restart."""
     file = TickFile(tmp_path)
-    reader = TickReader(file.path)
+    reader = ControlReader(TickOffsets(file.path))
     at: Mapping[str, int] = reader.initialOffset()
     assert reader.latestOffset(at, None) == at
     file.update(seconds=2.0)
@@ -78,13 +79,13 @@ def test_a_source_is_silent_until_the_file_has_a_time_limit_and_then_begins_with
     assert at == {"tick": clock.now}
     clock.now += 60_000
     assert reader.latestOffset(at, None) == at
-    assert TickReader(file.path).latestOffset(at, None) == {"tick": clock.now}
+    assert ControlReader(TickOffsets(file.path)).latestOffset(at, None) == {"tick": clock.now}
 
 
 def test_a_tick_comes_when_something_is_due_and_not_before(tmp_path: Path, clock: Clock) -> None:
     file = TickFile(tmp_path)
     file.update(seconds=2.0)
-    reader = TickReader(file.path)
+    reader = ControlReader(TickOffsets(file.path))
     at = reader.latestOffset(reader.initialOffset(), None)
     due = clock.now + 10_000
     file.update(due=due * 1000)
@@ -97,7 +98,7 @@ def test_a_tick_comes_when_something_is_due_and_not_before(tmp_path: Path, clock
 def test_however_much_is_due_a_timeout_has_at_most_four_ticks(tmp_path: Path, clock: Clock) -> None:
     file = TickFile(tmp_path)
     file.update(seconds=tick_seconds(8.0))
-    reader, ticks = TickReader(file.path), list[int]()
+    reader, ticks = ControlReader(TickOffsets(file.path)), list[int]()
     at: Mapping[str, int] = reader.initialOffset()
     for _ in range(800):
         file.update(due=clock.now * 1000)
@@ -111,7 +112,7 @@ def test_however_much_is_due_a_timeout_has_at_most_four_ticks(tmp_path: Path, cl
 def test_a_query_that_reads_what_there_is_gets_one_tick(tmp_path: Path, clock: Clock) -> None:
     file = TickFile(tmp_path)
     file.update(seconds=0.5)
-    reader = TickReader(file.path)
+    reader = ControlReader(TickOffsets(file.path))
     reader.prepareForTriggerAvailableNow()
     at = reader.latestOffset(reader.initialOffset(), None)
     assert at == {"tick": clock.now}
@@ -125,7 +126,7 @@ def test_a_file_that_is_gone_changes_nothing_until_the_next_plan(
 ) -> None:
     file = TickFile(tmp_path)
     file.update(seconds=0.5)
-    reader = TickReader(file.path)
+    reader = ControlReader(TickOffsets(file.path))
     at = reader.latestOffset(reader.initialOffset(), None)
     file.path.unlink()
     clock.now += 10_000

@@ -5,10 +5,10 @@ A union adds them to streams of rows.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -36,8 +36,24 @@ def control_source_plan(
     return StreamPlan(spark=spark, control_frames=(ControlFrame(frame=frame),))
 
 
+class ControlOffsets(Protocol):
+    """Numbers the control tuples of a source; an offset is a JSON object in Spark's checkpoint."""
+
+    def first(self) -> dict[str, Any]:
+        """Return the offset before the first tuple."""
+
+    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the end offset of the next window."""
+
+    def freeze_end(self) -> None:
+        """Limit reading to what there is now."""
+
+    def read(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[bytes]:
+        """Return the tuples between two offsets, as values of ``_control``."""
+
+
 class ControlSource(DataSource, ABC):
-    """A source of control tuples alone; subclasses define its format and reader."""
+    """A source of control tuples alone; subclasses define its format and its offsets."""
 
     FORMAT = ""
 
@@ -50,51 +66,52 @@ class ControlSource(DataSource, ABC):
         """Return the one column, `_control`."""
         return f"{CONTROL} binary"
 
+    @abstractmethod
+    def control_offsets(self) -> ControlOffsets:
+        """Return the offsets that the options name."""
+
+    def streamReader(self, schema: Any) -> ControlReader:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        del schema
+        return ControlReader(self.control_offsets())
+
+
+class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads windows of control tuples; they are part of the task, so a task needs no file."""
+
+    def __init__(self, offsets: ControlOffsets) -> None:
+        self._offsets = offsets
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Return the offset before the first tuple."""
+        return self._offsets.first()
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Any], limit: Any
+    ) -> dict[str, Any]:
+        """Return the end offset of the next window."""
+        del limit
+        return self._offsets.latest(start)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Limit reading to what there is now."""
+        self._offsets.freeze_end()
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """Return the tuples between two offsets."""
+        tuples = self._offsets.read(start, end)
+        return [InputPartition(tuples)] if tuples else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the tuples of a batch."""
+        yield pa.RecordBatch.from_pydict({CONTROL: pa.array(partition.value, pa.binary())})
+
 
 class ControlFileSource(ControlSource):
     """``format("streambroker-control-file")``."""
 
     FORMAT = FORMAT
 
-    def streamReader(self, schema: Any) -> ControlFileReader:  # noqa: N802 - Spark's name
-        """Return the reader of the file."""
-        del schema
-        return ControlFileReader(Path(self.options["path"]))
-
-
-class ControlFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads windows of a control file."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = ControlFileOffsets(path)
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the offset before the first tuple."""
-        return self._file.first()
-
-    def latestOffset(  # noqa: N802 - Spark's name
-        self, start: Mapping[str, Any], limit: Any
-    ) -> dict[str, Any]:
-        """Return the end offset of the next window; raise AlignedError if lines are lost."""
-        del limit
-        return self._file.latest(start)
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Limit reading to the current end of the file."""
-        self._file.freeze_end()
-
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        """Return the tuples between two offsets; raise AlignedError if the file does not fit."""
-        lines = self._file.read(start, end)
-        return [InputPartition(lines)] if lines else []
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the tuples of a batch; they are part of the task, so it needs no file."""
-        return read_control(partition)
-
-
-def read_control(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the tuples of a partition as rows."""
-    yield pa.RecordBatch.from_arrays(
-        [pa.array(partition.value, pa.binary())], schema=pa.schema([(CONTROL, pa.binary())])
-    )
+    def control_offsets(self) -> ControlFileOffsets:
+        """Return the offsets of the file."""
+        return ControlFileOffsets(Path(self.options["path"]))

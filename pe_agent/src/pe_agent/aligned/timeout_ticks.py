@@ -13,19 +13,15 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
 from pe_agent.aligned.control_source import ControlSource, control_source_plan
 from pe_agent.aligned.plan import StreamPlan
-from pe_agent.aligned.runtime.frames import CONTROL, encode_control
+from pe_agent.aligned.runtime.frames import encode_control
 from pe_agent.log.atomic_file import replace_file
 from streambroker_core.control.tuples import Delivery, SideTick, make_logged_tuple
 from streambroker_core.control.tuples.payloads import encode
@@ -89,17 +85,16 @@ class TickSource(ControlSource):
 
     FORMAT = FORMAT
 
-    def streamReader(self, schema: Any) -> TickReader:  # noqa: N802 - Spark's name
-        """Return the reader of a plan or its file."""
-        del schema
+    def control_offsets(self) -> TickOffsets:
+        """Return the offsets of a plan or its file."""
         path = self.options.get("path")
         if path is not None:
-            return TickReader(Path(path))
+            return TickOffsets(Path(path))
         seconds, due = float(self.options["seconds"]), int(self.options["due"])
-        return TickReader(TickPlan(seconds=seconds, due=due))
+        return TickOffsets(TickPlan(seconds=seconds, due=due))
 
 
-class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TickOffsets:
     """Emits one tuple for each micro-batch that has a tick."""
 
     def __init__(self, plan: TickPlan | Path) -> None:
@@ -108,19 +103,16 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._started_at = _now_millis()
         self._available_at: int | None = None
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+    def first(self) -> dict[str, Any]:
         """Return the offset before any tick."""
         return {"tick": 0}
 
-    def latestOffset(  # noqa: N802 - Spark's name
-        self, start: Mapping[str, int], limit: Any
-    ) -> dict[str, int]:
+    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return the offset of the next tick if it is due; a clock that was set back yields none.
 
         Each bucket needs one window before its due time is known. So the first tick ignores the
         plan's due time.
         """
-        del limit
         plan, last = self._read_plan(), start["tick"]
         now = _now_millis() if self._available_at is None else self._available_at
         if not plan.seconds or now < last + round(plan.seconds * 1000):
@@ -129,22 +121,19 @@ class TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(start)
         return {"tick": now}
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def freeze_end(self) -> None:
         """Allow one tick, and no more."""
         self._available_at = _now_millis()
 
-    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
-        """Return one partition if there is a tick."""
-        return [InputPartition(end["tick"])] if end != start else []
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the tick."""
-        number = int(partition.value)
-        kind, text = encode(SideTick(number))
+    def read(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[bytes]:
+        """Return the tick, if there is one."""
+        if end == start:
+            return []
+        kind, text = encode(SideTick(end["tick"]))
         tick = make_logged_tuple(
-            "side-ticks", number, type_=kind, text=text, delivery=Delivery.BEGIN
+            "side-ticks", end["tick"], type_=kind, text=text, delivery=Delivery.BEGIN
         )
-        yield pa.RecordBatch.from_pydict({CONTROL: pa.array([encode_control(tick)], pa.binary())})
+        return [encode_control(tick)]
 
     def _read_plan(self) -> TickPlan:
         if self._path is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_agent.aligned.runtime.state_store import MapState, ValueState
+    from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 
 
 def open_states(handle: Any) -> tuple[ValueState, MapState]:

@@ -11,7 +11,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from pe_agent.aligned.runtime.idleness import InputTimes
 from pe_agent.aligned.runtime.progress_messages import (
@@ -24,37 +24,11 @@ from streambroker_core.control.operators.operator import Changes, StateError
 from streambroker_core.control.runtime import runner_state
 from streambroker_core.wire.encoding.canonical import canonical
 
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import MapState
+
 VERSION = 1
 _LENGTH = struct.Struct("<I")
-
-
-class ValueState(Protocol):
-    """A value in Spark's store, of the key that is being processed."""
-
-    def get(self) -> tuple[Any, ...] | None:
-        """Return the value; None if there is none."""
-
-    def update(self, newValue: tuple[Any, ...]) -> None:  # noqa: N803 - Spark's name
-        """Set the value."""
-
-
-class MapState(Protocol):
-    """A map in Spark's store, of the key that is being processed."""
-
-    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:  # noqa: N802
-        """Return a value; None if there is none."""
-
-    def containsKey(self, key: tuple[Any, ...]) -> bool:  # noqa: N802
-        """Return whether there is a value."""
-
-    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:  # noqa: N802
-        """Set a value."""
-
-    def removeKey(self, key: tuple[Any, ...]) -> None:  # noqa: N802
-        """Remove a value."""
-
-    def keys(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the keys."""
 
 
 @dataclass(slots=True)

@@ -13,15 +13,11 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
-from pe_agent.aligned.control_source import ControlSource, control_source_plan, read_control
+from pe_agent.aligned.control_source import ControlSource, control_source_plan
 from pe_agent.aligned.plan import StreamPlan
 from pe_agent.log.control_file import ControlFileOffsets
 from pe_agent.side.tables.versions import ReadPosition, write_atomically
@@ -69,13 +65,12 @@ class VersionsSource(ControlSource):
 
     FORMAT = FORMAT
 
-    def streamReader(self, schema: Any) -> VersionsReader:  # noqa: N802 - Spark's name
-        """Return the reader of the control file."""
-        del schema
-        return VersionsReader(Path(self.options["path"]))
+    def control_offsets(self) -> VersionOffsets:
+        """Return the offsets of the control file."""
+        return VersionOffsets(Path(self.options["path"]))
 
 
-class VersionsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class VersionOffsets:
     """Reads a control file, and reports its position.
 
     A window ends at the end of the file: it drops hidden versions, which may be removed already. So
@@ -88,19 +83,16 @@ class VersionsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported: tuple[ReadPosition, float] = (ReadPosition(-1), 0.0)
         self._available_now = False
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def first(self) -> dict[str, Any]:
         """Return the offset before the first tuple, with a new reader id."""
         return {**self._file.first(), "reader": uuid.uuid4().hex}
 
-    def latestOffset(  # noqa: N802 - Spark's name
-        self, start: Mapping[str, Any], limit: Any
-    ) -> dict[str, Any]:
+    def latest(self, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return the offset after the last complete line; windows up to ``start`` are finished.
 
         Before the end is determined, the reader reports that its planned window is unknown. So no
         version that may be in the window is removed meanwhile.
         """
-        del limit
         reader, finished = str(start["reader"]), int(start["next"])
         end = self._file.latest(start)
         if self._available_now or ReadPosition(finished, int(end["next"])) != self._reported[0]:
@@ -112,18 +104,13 @@ class VersionsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(reader, ReadPosition(finished, int(end["next"])))
         return {**end, "reader": start["reader"]}
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Limit reading to the end of the file at the first call of ``latestOffset``."""
+    def freeze_end(self) -> None:
+        """Limit reading to the end of the file at the first call of ``latest``."""
         self._available_now = True
 
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+    def read(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[bytes]:
         """Return the tuples between two offsets, with only the last version of each side input."""
-        lines = self._file.read(start, end)
-        return [InputPartition(drop_hidden_versions(lines))] if lines else []
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the tuples of a batch."""
-        return read_control(partition)
+        return drop_hidden_versions(self._file.read(start, end))
 
     def _report(self, reader: str, position: ReadPosition) -> None:
         now = time.time()
