@@ -188,42 +188,29 @@ class AgentProcess:
         return lines[-1] if lines else "it printed no error"
 
     def _command(self, port: int) -> list[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "pe_agent.agent",
-            "--home",
-            str(self.home),
-            "--job",
-            self._pe.job,
-            "--pe",
-            str(self._pe.pe),
-            "--namespace",
-            self._pe.namespace,
-            "--host",
-            self._host,
-            "--port",
-            str(port),
-            "--hint-port",
-            str(self._hint_port),
-            "--linger",
-            str(self._linger),
-        ]
-        if self._broker:
-            command += ["--broker", self._broker]
-        if self._broker_ca:
-            command += ["--broker-ca", str(self._broker_ca)]
-        if self._certificate:
-            command += ["--tls-cert", str(self._certificate.chain)]
-            command += ["--tls-key", str(self._certificate.key)]
-        if self.trust.path:
-            command += ["--agent-ca", str(self.trust.path)]
-        if self._clients:
-            command += ["--clients", self._clients]
-        if self._insecure:
-            command += ["--insecure"]
-        command += ["--token-file", str(tokens.write(self._token, self.home / TOKEN_FILE))]
-        return command
+        certificate = self._certificate
+        options = {
+            "home": self.home,
+            "job": self._pe.job,
+            "pe": self._pe.pe,
+            "namespace": self._pe.namespace,
+            "host": self._host,
+            "port": port,
+            "hint-port": self._hint_port,
+            "linger": self._linger,
+            "broker": self._broker or None,
+            "broker-ca": self._broker_ca,
+            "tls-cert": None if certificate is None else certificate.chain,
+            "tls-key": None if certificate is None else certificate.key,
+            "agent-ca": self.trust.path,
+            "clients": self._clients or None,
+            "token-file": tokens.write(self._token, self.home / TOKEN_FILE),
+        }
+        command = [sys.executable, "-m", "pe_agent.agent"]
+        for name, value in options.items():
+            if value is not None:
+                command += [f"--{name}", str(value)]
+        return [*command, "--insecure"] if self._insecure else command
 
     def _connect_if_serving(self, pid: int) -> AgentClient | None:
         """Return a client of the process once it answers.
