@@ -14,8 +14,7 @@ from pe_agent.job import publish as publishing
 from pe_agent.job import send_control as emitted
 from pe_agent.job.agent_process import AgentProcess, default_home
 from pe_agent.job.context import JobContext
-from pe_agent.job.port_names import PortsByName
-from pe_agent.job.ports import ExportPort, ImportPort
+from pe_agent.job.ports import ExportPort, ImportPort, PortsByName
 from pe_agent.job.query_monitor import QueryMonitor
 from pe_agent.job.shard_agents import ShardAgentProcesses, parse_agents
 from pe_agent.job.view_cache import ViewCache

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pe_agent.job.port_names import PortMissingError, PortsByName
-from pe_agent.job.ports import Change
+from pe_agent.job.ports import Change, PortMissingError, PortsByName
 
 
 def test_a_port_that_is_not_there_is_refused_with_the_one_that_was_meant() -> None:

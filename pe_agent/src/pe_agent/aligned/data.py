@@ -71,15 +71,13 @@ class OutputFrame:
 
     def without_control(self) -> DataFrame:
         """Return the rows alone, with the user's columns."""
-        return select_output_rows(self.frame, self.output, self.columns)
+        from pyspark.sql import functions
 
-
-def select_output_rows(frame: DataFrame, output: str, columns: StructType) -> DataFrame:
-    """Return the rows of one output from an operator's frame."""
-    from pyspark.sql import functions
-
-    rows = frame.where((functions.col("output") == output) & (functions.col("kind") == ROWS))
-    return rows.mapInArrow(OutputDataReader(output=output, schema=spark_to_arrow(columns)), columns)
+        rows = self.frame.where(
+            (functions.col("output") == self.output) & (functions.col("kind") == ROWS)
+        )
+        read = OutputDataReader(output=self.output, schema=spark_to_arrow(self.columns))
+        return rows.mapInArrow(read, self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)

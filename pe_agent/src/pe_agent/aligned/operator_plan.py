@@ -23,6 +23,8 @@ from pe_agent.aligned.runtime.processor import APPLIED_SCHEMA, COUNTS_SCHEMA, Op
 from pe_agent.datasource.schemas import Columns, spark_to_arrow
 from streambroker_core.control.operators.operator import Input, Operator
 from streambroker_core.control.runtime.buckets import Layout, make_layout
+from streambroker_core.control.runtime.emitter import Stage
+from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.control.tuples import Limits
 from streambroker_core.errors import AlignedError
 
@@ -55,7 +57,7 @@ def plan_operator(
     name = _operator_name(operator, name)
     if on_invalid not in ("fail", "pass"):
         raise AlignedError(f"on_invalid is {on_invalid!r}: it has to be 'fail' or 'pass'.")
-    runner = hosting.inspect_operator(operator, name, buckets)
+    runner = AlignedRunner(operator, Stage(query="", operator=name, buckets=buckets))
     by_port = _plans_by_port(inputs, runner.inputs, name)
     streams, carrier = choose_carrier(list(by_port.values()))
     by_port = dict(zip(by_port, streams, strict=True))
@@ -85,7 +87,7 @@ def plan_operator(
         order_by=order_by,
         limits=limits or Limits(),
         layouts=layouts,
-        schemas=hosting.arrow_schemas(outputs),
+        schemas={tag: spark_to_arrow(columns) for tag, columns in outputs.items()},
         has_watermark=timed,
         watermark_operators=clocks,
         timings=timings,

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pe_agent.job.context import JobContext
 from pe_agent.job.expression_errors import mark_expression_errors
@@ -20,6 +21,8 @@ from streambroker_core.model.properties import normalise
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+
+P = TypeVar("P")
 
 log = logging.getLogger("pe_agent")
 
@@ -34,6 +37,31 @@ class QueryActiveError(StreambrokerError):
     """The operation requires a stopped query; this one is running."""
 
     code = "QueryActive"
+
+
+class PortMissingError(StreambrokerError, KeyError):
+    """This PE has no such port; it is a `KeyError` as well."""
+
+    code = "UnknownPort"
+    __str__ = Exception.__str__
+
+
+class PortsByName(dict[str, P]):
+    """Ports by name; ``method`` of the PE makes a port of this ``kind``."""
+
+    def __init__(self, kind: str, method: str) -> None:
+        super().__init__()
+        self._kind, self._method = kind, method
+
+    def __missing__(self, name: object) -> P:
+        """Raise a PortMissingError that suggests a name."""
+        near = get_close_matches(str(name), sorted(self), n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(sorted(self)) or "none yet"
+        raise PortMissingError(
+            f"this PE has no {self._kind} {name!r}.{meant} Known: {known}. {self._method}()"
+            " creates one."
+        )
 
 
 @dataclass(frozen=True, slots=True)

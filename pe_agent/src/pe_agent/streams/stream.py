@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pe_agent.aligned import row_steps
 from pe_agent.aligned.control_source import ControlFileSource, control_source_plan
-from pe_agent.aligned.data import OutputFrame, select_output_rows
+from pe_agent.aligned.data import OutputFrame
 from pe_agent.aligned.operator_plan import DEFAULT_BUCKETS, OperatorFactory, plan_operator
 from pe_agent.aligned.plan import OperatorNode, StreamPlan, plan_of
 from pe_agent.aligned.runtime.unpacker import BatchFunction
@@ -341,9 +341,11 @@ class OperatorStream(Stream):
         def call(frame: DataFrame, window: int) -> None:
             frame = frame.persist()
             try:
-                function(
-                    window, {tag: select_output_rows(frame, tag, schemas[tag]) for tag in schemas}
-                )
+                outputs = {
+                    tag: OutputFrame(frame=frame, output=tag, columns=columns).without_control()
+                    for tag, columns in schemas.items()
+                }
+                function(window, outputs)
             finally:
                 frame.unpersist()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
@@ -22,11 +22,7 @@ from pe_agent.datasource.schemas import (
     as_nullable,
     as_spark_schema,
     check_ddl,
-    spark_to_arrow,
 )
-from streambroker_core.control.operators.operator import Operator
-from streambroker_core.control.runtime.emitter import Stage
-from streambroker_core.control.runtime.runner import AlignedRunner
 from streambroker_core.errors import AlignedError
 
 if TYPE_CHECKING:
@@ -108,15 +104,6 @@ def check_settings(settings: Mapping[str, str]) -> None:
         )
 
 
-def inspect_operator(make: Callable[[], Operator], name: str, buckets: int) -> AlignedRunner:
-    """Return a runner of an operator, for its inputs and outputs.
-
-    Raises:
-        OperatorError: inputs or outputs have no names, or one name twice.
-    """
-    return AlignedRunner(make, Stage(query="", operator=name, buckets=buckets))
-
-
 def parse_columns(schema: Columns) -> StructType:
     """Return columns as nullable; raise AlignedError or SchemaError if they cannot be read."""
     if isinstance(schema, StructType | pa.Schema):
@@ -128,11 +115,6 @@ def parse_columns(schema: Columns) -> StructType:
         return as_nullable(cast(StructType, StructType.fromDDL(schema)))
     except (PySparkException, ValueError) as error:
         raise AlignedError(f"the columns {schema!r} cannot be read: {error}") from error
-
-
-def arrow_schemas(schemas: Mapping[str, StructType]) -> dict[str, pa.Schema]:
-    """Return the Arrow schema of each output."""
-    return {output: spark_to_arrow(one) for output, one in schemas.items()}
 
 
 def make_lazy_operator(config: OperatorConfig, spark: SparkSession) -> LazyOperator:
